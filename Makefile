@@ -1,0 +1,43 @@
+# Two commands do all set-up on a machine with Python 3.11 or later: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_VENV ?= .venv-demo
+PIP = --quiet --disable-pip-version-check
+# Leave a core to the processes that tests start themselves.
+WORKERS ?= auto
+PYTEST_ARGS ?=
+
+.PHONY: demo test check format docs clean
+
+demo: $(DEMO_VENV)/installed  ## Analyse a bundled trace of two ranks; installs neither torch nor dash.
+	$(DEMO_VENV)/bin/gpuscope analyze sample_traces/ddp_slow_loader
+
+$(DEMO_VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_VENV)/bin/python -m pip install $(PIP) -c constraints.txt -e .
+	touch $@
+
+test: $(VENV)/installed  ## All tests that this machine can run.
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+check: $(VENV)/installed  ## Lint, format, types, tests.
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(MAKE) test
+
+format: $(VENV)/installed
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+docs: $(VENV)/installed  ## Bring what the documentation generates up to date: options, output, the picture.
+	$(VENV)/bin/python docs/generate.py
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install $(PIP) -c constraints.txt -e ".[check]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(DEMO_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

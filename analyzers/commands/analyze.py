@@ -1,0 +1,105 @@
+"""`gpuscope analyze`: where the time goes, whose fault it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuscope.commands.options import StepRange, inputs
+
+if TYPE_CHECKING:
+    from analyzers.analysis import Analysis
+
+SEVERITIES = ("low", "medium", "high")
+
+
+@click.command(short_help="Say what bounds a run and where its time goes.")
+@inputs
+@click.option("--steps", type=StepRange(), metavar="A-B", help="Only these steps, e.g. 3-8.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else, on stdout.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write one self-contained page.")
+@click.option("--csv", type=click.Path(path_type=Path), metavar="DIR", help="Also write each table as CSV.")
+@click.option("--force", is_flag=True, help="Overwrite the files of --html and --csv.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(SEVERITIES),
+    help="Exit with 1 if a finding has this severity or a higher one.",
+)
+def command(
+    paths: tuple[str, ...],
+    ranks: frozenset[int] | None,
+    partial: bool,
+    nsys: str | None,
+    steps: tuple[int, int] | None,
+    as_json: bool,
+    html: Path | None,
+    csv: Path | None,
+    force: bool,
+    fail_on: str | None,
+) -> int:
+    """Break down the time of a training run and say what bounds it.
+
+    PATH is an Nsight Systems report or its export, a torch.profiler trace, or a folder or glob with one
+    of these per rank.
+
+    \b
+    gpuscope analyze trace.nsys-rep
+    gpuscope analyze run/ --ranks 0-7
+    gpuscope analyze rank0.json.gz rank1.json.gz --html report.html
+    """
+    from gpuscope.output import check_free
+
+    check_free([path for path in (html, csv) if path is not None], force, paths)
+    analysis = _analyse(paths, ranks, partial, nsys, steps)
+    report = analysis.report
+    if html is not None:
+        from gpuscope.output import write_text
+        from gpuscope.report.html import render as render_html
+
+        write_text(html, render_html(report))
+    if csv is not None:
+        _write_csv(analysis, csv)
+    if as_json:
+        from gpuscope.report.json import dumps
+
+        click.echo(dumps(report))
+    else:
+        from gpuscope.report.console import ReportConsole
+        from gpuscope.report.text import render
+
+        render(report, ReportConsole())
+    for failure in analysis.failed:
+        click.echo(f"Error: an analysis failed: {failure}", err=True)
+    if analysis.failed:
+        return 4
+    reached = {finding["severity"] for finding in report["findings"]}
+    return int(fail_on is not None and bool(reached & set(SEVERITIES[SEVERITIES.index(fail_on) :])))
+
+
+def _analyse(
+    paths: tuple[str, ...],
+    ranks: frozenset[int] | None,
+    partial: bool,
+    nsys: str | None,
+    steps: tuple[int, int] | None,
+) -> Analysis:
+    from analyzers.runner import Options, run
+    from gpuscope.progress import reading
+    from gpuscope.sources import ReadOptions
+    from gpuscope.sources.opening import inputs as find_inputs
+    from gpuscope.sources.opening import total_size
+
+    items = find_inputs(paths, ranks)
+    with reading(total_size(items), "reading", files=len(items)) as progress:
+        read = ReadOptions(partial=partial, nsys=nsys, advance=progress, status=progress.say)
+        return run(items, Options(ranks, steps, os.cpu_count() or 1, read), begun=progress.file)
+
+
+def _write_csv(analysis: Analysis, folder: Path) -> None:
+    from gpuscope.output import write_text
+
+    for section, frame in analysis.tables.items():
+        write_text(folder / f"{section}.csv", frame.to_csv(index=False))

@@ -1,0 +1,1 @@
+"""Where a job hung: the parts that `analyzers.hang` puts together."""

@@ -1,0 +1,160 @@
+"""Runs the analyses over a run's files, one file at a time, and makes the report.
+
+Of each file only its summary, its collectives and its results stay, so memory grows with the collectives
+of a run, not with its events. Files are read in parallel where there are several large ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from analyzers.analysis import Analysis
+from analyzers.base import FileAnalyzer, Result, RunAnalyzer, analyzers_of, run_one
+from analyzers.lanes import no_such_steps, views
+from analyzers.reporting import build
+from analyzers.summary import LaneSummary, summarise
+from analyzers.whatif.ranges import operations
+from gpuscope.sources.base import ReadOptions
+from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, read_file, total_size
+from gpuscope.sources.run_manifest import ended, run_folders
+from gpuscope.trace.merge import merge
+from gpuscope.trace.trace import Trace
+
+PARALLEL_FROM = 64 << 20
+"""Bytes of input from which further processes pay for their start."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to analyse and how to read it."""
+
+    ranks: Collection[int] | None = None
+    steps: tuple[int, int] | None = None
+    """First and last step, both included; None for the whole window."""
+    workers: int = 1
+    """Processes to read large runs with. More than one needs a main module that can be imported again."""
+    read: ReadOptions = field(default_factory=ReadOptions)
+
+
+@dataclass
+class Part:
+    """What stays of one file."""
+
+    trace: Trace
+    """Without events; with its ranks, groups, steps, and what its collectives refer to."""
+    lanes: list[LaneSummary]
+    results: list[Result]
+
+
+def analyze(
+    *paths: PathLike,
+    ranks: Collection[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    partial: bool = False,
+    nsys: str | None = None,
+    workers: int = 1,
+) -> Analysis:
+    """Analyse files, folders or globs as one run: `gpuscope.analyze`.
+
+    Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables`
+    are DataFrames. `workers` processes read large runs; a script that asks for several needs the usual
+    `if __name__ == "__main__"`. Raises `InputError`, `UsageError` or `AnalysisError` as the command line does.
+    """
+    return run(inputs(paths, ranks), Options(ranks, steps, workers, ReadOptions(partial=partial, nsys=nsys)))
+
+
+def run(items: Sequence[Input], options: Options, begun: Callable[[str], None] = lambda _: None) -> Analysis:
+    """Analyse inputs; `begun` is told the name of each file as it is taken up."""
+    read = _side_by_side if _worth_processes(items, options) else _in_turn
+    parts = read(items, options, begun)
+    check_one_run([part.trace.ranks_by_file() for part in parts])
+    lanes = [lane for part in parts for lane in part.lanes]
+    results = [result for part in parts for result in part.results]
+    trace = merge([part.trace for part in parts])
+    results += [run_one(analyzer, trace, lanes) for analyzer in analyzers_of(RunAnalyzer)]
+    results += [_how_it_ended(folder) for folder in run_folders(item.path for item in items)]
+    if options.ranks is not None and (absent := sorted(set(options.ranks) - set(trace.ranks))):
+        asked = Result("ranks")
+        shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
+        asked.problem("info", "ranks_absent", len(absent), f"ranks asked for that no file holds: {shown}")
+        results.append(asked)
+    return Analysis(build(trace, lanes, results))
+
+
+def _how_it_ended(folder: Path) -> Result:
+    """What a run folder's manifest says went wrong, as problems of the report."""
+    result, told = Result("run"), ended(folder)
+    if told is not None and told.badly:
+        failures = "; ".join(told.failures[:4]) or "no rank says why"
+        result.problem("error", "run_ended_early", 1, f"{folder.name}: the run {told.status}: {failures}")
+    for message in told.wrong if told else ():
+        result.problem("error", "run_trouble", 1, f"{folder.name}: {message}")
+    return result
+
+
+def _worth_processes(items: Sequence[Input], options: Options) -> bool:
+    return len(items) > 1 and options.workers > 1 and total_size(items) >= PARALLEL_FROM
+
+
+def _in_turn(items: Sequence[Input], options: Options, begun: Callable[[str], None]) -> list[Part]:
+    parts: list[Part] = []
+    for item in items:
+        begun(item.path.name)
+        parts.append(analyze_file(item, options))
+    return parts
+
+
+def _side_by_side(items: Sequence[Input], options: Options, begun: Callable[[str], None]) -> list[Part]:
+    # The progress bar lives in this process: there it advances file by file.
+    quiet = replace(options, read=replace(options.read, advance=None, status=None))
+    parts: list[Part] = []
+    with ProcessPoolExecutor(min(len(items), options.workers), mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(analyze_file, item, quiet) for item in items]
+        try:
+            for item, future in zip(items, futures, strict=True):
+                begun(item.path.name)
+                parts.append(future.result())
+                if options.read.advance:
+                    options.read.advance(total_size([item]))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return parts
+
+
+DERIVED_OPERATIONS = FileAnalyzer(
+    "operations", lambda trace, lanes: Result("operations", tables={"operations": operations(trace, lanes)})
+)
+"""Operations of jobs that no timer of operations recorded, told from their ranges."""
+
+
+def analyze_file(item: Input, options: Options) -> Part:
+    """Read one file, analyse its lanes, and let its events go."""
+    trace = read_file(item, options.read)
+    if options.ranks is not None:
+        trace = trace.select_ranks(options.ranks)
+    lanes = views(trace, options.steps)
+    results = [run_one(analyzer, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
+    summaries = [summarise(trace, view) for view in lanes]
+    reduced = trace.reduced()
+    if not len(trace["operations"]):
+        derived = run_one(DERIVED_OPERATIONS, trace, lanes)
+        results.append(derived)
+        reduced = reduced.with_operations(derived.tables.get("operations", trace["operations"]))
+    if options.steps is not None:
+        reduced = _with_operations_of(reduced, options.steps)
+    return Part(reduced, summaries, results)
+
+
+def _with_operations_of(trace: Trace, steps: tuple[int, int]) -> Trace:
+    kept = trace.select_operations(steps)
+    if len(trace["operations"]) and not len(kept["operations"]) and not len(trace.lanes()):
+        raise no_such_steps(steps)
+    return kept
+
+
+__all__ = ["Options", "analyze", "run"]

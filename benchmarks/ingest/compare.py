@@ -1,0 +1,77 @@
+"""Runs contenders in turn, A B A B, each in a fresh process: on a shared machine only pairs compare."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+Task = Literal["load", "analyze"]
+CONTENDER = Path(__file__).with_name("contender.py")
+GPUSCOPE = "gpuscope"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run."""
+
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+
+
+@dataclass
+class Costs:
+    """Of one contender's runs, in the order of the rounds."""
+
+    tool: str
+    runs: list[Cost] = field(default_factory=list)
+    failure: str = ""
+    """The last words of a tool that can't do it on this trace (HTA's analyses need a GPU's); it runs no more."""
+
+    @property
+    def wall_s(self) -> float:
+        return median(run.wall_s for run in self.runs)
+
+    @property
+    def cpu_s(self) -> float:
+        return median(run.cpu_s for run in self.runs)
+
+    @property
+    def peak_bytes(self) -> float:
+        return median(run.peak_bytes for run in self.runs)
+
+    def ratio(self, to: Costs, of: Callable[[Cost], float]) -> float:
+        """Median over the rounds of what this one cost for what the other cost."""
+        return median(of(own) / of(other) for own, other in zip(self.runs, to.runs, strict=True))
+
+
+def run_once(python: Path, tool: str, task: Task, path: Path) -> Cost:
+    """One run in a fresh process. Raises `RuntimeError` with the tool's last words where it fails."""
+    command = [str(python), str(CONTENDER), tool, task, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
+    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def compare(tools: Sequence[str], task: Task, path: Path, rounds: int, hta_python: Path | None) -> list[Costs]:
+    """Every tool in turn, `rounds` times over; the first must not fail."""
+    costs = [Costs(tool) for tool in tools]
+    for _ in range(rounds):
+        for cost in [cost for cost in costs if not cost.failure]:
+            python = Path(sys.executable) if cost.tool == GPUSCOPE else hta_python
+            if python is None:
+                raise ValueError(f"no Python to run {cost.tool} with")
+            try:
+                cost.runs.append(run_once(python, cost.tool, task, path))
+            except RuntimeError as error:
+                cost.failure = str(error)
+    if costs[0].failure:
+        raise RuntimeError(f"{costs[0].tool} failed to {task} {path.name}: {costs[0].failure}")
+    return costs

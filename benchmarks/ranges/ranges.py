@@ -1,0 +1,200 @@
+"""What a range costs, and what each way of recording costs, side by side.
+
+    python benchmarks/ranges/ranges.py            both tables
+    python benchmarks/ranges/ranges.py --rounds 5 --json ranges.json
+
+The first table times an empty range in one process: nothing listening, torch's profiler, an NVTX tool (the
+one of the tests, compiled here; left out without a C compiler). The second one runs one DDP script on two
+gloo ranks under every way of recording, all ways in turn in each round, so that a slow minute of the
+machine hits them all; it compares medians over the recorded steps, of wall time and of the rank's CPU time
+(which a busy machine disturbs less).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTENER = ROOT / "tests/runtime/capture/nvtx_listener.c"
+SKIPPED, STEPS = 10, 30
+RANGES_PER_STEP = 20  # of the demo trainer: data, forward, backward, optimizer… with four micro-batches
+
+RECORD = [sys.executable, "-c", "from gpuscope.cli import main; main()", "record"]
+PLAIN = ["--no-collectives", "--flight-recorder", "0", "--hang-timeout", "0", "--memory", "off", "--nvml-interval", "0"]
+WINDOW = ["--wait", str(SKIPPED - 5), "--warmup", "5", "--active", str(STEPS)]
+MODES: dict[str, list[str] | None] = {
+    "nothing": None,
+    "recorder, everything off": [*PLAIN, "--profiler", "none"],
+    "gloo's collectives": [*PLAIN[1:], "--profiler", "none"],
+    "all but a profiler": ["--profiler", "none"],
+    "torch.profiler": [*PLAIN, *WINDOW, "--no-shapes"],
+    "torch.profiler, shapes": [*PLAIN, *WINDOW],
+    "torch.profiler, shapes, stacks": [*PLAIN, *WINDOW, "--stacks"],
+    "the defaults": WINDOW,
+    "nsys": [*PLAIN, *WINDOW, "--profiler", "nsys"],
+}
+
+# Run by torchrun: (wall, CPU) ns of each step of rank 0, with as many ranges as the trainer has.
+TRAINING = f"""
+import json, sys, time
+import torch, torch.distributed as dist
+from instrumented_runtime.ranges import span
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+layers = [m for _ in range(6) for m in (torch.nn.Linear(512, 512), torch.nn.GELU())]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+optimizer = torch.optim.AdamW(model.parameters())
+times = []
+for step in range({SKIPPED + STEPS} + 2):
+    began, began_cpu = time.perf_counter_ns(), time.process_time_ns()
+    for layer in range({RANGES_PER_STEP} - 3):
+        with span("layer", step=step, layer=layer):
+            pass
+    with span("forward", step=step):
+        loss = model(torch.ones(64, 512)).pow(2).mean()
+    with span("backward", step=step):
+        loss.backward()
+    with span("optimizer", step=step):
+        optimizer.step()
+        optimizer.zero_grad()
+    times.append((time.perf_counter_ns() - began, time.process_time_ns() - began_cpu))
+if dist.get_rank() == 0:
+    json.dump(times[{SKIPPED}:{SKIPPED + STEPS}], open(sys.argv[1], "w"))
+dist.destroy_process_group()
+"""
+
+# Run alone: ns per range of one listener, {"name": ns}.
+TIMING = """
+import contextlib, json, sys, timeit
+import torch
+from instrumented_runtime.ranges import span
+
+def per_call(function, number):
+    return min(timeit.repeat(function, number=number, repeat=5)) / number * 1e9
+
+def bare():
+    with span("forward"): pass
+
+def payload():
+    with span("forward", step=3, micro_batch=2, nbytes=4096): pass
+
+def theirs():
+    with torch.profiler.record_function("forward"): pass
+
+where, number = sys.argv[1], 20_000
+if where == "idle":
+    import nvtx
+    def annotate():
+        with nvtx.annotate("forward", domain="other"): pass
+    told = {"span, nobody listens": per_call(bare, number),
+            "span with payload, nobody listens": per_call(payload, number),
+            "record_function, nobody listens": per_call(theirs, number),
+            "nvtx.annotate, nobody listens": per_call(annotate, number)}
+elif where == "nvtx":
+    told = {"span, NVTX tool": per_call(bare, number), "span with payload, NVTX tool": per_call(payload, number)}
+else:
+    def active(function, **options):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options):
+            function()
+            return per_call(function, number)
+    told = {"span, torch.profiler": active(bare), "span with payload, torch.profiler": active(payload),
+            "span with payload, torch.profiler with shapes": active(payload, record_shapes=True),
+            "record_function, torch.profiler": active(theirs)}
+print(json.dumps(told))
+"""
+
+
+def ns_per_range(folder: Path) -> dict[str, float]:
+    """Table 1: ns per range, by listener. Each in a process of its own: NVTX tools attach at start-up."""
+    told: dict[str, float] = {}
+    for where in ("idle", "profiler", "nvtx"):
+        environment = dict(os.environ)
+        if where == "nvtx":
+            compiler = shutil.which("cc") or shutil.which("gcc")
+            if compiler is None:
+                continue
+            library = folder / "listener.so"
+            subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, LISTENER], check=True)
+            environment["NVTX_INJECTION64_PATH"] = str(library)
+        done = subprocess.run(
+            [sys.executable, "-c", TIMING, where], env=environment, check=True, capture_output=True, text=True
+        )
+        told |= json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+Times = dict[str, list[tuple[int, int]]]
+
+
+def step_times(folder: Path, rounds: int) -> Times:
+    """Table 2: (wall, CPU) ns of every recorded step, by way of recording."""
+    script = folder / "train.py"
+    script.write_text(TRAINING)
+    told: Times = {mode: [] for mode in MODES if mode != "nsys" or shutil.which("nsys")}
+    for number in range(rounds):
+        for mode in told:
+            times = folder / "times.json"
+            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+            command = [*launch, str(script), str(times)]
+            words = MODES[mode]
+            if words is not None:
+                command = [*RECORD, *words, "-o", str(folder / f"run{number}-{mode}"), "--", *command]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            subprocess.run(command, check=True, capture_output=True, env=environment)
+            told[mode] += json.loads(times.read_text())
+    return told
+
+
+def tables(ranges: dict[str, float], steps: Times) -> str:
+    """Both tables, as text."""
+    lines = [f"{'range':<48}{'ns':>8}", *(f"{name:<48}{ns:>8.0f}" for name, ns in ranges.items()), ""]
+    if not steps:
+        return "\n".join(lines)
+    bare, bare_cpu = _medians(steps["nothing"])
+    idle = ranges["span, nobody listens"] * RANGES_PER_STEP / bare
+    lines += [
+        f"{RANGES_PER_STEP} ranges that nobody listens to: {idle:.4%} of a step of {bare / 1e6:.2f} ms",
+        "",
+        f"{'recording':<34}{'step, ms':>9}{'overhead':>10}{'quartiles, ms':>18}{'CPU, ms':>10}{'overhead':>10}",
+    ]
+    for mode, times in steps.items():
+        wall, cpu = _medians(times)
+        low, _, high = statistics.quantiles([wall for wall, _ in times], n=4)
+        spread = f"{low / 1e6:.2f}–{high / 1e6:.2f}"
+        lines.append(
+            f"{mode:<34}{wall / 1e6:>9.2f}{wall / bare - 1:>+10.1%}{spread:>18}"
+            f"{cpu / 1e6:>10.2f}{cpu / bare_cpu - 1:>+10.1%}"
+        )
+    return "\n".join(lines)
+
+
+def _medians(times: list[tuple[int, int]]) -> tuple[float, float]:
+    return statistics.median(wall for wall, _ in times), statistics.median(cpu for _, cpu in times)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each way of recording; 0: ranges only")
+    parser.add_argument("--json", type=Path, help="also write what was measured here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        ranges = ns_per_range(Path(temporary))
+        steps = step_times(Path(temporary), arguments.rounds) if arguments.rounds else {}
+    print(tables(ranges, steps))
+    if arguments.json:
+        measured: dict[str, Any] = {"ns_per_range": ranges, "step_ns": steps}
+        arguments.json.write_text(json.dumps(measured, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The interactive Dash application: not built yet. What it will show, `analyzers` computes."""

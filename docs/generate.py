@@ -1,0 +1,140 @@
+"""Fills in the parts of the documentation that the program itself knows: option tables, output, the picture.
+
+`make docs` runs it; `python docs/generate.py --check` only says what is out of date (tests/docs does so too).
+
+A block in a Markdown file is regenerated from the command in its opening line:
+
+    <!-- options: gpuscope analyze -->      usage and a table of its arguments and options
+    <!-- run: gpuscope info sample_traces/ddp_healthy | head -n 5 -->      the command and what it prints
+    <!-- end -->
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+import gpuscope
+from gpuscope.cli import cli
+from gpuscope.output import write_text
+from gpuscope.report.text import render
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURE = ROOT / "docs" / "images" / "report.svg"
+PICTURED = "sample_traces/ddp_slow_rank"
+PICTURE_WIDTH = 100
+PICTURE_ENDS_BEFORE = ("MEDIUM", "LOW", "Collectives")
+"""The picture is the report's first screen: up to the first line that begins so, after the gravest finding."""
+WIDTH = 80
+"""Columns of the terminal that output in the documentation was printed on."""
+
+_BLOCK = re.compile(r"<!-- (?P<kind>options|run): (?P<what>.+?) -->\n.*?<!-- end -->", re.DOTALL)
+_HEAD = re.compile(r"^(?P<command>.+?) \| head -n (?P<lines>\d+)$")
+
+
+def commands(command: click.Command = cli, path: str = "gpuscope") -> Iterator[tuple[str, click.Command]]:
+    """Every command of the CLI by its full name, groups before what is in them."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from commands(inner, f"{path} {name}")
+
+
+def options(name: str) -> str:
+    """Usage and the table of options of the command of that full name. Raises `KeyError` for no command.
+
+    Without `-h, --help`, which every command has, and without arguments, which click gives no help.
+    """
+    command = dict(commands())[name]
+    context = click.Context(command, info_name=name, terminal_width=10_000, max_content_width=10_000)
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    named = [param for param in command.params if isinstance(param, click.Option)]
+    rows = [record for param in named if (record := param.get_help_record(context))]
+    lines = ["```", usage, "```"]
+    if rows:
+        lines += ["", "| option | meaning |", "|---|---|"]
+        lines += [f"| `{_cell(flags)}` | {_cell(text)} |" for flags, text in rows]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def output(line: str) -> str:
+    """The command line as typed in the repository's root, and what it prints there.
+
+    Raises `RuntimeError` where it fails: a broken program must not become documentation.
+    """
+    match = _HEAD.match(line)
+    words = shlex.split(match["command"] if match else line)
+    assert words[0] == "gpuscope", f"not a gpuscope command: {line}"
+    environment = {**os.environ, "COLUMNS": str(WIDTH), "PYTHONUTF8": "1", "TERM": "dumb", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from gpuscope.cli import main; main()", *words[1:]],
+        cwd=ROOT, env=environment, capture_output=True, text=True, encoding="utf-8", check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{line}: exit code {done.returncode}\n{done.stderr}")
+    printed = [line.rstrip() for line in done.stdout.rstrip("\n").splitlines()]
+    if match and len(printed) > int(match["lines"]):
+        printed = [*printed[: int(match["lines"])], "[...]"]
+    return "\n".join(["```console", f"$ {match['command'] if match else line}", *printed, "```"])
+
+
+def filled(text: str) -> str:
+    """A document with its blocks brought up to date."""
+
+    def block(match: re.Match[str]) -> str:
+        made = options(match["what"]) if match["kind"] == "options" else output(match["what"])
+        return f"<!-- {match['kind']}: {match['what']} -->\n{made}\n<!-- end -->"
+
+    return _BLOCK.sub(block, text)
+
+
+def documents() -> list[Path]:
+    """The README and the files of docs/ that hold blocks."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path for path in found if _BLOCK.search(path.read_text(encoding="utf-8"))]
+
+
+def picture() -> str:
+    """The first screen of the terminal report on a sample trace, as SVG."""
+    report = gpuscope.analyze(ROOT / PICTURED).report
+    written = StringIO()
+    render(report, Console(file=written, width=PICTURE_WIDTH, force_terminal=True, color_system="truecolor"))
+    lines = [Text.from_ansi(line) for line in written.getvalue().splitlines()]
+    ends = next(i for i, line in enumerate(lines) if line.plain.startswith(PICTURE_ENDS_BEFORE))
+    console = Console(record=True, width=PICTURE_WIDTH, file=StringIO(), color_system="truecolor")
+    console.print(Text(f"$ gpuscope analyze {PICTURED}"), *lines[:ends], sep="\n", highlight=False)
+    return console.export_svg(title="gpuscope analyze", unique_id="gpuscope")
+
+
+def main() -> int:
+    """Write what is out of date, or with --check only name it."""
+    stale = [path for path in documents() if filled(text := path.read_text(encoding="utf-8")) != text]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"out of date, run `make docs`: {path.relative_to(ROOT)}")
+        return int(bool(stale))
+    for path in stale:
+        write_text(path, filled(path.read_text(encoding="utf-8")))
+    write_text(PICTURE, picture())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class RankSet(click.ParamType[frozenset[int]]):
+    """`0-7,64` as a set of ranks."""
+
+    name = "ranks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[int]:
+        if isinstance(value, frozenset):
+            return value
+        ranks: set[int] = set()
+        try:
+            for part in str(value).split(","):
+                low, _, high = part.partition("-")
+                first, last = int(low), int(high or low)
+                if not 0 <= first <= last <= 1 << 20:
+                    raise ValueError(part)
+                ranks.update(range(first, last + 1))
+        except ValueError:
+            self.fail(f"{value!r} is no set of ranks; write for instance 0-7,64", param, ctx)
+        return frozenset(ranks)
+
+
+class StepRange(click.ParamType[tuple[int, int]]):
+    """`3-8` or `5` as first and last step."""
+
+    name = "steps"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        low, _, high = str(value).partition("-")
+        try:
+            first, last = int(low), int(high or low)
+        except ValueError:
+            self.fail(f"{value!r} is no range of steps; write for instance 3-8", param, ctx)
+        if first > last:
+            self.fail(f"{value!r} ends before it starts", param, ctx)
+        return first, last
+
+
+def inputs(command: Command) -> Command:
+    """PATH… and the options of everything that opens traces."""
+    for decorate in (
+        click.option("--nsys", metavar="PROGRAM", envvar="GPUSCOPE_NSYS", help="The nsys that exports reports."),
+        click.option("--partial", is_flag=True, help="Take what is there of a file that is cut off."),
+        click.option("--ranks", type=RankSet(), metavar="SET", help="Only these ranks, e.g. 0-7,64."),
+        click.argument("paths", nargs=-1, required=True, metavar="PATH..."),
+    ):
+        command = decorate(command)
+    return command

@@ -1,0 +1,35 @@
+"""One base class for everything a user can mend; only `gpuscope.cli.main` turns it into an exit code."""
+
+from __future__ import annotations
+
+
+class GpuscopeError(Exception):
+    """What went wrong, in which file, and how to mend it. `exit_code` is the process's exit status."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(GpuscopeError):
+    """The call's words are off: options that contradict, ranks that two files both claim."""
+
+    exit_code = 2
+
+
+class InputError(GpuscopeError):
+    """An input is missing, can't be read, or is cut off."""
+
+    exit_code = 3
+
+
+class AnalysisError(GpuscopeError):
+    """An analysis failed on input that could be read."""
+
+    exit_code = 4

@@ -1,0 +1,267 @@
+"""The terminal report: the verdict first, what is uncertain last."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from gpuscope.report import arrangement, text_hang, text_nccl, units
+from gpuscope.report.headline import NAME, context_line, verdict_line, whole
+from gpuscope.report.schema import FindingEntry, Report, Slowdown, SuggestionEntry
+from gpuscope.report.terminal import Bar, Writer
+from gpuscope.report.units import crop
+from gpuscope.report.vocabulary import CLASSES, PARTS, cause_label
+
+EVIDENCE_SHOWN = 3
+KERNELS_SHOWN = 10
+COLLECTIVES_SHOWN = 10
+FAINT_FRAC = 0.001
+
+
+def render(report: Report, console: Console) -> None:
+    """Print `report` to `console`, at its width, in its encoding, with or without colour."""
+    writer = Writer(console)
+    _verdict(report, writer)
+    _context(report, writer)
+    _ranks(report, writer)
+    _causes(report, writer)
+    _findings(report, writer)
+    if "hang" in report:
+        text_hang.section(report["hang"], writer)
+    _suggestions(report, writer)
+    _collectives(report, writer)
+    text_nccl.sections(report, writer)
+    _stragglers(report, writer)
+    _slowdown(report, writer)
+    _kernels(report, writer)
+    _doubts(report, writer)
+
+
+def _verdict(report: Report, writer: Writer) -> None:
+    verdict = report["verdict"]
+    abstained = verdict["abstained"] or verdict["bound_by"] is None
+    style = "bold yellow" if abstained else "bold green" if verdict["bound_by"] == "compute" else "bold red"
+    writer.line(writer.text(verdict_line(report), style))
+    if verdict["why"]:
+        writer.line(verdict["why"], indent=2)
+
+
+def _context(report: Report, writer: Writer) -> None:
+    writer.line("")
+    writer.line(writer.text(context_line(report), "dim"))
+
+
+def _ranks(report: Report, writer: Writer) -> None:
+    entries, folded = arrangement.shown_ranks(report)
+    if not entries:
+        return
+    writer.line("")
+    legend = Text()
+    for part in PARTS:
+        fill = part.plain_fill if writer.plain else part.fill
+        legend.append(fill * 2, Style(color=part.colour)).append(f" {part.label}   ")
+    legend.rstrip()
+    writer.line(legend)
+    table = writer.table("<rank", "~", *(f">{part.short}" for part in PARTS), ">step")
+    for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True):
+        values = [entry["breakdown_ns"][part.key] for part in PARTS]
+        shares = [units.share(value / entry["window_ns"] if entry["window_ns"] else None) for value in values]
+        step = units.duration(arrangement.step_ns(entry))
+        cells = [writer.text(cell) for cell in (*shares, step)]
+        table.add_row(writer.text(label), Bar(values, writer.plain), *cells)
+    writer.show(table)
+    if folded:
+        writer.line(
+            writer.text(
+                f"{folded} of {len(report['ranks'])} ranks are folded; shown are the {arrangement.LEAST} "
+                f"with the least compute, the median and the {arrangement.MOST} with the most.",
+                "dim",
+            )
+        )
+
+
+def _causes(report: Report, writer: Writer) -> None:
+    rows = arrangement.causes(report)
+    if not rows:
+        return
+    writer.heading("Where the time goes that is not compute")
+    stepped = any(row.per_step_ns is not None for row in rows)
+    when = "per step" if stepped else "in all"
+    table = writer.table("<class", "<cause", f">{when}", ">share", "~ranks")
+    everyone = sorted({entry["rank"] for entry in report["ranks"]})
+    for row in (row for row in rows if row.share_frac >= FAINT_FRAC):
+        where = "all" if row.ranks == everyone and len(everyone) > 1 else units.ranks(row.ranks)
+        table.add_row(
+            writer.text(CLASSES[row.class_name] if row.class_name else units.NONE),
+            writer.text(cause_label(row.cause)),
+            writer.text(units.duration(row.per_step_ns if stepped else row.total_ns)),
+            writer.text(units.share(row.share_frac)),
+            writer.cell(where),
+        )
+    if table.row_count:
+        writer.show(table)
+    faint = [row.cause for row in rows if row.share_frac < FAINT_FRAC]
+    if faint:
+        writer.line(writer.text(f"Below 0.1 % each: {', '.join(faint)}.", "dim"))
+
+
+def _findings(report: Report, writer: Writer) -> None:
+    found = arrangement.findings(report)
+    if not found:
+        return
+    writer.heading("Findings")
+    starts = arrangement.starts(report)
+    for finding in found:
+        _finding(finding, whole(report), starts, writer)
+
+
+_SEVERITY_STYLE = {"high": "bold red", "medium": "bold yellow", "low": "bold"}
+
+
+def _finding(finding: FindingEntry, unit: str, starts: dict[int, int], writer: Writer) -> None:
+    costs = [
+        f"{units.duration(finding['cost_ns_per_step'])} per {unit}" if finding["cost_ns_per_step"] else "",
+        units.share(finding["share_frac"]) if finding["share_frac"] else "",
+    ]
+    cost = "  " + ", ".join(cost for cost in costs if cost)
+    ranks = finding["ranks"]
+    where = f" ({'rank' if len(ranks) == 1 else 'ranks'} {units.ranks(ranks)})" if ranks else ""
+    writer.line(
+        writer.text(finding["severity"].upper(), _SEVERITY_STYLE.get(finding["severity"], "bold")),
+        " ",
+        writer.text(finding["code"], "bold"),
+        cost,
+        where,
+    )
+    writer.line(finding["message"], indent=2)
+    for evidence in finding["evidence"][:EVIDENCE_SHOWN]:
+        place = arrangement.place_ns(evidence, starts)
+        at = "" if place is None else f"at {units.offset(place)} "
+        before = f"rank {evidence['rank']} {at}for {units.duration(evidence['dur_ns'])}: "
+        writer.line(before, writer.name(evidence["name"], max(writer.console.width - 4 - len(before), 20)), indent=4)
+        note = f"; {crop(evidence['note'], 3 * NAME)}" if evidence["note"] else ""
+        writer.line(writer.text(f"{units.exact_ns(evidence['start_ns'])}{note}", "dim"), indent=6)
+    more = len(finding["evidence"]) - EVIDENCE_SHOWN
+    if more > 0:
+        writer.line(writer.text(f"and {units.plural(more, 'more place')} (--html, --json)", "dim"), indent=4)
+
+
+def _suggestions(report: Report, writer: Writer) -> None:
+    if not report["suggestions"]:
+        return
+    writer.heading("What to change")
+    for suggestion in report["suggestions"]:
+        _suggestion(suggestion, writer)
+
+
+def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
+    setting, predicted = suggestion["setting"], suggestion["predicted"]
+    writer.line(writer.text(suggestion["action"], "bold"), writer.text(f"  [for {suggestion['finding']}]", "dim"))
+    before, after, low, high = (
+        units.duration(predicted[key]) for key in ("step_ns_before", "step_ns_after", "low_ns", "high_ns")
+    )
+    for word, sentence in (
+        ("set", f"{setting['name']}={setting['value']} ({setting['kind']})"),
+        ("gain", f"step {before} → {after} ({low} to {high}); {predicted['basis']}"),
+        ("why", suggestion["why"]),
+        ("risk", suggestion["risk"]),
+        ("verify", suggestion["verify"]),
+    ):
+        if sentence:
+            writer.line(f"{word:<8}", sentence, indent=2, hang=8)
+
+
+def _collectives(report: Report, writer: Writer) -> None:
+    rows = sorted(report["collectives"], key=lambda row: -row["dur_ns"])
+    if not rows:
+        return
+    writer.heading("Collectives")
+    table = writer.table("~operation", "~group", ">count", ">bytes", ">wait", ">transfer", ">busbw")
+    for row in rows[:COLLECTIVES_SHOWN]:
+        cells = (
+            units.count(row["count"]),
+            units.size(row["bytes"]),
+            units.duration(row["wait_ns"]),
+            units.duration(row["transfer_ns"]),
+            units.bandwidth(row["busbw_gbps"]),
+        )
+        names = (writer.cell(row["op"]), writer.cell(row["group"] or units.NONE))
+        table.add_row(*names, *(writer.text(cell) for cell in cells))
+    writer.show(table)
+    _left_out(len(rows) - COLLECTIVES_SHOWN, writer)
+
+
+def _stragglers(report: Report, writer: Writer) -> None:
+    if not report["stragglers"]:
+        return
+    writer.heading("Ranks that others waited for")
+    table = writer.table(">rank", ">caused wait", "<recurrent", "~last in")
+    for row in sorted(report["stragglers"], key=lambda row: -row["caused_wait_ns"]):
+        table.add_row(
+            writer.text(str(row["rank"])),
+            writer.text(units.duration(row["caused_wait_ns"])),
+            writer.text("yes" if row["recurrent"] else "no"),
+            writer.cell(row["phase"] or units.NONE),
+        )
+    writer.show(table)
+
+
+def _slowdown(report: Report, writer: Writer) -> None:
+    if "slowdown" not in report:
+        return
+    slowdown = report["slowdown"]
+    writer.heading("Slowdown by stragglers")
+    writer.line(f"{slowdown['total']:.3f} times the time without them{_replayed(slowdown)}")
+    for word, by in (
+        ("operation", slowdown["by_operation"]),
+        ("rank", slowdown["by_rank"]),
+        ("stage", slowdown["by_stage"]),
+    ):
+        worst = sorted(by.items(), key=lambda item: -item[1])[:3]
+        if worst:
+            writer.line(f"by {word}: " + ", ".join(f"{name} {value:.3f}" for name, value in worst), indent=2)
+
+
+def _replayed(slowdown: Slowdown) -> str:
+    if "ideal_step_ns" not in slowdown:
+        return ""
+    recorded, replayed, ideal = (
+        units.duration(slowdown[key]) for key in ("recorded_step_ns", "replayed_step_ns", "ideal_step_ns")
+    )
+    steps = units.plural(slowdown["steps"], "step")
+    return f": {replayed} instead of {ideal}, mean of {steps} (recorded: {recorded})"
+
+
+def _kernels(report: Report, writer: Writer) -> None:
+    rows = sorted(report["kernels"], key=lambda row: -row["dur_ns"])
+    if not rows:
+        return
+    writer.heading("Longest kernels")
+    rated = any(row["flops_per_s"] is not None for row in rows[:KERNELS_SHOWN])
+    table = writer.table(">share", ">time", ">count", ">mean", *([">rate"] if rated else []), "~kernel")
+    for row in rows[:KERNELS_SHOWN]:
+        cells = [
+            units.share(row["share_frac"]),
+            units.duration(row["dur_ns"]),
+            units.count(row["count"]),
+            units.duration(row["mean_ns"]),
+            *([units.flop_rate(row["flops_per_s"])] if rated else []),
+        ]
+        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
+    writer.show(table)
+    _left_out(len(rows) - KERNELS_SHOWN, writer)
+
+
+def _left_out(number: int, writer: Writer) -> None:
+    if number > 0:
+        writer.line(writer.text(f"and {units.count(number)} more (--html, --json)", "dim"))
+
+
+def _doubts(report: Report, writer: Writer) -> None:
+    found = arrangement.doubts(report)
+    if not found:
+        return
+    writer.heading("What is uncertain")
+    for heading, sentence in found:
+        writer.line(writer.text(f"{heading}: ", "bold"), sentence, hang=2)

@@ -1,0 +1,175 @@
+"""One place where numbers become words: time, sizes, shares, rates, ranks, and names made safe to show."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable
+
+from rich.cells import cell_len, set_cell_size
+
+NONE = "-"
+"""What stands where there is no value."""
+
+_TIME_UNITS = ((1, "ns"), (1_000, "µs"), (1_000_000, "ms"), (1_000_000_000, "s"))
+_BYTE_UNITS = ((1, "B"), (10**3, "kB"), (10**6, "MB"), (10**9, "GB"), (10**12, "TB"), (10**15, "PB"))
+_FLOP_UNITS = (
+    (1, "FLOP/s"),
+    (10**6, "MFLOP/s"),
+    (10**9, "GFLOP/s"),
+    (10**12, "TFLOP/s"),
+    (10**15, "PFLOP/s"),
+)
+
+
+def _four_digits(value: float) -> str:
+    """`value` to four significant digits, never in exponent form."""
+    if value == 0:
+        return "0"
+    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
+    # Rounding may carry into one digit more (99.996 -> 100.00): ask again of the rounded value.
+    value = round(value, decimals)
+    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
+
+
+def _scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
+    """The largest unit that leaves at least 1 after rounding; whole numbers in the smallest unit."""
+    size, unit = units[0]
+    for size, unit in reversed(units):  # noqa: B007 - the last one holds when the loop runs out
+        if float(f"{abs(value) / size:.4g}") >= 1:
+            break
+    number = f"{round(value)}" if size == 1 else _four_digits(value / size)
+    return f"{number} {unit}"
+
+
+def duration(ns: float | None) -> str:
+    """Nanoseconds in the unit that reads best: `812 ns`, `25.40 µs`, `31.00 ms`, `1.234 s`."""
+    return NONE if ns is None else _scaled(ns, _TIME_UNITS)
+
+
+def axis(times_ns: list[int]) -> list[str]:
+    """Labels of round times, all in the unit of the last: `0`, `0.2 s`, `0.4 s`."""
+    last = max(times_ns, default=0)
+    size, unit = next((one for one in reversed(_TIME_UNITS) if one[0] <= last), _TIME_UNITS[0])
+    return [f"{ns / size:.10g} {unit}" if ns else "0" for ns in times_ns]
+
+
+def exact_ns(ns: int | None) -> str:
+    """All digits, in groups of three: `1,694,128,201,545,123,456 ns`."""
+    return NONE if ns is None else f"{ns:,} ns"
+
+
+def offset(ns: int) -> str:
+    """A place relative to a window's start, to the microsecond: `+1.234567 s`."""
+    micros = abs(ns) // 1000
+    return f"{'-' if ns < 0 else '+'}{micros // 1_000_000}.{micros % 1_000_000:06d} s"
+
+
+def size(nbytes: int | None) -> str:
+    """Bytes in decimal units, as bandwidths are: `4.194 MB`."""
+    return NONE if nbytes is None else _scaled(nbytes, _BYTE_UNITS)
+
+
+def bandwidth(gbps: float | None) -> str:
+    """A bandwidth given in 1e9 B/s."""
+    if gbps is None or not math.isfinite(gbps):
+        return NONE
+    return f"{_four_digits(gbps)} GB/s" if gbps >= 0.01 or gbps == 0 else "<0.01 GB/s"
+
+
+def flop_rate(flops_per_s: float | None) -> str:
+    """A rate of floating-point operations: `312.0 TFLOP/s`."""
+    if flops_per_s is None or not math.isfinite(flops_per_s):
+        return NONE
+    return _scaled(flops_per_s, _FLOP_UNITS)
+
+
+def share(frac: float | None) -> str:
+    """A fraction of 1 as per cent. Only nothing is `0 %` and only all is `100 %`."""
+    if frac is None or not math.isfinite(frac):
+        return NONE
+    if frac in (0, 1):
+        return f"{frac:.0%}".replace("%", " %")
+    if 0 < frac < 0.001:
+        return "<0.1 %"
+    if 0.999 < frac < 1:
+        return ">99.9 %"
+    return f"{100 * frac:.1f} %"
+
+
+def whole_share(frac: float | None) -> str:
+    """A fraction of 1 as whole per cent, for a headline: `31 %`."""
+    if frac is None or not math.isfinite(frac):
+        return NONE
+    if 0 < frac < 0.005:
+        return "<1 %"
+    return ">99 %" if 0.995 <= frac < 1 else f"{100 * frac:.0f} %"
+
+
+def count(number: int | None) -> str:
+    """A count in groups of three: `2,370`."""
+    return NONE if number is None else f"{number:,}"
+
+
+def plural(number: int, singular: str, several: str | None = None) -> str:
+    """`1 step`, `12 steps`."""
+    return f"{count(number)} {singular if number == 1 else several or singular + 's'}"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Ranks as ranges: `0-3,7`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs) or NONE
+
+
+def clean(text: str) -> str:
+    """`text` with everything that is not shown as itself spelled out: `\\x1b`, `\\n`, `\\u202e`.
+
+    Names come from traces, so they may hold terminal escapes, line breaks, lone surrogates or characters
+    that turn the reading direction around.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if _shows(char) else _spelled(char) for char in text)
+
+
+def _shows(char: str) -> bool:
+    return char == " " or unicodedata.category(char)[0] not in "CZ"
+
+
+def _spelled(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def crop(text: str, width: int, ellipsis: str = "…") -> str:
+    """`text` in at most `width` cells: the middle goes, since long C++ names differ at both ends."""
+    if cell_len(text) <= width:
+        return text
+    room = width - cell_len(ellipsis)
+    if room < 2:
+        return set_cell_size(text, max(width, 0)).rstrip()
+    tail = room * 2 // 5
+    end = text[-tail:] if tail else ""
+    while cell_len(end) > tail:
+        end = end[1:]
+    return set_cell_size(text, room - tail).rstrip() + ellipsis + end
+
+
+_PLAIN = str.maketrans({"µ": "u", "…": "...", "–": "-", "→": "->", "·": "|", "±": "+/-", "≥": ">=", "«": '"', "»": '"'})
+
+
+def writable(text: str, encoding: str) -> str:
+    """`text` in characters that `encoding` has; the others get a plain stand-in or are spelled out."""
+    try:
+        text.encode(encoding)
+        return text
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+    except LookupError:
+        return writable(text, "ascii")

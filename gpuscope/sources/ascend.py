@@ -1,0 +1,230 @@
+"""Ascend's `trace_view.json`, as torch_npu's profiler writes it.
+
+A Chrome trace whose rows are told apart by the name of their process, not by category. Work is read from
+the rows «Ascend Hardware» and «HCCL» (or «Communication»); the vendor's own «Overlap Analysis» is not
+used. Task types as in Ascend's profiler documentation (`kernel_details.csv`, `task_time.csv`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuscope.errors import InputError
+from gpuscope.sources.base import ReadOptions, rank_in_name
+from gpuscope.sources.chrome_json import Complete, Document, FlowStart, Metadata
+from gpuscope.sources.decimal_time import to_ns
+from gpuscope.sources.kineto import report_losses
+from gpuscope.sources.kineto_arguments import CommunicationArguments, integer
+from gpuscope.sources.kineto_collectives import add_collectives
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.schema import NA, Category, Kind
+
+_HARDWARE = "Ascend Hardware"
+_COMMUNICATION = ("HCCL", "Communication")
+_COMPUTE_TASK = re.compile(r"AI_CORE|AI_VECTOR_CORE|AIV|AIC|AI_CPU|AICPU|MIX_|DSA", re.IGNORECASE)
+_COPY = re.compile(r"MEMCPY", re.IGNORECASE)
+_HCOM = re.compile(r"hcom_(?P<op>\w+?)__(?P<group>\w+?)_(?P<seq>\d+)(?:_\d+)?$")
+_LAUNCHED_BY = "async_npu"
+"""Arrows from an operator to its device task; their id is the task's start in ns."""
+_HOST = {
+    "cpu_op": Category.OP,
+    "python_function": Category.PYTHON,
+    "user_annotation": Category.ANNOTATION,
+    "enqueue": Category.RUNTIME,
+    "dequeue": Category.RUNTIME,
+}
+
+
+class AscendSource:
+    """Reads `ASCEND_PROFILER_OUTPUT/trace_view.json`."""
+
+    name = "ascend"
+
+    def sniff(self, path: Path, head: bytes) -> bool:
+        return path.name.startswith("trace_view.json") and head.lstrip()[:1] in (b"[", b"{")
+
+    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002
+        for folder in path.absolute().parents[:3]:
+            for found in sorted(folder.glob("profiler_info_*.json")):
+                if match := re.search(r"_(\d+)\.json$", found.name):
+                    return int(match[1])
+            if (named := rank_in_name(folder)) is not None:
+                return named
+        return None
+
+    def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
+        document = Document(path, options.advance, flows=True)
+        spans: list[Complete] = []
+        flows: list[FlowStart] = []
+        names: dict[Any, str] = {}
+        for events in document.events():
+            for event in events:
+                if isinstance(event, Complete):
+                    spans.append(event)
+                elif isinstance(event, Metadata):
+                    _take_name(event, names, builder)
+                elif event.cat == _LAUNCHED_BY:
+                    flows.append(event)
+        if document.losses.truncated and not options.partial:
+            raise InputError(document.losses.truncated, hint="copy it again, or pass --partial")
+        if not document.losses.events:
+            raise InputError(f"{path}: holds no trace events")
+        report_losses(builder, document.losses, path)
+        rank = self.peek_rank(path, b"") or 0
+        source = builder.source(path, self.name, _version(path), document.losses.events, {"header": document.header})
+        builder.add("ranks", 1, {
+            "rank": rank, "device": rank_device(path), "source": source, "backend": builder.names.code("hccl"),
+        })  # fmt: skip
+        _Rows(builder, rank, rank_device(path), names).add(spans, flows)
+
+
+class _Rows:
+    """Sorts the spans of one file into tables by process name and category."""
+
+    def __init__(self, builder: TraceBuilder, rank: int, device: int, names: dict[Any, str]) -> None:
+        self.builder, self.rank, self.device, self.names = builder, rank, device, names
+
+    def add(self, spans: list[Complete], flows: list[FlowStart]) -> None:
+        sorted_out: dict[str, list[Complete]] = defaultdict(list)
+        for event in spans:
+            process = self.names.get(event.pid, "")
+            if process == _HARDWARE:
+                sorted_out["hardware"].append(event)
+            elif process in _COMMUNICATION:
+                sorted_out["communication"].append(event)
+            elif event.cat in _HOST or process == "CANN":
+                sorted_out["host"].append(event)
+        host = self._host(sorted_out["host"])
+        self._hardware(sorted_out["hardware"], _launches(flows, host))
+        self._communication(sorted_out["communication"])
+
+    def _host(self, events: list[Complete]) -> dict[tuple[Any, Any], tuple[Any, Any]]:
+        """Adds host events; returns the starts and row numbers of each thread's, ordered by start."""
+        starts, ends = _times(events)
+        threads = [self.builder.thread(self.rank, integer(e.pid), integer(e.tid)) for e in events]
+        first = self.builder.add("host_events", len(events), {
+            "rank": self.rank, "thread": np.array(threads, np.int64), "start": starts, "end": ends,
+            "category": np.array([_HOST.get(e.cat, Category.RUNTIME) for e in events], np.int8),
+            "name": self.builder.names.codes([e.name for e in events]),
+        })  # fmt: skip
+        by_thread: dict[tuple[Any, Any], list[int]] = defaultdict(list)
+        for index, event in enumerate(events):
+            by_thread[event.pid, event.tid].append(index)
+        ordered = {}
+        for thread, indices in by_thread.items():
+            own = np.array(indices)[np.argsort(starts[indices], kind="stable")]
+            ordered[thread] = (starts[own], own + first)
+        return ordered
+
+    def _hardware(self, events: list[Complete], launch: dict[int, int]) -> None:
+        tasks = [str(_arguments(event).get("Task Type", "")) for event in events]
+        kinds = [_kind(event.name, task) for event, task in zip(events, tasks, strict=True)]
+        work = [event for event, kind in zip(events, kinds, strict=True) if kind is not None]
+        starts, ends = _times(work)
+        memory = [kind is Kind.MEMORY for kind in kinds if kind is not None]
+        copy = self.builder.names.code("memcpy")
+        self.builder.add("device_events", len(work), {
+            "rank": self.rank, "device": self.device, "start": starts, "end": ends,
+            "stream": np.array([integer(e.tid) for e in work], np.int64),
+            "kind": np.array([kind for kind in kinds if kind is not None], np.int8),
+            "name": self.builder.names.codes([e.name for e in work]),
+            "copy_kind": np.where(memory, copy, -1),
+            "launch": np.array([launch.get(start, NA) for start in starts.tolist()], np.int64),
+        })  # fmt: skip
+        self._syncs([event for event, kind in zip(events, kinds, strict=True) if kind is None])
+
+    def _syncs(self, events: list[Complete]) -> None:
+        """Event records and waits, and HCCL's own notifications: no work."""
+        starts, ends = _times(events)
+        self.builder.add("syncs", len(events), {
+            "rank": self.rank, "device": self.device, "start": starts, "end": ends,
+            "stream": np.array([integer(e.tid) for e in events], np.int64),
+            "name": self.builder.names.codes([e.name for e in events]),
+        })  # fmt: skip
+
+    def _communication(self, events: list[Complete]) -> None:
+        """Whole operations only: the rows of their single tasks repeat the same time."""
+        whole = [event for event in events if _HCOM.match(event.name)]
+        starts, ends = _times(whole)
+        first = self.builder.add("device_events", len(whole), {
+            "rank": self.rank, "device": self.device, "start": starts, "end": ends,
+            "stream": np.array([integer(e.tid) for e in whole], np.int64), "kind": Kind.COMMUNICATION,
+            "name": self.builder.names.codes([e.name for e in whole]),
+        })  # fmt: skip
+        told = []
+        for index, event in enumerate(whole):
+            match = _HCOM.match(event.name)
+            assert match
+            arguments = _arguments(event)
+            told.append((first + index, CommunicationArguments(
+                collective=match["op"], group=match["group"], seq=int(match["seq"]),
+                dtype=arguments.get("data_type"), count=arguments.get("count"),
+            ), event.name))  # fmt: skip
+        add_collectives(self.builder, self.rank, told)
+
+
+def _kind(name: str, task: str) -> Kind | None:
+    if _COPY.search(name):
+        return Kind.MEMORY
+    return Kind.COMPUTE if _COMPUTE_TASK.search(task) else None
+
+
+def _launches(flows: list[FlowStart], host: dict[tuple[Any, Any], tuple[Any, Any]]) -> dict[int, int]:
+    """Start of a device task (ns) → row of the host event that launched it."""
+    found: dict[int, int] = {}
+    at = to_ns([flow.ts for flow in flows])
+    for flow, time in zip(flows, at.tolist(), strict=True):
+        starts, rows = host.get((flow.pid, flow.tid), (None, None))
+        task = integer(flow.id)
+        if starts is not None and task != NA and time != NA:
+            index = int(np.searchsorted(starts, time, "right")) - 1
+            if index >= 0:
+                found[task] = int(rows[index])
+    return found
+
+
+def _times(events: list[Complete]) -> tuple[Any, Any]:
+    # A time that is no number becomes NA, lies days from all others, and is left out and counted there.
+    start, duration = to_ns([event.ts for event in events]), to_ns([event.dur for event in events])
+    duration[duration == NA] = 0
+    return start, start + duration
+
+
+def _arguments(event: Complete) -> dict[str, Any]:
+    try:
+        decoded = json.loads(bytes(event.args))
+    except ValueError:
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
+
+
+def _take_name(event: Metadata, names: dict[Any, str], builder: TraceBuilder) -> None:
+    label = str((event.args or {}).get("name", ""))
+    if event.name == "process_name":
+        names[event.pid] = label
+    elif event.name == "thread_name":
+        builder.name_thread(integer(event.pid), integer(event.tid), label)
+
+
+def rank_device(path: Path) -> int:
+    """The NPU of a rank: its rank on one host, which is all the file tells."""
+    return AscendSource().peek_rank(path, b"") or 0
+
+
+def _version(path: Path) -> str:
+    for folder in path.absolute().parents[:2]:
+        for found in sorted(folder.glob("profiler_info_*.json")):
+            try:
+                return str(json.loads(found.read_text(encoding="utf-8")).get("torch_npu_version", ""))
+            except (OSError, ValueError, AttributeError):
+                return ""
+    return ""
+
+
+SOURCE = AscendSource()

@@ -1,0 +1,188 @@
+"""From what the user names (files, folders, globs) to one Trace of many ranks."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuscope.errors import InputError, UsageError
+from gpuscope.sources.base import ReadOptions, Source, check_readable, source_for
+from gpuscope.sources.records import FLIGHT_RECORDER, RECORDS, records_below
+from gpuscope.sources.run_manifest import ended
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.merge import merge
+from gpuscope.trace.trace import Trace
+
+PathLike = str | os.PathLike[str]
+_IN_FOLDERS = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", ".parquet", "_pqtdir", "_arwdir")
+"""What may be a trace inside a folder; a file named outright is sniffed whatever its name."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file (or export directory) to read, and the rank its name or head tells."""
+
+    path: Path
+    source: Source
+    rank: int | None
+
+
+def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> list[Input]:
+    """What to read for `paths`: each a file, a folder of ranks, or a glob.
+
+    Files whose rank is told by name or head and not in `ranks` are left out unread. Raises `InputError`
+    where a path is missing or nothing in it is a trace.
+    """
+    found: list[Input] = []
+    for path in dict.fromkeys(file for named in paths for file in _expand(named)):
+        source, head = source_for(path)
+        rank = source.peek_rank(path, head)
+        if ranks is None or rank is None or rank in ranks:
+            found.append(Input(path, source, rank))
+    if not found:
+        named = ", ".join(os.fspath(path) for path in paths)
+        raise InputError(f"{named}: holds none of the ranks asked for" if ranks else f"{named}: no traces")
+    return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
+
+
+def _expand(named: PathLike) -> list[Path]:
+    path = Path(named)
+    if not os.path.exists(path) and glob.has_magic(os.fspath(named)):
+        matches = [Path(match) for match in sorted(glob.glob(os.fspath(named), recursive=True))]
+        if not matches:
+            raise InputError(f"{named}: matches no file")
+        return [file for match in matches for file in (_expand(match) if match.is_dir() else [match])]
+    check_readable(path)
+    if path.is_dir():
+        if _is_trace(path):
+            return [path]
+        found = _folder(path) or records_below(path)
+        told = ended(path)
+        if told is not None and told.hung:  # then the dumps say why, and the traces can't
+            found += [dump for dump in records_below(path, {FLIGHT_RECORDER}) if dump not in found]
+        if not found:
+            raise InputError(
+                f"{path}: no trace in this folder",
+                hint="gpuscope reads *.json, *.json.gz, *.sqlite, *.nsys-rep, *.qdrep, *.parquet and NCCL's records",
+            )
+        return found
+    return [path]
+
+
+def _folder(folder: Path) -> list[Path]:
+    """The traces below a folder; a report and its own export count once."""
+    found: list[Path] = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        exports = [name for name in folders if name.endswith(_IN_FOLDERS) and _is_trace(Path(parent, name))]
+        folders[:] = [name for name in folders if name not in exports]
+        found += [Path(parent, name) for name in exports]
+        found += [Path(parent, name) for name in sorted(files) if _may_be_trace(Path(parent, name))]
+    best: dict[Path, int] = {}
+    for file in found:
+        stem, place = _nsys_stem(file)
+        best[stem] = min(place, best.get(stem, place))
+    return [file for file in found if best[_nsys_stem(file)[0]] == _nsys_stem(file)[1]]
+
+
+_NSYS_FORMS = (".nsys-rep", ".qdrep", ".sqlite", "_pqtdir", "_arwdir")
+
+
+def _nsys_stem(file: Path) -> tuple[Path, int]:
+    """What a report and its exports have in common, and how much this form of it is preferred (0: most)."""
+    for place, suffix in enumerate(_NSYS_FORMS):
+        if file.name.endswith(suffix):
+            return file.with_name(file.name.removesuffix(suffix)), place
+    return file, 0
+
+
+def _may_be_trace(path: Path) -> bool:
+    # A broken trace must be told of, other people's JSON (configs, manifests) must not.
+    if not path.name.endswith(_IN_FOLDERS):
+        return False
+    if path.suffix in (".nsys-rep", ".qdrep", ".gz"):
+        return True
+    try:
+        check_readable(path)
+        return path.stat().st_size == 0 or _is_trace(path)
+    except InputError:
+        return True  # reading it will say what is wrong
+
+
+def _is_trace(path: Path) -> bool:
+    try:
+        return source_for(path)[0].name not in RECORDS
+    except InputError:
+        return False
+
+
+def read_file(item: Input, options: ReadOptions) -> Trace:
+    """Read one input. Raises `InputError` where it can't be used."""
+    builder = TraceBuilder()
+    item.source.read(item.path, builder, options)
+    return builder.finish()
+
+
+def total_size(items: Iterable[Input]) -> int:
+    """Bytes on disk, for a progress bar."""
+    return sum(item.path.stat().st_size for item in items)
+
+
+def open_trace(
+    *paths: PathLike,
+    ranks: Collection[int] | None = None,
+    partial: bool = False,
+    nsys: str | None = None,
+) -> Trace:
+    """Open files, folders or globs as one Trace of all their ranks (or the subset `ranks`).
+
+    Raises `InputError` for what can't be read, `UsageError` where two files claim one rank or belong to
+    different jobs. `partial` takes what is there of a file that is cut off.
+    """
+    return open_inputs(inputs(paths, ranks), ranks, ReadOptions(partial=partial, nsys=nsys))
+
+
+def open_inputs(
+    items: Sequence[Input],
+    ranks: Collection[int] | None,
+    options: ReadOptions,
+    begun: Callable[[str], None] = lambda _: None,
+) -> Trace:
+    """`open_trace` of inputs already found; `begun` is told the name of each file as it is taken up."""
+    traces: list[Trace] = []
+    for item in items:
+        begun(item.path.name)
+        traces.append(read_file(item, options))
+    check_one_run([trace.ranks_by_file() for trace in traces])
+    return merge(traces, ranks)
+
+
+RanksByFile = list[tuple[Path, str, list[int], int | None]]
+"""Per file: its path, format, ranks and the world size it tells."""
+
+
+def check_one_run(parts: Iterable[RanksByFile]) -> None:
+    """Raise `UsageError` where ranks are duplicate, or files are of different jobs or formats."""
+    owner: dict[tuple[int, bool], Path] = {}
+    first: tuple[Path, str, int | None] | None = None
+    for path, fmt, ranks, world_size in (entry for part in parts for entry in part):
+        if fmt not in RECORDS:
+            if first is not None and fmt.split()[0] != first[1].split()[0]:
+                raise UsageError(f"{first[0]} is {first[1]} but {path} is {fmt}", hint="analyse one of them at a time")
+            if first is not None and None not in (world_size, first[2]) and world_size != first[2]:
+                raise UsageError(
+                    f"{first[0]} is of a job with {first[2]} ranks, {path} of one with {world_size}",
+                    hint="name the traces of one run only",
+                )
+            first = first or (path, fmt, world_size)
+        for rank in ranks:
+            key = (rank, fmt == FLIGHT_RECORDER)
+            if key in owner:
+                raise UsageError(
+                    f"{owner[key]} and {path} both hold rank {rank}",
+                    hint="name one trace per rank; a file that tells no rank counts as rank 0",
+                )
+            owner[key] = path

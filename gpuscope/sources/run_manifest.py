@@ -1,0 +1,77 @@
+"""What the manifest of a run folder says of how the run ended.
+
+`gpuscope record` and `gpuscope train` leave a `manifest.json` beside the traces; its form stands in
+docs/recording.md. Only what tells an analysis that something went wrong is read here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+_CONNECTION_LOST = ("connection", "reset by peer", "timed out", "broken pipe")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: its status, one sentence per rank that failed (the likeliest culprit first), and what
+    the recorder itself found wrong."""
+
+    status: str
+    failures: tuple[str, ...]
+    wrong: tuple[str, ...]
+    hung: bool
+
+    @property
+    def badly(self) -> bool:
+        """Whether the run did not come to its own end."""
+        return self.status not in ("completed", "")
+
+
+def ended(folder: Path) -> Ended | None:
+    """What the manifest in `folder` says; None where there is none that can be read."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(manifest, dict) or not {"run_id", "status"} <= set(manifest):
+        return None
+    problems = [entry for entry in _dicts(manifest.get("problems")) if entry.get("severity") == "error"]
+    ranks = sorted(_dicts(manifest.get("ranks")), key=_blame)
+    return Ended(
+        status=str(manifest["status"]),
+        failures=tuple(text for rank in ranks if (text := _failure(rank))),
+        wrong=tuple(str(entry.get("message", "")) for entry in problems),
+        hung=any(entry.get("code") == "hang" for entry in problems),
+    )
+
+
+def run_folders(paths: Iterable[Path]) -> list[Path]:
+    """The folders, next above these files, that hold a manifest."""
+    near = dict.fromkeys(folder for path in paths for folder in path.absolute().parents[:2])
+    return [folder for folder in near if (folder / MANIFEST).is_file()]
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _blame(rank: dict[str, Any]) -> tuple[int, int]:
+    """Killed before failed, an error of its own before a connection that another rank's end cut."""
+    error = str(rank.get("error") or "").lower()
+    lost = any(words in error for words in _CONNECTION_LOST)
+    order = 0 if rank.get("status") == "killed" else 2 if lost else 1
+    when = rank.get("ended_ns")
+    return order, when if isinstance(when, int) else 0
+
+
+def _failure(rank: dict[str, Any]) -> str:
+    status, error = str(rank.get("status", "")), str(rank.get("error") or "")
+    if status in ("completed", "") and not error:
+        return ""
+    first = error.strip().splitlines()[0][:200] if error.strip() else ""
+    return f"rank {rank.get('rank')} {status}" + (f": {first}" if first else "")

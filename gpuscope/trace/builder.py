@@ -1,0 +1,224 @@
+"""Sources feed a builder block by block; it orders, links and checks what they read, and makes a Trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuscope.trace import host_device, kinds
+from gpuscope.trace.links import launches
+from gpuscope.trace.names import NamePool
+from gpuscope.trace.operations import name_operations
+from gpuscope.trace.problems import Problem, Severity, merged
+from gpuscope.trace.rows import order_rows, select_rows
+from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
+from gpuscope.trace.steps import KERNEL_SEQUENCE, find_steps
+from gpuscope.trace.table import Array, Table, Times
+from gpuscope.trace.trace import SourceFile, Trace
+
+ONE_DAY_NS = 86_400 * 10**9
+"""No profiling session pauses so long: events that far from the rest carry a broken clock."""
+
+
+class TraceBuilder:
+    """Collects rows of every table. `add` may be called any number of times; `finish` once."""
+
+    def __init__(self) -> None:
+        self.names = NamePool()
+        self.sources: list[SourceFile] = []
+        self._chunks: dict[str, list[Table]] = {name: [] for name in SCHEMAS}
+        self._rows = dict.fromkeys(SCHEMAS, 0)
+        self._problems: list[Problem] = []
+        self._threads: dict[tuple[int, int, int], int] = {}
+        self._thread_names: dict[tuple[int, int], str] = {}
+        self._host_is_device: set[int] = set()
+
+    def add(self, table: str, length: int, values: Mapping[str, Any]) -> int:
+        """Append `length` rows; a scalar fills its column, an optional column may be left out.
+
+        Returns the row number of the first, by which other tables may refer to them.
+        """
+        first = self._rows[table]
+        if length:
+            self._chunks[table].append(Table.build(SCHEMAS[table], length, values))
+            self._rows[table] += length
+        return first
+
+    def problem(self, severity: Severity, code: str, count: int, message: str) -> None:
+        """Count a trouble; nothing is recorded for a count of zero."""
+        if count:
+            self._problems.append(Problem(severity, code, int(count), message))
+
+    def source(self, path: Path, fmt: str, version: str, events: int, facts: Mapping[str, Any]) -> int:
+        """Record a file that was read; returns its row, for `ranks.source`."""
+        self.sources.append(SourceFile(path, fmt, version, events, facts))
+        return len(self.sources) - 1
+
+    def thread(self, rank: int, pid: int, tid: int) -> int:
+        """The row of a host thread in `threads`, made on first use."""
+        return self._threads.setdefault((rank, pid, tid), len(self._threads))
+
+    def name_thread(self, pid: int, tid: int, name: str) -> None:
+        """Tell a thread's name; the last one told stands."""
+        self._thread_names[pid, tid] = name
+
+    def host_is_device(self, rank: int) -> None:
+        """The source knows that this rank trained on the CPU: its training threads are its device."""
+        self._host_is_device.add(rank)
+
+    def finish(self) -> Trace:
+        """Order, link and check; the builder must not be used afterwards."""
+        data = {name: self._table(name) for name in SCHEMAS if name != "threads"}
+        data["threads"] = self._thread_table()
+        self._drop_impossible(data)
+        order_rows(data, "host_events")
+        data["device_events"] = self._with_host_devices(data)
+        order_rows(data, "device_events")
+        self._time_collectives(data)
+        for name in ("ranks", "syncs", "collectives", "steps", "operations", "flight_records"):
+            order_rows(data, name)
+        self._link(data)
+        data["collectives"] = name_operations(data, self.names)
+        data["steps"] = self._steps(data)
+        trace = Trace(data, self.names, self.sources, merged(self._problems))
+        trace.check()
+        return trace
+
+    def _table(self, name: str) -> Table:
+        chunks = self._chunks.pop(name)
+        if not chunks:
+            return Table.empty(SCHEMAS[name])
+        # Column by column, so that only one column is ever held twice.
+        columns: dict[str, Array] = {}
+        for column in SCHEMAS[name].columns:
+            columns[column.name] = np.concatenate([chunk.columns.pop(column.name) for chunk in chunks])
+        return Table(SCHEMAS[name], columns)
+
+    def _thread_table(self) -> Table:
+        if not self._threads:
+            return Table.empty(SCHEMAS["threads"])
+        keys = list(self._threads)
+        named = [self._thread_names.get((pid, tid)) for _, pid, tid in keys]
+        columns = {
+            "rank": [rank for rank, _, _ in keys],
+            "pid": [pid for _, pid, _ in keys],
+            "tid": [tid for _, _, tid in keys],
+            "name": [-1 if name is None else self.names.code(name) for name in named],
+        }
+        return Table.build(SCHEMAS["threads"], len(keys), columns)
+
+    def _drop_impossible(self, data: dict[str, Table]) -> None:
+        """Leave out events that end before they start, and those whose clock is days off the others'."""
+        starts = [data[name]["start"] for name in ("device_events", "host_events", "operations")]
+        low, high = _session(np.concatenate(starts))
+        for name in ("host_events", "device_events", "syncs", "steps", "operations"):
+            table = data[name]
+            negative = table["end"] < table["start"]
+            astray = ~negative & ((table["start"] < low) | (table["end"] > high))
+            self.problem(
+                "data_loss",
+                "negative_duration",
+                int(negative.sum()),
+                f"{name}: events that end before they start were left out",
+            )
+            self.problem(
+                "data_loss",
+                "impossible_time",
+                int(astray.sum()),
+                f"{name}: events more than a day away from all others were left out",
+            )
+            bad = negative | astray
+            if bool(bad.any()):
+                select_rows(data, name, np.flatnonzero(~bad))
+
+    def _with_host_devices(self, data: dict[str, Table]) -> Table:
+        device, host = data["device_events"], data["host_events"]
+        tables = [device]
+        for rank in sorted(self._host_is_device - set(np.unique(device["rank"]).tolist())):
+            rows = np.flatnonzero(host["rank"] == rank)
+            work = host_device.work(host, self.names, rows) if len(rows) else {"start": np.empty(0, np.int64)}
+            count = len(work["start"])
+            if count:
+                tables.append(Table.build(SCHEMAS["device_events"], count, {"rank": rank, **work}))
+        if len(tables) == 1:
+            return device
+        return Table(device.schema, {name: np.concatenate([t[name] for t in tables]) for name in device.columns})
+
+    def _time_collectives(self, data: dict[str, Table]) -> None:
+        """A collective's times are those of the event behind it; one whose event was left out goes too."""
+        table = data["collectives"]
+        for column, behind in (("host_event", "host_events"), ("event", "device_events")):
+            rows = table[column]
+            known = rows != NA
+            for time in ("start", "end"):
+                table[time][known] = data[behind][time][rows[known]]
+        data["collectives"] = table.take(np.flatnonzero((table["event"] != NA) | (table["host_event"] != NA)))
+
+    def _link(self, data: dict[str, Table]) -> None:
+        device, host = data["device_events"], data["host_events"]
+        found, duplicated = launches(device, host)
+        unlinked = device["launch"] == NA
+        device.columns["launch"] = np.where(unlinked, found, device["launch"])
+        has_calls = bool((host["category"] == Category.RUNTIME).any())
+        # A migration of unified memory has no launch: the driver makes it.
+        launched = (device["kind"] != Kind.MEMORY) | device.known("correlation")
+        missing = int((launched & (device["launch"] == NA)).sum()) if has_calls else 0
+        self.problem("info", "duplicate_correlation", duplicated, "launches that share a correlation id with another")
+        self.problem("info", "launch_missing", missing, "device events whose launching call was not recorded")
+        if len(device):
+            self._count_lost_kernels(device, host)
+
+    def _count_lost_kernels(self, device: Table, host: Table) -> None:
+        """Launches within the recorded device activity whose kernel is not there were dropped records.
+
+        In a file that was cut off, those behind the last kernel were lost too: kernels are written in blocks
+        of their own.
+        """
+        launching = self.names.matching(kinds.is_kernel_launch)
+        calls = (host["category"] == Category.RUNTIME) & host.known("correlation") & launching[host["name"]]
+        linked = np.zeros(len(host), np.bool_)
+        linked[device["launch"][device["launch"] != NA]] = True
+        cut_off = any(problem.code == "truncated" for problem in self._problems)
+        lost = calls & ~linked & (cut_off | (host["end"] < int(device["start"].max())))
+        self.problem("data_loss", "kernel_missing", int(lost.sum()), "launches whose kernel was not recorded")
+
+    def _layers_only(self, basis: str) -> bool:
+        """A capture cut to a window may hold less than a step: what repeats in it are layers."""
+        return basis == KERNEL_SEQUENCE and any(problem.code == "cut_to_window" for problem in self._problems)
+
+    def _steps(self, data: dict[str, Table]) -> Table:
+        if len(data["steps"]):
+            return data["steps"]
+        host, device = data["host_events"], data["device_events"]
+        chunks: list[Table] = []
+        for rank in np.unique(data["ranks"]["rank"]).tolist():
+            found = find_steps(host, device, self.names, host["rank"] == rank, device["rank"] == rank)
+            if found is not None and not self._layers_only(found.basis):
+                values = {
+                    "rank": rank,
+                    "step": found.step,
+                    "start": found.start,
+                    "end": found.end,
+                    "basis": self.names.code(found.basis),
+                }
+                chunks.append(Table.build(SCHEMAS["steps"], len(found.step), values))
+        if not chunks:
+            return Table.empty(SCHEMAS["steps"])
+        return Table(SCHEMAS["steps"], {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0].columns})
+
+
+def _session(starts: Times) -> tuple[int, int]:
+    """The stretch of time, without a pause of a day, that holds most events; padded by a day."""
+    if not len(starts):
+        return 0, 0
+    ordered = np.sort(starts)
+    # Compared as floats: the difference of two absurd times may not fit an int64.
+    breaks = np.flatnonzero(np.diff(ordered.astype(np.float64)) > ONE_DAY_NS) + 1
+    bounds = np.concatenate(([0], breaks, [len(ordered)]))
+    largest = int(np.argmax(np.diff(bounds)))
+    limit = np.iinfo(np.int64)
+    low, high = int(ordered[bounds[largest]]), int(ordered[bounds[largest + 1] - 1])
+    return max(low - ONE_DAY_NS, limit.min), min(high + ONE_DAY_NS, limit.max)

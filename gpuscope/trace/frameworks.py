@@ -1,0 +1,60 @@
+"""Which framework a job runs and how it is parallelised, told by its annotations and process groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_MARKS = (
+    # DeepSpeed wraps its engine's methods in NVTX ranges and record_function (deepspeed/utils/nvtx.py).
+    ("deepspeed", re.compile(r"^DeepSpeed\w*\.|\bdeepspeed/")),
+    ("megatron", re.compile(r"\bmegatron/|^megatron\.|^\w*MegatronModule")),
+    ("torchtitan", re.compile(r"\btorchtitan/")),
+    ("lightning", re.compile(r"\b(pytorch_)?lightning/|^\[pl\]\[|^\[Strategy\]|^\[Callback\]|^\[LightningModule\]")),
+    ("transformers", re.compile(r"\btransformers/trainer")),
+    ("accelerate", re.compile(r"\baccelerate/")),
+    ("horovod", re.compile(r"\bhorovod/|^Horovod\w+")),
+    ("fsdp2", re.compile(r"^FSDP::")),
+    ("fsdp", re.compile(r"^FullyShardedDataParallel\.")),
+    ("ddp", re.compile(r"^DistributedDataParallel\.")),
+)
+
+# A process group's description -> the parallelism it serves. Megatron-Core's descriptions
+# (parallel_state.py: TENSOR_MODEL_PARALLEL_GROUP…), DeviceMesh's (`mesh_dp_shard`), DeepSpeed's.
+_DESCRIPTIONS = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "DATA_PARALLEL_GROUP": "dp",
+    "sequence_parallel": "sp",
+    "expert_parallel": "ep",
+    "model_parallel": "tp",
+    "data_parallel": "dp",
+}
+
+
+def frameworks(names: Iterable[str], descriptions: Iterable[str] = ()) -> list[str]:
+    """The frameworks that left a mark among the names of a trace's events or of its process groups."""
+    missing = dict(_MARKS)
+    found = {"megatron"} if any(d.endswith("MODEL_PARALLEL_GROUP") for d in descriptions) else set()
+    for name in names:
+        hits = [framework for framework, mark in missing.items() if mark.search(name)]
+        found.update(hits)
+        for framework in hits:
+            del missing[framework]
+    return [framework for framework, _ in _MARKS if framework in found]
+
+
+def parallelism(groups: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Degree per kind of parallelism, from (description, size) of each process group.
+
+    Only kinds of more than one rank; a mesh dimension counts under its own name (`mesh_tp` → tp).
+    """
+    degrees: dict[str, int] = {}
+    for description, size in groups:
+        mesh = description.removeprefix("mesh_") if description.startswith("mesh_") else None
+        kind = mesh or _DESCRIPTIONS.get(description)
+        if kind is not None and size > 1:
+            degrees.setdefault(kind, size)
+    return degrees

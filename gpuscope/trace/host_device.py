@@ -1,0 +1,81 @@
+"""CPU training has no device: its training threads are the device (definitions: «Breakdown of a window»).
+
+Operators become compute, time blocked on a collective becomes communication; waiting for the data loader
+is left open, so that it is idle time with the cause `input`. The rows so made refer to their host events.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.trace import kinds
+from gpuscope.trace.intervals import Spans, join, subtract, union
+from gpuscope.trace.links import outermost
+from gpuscope.trace.names import NamePool
+from gpuscope.trace.schema import Category, Kind
+from gpuscope.trace.table import Mask, Table, Times
+
+_WAITS = ("c10d_functional::wait_tensor", "c10d::barrier", "c10d::monitored_barrier_")
+_BACKWARD = "autograd::engine::evaluate_function"
+
+
+def training_threads(host: Table, names: NamePool, rows: Times) -> list[int]:
+    """The thread that spends most time in operators, and those that run the backward pass."""
+    ops = rows[host["category"][rows] == Category.OP]
+    if not len(ops):
+        return []
+    threads = np.unique(host["thread"][ops]).tolist()
+    spent = {}
+    backward = names.matching(lambda name: name.startswith(_BACKWARD))
+    found: list[int] = []
+    for thread in threads:
+        own = ops[host["thread"][ops] == thread]
+        spent[thread] = union(host["start"][own], host["end"][own]).total
+        if backward[host["name"][own]].any():
+            found.append(thread)
+    main = max(threads, key=lambda thread: spent[thread])
+    return [main, *(thread for thread in found if thread != main)]
+
+
+def work(host: Table, names: NamePool, rows: Times) -> dict[str, Times]:
+    """Columns of device events for one rank (`rows`: its host events): what its training threads did."""
+    threads = training_threads(host, names, rows)
+    category, name = host["category"][rows], host["name"][rows]
+    on_thread = np.isin(host["thread"][rows], threads)
+    ops: Mask = on_thread & (category == Category.OP)
+    waits = rows[ops & names.matching(is_waiting_op)[name]]
+    calls = rows[category == Category.COMMUNICATION]
+    loading = _spans(host, rows[on_thread & names.matching(kinds.is_loader)[name]])
+    not_compute = join(loading, _spans(host, waits))
+    parts = [(waits, _spans_of(host, waits), Kind.COMMUNICATION)]
+    for thread in threads:
+        top = outermost(host, rows[ops & (host["thread"][rows] == thread)])
+        spans = subtract(_spans(host, top), not_compute)
+        owner = top[np.searchsorted(host["start"][top], spans.start, "right") - 1]
+        parts.append((owner, spans, Kind.COMPUTE))
+    # A thread that waits for the loader is not blocked on a collective that happens to be in flight.
+    for call in calls.tolist():
+        spans = subtract(_spans_of(host, np.array([call])), loading)
+        parts.append((np.full(len(spans.start), call), spans, Kind.COMMUNICATION))
+    source = np.concatenate([owner for owner, _, _ in parts])
+    return {
+        "start": np.concatenate([spans.start for _, spans, _ in parts]),
+        "end": np.concatenate([spans.end for _, spans, _ in parts]),
+        "kind": np.concatenate([np.full(len(owner), kind, np.int8) for owner, _, kind in parts]),
+        "name": host["name"][source],
+        "launch": source,
+    }
+
+
+def is_waiting_op(name: str) -> bool:
+    """Operators in which a thread is blocked on a collective; the others only issue one and go on."""
+    return name.endswith(_WAITS)
+
+
+def _spans(host: Table, rows: Times) -> Spans:
+    return union(host["start"][rows], host["end"][rows])
+
+
+def _spans_of(host: Table, rows: Times) -> Spans:
+    """One span per row, not merged."""
+    return Spans(host["start"][rows], host["end"][rows])

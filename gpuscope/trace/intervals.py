@@ -1,0 +1,106 @@
+"""Interval algebra on integer nanoseconds: the one place where spans are merged, cut and measured.
+
+A *set* is a pair of int64 arrays (starts, ends), sorted, disjoint and without empty spans; every
+function that returns a set returns it so. Spans are half-open, [start, end). All functions are
+vectorised and cost O(n log n) at most.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuscope.trace.table import Array, Times
+
+
+class Spans(NamedTuple):
+    """A set of disjoint, sorted, non-empty spans; each array has shape (n,), in ns."""
+
+    start: Times
+    end: Times
+
+    @property
+    def total(self) -> int:
+        """The measure |S|, in ns."""
+        return int((self.end - self.start).sum())
+
+
+EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def union(start: Array, end: Array) -> Spans:
+    """Merge any spans, in any order, overlapping or empty, into a set."""
+    keep = end > start
+    if not keep.all():
+        start, end = start[keep], end[keep]
+    if not len(start):
+        return EMPTY
+    if not bool((start[1:] >= start[:-1]).all()):
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    first = np.concatenate(([True], start[1:] > reach[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return Spans(np.ascontiguousarray(start[first], np.int64), np.ascontiguousarray(reach[last], np.int64))
+
+
+def join(*sets: Spans) -> Spans:
+    """A ∪ B ∪ …"""
+    return union(np.concatenate([s.start for s in sets]), np.concatenate([s.end for s in sets]))
+
+
+def complement(spans: Spans, start: int, end: int) -> Spans:
+    """[start, end) \\ A."""
+    inside = clip(spans, start, end)
+    gap_start = np.concatenate((np.array([start], np.int64), inside.end))
+    gap_end = np.concatenate((inside.start, np.array([end], np.int64)))
+    keep = gap_end > gap_start
+    return Spans(gap_start[keep], gap_end[keep])
+
+
+def clip(spans: Spans, start: int, end: int) -> Spans:
+    """A ∩ [start, end)."""
+    low = int(np.searchsorted(spans.end, start, "right"))
+    high = int(np.searchsorted(spans.start, end, "left"))
+    if low >= high or start >= end:
+        return EMPTY
+    return Spans(np.maximum(spans.start[low:high], start), np.minimum(spans.end[low:high], end))
+
+
+def subtract(a: Spans, b: Spans) -> Spans:
+    """A \\ B."""
+    if not len(a.start) or not len(b.start):
+        return a
+    low = int(min(a.start[0], b.start[0]))
+    high = int(max(a.end[-1], b.end[-1]))
+    return intersect(a, complement(b, low, high))
+
+
+def intersect(a: Spans, b: Spans) -> Spans:
+    """A ∩ B."""
+    if not len(a.start) or not len(b.start):
+        return EMPTY
+    # For each span of A, the run of spans of B that touch it; then one output span per pair.
+    first = np.searchsorted(b.end, a.start, "right")
+    last = np.searchsorted(b.start, a.end, "left")
+    counts = np.maximum(last - first, 0)
+    which_a = np.repeat(np.arange(len(a.start)), counts)
+    offset = np.arange(len(which_a)) - np.repeat(np.cumsum(counts) - counts, counts)
+    which_b = np.repeat(first, counts) + offset
+    return Spans(np.maximum(a.start[which_a], b.start[which_b]), np.minimum(a.end[which_a], b.end[which_b]))
+
+
+def measure_within(spans: Spans, start: Array, end: Array) -> Times:
+    """|A ∩ [start_i, end_i)| for each i, shape (n,): a prefix sum, so windows may overlap."""
+    return _measure_before(spans, end) - _measure_before(spans, start)
+
+
+def _measure_before(spans: Spans, at: Array) -> Times:
+    at = np.asarray(at, np.int64)
+    if not len(spans.start):
+        return np.zeros(at.shape, np.int64)
+    done = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.end - spans.start)))
+    index = np.searchsorted(spans.start, at, "right")
+    inside = np.where(index > 0, np.minimum(at, spans.end[index - 1]) - spans.start[index - 1], 0)
+    return np.asarray(done[np.maximum(index - 1, 0)] + inside, np.int64)

@@ -1,0 +1,155 @@
+"""What a name says: which kernels communicate, which runtime calls block, launch or allocate.
+
+Names are matched on the function's own identifier, never anywhere in the text: `hipMemcpyAsync` holds no
+collective, and an operator that only mentions one in its template arguments is compute.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+_TEMPLATE_OR_ARGUMENTS = re.compile(r"[<(].*", re.DOTALL)
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{[^}]*\}::")
+
+_COMMUNICATION_KERNEL = re.compile(
+    r"""
+      (nccl|rccl|msccl)\w*Kernel        # ncclKernel_, ncclDevKernel_, ncclSymDevKernel_, mscclKernel_, old ones
+    | multimem_                         # symmetric-memory collectives of PyTorch
+    | (one|two)_shot_(all_reduce|allreduce)
+    | cross_device_reduce               # custom all-reduce of inference engines
+    | nvshmem | rocshmem
+    | hcom_ | hccl_                     # Ascend HCCL
+    """,
+    re.VERBOSE,
+)
+
+_OPS = (
+    # Longest first: «reduce_scatter» holds «reduce».
+    ("reducescatter", "reduce_scatter"),
+    ("allreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("sendrecv", "send_recv"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("reduce", "reduce"),
+    ("isend", "send"),
+    ("irecv", "recv"),
+    ("send", "send"),
+    ("recv", "recv"),
+)
+
+POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
+
+_VERSION = r"(_v\d+)?(_ptsz|_ptds)?(_v\d+)?$"
+_BLOCKING = re.compile(
+    r"(cudaDeviceSynchronize|cudaStreamSynchronize|cudaEventSynchronize|cudaThreadSynchronize|cudaMemcpy"
+    r"|cudaMemcpy2D|cudaMemcpy3D|cudaMemcpy(To|From)Symbol|cuCtxSynchronize|cuStreamSynchronize"
+    r"|cuEventSynchronize|cuMemcpy(HtoD|DtoH|DtoD)?(_v2)?"
+    r"|hipDeviceSynchronize|hipStreamSynchronize|hipEventSynchronize|hipMemcpy|hipMemcpyWithStream"
+    r"|(AscendCL@)?aclrtSynchronize(Stream|Device|Event)\w*|(AscendCL@)?aclrtMemcpy)" + _VERSION
+)
+_LAUNCH = re.compile(
+    r"(cuda|hip)(Launch|ExtLaunch|GraphLaunch|ModuleLaunch|ExtModuleLaunch|LaunchCooperative)"
+    r"|cuLaunch|cuGraphLaunch|(AscendCL@)?aclrtLaunch"
+)
+_KERNEL_LAUNCH = re.compile(r"(cuda|hip)\w*Launch(Cooperative)?Kernel|cuLaunch\w*Kernel|(cuda|cu|hip)GraphLaunch")
+_ALLOCATOR = re.compile(
+    r"(cuda|hip)(Malloc|Free|HostAlloc|HostMalloc|HostFree|HostRegister|HostUnregister|FreeHost|MemPool)"
+    r"|cuMem(Alloc|Free|HostAlloc|HostRegister|Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)"
+    r"|(AscendCL@)?aclrt(Malloc|Free)"
+)
+_LOADER = re.compile(
+    r"enumerate\(DataLoader\)|torch/utils/data/(dataloader|_utils/fetch)\.py|data[ _-]?load(er|ing)?\b"
+    r"|\b(next|get|fetch|load)[ _]?batch\b|\bbatch[ _]load|(^|[:./ ])data$|^(input|fetch)[ _]data$",
+    re.IGNORECASE,
+)
+_GARBAGE = re.compile(
+    r"^(Python )?GC\b|^garbage[ _]collect|gc\.collect|<built-in method collect|(^|::)gc(\.generation\d)?$",
+    re.IGNORECASE,
+)
+_HOST_OTHER = re.compile(
+    r"save_checkpoint|checkpoint[._]save|(^|[:./ ])(checkpoint|logging)$|dcp\.save|torch/serialization\.py.*: save"
+    r"|logging/__init__\.py|torch/utils/tensorboard/|\bwandb\b"
+    r"|<built-in function print>",
+    re.IGNORECASE,
+)
+_OS_FILE_OR_NETWORK = re.compile(
+    r"(p?p?(read|write)v?|open(at)?|close|f?sync|fdatasync|fopen|fclose|fread|fwrite|fflush|fgets|fputs|lseek"
+    r"|stat|fstat|lstat|access|unlink|rename|mkdir|send(to|msg|file)?|recv(from|msg)?|connect|accept|getaddrinfo)"
+    r"(64|2|4)?$"
+)
+_OS_LOCK_OR_SLEEP = re.compile(
+    r"pthread_(mutex|rwlock|cond|spin|join|barrier)|sem_(wait|timedwait|clockwait)|futex|nanosleep|clock_nanosleep"
+    r"|usleep|sleep|(e?poll|select|pselect|ppoll)(_wait|_pwait)?$|waitpid|wait4"
+)
+
+
+@cache
+def base_name(kernel: str) -> str:
+    """The function's identifier: `void ns::f<T>(int)` → `f`."""
+    name = _ANONYMOUS.sub("", kernel).removeprefix("void ").lstrip()
+    name = _TEMPLATE_OR_ARGUMENTS.sub("", name)
+    return name.rsplit("::", 1)[-1].strip()
+
+
+def is_communication_kernel(name: str) -> bool:
+    """Whether a kernel is a collective or point-to-point operation."""
+    return _COMMUNICATION_KERNEL.match(base_name(name)) is not None
+
+
+def collective_op(name: str) -> str:
+    """The operation in field-standard words (`ncclDevKernel_AllReduce_Sum…` → all_reduce); "" if not told."""
+    plain = re.sub(r"[^a-z]", "", name.lower())
+    for needle, op in _OPS:
+        if needle in plain:
+            return op
+    return ""
+
+
+def is_blocking_call(name: str) -> bool:
+    """A runtime call that returns only when the work it names is done."""
+    return _BLOCKING.match(name) is not None
+
+
+def is_launch_call(name: str) -> bool:
+    """A runtime call that puts kernels or graphs on a stream."""
+    return _LAUNCH.match(name) is not None
+
+
+def is_kernel_launch(name: str) -> bool:
+    """A runtime call that must leave a kernel (or graph) on the device."""
+    return _KERNEL_LAUNCH.match(name) is not None
+
+
+def is_allocator_call(name: str) -> bool:
+    """A runtime call that allocates or frees device or pinned memory."""
+    return _ALLOCATOR.match(name) is not None
+
+
+def is_loader(name: str) -> bool:
+    """A range, operator or Python function in which the thread waits for the data loader."""
+    return _LOADER.search(name) is not None
+
+
+def is_garbage_collection(name: str) -> bool:
+    """Python's garbage collector at work."""
+    return _GARBAGE.search(name) is not None
+
+
+def is_host_other(name: str) -> bool:
+    """A checkpoint or logging, by the name of its range or Python function."""
+    return _HOST_OTHER.search(name) is not None
+
+
+def is_file_or_network_call(name: str) -> bool:
+    """An operating-system call on a file or a socket."""
+    return _OS_FILE_OR_NETWORK.match(name) is not None
+
+
+def is_lock_or_sleep_call(name: str) -> bool:
+    """An operating-system call that waits for another thread or for time to pass."""
+    return _OS_LOCK_OR_SLEEP.match(name) is not None

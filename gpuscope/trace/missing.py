@@ -1,0 +1,30 @@
+"""What a trace lacks, and how to record it: said by `gpuscope info` and by analyses that abstain."""
+
+from __future__ import annotations
+
+from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.trace import Trace
+
+
+def missing(trace: Trace) -> list[str]:
+    """A sentence for each kind of record that is absent, with how to get it; empty for a full trace."""
+    found: list[str] = []
+    host = trace["host_events"]
+    if not len(trace["device_events"]):
+        found.append("no device events: record the device too (ProfilerActivity.CUDA, `nsys profile -t cuda`)")
+    if not len(host):
+        found.append("no host events: record the host too (ProfilerActivity.CPU, `nsys profile -t cuda,nvtx,osrt`)")
+    elif not bool((host["category"] == Category.RUNTIME).any()) and bool((trace["ranks"]["device"] != NA).any()):
+        found.append("no runtime calls: kernels can't be linked to what launched them (`nsys profile -t cuda`)")
+    if not len(trace["steps"]):
+        found.append("no steps: call `profiler.step()` once per iteration, or name an NVTX range `step`")
+    collectives = trace["collectives"]
+    if len(collectives) and not bool(collectives.known("bytes").any()):
+        found.append(
+            "no sizes of collectives: torch >= 2.4 records them; with nsys, export with --include-blobs=true "
+            "(NCCL >= 2.25) or trace with `-t nccl` and export with --include-json=true"
+        )
+    sizes = trace["ranks"]["world_size"][trace["ranks"].known("world_size")]
+    if len(sizes) and int(sizes.max()) > len(trace.ranks):
+        found.append(f"{int(sizes.max()) - len(trace.ranks)} of {int(sizes.max())} ranks: record all ranks of a group")
+    return found

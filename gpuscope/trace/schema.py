@@ -1,0 +1,377 @@
+"""Every table of a Trace, declared once: name, dtype and meaning of each column.
+
+Times are int64 nanoseconds on the run's clock. An absent integer is stored as `NA` and shown as
+`pandas.NA`; an absent name has code `NO_NAME` and is shown as NaN. Row references (`refs`) are row
+numbers of another table of the same Trace, or `NA`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+
+NA: int = int(np.iinfo(np.int64).min)
+"""An absent integer (as NaT is in numpy); never shown to users, who see `pandas.NA`."""
+
+Dtype = Literal["time", "int", "name", "enum"]
+
+
+class Kind(IntEnum):
+    """What a device event is; exactly one of these (definitions: «Device events of a rank»)."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    MEMORY = 2
+
+
+class Category(IntEnum):
+    """What a host event is."""
+
+    OP = 0
+    """An operator of the framework (`aten::mm`, autograd functions)."""
+    RUNTIME = 1
+    """A call into the CUDA, HIP or CANN runtime or driver."""
+    ANNOTATION = 2
+    """A range named by the user or the framework (`record_function`, NVTX)."""
+    PYTHON = 3
+    """A Python function from a recorded stack."""
+    OS = 4
+    """A call into the operating system: file, network, lock, sleep."""
+    OVERHEAD = 5
+    """The profiler's own work."""
+    COMMUNICATION = 6
+    """A communication call as the host saw it (gloo, MPI)."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `dtype` time and int are int64, name is an int32 code, enum an int8 of `enum`."""
+
+    name: str
+    dtype: Dtype
+    doc: str
+    optional: bool = False
+    refs: str | None = None
+    enum: type[IntEnum] | None = None
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """A table's name, meaning and columns; rows are kept in the order of `sort`."""
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+    sort: tuple[str, ...] = ()
+
+    def column(self, name: str) -> Column:
+        """The column of that name. Raises `KeyError` for a name that is not declared."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(f"table {self.name!r} has no column {name!r}")
+
+
+_RANK = Column("rank", "int", "rank in the distributed job")
+_START = Column("start", "time", "start, ns on the run's clock")
+_END = Column("end", "time", "end, ns on the run's clock; never before start")
+
+RANKS = TableSchema(
+    "ranks",
+    "one row per rank and device",
+    (
+        _RANK,
+        Column("device", "int", "device ordinal; absent where the host's training thread is the device", True),
+        Column("source", "int", "row in Trace.sources of the file it came from"),
+        Column("pid", "int", "process id", True),
+        Column("device_name", "name", "model of the device, e.g. NVIDIA H100 80GB HBM3", True),
+        Column("host", "name", "host name", True),
+        Column("world_size", "int", "number of ranks in the job", True),
+        Column("backend", "name", "communication backend: nccl, gloo, hccl, mpi", True),
+    ),
+    sort=("rank", "device"),
+)
+
+DEVICE_EVENTS = TableSchema(
+    "device_events",
+    "work on a device: kernels, copies, memsets, migrations. For a rank without a device, its training "
+    "thread's operators and collectives stand here",
+    (
+        _RANK,
+        Column("device", "int", "device ordinal", True),
+        Column("stream", "int", "stream on the device", True),
+        _START,
+        _END,
+        Column("kind", "enum", "compute, communication or memory", enum=Kind),
+        Column("name", "name", "kernel or copy"),
+        Column("correlation", "int", "joins with host_events.correlation, within a rank", True),
+        Column("bytes", "int", "bytes moved", True),
+        Column(
+            "copy_kind",
+            "name",
+            "HtoD, DtoH, DtoD, PtoP, HtoH, memset, or `migration …` (unified memory)",
+            True,
+        ),
+        Column("graph", "int", "CUDA graph that launched it", True),
+        Column("launch", "int", "the host event that launched it", True, refs="host_events"),
+    ),
+    sort=("rank", "start"),
+)
+
+HOST_EVENTS = TableSchema(
+    "host_events",
+    "what host threads did: operators, runtime calls, annotations, Python, operating-system calls",
+    (
+        _RANK,
+        Column("thread", "int", "thread that did it", refs="threads"),
+        _START,
+        _END,
+        Column("category", "enum", "operator, runtime call, annotation…", enum=Category),
+        Column("name", "name", "what was called"),
+        Column("correlation", "int", "joins with device_events.correlation, within a rank", True),
+    ),
+    sort=("rank", "start"),
+)
+
+THREADS = TableSchema(
+    "threads",
+    "host threads",
+    (
+        _RANK,
+        Column("pid", "int", "process id", True),
+        Column("tid", "int", "thread id", True),
+        Column("name", "name", "thread name", True),
+    ),
+)
+
+SYNCS = TableSchema(
+    "syncs",
+    "synchronisation records of a device (`cuda_sync`): not work, never counted as time on the device",
+    (
+        _RANK,
+        Column("device", "int", "device ordinal", True),
+        Column("stream", "int", "stream waited for", True),
+        _START,
+        _END,
+        Column("name", "name", "kind of synchronisation"),
+        Column("correlation", "int", "joins with host_events.correlation", True),
+    ),
+    sort=("rank", "start"),
+)
+
+COLLECTIVES = TableSchema(
+    "collectives",
+    "collective and point-to-point operations with what the trace says of their arguments",
+    (
+        _RANK,
+        Column("start", "time", "start of the event behind it, ns", True),
+        Column("end", "time", "end of the event behind it, ns", True),
+        Column("event", "int", "the device event that carried it out", True, refs="device_events"),
+        Column("host_event", "int", "the host call that carried it out (gloo, MPI)", True, refs="host_events"),
+        Column("op", "name", "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv…"),
+        Column("group", "name", "process group or communicator", True),
+        Column("group_description", "name", "what the framework calls the group, e.g. mesh_dp", True),
+        Column("group_size", "int", "ranks in the group", True),
+        Column("group_ranks", "name", "ranks in the group, as recorded", True),
+        Column("seq", "int", "sequence number within the group", True),
+        Column("bytes", "int", "size of the whole array, as nccl-tests counts it", True),
+        Column("dtype", "name", "element type", True),
+        Column("peer", "int", "the other rank of a point-to-point operation", True),
+    ),
+    sort=("rank", "start"),
+)
+
+SHAPES = TableSchema(
+    "shapes",
+    "input shapes of operators whose floating-point operations can be counted from them",
+    (
+        Column("event", "int", "the operator", refs="host_events"),
+        Column("dims", "name", "input dimensions, as JSON"),
+        Column("types", "name", "input element types, as JSON", True),
+        Column("concrete", "name", "scalar inputs, as JSON", True),
+    ),
+)
+
+STEPS = TableSchema(
+    "steps",
+    "training steps as the host saw them",
+    (
+        _RANK,
+        Column("step", "int", "step number"),
+        _START,
+        _END,
+        Column("basis", "name", "what the steps were found from"),
+    ),
+    sort=("rank", "start"),
+)
+
+GROUPS = TableSchema(
+    "groups",
+    "process groups a rank belongs to",
+    (
+        _RANK,
+        Column("group", "name", "process group"),
+        Column("description", "name", "what the framework calls it", True),
+        Column("size", "int", "ranks in it", True),
+        Column("ranks", "name", "its ranks, comma-separated", True),
+        Column("backend", "name", "communication backend", True),
+    ),
+)
+
+OPERATIONS = TableSchema(
+    "operations",
+    "operations of training steps as a job's own timers saw them: what a pipeline stage of a data-parallel "
+    "replica computes, sends and synchronises",
+    (
+        _RANK,
+        Column("dp_rank", "int", "data-parallel replica"),
+        Column("stage", "int", "pipeline stage"),
+        Column("step", "int", "step number"),
+        Column("op", "name", "forward-compute, backward-compute, forward-send, grads-reduce-scatter, optimizer…"),
+        _START,
+        _END,
+        Column("seq", "int", "number among the operations of its type, rank and step, by start"),
+        Column("micro_batch", "int", "micro-batch", True),
+        Column("chunk", "int", "model chunk within the stage", True),
+        Column("global_chunk", "int", "model chunk within the model", True),
+    ),
+    sort=("rank", "start"),
+)
+
+_ANY_RANK = Column("rank", "int", "rank in the distributed job; absent where the record tells none", True)
+
+FLIGHT_RECORDS = TableSchema(
+    "flight_records",
+    "entries of Flight Recorder dumps: the last collective and point-to-point operations a rank enqueued",
+    (
+        _RANK,
+        Column("record", "int", "number of the entry; counts from 0 over all operations of the rank"),
+        Column("group", "name", "process group"),
+        Column("seq", "int", "collectives of the group so far, with this one if it is one"),
+        Column("p2p_seq", "int", "point-to-point operations of the group so far, with this one if it is one"),
+        Column("op", "name", "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv…"),
+        Column("peer", "int", "the other rank of a point-to-point operation", True),
+        Column("dtype", "name", "element type", True),
+        Column("sizes", "name", "input sizes, as JSON", True),
+        Column("state", "name", "scheduled, started or completed, as recorded"),
+        Column("done", "int", "1 where it completed or was retired, 0 where not; absent where untold", True),
+        Column("created", "time", "when it was enqueued, ns", True),
+        Column("frames", "name", "the Python stack that enqueued it, innermost first, one frame per line", True),
+    ),
+    sort=("rank", "record"),
+)
+
+GROUP_STATUS = TableSchema(
+    "group_status",
+    "how far a rank had got in each of its process groups when it wrote its Flight Recorder dump",
+    (
+        _RANK,
+        Column("group", "name", "process group"),
+        Column("enqueued", "int", "number of the last operation it enqueued", True),
+        Column("started", "int", "number of the last operation seen to start", True),
+        Column("completed", "int", "number of the last operation seen to complete", True),
+    ),
+)
+
+COMMUNICATORS = TableSchema(
+    "communicators",
+    "communicators as NCCL itself tells them, one row per rank in each",
+    (
+        _ANY_RANK,
+        Column("communicator", "name", "what all its ranks call it; where untold, host:pid:pointer of this rank's own"),
+        Column("size", "int", "ranks in it", True),
+        Column("nodes", "int", "hosts in it", True),
+        Column("channels", "int", "channels for collectives", True),
+        Column("p2p_channels", "int", "channels for point-to-point operations", True),
+        Column("rings", "int", "rings told of", True),
+        Column("trees", "int", "trees told of", True),
+        Column("version", "name", "NCCL's version", True),
+        Column("host", "name", "host name", True),
+        Column("device", "int", "device ordinal", True),
+        Column("bus_id", "name", "PCI address of the device", True),
+        Column("device_name", "name", "model of the device", True),
+    ),
+)
+
+CONNECTIONS = TableSchema(
+    "connections",
+    "connections between two ranks of a communicator, by transport",
+    (
+        _RANK,
+        Column("peer", "int", "the rank it sends to"),
+        Column("communicator", "name", "as in communicators", True),
+        Column("transport", "name", "P2P/CUMEM, P2P/IPC, SHM/direct, NET/IB/0/GDRDMA, NET/Socket/0…"),
+        Column("count", "int", "connections of this kind, over channels"),
+        Column("same_node", "int", "1 where both ranks are on one host, 0 where not", True),
+    ),
+)
+
+CHOICES = TableSchema(
+    "choices",
+    "algorithm and protocol that NCCL chose by operation and size",
+    (
+        Column("op", "name", "all_reduce, all_gather…", True),
+        Column("bytes", "int", "size as NCCL logs it"),
+        Column("algorithm", "name", "tree, ring, nvls…"),
+        Column("protocol", "name", "ll, ll128, simple"),
+        Column("channels", "int", "channels used", True),
+        Column("ranks", "int", "distinct ranks that chose so", True),
+        Column("count", "int", "times it was logged"),
+    ),
+)
+
+MEASUREMENTS = TableSchema(
+    "measurements",
+    "timed collectives: rows of nccl-tests, records of NCCL's Inspector and profiler plugins",
+    (
+        _ANY_RANK,
+        Column("tool", "name", "nccl-tests, inspector, profiler-plugin"),
+        Column("op", "name", "all_reduce, all_gather…"),
+        Column("group_size", "int", "ranks that took part"),
+        Column("bytes", "int", "size of the whole array, as nccl-tests counts it"),
+        Column("dur", "int", "time of one operation, ns"),
+        Column("busbw", "int", "bus bandwidth as the tool tells it, B/s", True),
+        Column("count", "int", "operations that the time is the mean of", True),
+        Column("variant", "name", "in-place or out-of-place; what timed it", True),
+        Column("wrong", "int", "elements with a wrong value", True),
+    ),
+)
+
+TOPOLOGY = TableSchema(
+    "topology",
+    "links between the devices of one host, from NCCL's topology XML or nvidia-smi",
+    (
+        Column("source", "int", "row in Trace.sources of the file it came from"),
+        Column("node", "name", "one end: GPU0, a PCI address, a network card"),
+        Column("peer", "name", "the other end"),
+        Column("link", "name", "nvlink, nvswitch, pcie, net, or a path of `topo -m` (NV12, PIX, PHB, SYS…)"),
+        Column("width", "int", "NVLinks, PCIe lanes or ports", True),
+        Column("rate", "int", "bytes per second and direction over all of them, where told", True),
+    ),
+)
+
+SCHEMAS: dict[str, TableSchema] = {
+    schema.name: schema
+    for schema in (
+        RANKS,
+        DEVICE_EVENTS,
+        HOST_EVENTS,
+        THREADS,
+        SYNCS,
+        COLLECTIVES,
+        SHAPES,
+        STEPS,
+        GROUPS,
+        OPERATIONS,
+        FLIGHT_RECORDS,
+        GROUP_STATUS,
+        COMMUNICATORS,
+        CONNECTIONS,
+        CHOICES,
+        MEASUREMENTS,
+        TOPOLOGY,
+    )
+}

@@ -1,0 +1,212 @@
+"""Training steps: found from annotations, else from the repetition of the kernels themselves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.trace.names import NamePool
+from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.table import Array, Mask, Table, Times
+
+_PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
+_STEP_NAME = re.compile(r"(?:^|[^a-z])(train(?:ing)?[ _]?step|step|iter(?:ation)?|batch)(?:[^a-z]|$)", re.IGNORECASE)
+_NOT_A_STEP = re.compile(
+    r"optimizer|optim|zero_grad|scheduler|Adam|SGD|forward|backward|load|fetch|copy", re.IGNORECASE
+)
+_OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
+_NUMBER = re.compile(r"\d+")
+
+KERNEL_SEQUENCE = "repetition of the kernel sequence"
+"""Basis of steps that were found on the device's clock, not the host's."""
+MIN_PERIODS = 3
+"""A kernel sequence must repeat at least so often before its period is called a step."""
+MIN_AGREEMENT = 0.95
+"""Share of kernels that must have the same name one period later."""
+AS_EXACT = 0.001
+"""Periods whose agreement differs by less repeat equally exactly."""
+_LAGS_TRIED = 256
+
+
+@dataclass(frozen=True)
+class FoundSteps:
+    """Host-side steps of one rank: number, start and end of each, and where they come from."""
+
+    step: Times
+    start: Times
+    end: Times
+    basis: str
+
+
+def find_steps(host: Table, device: Table, names: NamePool, rows: Mask, device_rows: Mask) -> FoundSteps | None:
+    """The steps of one rank, whose rows the masks select; None where nothing repeats.
+
+    Tried in order: `ProfilerStep#N`; a range named like a step (NVTX or annotation) that repeats on one
+    thread without overlap; `Optimizer.step#…`, once per iteration; the period of the kernel sequence.
+    """
+    ranges = np.flatnonzero(rows & (host["category"] == Category.ANNOTATION) & (host["end"] > host["start"]))
+    # Traces of 2020 and of Ascend record ProfilerStep as an operator.
+    operators = np.flatnonzero(rows & (host["category"] == Category.OP))
+    return (
+        _profiler_steps(host, names, np.concatenate((ranges, operators)))
+        or _named_steps(host, names, ranges)
+        or _marked_steps(host, names, np.concatenate((ranges, operators)))
+        or _repeating_kernels(device, device_rows)
+    )
+
+
+def _profiler_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | None:
+    numbers = {
+        code: int(match[1])
+        for code in np.unique(host["name"][rows])
+        if (match := _PROFILER_STEP.search(names[int(code)]))
+    }
+    picked = rows[np.isin(host["name"][rows], list(numbers))]
+    if not len(picked):
+        return None
+    step = np.array([numbers[code] for code in host["name"][picked].tolist()], np.int64)
+    return _ordered(step, host["start"][picked], host["end"][picked], "ProfilerStep annotations")
+
+
+def _named_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | None:
+    """Ranges named like a step; of several such names, the one that covers most time."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    label_of: dict[int, str] = {}
+    for code in np.unique(host["name"][rows]).tolist():
+        name = names[code]
+        if _STEP_NAME.search(name) and not _NOT_A_STEP.search(name):
+            label_of[code] = _NUMBER.sub("#", name)
+    picked = rows[np.isin(host["name"][rows], list(label_of))]
+    for row in picked.tolist():
+        groups.setdefault((label_of[int(host["name"][row])], int(host["thread"][row])), []).append(row)
+    best: FoundSteps | None = None
+    for (label, _), members in groups.items():
+        own = np.array(members)
+        start, end = host["start"][own], host["end"][own]
+        order = np.argsort(start, kind="stable")
+        own, start, end = own[order], start[order], end[order]
+        if len(own) < 2 or bool((start[1:] < end[:-1]).any()):
+            continue
+        if best is None or int((end - start).sum()) > int((best.end - best.start).sum()):
+            best = FoundSteps(_numbers(own, host, names), start, end, f"ranges named {label!r}")
+    return best
+
+
+def _numbers(rows: Times, host: Table, names: NamePool) -> Times:
+    """The step numbers in the ranges' names where each has one of its own, else 0, 1, 2…"""
+    found = [_NUMBER.search(names[int(code)]) for code in host["name"][rows]]
+    if all(found):
+        numbers = np.array([int(match[0]) for match in found if match], dtype=object)
+        if len(set(numbers)) == len(numbers) and max(numbers) < 2**62:
+            return numbers.astype(np.int64)
+    return np.arange(len(rows), dtype=np.int64)
+
+
+def _marked_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | None:
+    """`Optimizer.step` ends an iteration: a step runs from the end of one to the end of the next."""
+    codes = [code for code in np.unique(host["name"][rows]).tolist() if _OPTIMIZER_STEP.search(names[code])]
+    if len(codes) != 1:  # none, or several optimizers: then one iteration holds several
+        return None
+    picked = rows[host["name"][rows] == codes[0]]
+    ends = np.sort(host["end"][picked])
+    if len(ends) < 2:
+        return None
+    first = int(host["start"][rows].min())
+    starts = np.concatenate((np.array([min(first, int(ends[0]))], np.int64), ends[:-1]))
+    return FoundSteps(np.arange(len(ends), dtype=np.int64), starts, ends, f"ends of {names[codes[0]]!r}")
+
+
+def _repeating_kernels(device: Table, rows: Mask) -> FoundSteps | None:
+    """The shortest period with which the names of the kernels repeat, on the busiest stream."""
+    kernels = np.flatnonzero(rows & (device["kind"] != Kind.MEMORY))
+    if len(kernels) < 2 * MIN_PERIODS:
+        return None
+    streams, counts = np.unique(device["stream"][kernels], return_counts=True)
+    kernels = kernels[device["stream"][kernels] == streams[np.argmax(counts)]]
+    sequence = device["name"][kernels]
+    period = _period(sequence)
+    if period is None:
+        return None
+    # Where a step begins within the period is not told; the longest pause is the likeliest place.
+    starts = device["start"][kernels]
+    pause = starts[1:] - device["end"][kernels][:-1]
+    whole = len(pause) // period
+    offset = (int(pause[: whole * period].reshape(whole, period).sum(0).argmax()) + 1) % period
+    begin = starts[offset::period]
+    end = np.concatenate((begin[1:], device["end"][kernels][-1:]))
+    return FoundSteps(np.arange(len(begin), dtype=np.int64), begin, end, KERNEL_SEQUENCE)
+
+
+def _period(sequence: Array) -> int | None:
+    """The shortest p with which the names recur about as exactly as with any other, `MIN_PERIODS` times.
+
+    Layers repeat too, but less exactly than the steps they are in; and a kernel that occurs less than
+    once per period (an embedding, a loss) shows that the period is a layer's.
+    """
+    _, codes, counts = np.unique(sequence, return_inverse=True, return_counts=True)
+    agreement = {
+        lag: float((codes[lag:] == codes[:-lag]).mean())
+        for lag in _likely_lags(codes)
+        if bool((counts >= len(codes) // lag).all())
+    }
+    best = max(agreement.values(), default=0.0)
+    if best < MIN_AGREEMENT:
+        return None
+    return min(lag for lag, share in agreement.items() if share >= best - AS_EXACT)
+
+
+def _likely_lags(codes: Array) -> list[int]:
+    """Lags at which the sequence looks most like itself, by autocorrelation, O(n log n).
+
+    Each name becomes a random number of modulus 1, so that equal names correlate and others cancel out.
+    """
+    size = 1 << int(2 * len(codes) - 1).bit_length()
+    phase = np.random.default_rng(0).random(int(codes.max()) + 1)
+    spectrum = np.fft.fft(np.exp(2j * np.pi * phase)[codes], size)
+    longest = len(codes) // MIN_PERIODS
+    correlation = np.fft.ifft(np.abs(spectrum) ** 2).real[: longest + 1] / (len(codes) - np.arange(longest + 1))
+    lags = np.argsort(-correlation[1:], kind="stable")[:_LAGS_TRIED] + 1
+    return [int(lag) for lag in lags]
+
+
+def _ordered(step: Times, start: Times, end: Times, basis: str) -> FoundSteps:
+    order = np.argsort(start, kind="stable")
+    step, start, end = step[order], start[order], end[order]
+    # The same step can be annotated on several threads: keep its first row.
+    _, first = np.unique(step, return_index=True)
+    first.sort()
+    return FoundSteps(step[first], start[first], end[first], basis)
+
+
+def device_steps(
+    steps: Table, device: Table, host: Table, events: Times, window: tuple[int, int], on_device: bool
+) -> list[tuple[int, int, int]]:
+    """The steps of one rank as the device saw them: (step, start, end), tiling `window`.
+
+    A device step runs from the first device event launched in host step k to the first launched in
+    step k+1. What ran before the first step has the step number `NA`. `steps` are this rank's, `events`
+    the rows of its device events; `on_device` says that the steps were found on the device's own clock.
+    """
+    starts = device["start"][events]
+    launch = device["launch"][events]
+    known = (launch != NA) & (not on_device)
+    launched_at = starts.copy()
+    launched_at[known] = host["start"][launch[known]]
+    which = np.searchsorted(steps["start"], launched_at, "right") - 1
+    inside = (which >= 0) & (launched_at < steps["end"][np.maximum(which, 0)])
+    never = np.iinfo(np.int64).max
+    first = np.full(len(steps), never)
+    np.minimum.at(first, which[inside], starts[inside])
+    low, high = window
+    tiles: list[tuple[int, int]] = []
+    for step, start in zip(steps["step"].tolist(), first.tolist(), strict=True):
+        if start != never and low <= start < high and (not tiles or start > tiles[-1][1]):
+            tiles.append((step, start))
+    if not tiles:
+        return []
+    if tiles[0][1] > low:
+        tiles.insert(0, (NA, low))
+    ends = [start for _, start in tiles[1:]] + [high]
+    return [(step, start, end) for (step, start), end in zip(tiles, ends, strict=True)]

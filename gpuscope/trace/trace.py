@@ -1,0 +1,189 @@
+"""A Trace: the tables of one or more ranks, the files they came from, and what was lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpuscope.trace.breakdown import Breakdown, break_down
+from gpuscope.trace.distinct import distinct_pairs
+from gpuscope.trace.intervals import Spans, union
+from gpuscope.trace.names import NamePool
+from gpuscope.trace.problems import Problem
+from gpuscope.trace.rows import select_rows
+from gpuscope.trace.schema import NA, SCHEMAS, Kind
+from gpuscope.trace.table import Table, Times
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that was read: its format, that format's version where it says one, its events."""
+
+    path: Path
+    format: str
+    format_version: str
+    events: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the file says of itself: device properties, profiler switches, distributed information."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One rank's work on one device, and the rows of `device_events` that are it."""
+
+    rank: int
+    device: int
+    """Device ordinal; `NA` where the rank's training thread is the device."""
+    rows: Times
+
+
+class Trace:
+    """Tables by name as `trace["device_events"]` (numpy columns) or `trace.tables[…]` (DataFrames)."""
+
+    def __init__(
+        self,
+        data: dict[str, Table],
+        names: NamePool,
+        sources: list[SourceFile],
+        problems: list[Problem],
+    ) -> None:
+        self._data = data
+        self.names = names
+        self.sources = sources
+        self.problems = problems
+        self.tables: Mapping[str, pd.DataFrame] = _Frames(self)
+
+    def __getitem__(self, table: str) -> Table:
+        return self._data[table]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks present, ascending."""
+        return [int(rank) for rank in np.unique(self["ranks"]["rank"])]
+
+    def ranks_by_file(self) -> list[tuple[Path, str, list[int], int | None]]:
+        """Per source file: its path, format, the ranks it holds and the world size it tells."""
+        ranks = self["ranks"]
+        result: list[tuple[Path, str, list[int], int | None]] = []
+        for index, source in enumerate(self.sources):
+            own = ranks.take(ranks["source"] == index)
+            sizes = own["world_size"][own.known("world_size")]
+            present = np.unique(own["rank"]).tolist()
+            result.append((source.path, source.format, present, int(sizes[0]) if len(sizes) else None))
+        return result
+
+    def select_ranks(self, ranks: Collection[int]) -> Trace:
+        """A Trace of only those ranks; references to rows left out are carried over."""
+        data = dict(self._data)
+        for name, table in self._data.items():
+            if "rank" not in table.columns:
+                continue
+            # What is of no rank (a record of the whole job) stays.
+            keep = np.isin(data[name]["rank"], [*ranks, NA])
+            if not bool(keep.all()):
+                select_rows(data, name, np.flatnonzero(keep))
+        return Trace(data, self.names, self.sources, self.problems)
+
+    def with_operations(self, operations: Table) -> Trace:
+        """A Trace with these operations; names are codes of its own pool."""
+        return Trace({**self._data, "operations": operations}, self.names, self.sources, self.problems)
+
+    def select_operations(self, steps: tuple[int, int]) -> Trace:
+        """A Trace with the operations of the steps first..last only; all else stays."""
+        data = dict(self._data)
+        step = data["operations"]["step"]
+        select_rows(data, "operations", np.flatnonzero((steps[0] <= step) & (step <= steps[1])))
+        return Trace(data, self.names, self.sources, self.problems)
+
+    def reduced(self) -> Trace:
+        """A Trace of the same ranks, steps, operations, groups and collectives, with only the events these refer to."""
+        data = dict(self._data)
+        device, host = data["device_events"], data["host_events"]
+        communicating = np.flatnonzero(device["kind"] == Kind.COMMUNICATION)
+        select_rows(data, "device_events", communicating)
+        kept = [data["device_events"]["launch"], data["collectives"]["host_event"]]
+        rows = np.unique(np.concatenate(kept))
+        data["shapes"] = data["shapes"].take(np.empty(0, np.int64))
+        data["syncs"] = data["syncs"].take(np.empty(0, np.int64))
+        select_rows(data, "host_events", rows[(rows != NA) & (rows < len(host))])
+        return Trace(data, self.names, self.sources, self.problems)
+
+    def lanes(self) -> list[Lane]:
+        """Each rank and device that did any work, in order."""
+        device = self["device_events"]
+        if not len(device):
+            return []
+        pairs, which = distinct_pairs(device["rank"], device["device"])
+        return [Lane(rank, ordinal, np.flatnonzero(which == place)) for place, (rank, ordinal) in enumerate(pairs)]
+
+    def spans(self, rows: Times, kind: Kind) -> Spans:
+        """The union of the device events of one kind among `rows`."""
+        device = self["device_events"]
+        picked = rows[device["kind"][rows] == kind]
+        return union(device["start"][picked], device["end"][picked])
+
+    def window(self, rows: Times) -> tuple[int, int]:
+        """First start and last end of the device events in `rows`, in ns."""
+        device = self["device_events"]
+        return int(device["start"][rows].min()), int(device["end"][rows].max())
+
+    def breakdown(self, rows: Times, window: tuple[int, int] | None = None) -> Breakdown:
+        """The exact breakdown of `window` (default: that of the rows) from the device events in `rows`."""
+        return self.breakdowns(rows, [window or self.window(rows)])[0]
+
+    def breakdowns(self, rows: Times, windows: Sequence[tuple[int, int]]) -> tuple[Breakdown, ...]:
+        """The exact breakdown of each window, from the device events in `rows`."""
+        compute, communication, memory = (self.spans(rows, kind) for kind in Kind)
+        return break_down(compute, communication, memory, windows)
+
+    def check(self) -> None:
+        """Raise `ValueError` where the trace contradicts itself: ends before starts, ids without a row,
+        rows out of order, a breakdown whose parts do not sum to its window."""
+        for table in self._data.values():
+            self._check_table(table)
+        for lane in self.lanes():
+            self.breakdown(lane.rows).check()
+
+    def _check_table(self, table: Table) -> None:
+        name = table.schema.name
+        if "start" in table.columns and bool((table["end"] < table["start"]).any()):
+            raise ValueError(f"{name}: an event ends before it starts")
+        if {"rank", "start"} <= set(table.schema.sort):
+            rank, start = np.diff(table["rank"]), np.diff(table["start"])
+            if bool(((rank < 0) | ((rank == 0) & (start < 0))).any()):
+                raise ValueError(f"{name}: rows are not ordered by rank and start")
+        for column in table.schema.columns:
+            values = table[column.name]
+            if column.refs is not None:
+                values, limit = values[values != NA], len(self[column.refs])
+            elif column.dtype == "name":
+                values, limit = values[table.known(column.name)], len(self.names)
+            elif column.enum is not None:
+                limit = len(column.enum)
+            else:
+                continue
+            if len(values) and (int(values.min()) < 0 or int(values.max()) >= limit):
+                raise ValueError(f"{name}.{column.name}: an id has no row behind it")
+
+
+class _Frames(Mapping[str, "pd.DataFrame"]):
+    """The tables as DataFrames, made when asked for."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def __getitem__(self, table: str) -> pd.DataFrame:
+        return self._trace[table].to_frame(self._trace.names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SCHEMAS)
+
+    def __len__(self) -> int:
+        return len(SCHEMAS)

@@ -1,0 +1,1 @@
+"""What the machine can do, measured: collectives, transfers, topology and scaling."""

@@ -1,0 +1,138 @@
+"""The collectives under test: how each is set up for a total size, called, and checked.
+
+An operation is given the number of elements of the whole array, as nccl-tests counts them: what an
+all-gather ends up with, what a reduce-scatter starts from, what a rank sends in an all-to-all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One operation on its buffers. `call` runs it; `wrong` counts the elements that came out wrong."""
+
+    call: Callable[[], object]
+    reset: Callable[[bool], None]
+    wrong: Callable[[], int]
+
+
+Prepare = Callable[[int, torch.dtype, torch.device], Prepared]
+
+
+def _all_gather_function() -> Callable[..., object]:
+    # 2.13 renamed the two `…_tensor` collectives and warns at the old names.
+    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def _reduce_scatter_function() -> Callable[..., object]:
+    return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _mark(tensor: Tensor, value: int, checking: bool) -> None:
+    # Timed on zeros: sums of zeros stay finite over any number of iterations.
+    tensor.fill_(value if checking else 0)
+
+
+def _differing(tensor: Tensor, expected: float | Tensor) -> int:
+    return int((tensor != expected).sum().item())
+
+
+def _ranks() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def all_reduce(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
+    rank, n = _ranks()
+    data = torch.empty(count, dtype=dtype, device=device)
+    return Prepared(
+        call=lambda: dist.all_reduce(data),
+        reset=lambda checking: _mark(data, rank + 1, checking),
+        wrong=lambda: _differing(data, n * (n + 1) // 2),
+    )
+
+
+def all_gather(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
+    rank, n = _ranks()
+    function = _all_gather_function()
+    mine = torch.empty(count // n, dtype=dtype, device=device)
+    whole = torch.empty(count, dtype=dtype, device=device)
+    by_rank = torch.arange(1, n + 1, dtype=dtype, device=device).unsqueeze(1)
+    return Prepared(
+        call=lambda: function(whole, mine),
+        reset=lambda checking: _mark(mine, rank + 1, checking),
+        wrong=lambda: _differing(whole.view(n, -1), by_rank),
+    )
+
+
+def reduce_scatter(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
+    rank, n = _ranks()
+    function = _reduce_scatter_function()
+    whole = torch.empty(count, dtype=dtype, device=device)
+    mine = torch.empty(count // n, dtype=dtype, device=device)
+    return Prepared(
+        call=lambda: function(mine, whole),
+        reset=lambda checking: _mark(whole, rank + 1, checking),
+        wrong=lambda: _differing(mine, n * (n + 1) // 2),
+    )
+
+
+def all_to_all(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
+    rank, n = _ranks()
+    outgoing = torch.empty(count, dtype=dtype, device=device)
+    incoming = torch.empty(count, dtype=dtype, device=device)
+    by_rank = torch.arange(1, n + 1, dtype=dtype, device=device).unsqueeze(1)
+    return Prepared(
+        call=lambda: dist.all_to_all_single(incoming, outgoing),
+        reset=lambda checking: _mark(outgoing, rank + 1, checking),
+        wrong=lambda: _differing(incoming.view(n, -1), by_rank),
+    )
+
+
+def broadcast(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
+    rank, _ = _ranks()
+    data = torch.empty(count, dtype=dtype, device=device)
+    return Prepared(
+        call=lambda: dist.broadcast(data, src=0),
+        reset=lambda checking: _mark(data, rank + 1, checking),
+        wrong=lambda: _differing(data, 1),
+    )
+
+
+def send_recv(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
+    """A ring: every rank sends to the next and receives from the one before, as `sendrecv_perf` does."""
+    rank, n = _ranks()
+    outgoing = torch.empty(count, dtype=dtype, device=device)
+    incoming = torch.empty(count, dtype=dtype, device=device)
+
+    def call() -> None:
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, outgoing, (rank + 1) % n),
+                dist.P2POp(dist.irecv, incoming, (rank - 1) % n),
+            ]
+        )
+        for work in works:
+            work.wait()
+
+    return Prepared(
+        call=call,
+        reset=lambda checking: _mark(outgoing, rank + 1, checking),
+        wrong=lambda: _differing(incoming, (rank - 1) % n + 1),
+    )
+
+
+OPERATIONS: Mapping[str, Prepare] = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "all_to_all": all_to_all,
+    "broadcast": broadcast,
+    "send_recv": send_recv,
+}

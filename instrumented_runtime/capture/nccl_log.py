@@ -1,0 +1,53 @@
+"""NCCL's own files: the INFO log of each process, and the Inspector's JSONL where its plugin is found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+INSPECTOR = "libnccl-profiler-inspector.so"
+FOLDER = "nccl"
+
+
+def nccl_variables(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """What to set so that NCCL logs into `folder`; a choice the user has made already is kept."""
+    wanted = {
+        "NCCL_DEBUG": "INFO",
+        # TUNING names algorithm and protocol of every operation; COLL and CALL would log every call.
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,NET,TUNING",
+        "NCCL_DEBUG_FILE": str(folder / FOLDER / "nccl.%h.%p.log"),
+    }
+    if environment.get("NCCL_DEBUG", "").upper() in ("TRACE", "INFO"):
+        wanted.pop("NCCL_DEBUG")
+    plugin = find_inspector(environment)
+    if plugin is not None and "NCCL_PROFILER_PLUGIN" not in environment:
+        wanted |= {
+            "NCCL_PROFILER_PLUGIN": str(plugin),
+            "NCCL_INSPECTOR_ENABLE": "1",
+            "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500000",
+            "NCCL_INSPECTOR_DUMP_DIR": str(folder / "nccl_inspector"),
+        }
+    return {name: value for name, value in wanted.items() if name not in environment or name == "NCCL_DEBUG"}
+
+
+def find_inspector(environment: Mapping[str, str]) -> Path | None:
+    """The Inspector plugin, in the library path or beside the NCCL of a wheel."""
+    folders = [Path(entry) for entry in environment.get("LD_LIBRARY_PATH", "").split(":") if entry]
+    folders += [Path(entry, "nvidia", "nccl", "lib") for entry in sys.path]
+    found = (folder / INSPECTOR for folder in folders)
+    return next((path for path in found if path.is_file()), None)
+
+
+def written_files(folder: Path) -> list[tuple[Path, str]]:
+    """The files NCCL wrote, each with its kind. Logs of no bytes are removed: gloo runs leave none."""
+    files = []
+    for log in sorted((folder / FOLDER).glob("*.log")):
+        if log.stat().st_size:
+            files.append((log, "nccl_log"))
+        else:
+            os.remove(log)
+    files += [(path, "nccl_inspector") for path in sorted((folder / "nccl_inspector").rglob("*.log"))]
+    files += [(path, "nccl_inspector") for path in sorted((folder / "nccl_inspector").rglob("*.json*"))]
+    return files

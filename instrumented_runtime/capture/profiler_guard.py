@@ -1,0 +1,39 @@
+"""Two profilers in one process: torch can run only one, and crashes on the second. The script's goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpuscope.errors import InputError
+
+
+def guard(is_ours: Callable[[Any], bool], give_way: Callable[[], None]) -> Callable[[], None]:
+    """Watch every torch profiler of this process; returns what ends the watch.
+
+    Before a profiler of the script prepares its trace, `give_way` is called. While one is running, ours
+    can't prepare: that raises `InputError`.
+    """
+    from torch.autograd.profiler import profile
+
+    prepare: Callable[[Any], None] = profile._prepare_trace
+    leave: Callable[..., Any] = profile.__exit__
+    theirs: set[int] = set()
+
+    def guarded_prepare(self: Any) -> None:
+        if not is_ours(self):
+            theirs.add(id(self))
+            give_way()
+        elif theirs:
+            raise InputError("the script runs a torch.profiler of its own", hint="record one thing at a time")
+        prepare(self)
+
+    def guarded_leave(self: Any, *error: Any) -> Any:
+        theirs.discard(id(self))
+        return leave(self, *error)
+
+    def remove() -> None:
+        profile._prepare_trace, profile.__exit__ = prepare, leave  # type: ignore[method-assign]
+
+    profile._prepare_trace, profile.__exit__ = guarded_prepare, guarded_leave  # type: ignore[method-assign]
+    return remove

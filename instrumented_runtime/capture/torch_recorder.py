@@ -1,0 +1,44 @@
+"""torch's own Flight Recorder in this process: one for NCCL and one for every other backend, read as one."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+# The first one is there only in a torch that was built with NCCL.
+READERS = ("_dump_nccl_trace", "_dump_fr_trace")
+
+
+def recorded(*, stacks: bool = True, only_active: bool = False) -> dict[str, Any]:
+    """A dump in the recorder's format; empty on a torch that has none. Can be called while a rank hangs."""
+    try:
+        from torch._C import _distributed_c10d as c10d
+    except ImportError:
+        return {}
+    readers = [getattr(c10d, name) for name in READERS if hasattr(c10d, name)]
+    return merged([_read(reader, stacks, only_active) for reader in readers])
+
+
+def _read(reader: Callable[..., bytes], stacks: bool, only_active: bool) -> dict[str, Any]:
+    dump: dict[str, Any] = pickle.loads(reader(includeStackTraces=stacks, onlyActive=only_active))
+    return dump
+
+
+def merged(dumps: list[dict[str, Any]]) -> dict[str, Any]:
+    """One dump of several: entries in the order of their creation, each once; of equal keys the first holds."""
+    whole: dict[str, Any] = {}
+    for dump in dumps:
+        for key, value in dump.items():
+            if isinstance(value, dict):
+                whole[key] = value | whole.get(key, {})
+            elif key != "entries":
+                whole.setdefault(key, value)
+    entries = {_identity(entry): entry for dump in dumps for entry in dump.get("entries", [])}
+    if entries:
+        whole["entries"] = sorted(entries.values(), key=lambda entry: entry["time_created_ns"])
+    return whole
+
+
+def _identity(entry: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(entry[key] for key in ("time_created_ns", "profiling_name", "pg_id", "record_id"))

@@ -1,0 +1,165 @@
+"""The collectives of this process: what was called, when, and whether it has ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Group:
+    """A process group: its name, description, and global ranks."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Collective:
+    """One collective, or one send or receive, of this rank.
+
+    `seq` counts the group's collectives from 1, `p2p_seq` its messages from `src` to `dst`; the other is
+    0. Elements are those of this rank's input and output; `item_bytes` of one element. Times are ns since
+    the epoch; `completed_ns` is None while it runs. `src`, `dst` are global ranks.
+    """
+
+    op: str
+    group: Group
+    seq: int
+    p2p_seq: int
+    elements_in: int
+    elements_out: int
+    dtype: str
+    item_bytes: int
+    sizes_in: list[list[int]]
+    sizes_out: list[list[int]]
+    src: int | None
+    dst: int | None
+    issued_ns: int
+    completed_ns: int | None = None
+    error: str | None = None
+
+    @property
+    def is_p2p(self) -> bool:
+        """Whether this is a send or a receive."""
+        return self.op in ("send", "recv")
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole array, as nccl-tests counts: the larger of input and output.
+
+        A rank that is not the root of a gather or scatter holds one piece of as many as there are ranks.
+        """
+        pieces = {"gather": self.elements_in, "scatter": self.elements_out}.get(self.op, 0) * len(self.group.ranks)
+        return max(self.elements_in, self.elements_out, pieces) * self.item_bytes
+
+    def __str__(self) -> str:
+        name = self.group.description if self.group.description != "undefined" else self.group.name
+        if self.is_p2p:
+            return f"{self.op} #{self.p2p_seq} from rank {self.src} to rank {self.dst} in group {name}"
+        return f"{self.op} #{self.seq} of group {name}"
+
+
+@dataclass
+class CollectiveLog:
+    """The collectives of this process: all since the last `drain`, those pending, and the latest."""
+
+    capacity: int = 2000
+    groups: dict[str, Group] = field(default_factory=dict)
+    latest: deque[Collective] = field(default_factory=deque)
+    _new: list[Collective] = field(default_factory=list)
+    _pending: dict[int, Collective] = field(default_factory=dict)
+    _sequence: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add_group(self, group: Group) -> None:
+        """A group has been made. One of the same name may have been destroyed before: counting starts anew."""
+        with self._lock:
+            self.groups[group.name] = group
+            for key in [key for key in self._sequence if key[0] == group.name]:
+                del self._sequence[key]
+
+    def issue(self, op: str, group: Group, inputs: Any, outputs: Any, peer: int | None) -> Collective:
+        """Log a call that is about to be made; `peer` is the other rank of a send or receive."""
+        tensors_in, tensors_out = tensors(inputs), tensors(outputs)
+        first = (tensors_in or tensors_out or [None])[0]
+        me = self.rank
+        src, dst = (me, peer) if op == "send" else (peer, me) if op == "recv" else (None, None)
+        p2p = op in ("send", "recv")
+        with self._lock:
+            entry = Collective(
+                op=op,
+                group=group,
+                seq=0 if p2p else self._next(group.name),
+                # A receive from anyone is counted when its sender is known.
+                p2p_seq=self._next(group.name, src, dst) if p2p and src is not None else 0,
+                elements_in=sum(t.numel() for t in tensors_in),
+                elements_out=sum(t.numel() for t in tensors_out),
+                dtype=str(first.dtype).removeprefix("torch.") if first is not None else "",
+                item_bytes=first.element_size() if first is not None else 0,
+                sizes_in=[list(t.shape) for t in tensors_in],
+                sizes_out=[list(t.shape) for t in tensors_out],
+                src=src,
+                dst=dst,
+                issued_ns=time.time_ns(),
+            )
+            self._new.append(entry)
+            self._pending[id(entry)] = entry
+            self.latest.append(entry)
+            while len(self.latest) > self.capacity:
+                self.latest.popleft()
+        return entry
+
+    def name_source(self, entry: Collective, src: int) -> None:
+        """A receive from anyone turned out to be from `src`."""
+        with self._lock:
+            entry.src, entry.p2p_seq = src, self._next(entry.group.name, src, entry.dst)
+
+    def _next(self, *key: object) -> int:
+        self._sequence[key] += 1
+        return self._sequence[key]
+
+    def complete(self, entry: Collective, error: str | None = None) -> None:
+        """It has ended, or failed with `error`; a second word about it is not heard."""
+        now = time.time_ns()
+        with self._lock:
+            if self._pending.pop(id(entry), None) is not None:
+                entry.completed_ns, entry.error = now, error
+
+    def pending(self) -> list[Collective]:
+        """Those issued and not completed, the oldest first."""
+        with self._lock:
+            return list(self._pending.values())
+
+    def drain(self) -> list[Collective]:
+        """The completed ones not drained yet, in order, up to the first that runs still."""
+        with self._lock:
+            done = 0
+            while done < len(self._new) and self._new[done].completed_ns is not None:
+                done += 1
+            drained, self._new = self._new[:done], self._new[done:]
+            return drained
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the world."""
+        import torch.distributed as dist
+
+        return dist.get_rank() if dist.is_initialized() else 0
+
+
+def tensors(values: Any) -> list[Any]:
+    """The tensors in an argument: one, a list of them, or a list of lists."""
+    if hasattr(values, "numel"):
+        return [values]
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes):
+        return [tensor for value in values for tensor in tensors(value)]
+    return []
+
+
+LOG = CollectiveLog()

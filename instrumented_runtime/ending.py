@@ -1,0 +1,37 @@
+"""Closing a session when the script ends without doing so: at exit, by an exception, by SIGTERM."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+import threading
+from multiprocessing.util import Finalize
+from types import TracebackType
+
+from instrumented_runtime.session import Session, status_of
+
+
+def close_at_the_end(session: Session) -> None:
+    """Have `session` closed however this process ends, short of SIGKILL; the end itself goes its way."""
+    atexit.register(session.close)
+    # A process that multiprocessing forked runs no atexit, but this.
+    Finalize(None, session.close, exitpriority=100)
+    excepthook = sys.excepthook
+
+    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        excepthook(kind, error, trace)
+        session.close(*status_of(error))
+
+    sys.excepthook = on_exception
+
+    def on_terminate(number: int, frame: object) -> None:
+        del frame
+        if session.closing:  # torchrun terminates the others when one fails: let this one finish writing
+            return
+        session.close("interrupted", "terminated by SIGTERM")
+        sys.exit(128 + number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, on_terminate)

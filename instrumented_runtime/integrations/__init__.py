@@ -1,0 +1,1 @@
+"""gpuscope in other frameworks' loops: one file per framework, each needing only that framework."""

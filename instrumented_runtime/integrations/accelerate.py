@@ -1,0 +1,47 @@
+"""Recording a script that uses Accelerate:
+
+>>> from instrumented_runtime.integrations.accelerate import recording
+>>> accelerator = Accelerator()
+>>> with recording(accelerator, "runs/first"):
+...     for batch in loader:
+...         accelerator.backward(model(batch).loss)
+...         optimizer.step()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate import Accelerator
+
+from instrumented_runtime.ending import close_at_the_end
+from instrumented_runtime.ranges import span
+from instrumented_runtime.session import Session, gpuscope_session
+
+
+@contextmanager
+def recording(accelerator: Accelerator, folder: str | os.PathLike[str], **options: Any) -> Iterator[Session]:
+    """Record the block into `folder`; a step is one that the optimizer really takes, whatever is accumulated.
+
+    `options` are those of `gpuscope_session`. While inside, `accelerator.backward` is the range `backward`.
+    The process group exists already; for gloo's collectives call `gloo_trace.install()` before `Accelerator()`.
+    """
+    backward = accelerator.backward
+    with gpuscope_session(folder, auto_step=True, **options) as session:
+        close_at_the_end(session)
+        session.folder.note(
+            framework="accelerate",
+            parallelism={"mode": accelerator.distributed_type.value},
+            config={
+                "accumulate": accelerator.gradient_accumulation_steps,
+                "precision": accelerator.mixed_precision,
+            },
+        )
+        accelerator.backward = span("backward")(backward)
+        try:
+            yield session
+        finally:
+            accelerator.backward = backward

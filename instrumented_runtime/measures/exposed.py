@@ -1,0 +1,56 @@
+"""Exposed communication of a step, where someone knows it without a trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+
+class ExposedCommunication:
+    """Waits of the training thread that the trainer itself makes (pipeline, all-to-all on the CPU), and
+    what DDP's reducer says its backward did not hide. Other parallelisms hide theirs from us."""
+
+    def __init__(self) -> None:
+        self._waited_ns = 0
+        self._known = False
+        self._seen: dict[int, int] = {}
+
+    @contextmanager
+    def waiting(self, tensor: Tensor) -> Iterator[None]:
+        """The training thread is blocked on communication of `tensor` inside, unless it is a GPU's."""
+        if tensor.device.type != "cpu":
+            yield
+            return
+        start = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._known = True
+            self._waited_ns += time.perf_counter_ns() - start
+
+    def take(self, parts: list[Any]) -> int | None:
+        """Nanoseconds since the last call; None if nobody knows."""
+        ddp = [self._of_reducer(part) for part in parts if isinstance(part, DistributedDataParallel)]
+        reduced = [ns for ns in ddp if ns is not None]
+        if not self._known and not reduced:
+            return None
+        waited, self._waited_ns = self._waited_ns, 0
+        return waited + sum(reduced)
+
+    def _of_reducer(self, ddp: DistributedDataParallel) -> int | None:
+        """Of the last backward, if DDP timed it: it times the first ones, and then one in a hundred."""
+        data = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        start, total = data.get("backward_comm_time_start"), data.get("backward_comm_time")
+        if not start or not total or start == self._seen.get(id(ddp)):
+            return None
+        self._seen[id(ddp)] = start
+        return max(0, int(total) - int(data["backward_compute_comm_overlap_time"]))
+
+
+EXPOSED = ExposedCommunication()
+"""Of this process: it trains on one thread, and who waits is deep inside a schedule or an autograd node."""

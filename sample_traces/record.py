@@ -1,0 +1,109 @@
+"""Records the sample traces again, with `gpuscope train`: python sample_traces/record.py OUT [NAME...]
+
+Each run is repeated until its recorded steps take about the same time on every rank: a machine with other
+work slows some of them, and would put faults into the traces that nobody injected. What stays of a run
+folder is the traces, collectives, measures and the manifest; the name of the machine is
+replaced by `node0`, and the description of its environment left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+WAIT, WARMUP = 2, 2
+STEADY, ATTEMPTS = 1.25, 12
+CORES = os.cpu_count() or 1
+KEPT = ("rank*.json.gz", "manifest.json", "collectives/*", "measures/*")
+DDP = ["--parallel", "ddp", "--nproc", "2"]
+PP = ["--parallel", "pp", "--nproc", "2", "--set", "data.batch=16"]
+SMALL_BATCH = ["--set", "data.batch=1", "--set", "data.sequence=32"]
+SAMPLES: dict[str, list[str]] = {
+    "ddp_healthy": DDP,
+    "ddp_slow_loader": [*DDP, "--fault", "slow_loader:ms=80"],
+    "ddp_slow_rank": [*DDP, "--fault", "slow_rank:ms=60"],
+    # So little to compute that the number of messages shows.
+    "ddp_tiny_buckets": [*DDP, *SMALL_BATCH, "--fault", "tiny_buckets:mb=0.01"],
+    "ddp_host_stall": [*DDP, "--fault", "host_stall:kind=checkpoint,ms=80,every=1"],
+    "ddp_uneven_sequences": [*DDP, "--fault", "uneven_sequences:rank=1,short=0.25"],
+    "zero1_healthy": ["--parallel", "zero1", "--nproc", "2"],
+    "fsdp_healthy": ["--parallel", "fsdp", "--nproc", "2"],
+    "tp_healthy": ["--parallel", "tp", "--nproc", "2"],
+    "cp_healthy": ["--parallel", "cp", "--nproc", "2"],
+    "ep_healthy": ["--parallel", "ep", "--nproc", "2", "--preset", "tiny-moe"],
+    "pp_1f1b": PP,
+    "pp_few_micro_batches": [*PP, "--fault", "few_micro_batches"],
+    "pp_unbalanced_stage": [*PP, "--fault", "unbalanced_stage:times=3"],
+    "3d_healthy": ["--parallel", "3d", "--nproc", "4", "--set", "pipeline.micro_batches=2"],
+}
+
+
+def record(name: str, folder: Path) -> bool:
+    """Record one sample into `folder`; whether its steps were steady."""
+    active = 3 if name.startswith("ddp") else 2  # the others have more events per step
+    steps = WAIT + WARMUP + active
+    settings = [f"capture.wait={WAIT}", f"capture.warmup={WARMUP}", f"capture.active={active}"]
+    words = [*SAMPLES[name], "--steps", str(steps), *(w for s in settings for w in ("--set", s))]
+    subprocess.run(
+        [sys.executable, "-c", "from gpuscope.cli import main; main()", "train", *words, "--out", name],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+    )
+    measures = list((folder / name / "measures").iterdir())
+    # Ranks that share cores are never steady, and no repetition makes them so.
+    return len(measures) > CORES or all(is_steady(path) for path in measures)
+
+
+def is_steady(measures: Path) -> bool:
+    """Whether the recorded steps of a rank took about the same time."""
+    records = [json.loads(line) for line in measures.read_text().splitlines()]
+    times = [record["step_ns"] for record in records if record["step"] >= WAIT + WARMUP]
+    return max(times) < STEADY * min(times)
+
+
+def keep(run: Path, out: Path) -> None:
+    """Copy what is kept, without the machine's name."""
+    kept = [path for pattern in KEPT for path in run.glob(pattern) if path.is_file()]
+    for path in kept:
+        target = out / path.relative_to(run)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".gz":
+            text = gzip.decompress(path.read_bytes()).decode()
+            text = re.sub(r'("host_name"|"host"): "[^"]*"', r'\1: "node0"', text)
+            target.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+        else:
+            shutil.copy(path, target)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["files"] = [entry for entry in manifest["files"] if (out / entry["path"]).exists()]
+    for entry in manifest["files"]:
+        entry["bytes"] = (out / entry["path"]).stat().st_size
+    for rank in manifest["ranks"]:
+        rank["host"] = "node0"
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def main(out: Path, names: list[str]) -> None:
+    work = out / "attempts"
+    work.mkdir(parents=True, exist_ok=True)
+    for name in names or SAMPLES:
+        for attempt in range(1, ATTEMPTS + 1):
+            shutil.rmtree(work / name, ignore_errors=True)
+            if record(name, work):
+                keep(work / name, out / name)
+                print(f"{name}: attempt {attempt}", flush=True)
+                break
+        else:
+            print(f"{name}: not steady in {ATTEMPTS} attempts, nothing kept", flush=True)
+    shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,24 @@
+"""Fixtures for every test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def samples() -> Path:
+    """Traces this project recorded itself."""
+    return ROOT / "sample_traces"
+
+
+@pytest.fixture(scope="session")
+def shared_traces() -> Path:
+    """Other people's real traces, beside the checkout; they are never part of it."""
+    path = ROOT.parent / "shared" / "traces"
+    if not path.is_dir():
+        pytest.skip("no ../shared/traces beside this checkout")
+    return path

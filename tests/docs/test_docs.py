@@ -1,0 +1,267 @@
+"""The documentation says what the program does: every command, option, code, key and link."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
+
+import click
+import pytest
+
+import gpuscope
+from analyzers.findings import CODES, MESSAGES
+from gpuscope.report.headline import verdict_line
+from gpuscope.report.schema import Report
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+SAMPLES = [ROOT / "sample_traces" / name for name in ("ddp_healthy", "ddp_slow_loader", "ddp_slow_rank")]
+
+
+@pytest.fixture(scope="module")
+def generate() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(DOCS))
+    try:
+        import generate
+
+        yield generate
+    finally:
+        sys.path.remove(str(DOCS))
+        sys.modules.pop("generate", None)
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def section(page: str, heading: str) -> str:
+    """The text below a heading, up to the next one of the same or a higher level."""
+    level = heading.split(" ")[0]
+    _, _, rest = text_of(DOCS / page).partition(f"\n{heading}\n")
+    return re.split(rf"\n#{{1,{len(level)}}} ", rest)[0]
+
+
+# ---- commands ----
+
+
+def test_every_command_has_its_own_section(generate: ModuleType) -> None:
+    headings = set(re.findall(r"^#+ `(gpuscope[^`]*)`$", text_of(DOCS / "commands.md"), re.MULTILINE))
+    assert headings == {name for name, _ in generate.commands()}
+
+
+def test_every_option_is_documented_with_its_command(generate: ModuleType) -> None:
+    for name, command in generate.commands():
+        block = re.search(rf"<!-- options: {name} -->\n(.*?)<!-- end -->", text_of(DOCS / "commands.md"), re.DOTALL)
+        assert block, name
+        documented = set(re.findall(r"--?[a-z][\w-]*", " ".join(re.findall(r"^\| `([^`]*)`", block[1], re.MULTILINE))))
+        options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+        assert documented == {flag for option in options for flag in (*option.opts, *option.secondary_opts)}, name
+
+
+def test_generated_parts_are_up_to_date(generate: ModuleType) -> None:
+    stale = [page.name for page in generate.documents() if generate.filled(text_of(page)) != text_of(page)]
+    assert not stale, "run `make docs` and look at what changed"
+
+
+def test_picture_shows_the_report_of_today(generate: ModuleType) -> None:
+    shown = unescape(generate.PICTURE.read_text(encoding="utf-8")).replace("\xa0", " ")
+    report = gpuscope.analyze(ROOT / generate.PICTURED).report
+    assert verdict_line(report) in shown
+    assert report["findings"][0]["message"] in shown
+    assert generate.PICTURE.stat().st_size < 150_000
+
+
+# ---- codes ----
+
+
+def literals_of_problem_calls(source: str) -> Iterator[str]:
+    """Codes of `problem(severity, code, count, message)`; they must be literals, or nobody could list them."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "problem":
+            code = node.args[1]
+            assert isinstance(code, ast.Constant), ast.unparse(node)
+            yield str(code.value)
+
+
+def finding_codes_made_by_hand(source: str) -> Iterator[str]:
+    """Codes of findings that an analyzer writes itself: dicts (or calls) with `code` and `evidence`."""
+    for node in ast.walk(ast.parse(source)):
+        pairs: dict[str, ast.expr] = {}
+        if isinstance(node, ast.Dict):
+            pairs = {
+                str(k.value): v for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant)
+            }
+        elif isinstance(node, ast.Call):
+            pairs = {word.arg: word.value for word in node.keywords if word.arg}
+        if {"code", "severity", "evidence"} <= set(pairs) and isinstance(code := pairs["code"], ast.Constant):
+            yield str(code.value)
+
+
+def sources(*packages: str) -> Iterator[str]:
+    for package in packages:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield text_of(path)
+
+
+def documented_codes(heading: str) -> set[str]:
+    return set(re.findall(r"^### `(\w+)`$", section("findings.md", heading), re.MULTILINE))
+
+
+def test_every_cause_and_finding_is_documented_and_no_other() -> None:
+    codes = {CODES.get(cause, cause) for cause in MESSAGES}
+    codes |= {code for source in sources("analyzers") for code in finding_codes_made_by_hand(source)}
+    assert documented_codes("## Causes and findings") == codes
+
+
+def test_every_cause_says_how_it_is_told_what_helps_and_what_fools_it() -> None:
+    for part in section("findings.md", "## Causes and findings").split("\n### ")[1:]:
+        assert all(f"**{word}**:" in part for word in ("Told by", "Usually helps", "Fooled by")), part.splitlines()[0]
+
+
+def test_every_problem_is_documented_and_no_other() -> None:
+    codes = {code for source in sources("gpuscope", "analyzers") for code in literals_of_problem_calls(source)}
+    assert documented_codes("## Problems") == codes
+
+
+def test_every_cause_stands_in_the_definitions() -> None:
+    table = section("definitions.md", "## Stalls: class and cause")
+    causes = set(MESSAGES) - set(CODES)
+    assert set(re.findall(r"^\| \S+ \| `(\w+)` \|", table, re.MULTILINE)) == causes
+
+
+# ---- the JSON report ----
+
+NAMES = {f"slowdown.{which}by_{name}": name for which in ("", "explained.") for name in ("operation", "rank", "stage")}
+NAMES["trace.parallelism"] = "kind"
+
+
+def schema_keys(kind: Any, path: str = "") -> Iterator[str]:
+    """Every key of a TypedDict as a dotted path; `[]` for elements, `{…}` for names that are data."""
+    if is_typeddict(kind):
+        for key, value in get_type_hints(kind).items():
+            inner = f"{path}.{key}" if path else key
+            yield inner
+            yield from schema_keys(value, inner)
+    elif get_origin(kind) is list:
+        yield from schema_keys(get_args(kind)[0], f"{path}[]")
+    elif get_origin(kind) is dict:
+        yield f"{path}.{{{NAMES.get(path, 'cause')}}}"
+
+
+def report_keys(value: Any, known: set[str], path: str = "") -> Iterator[str]:
+    """The keys of a real report, in the same notation."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            inner = f"{path}.{key}" if path else key
+            named = f"{path}.{{{NAMES.get(path, 'cause')}}}"
+            inner = named if named in known else inner
+            yield inner
+            yield from report_keys(item, known, inner)
+    elif isinstance(value, list):
+        for item in value:
+            yield from report_keys(item, known, f"{path}[]")
+
+
+def documented_keys() -> set[str]:
+    return set(re.findall(r"^\| `([^`]+)` \|", text_of(DOCS / "report.md"), re.MULTILINE))
+
+
+def test_report_keys_are_those_of_the_schema() -> None:
+    assert documented_keys() == set(schema_keys(Report))
+
+
+def test_report_keys_are_those_of_real_reports() -> None:
+    known = documented_keys()
+    found: set[str] = set()
+    # A sample trace gives none of these.
+    empty = {"suggestions", "problems", "slowdown", "hang", "nccl", "bandwidth", "topology"}
+    for sample in SAMPLES:
+        report = json.loads(json.dumps(gpuscope.analyze(sample).report))
+        found |= set(report_keys(report, known))
+    assert found <= known
+    missing = {key for key in known - found if key.split("[")[0].split(".")[0] not in empty}
+    # CPU training copies nothing; these samples have one group, of all ranks.
+    assert missing == {"ranks[].stall_ns.memory.{cause}", "trace.parallelism.{kind}"}
+
+
+# ---- links, code blocks ----
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    prose = re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, left = set(), [ROOT / "README.md"]
+    while left:
+        page = left.pop()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            names = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text_of(page))
+            left += [target for name in names if (target := (page.parent / name).resolve()).is_file()]
+    assert {page for page in PAGES if page not in reached} == set()
+
+
+def readme_commands() -> list[str]:
+    blocks = re.findall(r"```(?:\w*)\n(.*?)```", text_of(ROOT / "README.md"), re.DOTALL)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("gpuscope analyze sample_traces/")]
+
+
+def test_readme_shows_commands_that_can_be_tried() -> None:
+    assert len(readme_commands()) >= 3
+    assert all(f"`make {target}`" in text_of(ROOT / "README.md") for target in ("demo", "test"))
+
+
+def test_readme_names_every_extra() -> None:
+    extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
+    named = re.findall(r"^\| `(\w+)` \|", text_of(ROOT / "README.md"), re.MULTILINE)
+    assert set(named) == set(extras) - {"test", "check"}  # what the tests need is no user's affair
+
+
+@pytest.mark.parametrize("line", readme_commands())
+def test_readme_commands_run(line: str, tmp_path: Path) -> None:
+    (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
+    program = "from gpuscope.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *line.split()[1:]], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout
+
+
+def test_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
+    examples = [
+        code
+        for page in ("tutorial.md",)
+        for code in re.findall(r"```python\n(.*?)```", text_of(DOCS / page), re.DOTALL)
+    ]
+    assert examples
+    for code in examples:
+        exec(compile(code, "tutorial.md", "exec"), {})

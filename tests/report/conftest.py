@@ -1,0 +1,347 @@
+"""Reports written out by hand, for the renderers; the numbers of each rank and step add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuscope.report.schema import BreakdownEntry, KernelEntry, RankEntry, Report, StepEntry
+
+MS = 1_000_000
+EPOCH = 1_694_128_201_000_000_000
+
+
+def breakdown(compute: int, communication: int, memory: int, idle: int) -> BreakdownEntry:
+    return {
+        "compute": compute,
+        "exposed_communication": communication,
+        "exposed_memory": memory,
+        "idle": idle,
+    }
+
+
+def rank(number: int, parts: BreakdownEntry, steps: int, stalls: dict[str, dict[str, int]], **more: Any) -> RankEntry:
+    entry: RankEntry = {
+        "rank": number,
+        "device": number % 8,
+        "device_name": "NVIDIA A100-SXM4-80GB",
+        "window_ns": sum(parts.values()),  # type: ignore[arg-type]
+        "start_ns": EPOCH,
+        "steps": steps,
+        "breakdown_ns": parts,
+        "communication_ns": parts["exposed_communication"],
+        "overlapped_communication_ns": 0,
+        "overlap_frac": 0.0 if parts["exposed_communication"] else None,
+        "stall_ns": {"cpu": {}, "communication": {}, "memory": {}, "unattributed": 0} | stalls,  # type: ignore[typeddict-item]
+    }
+    return entry | more  # type: ignore[return-value]
+
+
+def steps_of(entry: RankEntry, bound_by: Any, cause: str | None) -> list[StepEntry]:
+    number = entry["steps"]
+    parts = entry["breakdown_ns"]
+    each = breakdown(*(parts[key] // number for key in ("compute", "exposed_communication", "exposed_memory", "idle")))
+    dur = sum(each.values())  # type: ignore[call-overload]
+    return [
+        {
+            "step": i,
+            "rank": entry["rank"],
+            "device": entry["device"],
+            "start_ns": entry["start_ns"] + i * dur,
+            "dur_ns": dur,
+            "breakdown_ns": each,
+            "bound_by": bound_by,
+            "cause": cause,
+        }
+        for i in range(number)
+    ]
+
+
+def kernel(name: str, category: str, count: int, dur_ns: int, share: float, rate: float | None = None) -> KernelEntry:
+    return {
+        "name": name,
+        "category": category,
+        "count": count,
+        "dur_ns": dur_ns,
+        "mean_ns": dur_ns // count,
+        "share_frac": share,
+        "flops_per_s": rate,
+    }
+
+
+def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | None = None, **more: Any) -> Report:
+    built: dict[str, Any] = {
+        "schema_version": 1,
+        "gpuscope_version": "0.1.0",
+        "trace": {
+            "sources": [
+                {
+                    "path": f"run/rank{entry['rank']}.json.gz",
+                    "format": "kineto",
+                    "format_version": "1",
+                    "rank": entry["rank"],
+                    "ranks": [entry["rank"]],
+                    "events": 1000,
+                }
+                for entry in ranks
+            ],
+            "world_size": world_size,
+            "ranks_present": [entry["rank"] for entry in ranks],
+            "clock_error_ns": None,
+            "frameworks": [],
+            "parallelism": {},
+        },
+        "verdict": {
+            "bound_by": None,
+            "cause": None,
+            "share_frac": 0.0,
+            "confidence": 0.0,
+            "abstained": False,
+            "why": "",
+        }
+        | verdict,
+        "ranks": ranks,
+        "steps": [],
+        "steps_basis": None,
+        "collectives": [],
+        "stragglers": [],
+        "kernels": [],
+        "findings": [],
+        "suggestions": [],
+        "problems": [],
+        "analyzers": [],
+    }
+    return built | more  # type: ignore[return-value]
+
+
+@pytest.fixture
+def healthy() -> Report:
+    """One GPU, five steps of 100 ms, 95 % compute."""
+    only = rank(
+        0,
+        breakdown(475 * MS, 0, 5 * MS, 20 * MS),
+        5,
+        {"cpu": {"launch": 20 * MS}, "memory": {"copy": 5 * MS}},
+    )
+    return report(
+        [only],
+        {"bound_by": "compute", "share_frac": 0.95, "confidence": 0.9, "why": "No other class takes 10 %."},
+        world_size=1,
+        steps=steps_of(only, "compute", None),
+        steps_basis="ProfilerStep",
+        kernels=[
+            kernel(
+                "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn",
+                "matmul",
+                500,
+                300 * MS,
+                0.625,
+                2.1e14,
+            ),
+            kernel("Memcpy HtoD (Pinned -> Device)", "memcpy", 5, 5 * MS, 0.0104),
+        ],
+        analyzers=[{"name": "breakdown", "status": "ok", "why": ""}],
+    )
+
+
+@pytest.fixture
+def input_bound() -> Report:
+    """Two ranks, ten steps of 100 ms, 31 % of the time waiting for the data loader."""
+    ranks = [
+        rank(
+            number,
+            breakdown(580 * MS, (80 - 10 * number) * MS, 0, (340 + 10 * number) * MS),
+            10,
+            {
+                "cpu": {"input": 310 * MS, "launch": (30 + 10 * number) * MS},
+                "communication": {"bandwidth": (80 - 10 * number) * MS},
+            },
+            communication_ns=200 * MS,
+            overlapped_communication_ns=(120 + 10 * number) * MS,
+            overlap_frac=(120 + 10 * number) / 200,
+        )
+        for number in (0, 1)
+    ]
+    wait = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    made = report(
+        ranks,
+        {
+            "bound_by": "cpu",
+            "cause": "input",
+            "share_frac": 0.345,
+            "confidence": 0.8,
+            "why": "The GPUs are idle for 34.5 % of the window, mostly while a batch is made.",
+        },
+        world_size=2,
+        steps=[step for entry in ranks for step in steps_of(entry, "cpu", "input")],
+        steps_basis="ProfilerStep",
+        collectives=[
+            {
+                "op": "all_reduce",
+                "group": "0 (default_pg)",
+                "count": 40,
+                "bytes": 1_048_576_000,
+                "dur_ns": 400 * MS,
+                "wait_ns": 20 * MS,
+                "transfer_ns": 190 * MS,
+                "algbw_gbps": 5.519,
+                "busbw_gbps": 5.519,
+            }
+        ],
+        stragglers=[{"rank": 1, "caused_wait_ns": 20 * MS, "phase": "forward", "recurrent": True}],
+        kernels=[
+            kernel(
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+                "communication",
+                80,
+                400 * MS,
+                0.256,
+            ),
+            kernel(
+                "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, "
+                "std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)",
+                "elementwise",
+                12000,
+                100 * MS,
+                0.064,
+            ),
+        ],
+        findings=[
+            {
+                "code": "input_wait",
+                "severity": "high",
+                "message": "In every step the GPU has nothing to do while a batch is made.",
+                "ranks": [0, 1],
+                "cost_ns_per_step": 31 * MS,
+                "share_frac": 0.31,
+                "evidence": [
+                    {
+                        "rank": number,
+                        "start_ns": EPOCH + at * MS + 250,
+                        "dur_ns": 31 * MS,
+                        "name": wait,
+                        "note": f"step {at // 100}",
+                    }
+                    for number in (0, 1)
+                    for at in (160, 260, 360)
+                ],
+            }
+        ],
+        suggestions=[
+            {
+                "code": "more_workers",
+                "finding": "input_wait",
+                "action": "Load batches in worker processes.",
+                "why": "Batches are made on the training thread, one after the other.",
+                "setting": {"kind": "python", "name": "DataLoader(num_workers)", "value": "4"},
+                "predicted": {
+                    "step_ns_before": 100 * MS,
+                    "step_ns_after": 69 * MS,
+                    "low_ns": 69 * MS,
+                    "high_ns": 80 * MS,
+                    "basis": "the step without waits for input",
+                },
+                "risk": "Four more processes per rank need memory.",
+                "verify": "Record again: input should fall below 3 % of the step.",
+            }
+        ],
+        problems=[
+            {
+                "severity": "data_loss",
+                "code": "unpaired",
+                "count": 12,
+                "message": "kernels without a launch in run/rank1.json.gz",
+            }
+        ],
+        analyzers=[
+            {"name": "breakdown", "status": "ok", "why": ""},
+            {"name": "flops", "status": "skipped", "why": "no shapes recorded: use record_shapes=True"},
+        ],
+    )
+    made["trace"]["clock_error_ns"] = 12_400
+    return made
+
+
+@pytest.fixture
+def abstained() -> Report:
+    """No device event at all."""
+    made = report(
+        [],
+        {
+            "abstained": True,
+            "why": "The trace holds no device events, so nothing can be said about the GPU. "
+            "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA].",
+        },
+        problems=[
+            {
+                "severity": "error",
+                "code": "no_device_events",
+                "count": 1,
+                "message": "no device events in a.json",
+            }
+        ],
+        analyzers=[{"name": "breakdown", "status": "skipped", "why": "no device events"}],
+    )
+    made["trace"]["sources"] = [
+        {
+            "path": "a.json",
+            "format": "kineto",
+            "format_version": "1",
+            "rank": None,
+            "ranks": [],
+            "events": 12,
+        }
+    ]
+    return made
+
+
+@pytest.fixture
+def many_ranks() -> Report:
+    """Synthetic: 64 ranks, rank r computes 400 + r ms of 1 s and waits for the rest."""
+    ranks = [
+        rank(
+            number,
+            breakdown((400 + number) * MS, (600 - number) * MS, 0, 0),
+            4,
+            {"communication": {"straggler": (400 - number) * MS, "bandwidth": 200 * MS}},
+        )
+        for number in range(64)
+    ]
+    made = report(
+        ranks,
+        {
+            "bound_by": "communication",
+            "cause": "straggler",
+            "share_frac": 0.5685,
+            "confidence": 0.7,
+            "why": "Synthetic: ranks wait for rank 63.",
+        },
+        world_size=64,
+        steps=[step for entry in ranks for step in steps_of(entry, "communication", "straggler")],
+        steps_basis="ProfilerStep",
+        stragglers=[{"rank": 63, "caused_wait_ns": 9000 * MS, "phase": None, "recurrent": True}],
+    )
+    made["trace"]["clock_error_ns"] = 3_000
+    return made
+
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J\x1b]0;owned\x07[bold red]x[/bold red]\r\n\x9b31m\u202e\udc80:smile: 漢字"
+
+
+@pytest.fixture
+def hostile(input_bound: Report) -> Report:
+    """Every string that a trace can choose holds escapes, markup, HTML and characters of width 0 and 2."""
+    input_bound["findings"][0]["message"] = HOSTILE
+    input_bound["findings"][0]["evidence"][0]["name"] = HOSTILE * 5
+    input_bound["findings"][0]["evidence"][0]["note"] = HOSTILE
+    input_bound["kernels"][0]["name"] = HOSTILE * 5
+    input_bound["collectives"][0]["op"] = HOSTILE
+    input_bound["collectives"][0]["group"] = HOSTILE
+    input_bound["stragglers"][0]["phase"] = HOSTILE
+    input_bound["problems"][0]["message"] = HOSTILE
+    input_bound["verdict"]["why"] = HOSTILE
+    input_bound["ranks"][0]["device_name"] = HOSTILE
+    input_bound["trace"]["sources"][0]["path"] = HOSTILE
+    input_bound["steps_basis"] = HOSTILE
+    return input_bound

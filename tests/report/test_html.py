@@ -1,0 +1,163 @@
+"""The HTML report: whole, safe, alone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from gpuscope.report import drawing, html
+from gpuscope.report.schema import Report
+
+EXAMPLES = ["healthy", "input_bound", "abstained", "many_ranks", "hostile"]
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Elements and text of a document; complains of tags that do not match."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(document)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_well_formed_small_and_self_contained(example: str, request: pytest.FixtureRequest) -> None:
+    document = html.render(request.getfixturevalue(example))
+    page = Page(document)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.elements:
+        assert not {"src", "style", "onclick", "onload"} & set(attributes)
+        href = attributes.get("href")
+        assert href is None or href[1:] in ids
+    assert len(document.encode()) < 300_000
+    assert "http:" not in document
+    assert "https:" not in document
+
+
+def test_only_its_own_script_and_style_are_allowed(input_bound: Report) -> None:
+    document = html.render(input_bound)
+    policy = next(meta["content"] or "" for meta in Page(document).of("meta") if "http-equiv" in meta)
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    for tag, directive in (("script", "script-src"), ("style", "style-src")):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", document, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}'" in policy
+
+
+def test_hostile_names_are_text(hostile: Report) -> None:
+    document = html.render(hostile)
+    page = Page(document)
+    assert len(page.of("script")) == 1
+    assert "<script>alert(1)</script>\\x1b[2J" in "".join(page.text)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", document)
+
+
+def test_each_evidence_links_to_its_mark_on_its_ranks_strip(input_bound: Report) -> None:
+    evidence = input_bound["findings"][0]["evidence"]
+    first, second = drawing.strips(input_bound, evidence)
+    assert [mark.number for mark in first.marks] == [0, 1, 2]
+    assert [mark.number for mark in second.marks] == [3, 4, 5]
+    # 160 ms of a window of 1 s, on an axis from 70 to 950; 31 ms are 27.3 wide.
+    assert (first.marks[0].x, first.marks[0].width) == (210.8, 27.3)
+    links = [one["href"] for one in Page(html.render(input_bound)).of("a")]
+    assert sorted(links, key=str) == sorted(f"#{kind}-{i}" for kind in ("place", "evidence") for i in range(6))
+
+
+def test_bars_add_up(input_bound: Report) -> None:
+    assert drawing.segments(input_bound["ranks"][0]) == [
+        ("compute", 0.0, 58.0),
+        ("exposed_communication", 58.0, 8.0),
+        ("idle", 66.0, 34.0),
+    ]
+
+
+def test_many_steps_share_columns_and_a_slow_first_one_is_cut(healthy: Report) -> None:
+    (only,) = healthy["ranks"]
+    healthy["steps"] = [
+        {**healthy["steps"][0], "step": i, "start_ns": only["start_ns"] + i, "bound_by": "compute"} for i in range(1000)
+    ]
+    first = healthy["steps"][0]
+    first["breakdown_ns"] = {**first["breakdown_ns"], "idle": 10**12}
+    (strip,) = drawing.strips(healthy, [])
+    assert strip.steps_per_column == 3  # 1000 steps in at most 400 columns
+    assert len(strip.columns) == 334
+    assert [column.cut for column in strip.columns[:2]] == [True, False]
+    assert strip.y_label == "300.0 ms"  # three times the median of 100 ms
+
+
+def test_without_steps_the_window_is_one_column(healthy: Report) -> None:
+    healthy["steps"], healthy["steps_basis"] = [], None
+    (strip,) = drawing.strips(healthy, [])
+    (column,) = strip.columns
+    assert column.title == "whole window: 500.0 ms; compute 95.0 %, exposed memory 1.0 %, idle 4.0 %"
+    assert "No steps were found" in html.render(healthy)
+
+
+def test_exact_ns_in_tooltips(healthy: Report) -> None:
+    document = html.render(healthy)
+    assert '<span title="500,000,000 ns">500.0 ms</span>' in document
+    assert 'title="compute: 475,000,000 ns">95.0 %' in document
+
+
+def test_absurd_evidence_stays_on_the_picture(healthy: Report) -> None:
+    far = {"rank": 0, "start_ns": -(2**62), "dur_ns": 2**62, "name": "x", "note": ""}
+    (strip,) = drawing.strips(healthy, [far])  # type: ignore[list-item]
+    (mark,) = strip.marks
+    assert drawing.LEFT <= mark.x <= mark.x + mark.width <= drawing.RIGHT
+
+
+def test_slowdown_and_an_empty_window(input_bound: Report) -> None:
+    input_bound["slowdown"] = {"total": 1.25, "by_operation": {"a": 1.1, "b": 1.2}, "by_rank": {}, "by_stage": {}}
+    first = input_bound["ranks"][0]
+    first["window_ns"], first["device"] = 0, None
+    page = Page(html.render(input_bound))
+    assert "b 1.200, a 1.100" in "".join(page.text)
+    assert "0 (CPU)" in page.text
+
+
+def test_hang_and_bandwidth_stand_in_the_page_without_markup_of_theirs(healthy: Report) -> None:
+    hang = {
+        "hung": True, "only_waited": [0], "without_dump": [], "mismatches": [], "last": [], "uncertain": [],
+        "first_cause": [{"rank": 1, "kind": "never_arrived", "certain": True, "why": "never enqueued <b>x</b>"}],
+        "operations": [{"op": "<i>", "group": "0", "description": None, "seq": 3, "waiting": [0], "awaited": [1],
+                        "reason": "absent"}],
+        "certain": ["Rank 0 enqueued it."],
+    }  # fmt: skip
+    row = {
+        "tool": "nccl-tests", "op": "all_reduce", "bytes": 1_000_000, "group_size": 2, "variant": None, "count": 20,
+        "dur_ns": 100_000, "algbw_gbps": 10.0, "busbw_gbps": 10.0, "wrong": None,
+    }  # fmt: skip
+    page = html.render(healthy | {"hang": hang, "bandwidth": [row]})  # type: ignore[arg-type, operator]
+    assert "rank 1: never enqueued &lt;b&gt;x&lt;/b&gt;" in page
+    assert "<td>&lt;i&gt;</td>" in page
+    assert "10.00 GB/s" in page
+    Page(page)

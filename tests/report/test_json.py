@@ -1,0 +1,34 @@
+"""The JSON document."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from gpuscope.report.json import dumps
+from gpuscope.report.schema import Report
+
+
+def test_round_trip_keeps_order_and_values(input_bound: Report) -> None:
+    back = json.loads(dumps(input_bound))
+    assert back == input_bound
+    assert list(back) == list(input_bound)
+
+
+def test_no_nan_no_numpy_no_broken_text(input_bound: Report) -> None:
+    input_bound["collectives"][0]["busbw_gbps"] = float("nan")
+    input_bound["collectives"][0]["bytes"] = np.int64(7)  # type: ignore[typeddict-item]
+    input_bound["kernels"][0]["name"] = "\udc80"
+    document = dumps(input_bound)
+    assert document.encode("ascii")
+    back = json.loads(document, parse_constant=lambda word: word)
+    assert back["collectives"][0]["busbw_gbps"] is None
+    assert back["collectives"][0]["bytes"] == 7
+    assert back["kernels"][0]["name"] == "\udc80"
+
+
+def test_keys_stand_as_declared_however_they_were_built(healthy: Report) -> None:
+    shuffled = dict(reversed(healthy.items()))
+    declared = [key for key in Report.__annotations__ if key in healthy]
+    assert list(json.loads(dumps(shuffled))) == declared  # type: ignore[arg-type]

@@ -1,0 +1,102 @@
+"""The collectives benchmark on two gloo processes, the copies benchmark, and their command line."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from gpuscope.bandwidth import busbw_factor
+from gpuscope.cli import main
+from gpuscope.errors import UsageError
+from instrumented_runtime.bench.collectives import CollectiveOptions, CollectivesReport, run
+from instrumented_runtime.bench.operations import OPERATIONS
+from instrumented_runtime.bench.sizes import format_size, parse_size, sweep
+from instrumented_runtime.bench.transfers import measure
+from instrumented_runtime.commands.bench import command
+
+
+@pytest.fixture(scope="module")
+def report() -> CollectivesReport:
+    options = CollectiveOptions(ops=tuple(OPERATIONS), sizes=(1001, 64 * 1024), iterations=3, warmup=1)
+    found = run(options, nprocs=2, backend="gloo")
+    assert found is not None
+    return found
+
+
+def test_every_operation_at_every_size_is_right(report: CollectivesReport) -> None:
+    assert [(row.op, row.nbytes) for row in report.rows] == [
+        # 1001 bytes are 250 float32, 125 per rank.
+        (op, nbytes)
+        for op in OPERATIONS
+        for nbytes in (1000, 64 * 1024)
+    ]
+    assert {row.wrong for row in report.rows} == {0}
+
+
+def test_bandwidths_follow_from_size_and_time(report: CollectivesReport) -> None:
+    for row in report.rows:
+        # Over two ranks the factors are 1 or a half.
+        factor = {"all_gather": 0.5, "reduce_scatter": 0.5, "all_to_all": 0.5}.get(row.op, 1.0)
+        assert busbw_factor(row.op, 2) == factor
+        assert row.algbw_gbps == pytest.approx(row.nbytes / row.time_ns, rel=1e-3)
+        assert row.busbw_gbps == pytest.approx(row.algbw_gbps * factor)
+        assert row.fastest_rank_ns <= row.time_ns <= row.slowest_rank_ns
+
+
+def test_one_rank_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least two ranks"):
+        run(CollectiveOptions(), nprocs=1, backend="gloo")
+
+
+@pytest.mark.parametrize("bad", [{"ops": ("reduce_all",)}, {"dtype": "float3"}, {"iterations": 0}])
+def test_options_check_themselves(bad: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        CollectiveOptions(**bad)  # type: ignore[arg-type]
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("8", "64K", "16M", "1GiB")] == [8, 65536, 16 * 1024**2, 1024**3]
+    assert sweep(1024, 20000, 4) == (1024, 4096, 16384)
+    assert [format_size(n) for n in (1000, 65536, 1024**3)] == ["1000", "64K", "1G"]
+    for wrong in ("", "12X", "-4"):
+        with pytest.raises(UsageError):
+            parse_size(wrong)
+
+
+def test_host_copies_are_labelled_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    report = measure(nbytes=1024**2, iterations=3)
+    (row,) = report.rows
+    assert row.kind == "host_memcpy"
+    assert row.traffic_gbps == 2 * row.bandwidth_gbps  # every byte is read and written
+    assert "no GPU" in report.note
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_device_copies() -> None:
+    kinds = [row.kind for row in measure(nbytes=1024**2, iterations=3).rows]
+    assert kinds[:5] == ["host_to_device", "device_to_host"] * 2 + ["device_memcpy"]
+
+
+def test_json_document_of_the_command() -> None:
+    words = ["collectives", "--op", "broadcast", "-b", "4K", "-e", "4K", "--iterations", "2", "--json"]
+    result = CliRunner().invoke(command, [*words, "--backend", "gloo"])
+    document = json.loads(result.stdout)
+    assert set(document) == {
+        "schema_version", "tool", "backend", "device", "world_size", "torch_version", "nccl_version",
+        "iterations", "warmup", "rows",
+    }  # fmt: skip
+    assert set(document["rows"][0]) == {
+        "op", "ranks", "nbytes", "count", "dtype", "time_ns", "fastest_rank_ns", "slowest_rank_ns",
+        "algbw_gbps", "busbw_gbps", "wrong",
+    }  # fmt: skip
+    assert (document["world_size"], document["rows"][0]["nbytes"]) == (2, 4096)
+
+
+def test_unknown_link_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "collectives", "--link", "nvlink9"])
+    assert end.value.code == 2
+    assert "nvlink4" in capsys.readouterr().err

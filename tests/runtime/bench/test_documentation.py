@@ -1,0 +1,16 @@
+"""docs/bench.md names every bench command and every option of it."""
+
+from pathlib import Path
+
+import pytest
+
+from instrumented_runtime.commands.bench import command
+
+TEXT = (Path(__file__).parents[3] / "docs/bench.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(command.commands))
+def test_command_and_options_are_documented(name: str) -> None:
+    (section,) = [part for part in TEXT.split("\n## ") if part.startswith(f"`gpuscope bench {name}`")]
+    options = [option.opts[-1] for option in command.commands[name].params]
+    assert [option for option in options if option not in section and option != "--json"] == []

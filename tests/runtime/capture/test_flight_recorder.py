@@ -1,0 +1,87 @@
+"""Flight Recorder dumps on gloo: the gaps that torch leaves, filled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from instrumented_runtime.capture.flight_recorder import filled
+from instrumented_runtime.capture.nccl_progress import collectives_in
+from instrumented_runtime.capture.torch_recorder import merged
+from instrumented_runtime.collective_log import CollectiveLog, Group
+
+TP = Group("3", "mesh_tp", (4, 6))
+
+
+def recorded(seq: int, name: str = "gloo:all_reduce") -> dict[str, Any]:
+    """An entry as torch leaves it on gloo."""
+    return {
+        "record_id": 0, "pg_id": 0, "process_group": ("3", "mesh_tp"), "collective_seq_id": seq, "p2p_seq_id": 0,
+        "op_id": seq, "profiling_name": name, "time_created_ns": seq * 10, "input_sizes": [[4]],
+        "input_dtypes": ["Float"], "output_sizes": [[4]], "output_dtypes": ["Float"], "state": "scheduled",
+        "time_discovered_started_ns": None, "time_discovered_completed_ns": None, "retired": True,
+        "timeout_ms": 1800000, "is_p2p": False, "frames": [{"name": "f", "filename": "train.py", "line": 3}],
+    }  # fmt: skip
+
+
+def test_state_times_and_members_are_filled_in() -> None:
+    log = CollectiveLog()
+    done, _ = (log.issue("all_reduce", TP, (), (), None) for _ in range(2))
+    log.complete(done)
+    dump = {"version": "2.10", "pg_config": {"": {"name": ""}}, "entries": [recorded(1), recorded(2)]}
+
+    told = filled(dump, [TP], list(log.latest))
+    first, second = told["entries"]
+    assert (first["state"], first["retired"]) == ("completed", True)
+    assert first["time_discovered_started_ns"] == done.issued_ns
+    assert first["time_discovered_completed_ns"] == done.completed_ns
+    assert first["frames"][0]["filename"] == "train.py"
+    # torch calls this one retired too; it runs.
+    assert (second["state"], second["retired"], second["time_discovered_completed_ns"]) == ("started", False, None)
+    assert told["pg_config"] == {"3": {"name": "3", "desc": "mesh_tp", "ranks": "[4, 6]"}}
+    assert told["pg_status"]["3"] == {
+        "last_enqueued_collective": 2, "last_started_collective": 2, "last_completed_collective": 1,
+    }  # fmt: skip
+
+
+def test_a_failed_collective_does_not_count_as_completed() -> None:
+    log = CollectiveLog()
+    log.complete(log.issue("all_reduce", TP, (), (), None), "Connection reset by peer")
+    (entry,) = filled({"entries": [recorded(1)]}, [TP], list(log.latest))["entries"]
+    assert (entry["state"], entry["retired"]) == ("started", False)
+
+
+def test_sends_and_receives_are_named_by_ranks_within_the_group(monkeypatch: Any) -> None:
+    log = CollectiveLog()
+    monkeypatch.setattr(CollectiveLog, "rank", 6)
+    log.issue("send", TP, (), (), 4)
+    log.issue("recv", TP, (), (), 4)
+    told = filled({}, [TP], list(log.latest))
+    assert [entry["profiling_name"] for entry in told["entries"]] == ["gloo:send 1->0", "gloo:recv 1<-0"]
+    assert [entry["is_p2p"] for entry in told["entries"]] == [True, True]
+    assert [entry["p2p_seq_id"] for entry in told["entries"]] == [1, 1]
+
+
+def test_nccls_entries_in_a_dump_stay_as_torch_recorded_them() -> None:
+    entry = recorded(1, "nccl:all_reduce") | {"state": "completed"}
+    assert filled({"entries": [entry]}, [], [])["entries"] == [entry]
+
+
+def test_the_recorders_of_two_backends_read_as_one() -> None:
+    nccl = {"version": "2.10", "pg_config": {"0": {"name": "0"}}, "entries": [recorded(3, "nccl:all_reduce")]}
+    other = {"version": "2.10", "pg_config": {"1": {"name": "1"}}, "entries": [recorded(1)]}
+    whole = merged([nccl, other, other])
+    assert [entry["profiling_name"] for entry in whole["entries"]] == ["gloo:all_reduce", "nccl:all_reduce"]
+    assert (whole["version"], set(whole["pg_config"])) == ("2.10", {"0", "1"})
+
+
+def test_nccls_entries_as_collectives() -> None:
+    waiting = recorded(7, "nccl:_all_gather_base") | {"state": "started", "retired": False}
+    sending = recorded(0, "nccl:send 0->1") | {"state": "completed", "p2p_seq_id": 5}
+    config = {"3": {"name": "3", "desc": "mesh_tp", "ranks": "[4, 6]"}}
+    groups, (first, second) = collectives_in(
+        {"pg_config": config, "entries": [waiting, sending, recorded(1, "gloo:broadcast")]}
+    )
+    assert groups == [TP]
+    assert (first.op, first.seq, first.completed_ns) == ("_all_gather_base", 7, None)
+    assert (second.op, second.p2p_seq, second.src, second.dst) == ("send", 5, 4, 6)
+    assert second.completed_ns is not None

@@ -1,0 +1,117 @@
+"""A hang: who waits, in what, and who did not come."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from instrumented_runtime.capture.hang_verdict import progress, verdict
+from instrumented_runtime.collective_log import CollectiveLog, Group
+
+Run = Callable[..., SimpleNamespace]
+WORLD = Group("0", "default_pg", (0, 1, 2))
+
+
+def told(*ops: str, waiting: bool, at: str = "train.py:9 in main") -> dict[str, Any]:
+    """A rank that has issued `ops`; with `waiting`, the last one runs still."""
+    log = CollectiveLog()
+    for number, op in enumerate(ops):
+        entry = log.issue(op, WORLD, (), (), None)
+        if not waiting or number + 1 < len(ops):
+            log.complete(entry)
+    return progress([WORLD], list(log.latest), at=at)
+
+
+def test_a_rank_that_never_joined_is_named_and_where_it_is() -> None:
+    waits = told("broadcast", "all_reduce", waiting=True)
+    absent = told("broadcast", waiting=False, at="train.py:40 in load")
+    assert verdict({0: waits, 1: absent, 2: waits}, 3) == (
+        "hang: ranks 0, 2 wait in all_reduce #2 of group default_pg; rank 1 never joined: it is at train.py:40 in load"
+    )
+
+
+def test_a_rank_that_called_something_else() -> None:
+    waits, other = told("all_reduce", waiting=True), told("broadcast", waiting=True)
+    assert verdict({0: waits, 1: other, 2: waits}, 3) == (
+        "hang: ranks 0, 2 wait in all_reduce #1 of group default_pg; rank 1 called broadcast instead"
+    )
+
+
+def test_a_rank_that_does_not_answer() -> None:
+    waits = told("all_reduce", waiting=True)
+    assert verdict({0: waits, 2: waits}, 3).endswith("rank 1 never joined: no answer")
+
+
+def test_the_first_cause_is_named_not_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rank 0 waits for 1 in a pipeline, 1 for 2 in a collective, and 2 is somewhere else.
+    pair = Group("1", "mesh_tp", (1, 2))
+    monkeypatch.setattr(CollectiveLog, "rank", 0)
+    first, second = CollectiveLog(), CollectiveLog()
+    first.issue("recv", WORLD, (), (), 1)
+    second.issue("all_reduce", pair, (), (), None)
+    groups = [WORLD, pair]
+    ranks = {
+        0: progress([WORLD], list(first.latest), at="pipeline.py:1 in recv"),
+        1: progress(groups, list(second.latest), at="model.py:2 in forward"),
+        2: progress(groups, [], at="data.py:3 in read"),
+    }
+    assert verdict(ranks, 3) == (
+        "hang: rank 1 waits in all_reduce #1 of group mesh_tp; rank 2 never joined: it is at data.py:3 in read"
+    )
+
+
+def test_a_send_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CollectiveLog, "rank", 0)
+    log = CollectiveLog()
+    log.issue("send", WORLD, (), (), 2)
+    waits = progress([WORLD], list(log.latest), at="pipeline.py:5 in forward")
+    assert verdict({0: waits, 2: told(waiting=False)}, 3) == (
+        "hang: rank 0 waits in send #1 from rank 0 to rank 2 in group default_pg; rank 2: it is at train.py:9 in main"
+    )
+
+
+def test_a_hang_is_dumped_within_the_timeout(
+    record: Run, run: Run, torchrun: tuple[str, ...], ddp_script: Path
+) -> None:
+    done = record("--hang-timeout", "3", "--", *torchrun, ddp_script, FAIL="hang")
+    # Rank 1 sleeps at the end of step 6 and comes back later: the job goes on as if nobody had looked.
+    assert done.code == 0, done.err
+    (hang,) = (problem for problem in done.manifest["problems"] if problem["code"] == "hang")
+    assert hang["message"].startswith("hang: rank 0 waits in all_reduce #")
+    assert "rank 1 never joined: it is at train.py:18 in <module>" in hang["message"]
+    assert hang["message"] in done.err
+
+    dump = pickle.loads((done.folder / "flight_recorder/nccl_trace_rank_0").read_bytes())
+    assert [entry["state"] for entry in dump["entries"]][-1] == "started"  # of then, not of the end
+    assert "train.py" in (done.folder / "hang/stacks_rank1.txt").read_text()
+    # torch's own analyser agrees, now that groups and states are there.
+    analyser = run(sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", done.folder / "flight_recorder")
+    assert "missing ranks: {1}" in analyser.out + analyser.err
+
+
+def test_a_dump_on_demand(record: Run, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import os, pathlib, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+folder = pathlib.Path(os.environ["GPUSCOPE_RUN_FOLDER"])
+(folder / "dump").touch()
+while not (folder / "demand1/nccl_trace_rank_0").exists():
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+    )
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = record("--profiler", "none", "--", sys.executable, script, **variables)
+    assert done.code == 0, done.err
+    notes = {entry["path"]: entry["note"] for entry in done.manifest["files"]}
+    assert notes["demand1/nccl_trace_rank_0"] == "on demand"
+    assert "demand1/stacks_rank0.txt" in notes

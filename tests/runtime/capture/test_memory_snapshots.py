@@ -1,0 +1,73 @@
+"""Allocator snapshots, on a stand-in for torch.cuda: what is asked of it, and what is written when."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from instrumented_runtime.capture.memory_snapshots import MemorySnapshots
+from instrumented_runtime.run_folder import RankFolder
+
+
+class FakeAllocator:
+    """Keeps what the capture asked of torch, and its OOM observer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.history: list[Any] = []
+        self.observer: Callable[[int, int, int, int], None] | None = None
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **asked: self.history.append(asked))
+        monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": [], "device_traces": []})
+        monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", self._attach, raising=False)
+
+    def _attach(self, observer: Callable[[int, int, int, int], None]) -> None:
+        self.observer = observer
+
+
+def written(folder: RankFolder) -> list[tuple[str, str | None]]:
+    return [(entry.path, entry.note) for entry in folder.part.files]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RankFolder:
+    return RankFolder.join(tmp_path / "run", rank=1, world_size=2)
+
+
+def test_out_of_memory_is_written_and_told(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = FakeAllocator(monkeypatch)
+    capture = MemorySnapshots("oom")
+    capture.start(folder)
+    assert allocator.history[0]["context"] is None  # no stacks: they cost time that a trace would show
+    assert allocator.observer is not None
+    allocator.observer(0, 4096, 8192, 1024)
+    capture.on_demand("demand1")
+    capture.stop()
+    assert written(folder) == [("memory/rank1_oom.pickle", "oom")]
+    assert pickle.loads((folder.path / "memory/rank1_oom.pickle").read_bytes())["segments"] == []
+    assert "could not give 4,096 bytes (1,024 free)" in folder.part.problems[0].message
+    assert allocator.history[-1] == {"enabled": None}
+
+
+def test_on_demand_and_at_the_end(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = FakeAllocator(monkeypatch)
+    capture = MemorySnapshots("on")
+    capture.start(folder)
+    assert allocator.history[0]["context"] == "all"
+    capture.on_demand("demand1")
+    capture.stop()
+    assert written(folder) == [("memory/rank1_demand1.pickle", "demand1"), ("memory/rank1_end.pickle", "end")]
+
+
+def test_without_cuda_nothing_is_written(folder: RankFolder) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    capture = MemorySnapshots("on")
+    capture.start(folder)
+    capture.on_demand("demand1")
+    capture.stop()
+    assert written(folder) == []

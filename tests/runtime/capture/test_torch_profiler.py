@@ -1,0 +1,128 @@
+"""torch.profiler in one process: what is written when a script is shorter, or worse, than planned."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpuscope.errors import InputError
+from instrumented_runtime.capture.torch_profiler import TorchProfiler, check_complete
+from instrumented_runtime.run_folder import RankFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RankFolder:
+    return RankFolder.join(tmp_path / "run", rank=3, world_size=4)
+
+
+def record(profiler: TorchProfiler, folder: RankFolder, steps: int) -> None:
+    profiler.start(folder)
+    for step in range(steps):
+        torch.ones(2)
+        profiler.step(step)
+    profiler.stop()
+
+
+def trace(folder: RankFolder) -> Any:
+    return json.loads(gzip.decompress((folder.path / "rank3.json.gz").read_bytes()))
+
+
+def steps_in(folder: RankFolder) -> list[int]:
+    names = [event["name"] for event in trace(folder)["traceEvents"]]
+    return sorted({int(name.partition("#")[2]) for name in names if name.startswith("ProfilerStep#")})
+
+
+def test_the_active_steps_are_recorded_and_no_other(folder: RankFolder) -> None:
+    record(TorchProfiler(wait=2, warmup=1, active=2), folder, steps=10)
+    assert steps_in(folder) == [3, 4]
+    assert [(entry.kind, entry.rank) for entry in folder.part.files] == [("torch_profiler", 3)]
+    assert folder.part.problems == []
+
+
+def test_the_trace_says_whose_it_is(folder: RankFolder) -> None:
+    record(TorchProfiler(wait=0, warmup=1, active=1, metadata={"parallel": {"tp": 2}}), folder, steps=3)
+    told = trace(folder)
+    assert (told["gpuscope_run"]["rank"], told["gpuscope_run"]["world_size"]) == (3, 4)
+    assert told["parallel"] == {"tp": 2}
+
+
+def test_whole_records_without_steps(folder: RankFolder) -> None:
+    profiler = TorchProfiler(whole=True)
+    profiler.start(folder)
+    torch.ones(2)
+    profiler.stop()
+    assert any(event["name"] == "aten::ones" for event in trace(folder)["traceEvents"])
+
+
+@pytest.mark.parametrize(
+    ("steps", "code", "severity", "written"),
+    [
+        (2, "no_active_steps", "data_loss", False),
+        (3, "fewer_steps", "data_loss", True),
+        (5, "fewer_steps", "info", True),
+    ],
+)
+def test_a_script_that_ends_early(folder: RankFolder, steps: int, code: str, severity: str, written: bool) -> None:
+    # Recording starts with step 3: after 2 steps the warm-up runs, after 3 the first active step has begun.
+    record(TorchProfiler(wait=2, warmup=1, active=4), folder, steps=steps)
+    (problem,) = folder.part.problems
+    assert (problem.code, problem.severity) == (code, severity)
+    assert (folder.path / "rank3.json.gz").exists() == written
+
+
+def test_a_trace_cut_off_by_a_full_disk_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": [\n{"ph": "X", "name": "aten')
+    with pytest.raises(OSError, match="cut off"):
+        check_complete(path)
+    with pytest.raises(OSError, match="could not write"):
+        check_complete(tmp_path / "missing.json")
+
+
+def test_a_failed_write_leaves_no_half_file(folder: RankFolder) -> None:
+    def fail(_: Path) -> None:
+        raise OSError("No space left on device")
+
+    profiler = TorchProfiler(wait=0, warmup=1, active=1, rewrite=fail)
+    with pytest.raises(OSError, match="No space"):
+        record(profiler, folder, steps=3)
+    assert [path.name for path in folder.path.iterdir() if path.is_file()] == []
+
+
+@pytest.mark.parametrize("start", [0, 2, 4])  # while ours waits, warms up, records
+def test_ours_gives_way_to_a_profiler_that_the_script_starts(folder: RankFolder, start: int) -> None:
+    ours = TorchProfiler(wait=1, warmup=2, active=4)
+    ours.start(folder)
+    for step in range(10):
+        if step == start:
+            with torch.profiler.profile() as own:
+                torch.ones(2)
+        ours.step(step)
+    ours.stop()
+    assert any(event.key == "aten::ones" for event in own.key_averages())
+    # Before ours has begun there is room for both; the steps it had are written.
+    assert [problem.code for problem in folder.part.problems] == ([] if start == 0 else ["gave_way"])
+    assert (folder.path / "rank3.json.gz").exists() == (start != 2)
+
+
+def test_ours_does_not_start_inside_one_of_the_scripts(folder: RankFolder) -> None:
+    ours = TorchProfiler(wait=1, warmup=1, active=1)
+    ours.start(folder)
+    with torch.profiler.profile() as own:
+        torch.ones(2)
+        with pytest.raises(InputError, match="of its own"):
+            ours.step(0)
+    assert any(event.key == "aten::ones" for event in own.key_averages())
+
+
+def test_a_script_that_profiles_itself_keeps_its_profiler(folder: RankFolder) -> None:
+    with torch.profiler.profile() as own:
+        with pytest.raises(InputError, match="another torch"):
+            TorchProfiler().start(folder)
+        torch.ones(2)
+    assert any(event.key == "aten::ones" for event in own.key_averages())

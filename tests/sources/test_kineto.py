@@ -1,0 +1,193 @@
+"""What the Kineto source makes of the dialects and categories of different years."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from helpers.kineto import call, copy, kernel, note, op, span, write
+
+import gpuscope
+from gpuscope.errors import UsageError
+from gpuscope.trace.trace import Trace
+
+
+def starts(trace: Trace) -> list[int]:
+    return trace["device_events"]["start"].tolist()
+
+
+def codes(trace: Trace) -> dict[str, int]:
+    return {problem.code: problem.count for problem in trace.problems}
+
+
+def test_three_time_dialects_agree(tmp_path: Path) -> None:
+    """The same instant as integer epoch µs, as decimal epoch µs, and relative to a base."""
+    epoch = 1_700_000_000_000_000
+    whole = write(tmp_path / "a" / "rank0.json", kernel(epoch, 5))
+    # json.dumps would round these stamps: they are written as text.
+    decimal = write(tmp_path / "b" / "rank0.json", kernel(0, 5))
+    decimal.write_text(decimal.read_text().replace('"ts": 0', f'"ts": {epoch}.000'))
+    relative = write(tmp_path / "c" / "rank0.json", kernel(123.456, 5), baseTimeNanoseconds=epoch * 1000 - 123_456)
+    assert [starts(gpuscope.open_trace(path)) for path in (whole, decimal, relative)] == [[epoch * 1000]] * 3
+
+
+def test_old_categories_and_bare_array(tmp_path: Path) -> None:
+    """2020: capitalised categories, `stream 7` as thread, no object around the events."""
+    events = [
+        span("Runtime", "cudaLaunchKernel", 0, 2, correlation=5),
+        span("Kernel", "gemm", 10, 4, pid=0, tid="stream 7", device=0, stream="7", correlation=5),
+        span(
+            "Memcpy", "Memcpy HtoD (Pageable -> Device)", 20, 1, pid=0, tid="stream 7", device=0, stream=7, bytes="64"
+        ),
+        span("Memset", "Memset (Device)", 22, 1, pid=0, tid="stream 7", device=0, stream=7),
+        span("Operator", "aten::mm", 0, 3),
+    ]
+    path = tmp_path / "worker3.pt.trace.json"
+    path.write_text(json.dumps(events))
+    trace = gpuscope.open_trace(path)
+    frame = trace.tables["device_events"]
+    assert frame["kind"].tolist() == ["compute", "memory", "memory"]
+    assert frame["copy_kind"].tolist()[1:] == ["HtoD pageable", "memset"]
+    assert frame["bytes"].tolist()[1] == 64
+    assert frame["stream"].tolist() == [7, 7, 7]
+    assert trace.ranks == [3]
+    launch = int(trace["device_events"]["launch"][0])
+    assert trace.tables["host_events"]["name"][launch] == "cudaLaunchKernel"
+
+
+def test_rank_from_header_before_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "rank7.json", kernel(0, 1), rank=2, world_size=4)
+    assert gpuscope.open_trace(path).ranks == [2]
+
+
+def test_two_files_without_rank_are_refused_by_name(tmp_path: Path) -> None:
+    a, b = (write(tmp_path / name, kernel(0, 1), rank=None) for name in ("a.json", "b.json"))
+    with pytest.raises(UsageError, match=r"a\.json.*b\.json"):
+        gpuscope.open_trace(a, b)
+
+
+def test_synchronisation_is_no_work(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "r.json",
+        kernel(0, 10),
+        span("cuda_sync", "Context Sync", 10, 90, pid=0, tid=7, device=0, stream=7),
+        kernel(100, 10),
+    )
+    trace = gpuscope.open_trace(path)
+    assert trace.breakdown(trace.lanes()[0].rows).idle == 90_000
+    assert len(trace["syncs"]) == 1
+
+
+def test_correlation_is_joined_within_a_rank(tmp_path: Path) -> None:
+    """Both ranks use id 5; each kernel finds its own launch."""
+    for rank, at in ((0, 0), (1, 50)):
+        write(tmp_path / f"rank{rank}.json", call(at, 2, 5), kernel(at + 10, 5, 5), rank=rank, world_size=2)
+    trace = gpuscope.open_trace(tmp_path)
+    launch = trace["device_events"]["launch"].tolist()
+    assert trace["host_events"]["start"][launch].tolist() == [0, 50_000]
+
+
+def test_graph_kernels_share_a_launch(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "r.json",
+        call(0, 2, 5, name="cudaGraphLaunch"),
+        kernel(10, 5, 5, **{"graph id": 3}),
+        kernel(20, 5, 5, **{"graph id": 3}),
+    )
+    trace = gpuscope.open_trace(path)
+    assert trace["device_events"]["launch"].tolist() == [0, 0]
+    assert trace.tables["device_events"]["graph"].tolist() == [3, 3]
+
+
+def test_missing_launches_and_kernels_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.json", call(0, 2, 1), call(4, 2, 2), kernel(10, 5, 1), kernel(20, 5, 77))
+    assert codes(gpuscope.open_trace(path)) == {"launch_missing": 1, "kernel_missing": 1}
+
+
+def test_collective_arguments(tmp_path: Path) -> None:
+    """An all-gather's array is its output: 2 × 1024 halves are 4096 bytes."""
+    told = {
+        "Collective name": "_allgather_base", "In msg nelems": 1024, "Out msg nelems": 2048, "dtype": "Half",
+        "Group size": 2, "Process Group Name": "3", "Process Group Description": "mesh_dp",
+        "Process Group Ranks": "[0, 1]", "Seq": 11,
+    }  # fmt: skip
+    path = write(tmp_path / "r.json", kernel(0, 5, name="ncclDevKernel_Generic_4(ncclDevComm)", **told))
+    (row,) = gpuscope.open_trace(path).tables["collectives"].to_dict("records")
+    expected = {"op": "all_gather", "bytes": 4096, "group": "3", "group_description": "mesh_dp", "group_size": 2,
+                "group_ranks": "0,1", "seq": 11, "dtype": "Half", "start": 0, "end": 5000}  # fmt: skip
+    assert {key: row[key] for key in expected} == expected
+
+
+def test_job_on_nccl_without_kernels_is_no_cpu_training(tmp_path: Path) -> None:
+    """Operators but no device: the kernels are missing, the host is not the device."""
+    assert gpuscope.open_trace(write(tmp_path / "r.json", op(0, 5))).lanes() == []
+
+
+def test_cpu_training(tmp_path: Path) -> None:
+    """Operators are compute, a collective where nothing computes is exposed, the loader leaves idle time.
+
+    op 0-10, gloo 5-20 (10 exposed), nothing 20-25, loader 25-40 with gloo in flight 30-35, op 40-50.
+    """
+    path = write(
+        tmp_path / "r.json",
+        op(0, 10),
+        span("user_annotation", "gloo:all_reduce", 5, 15, tid=2, **{"Input Dims": [[256]], "Input type": ["float"]}),
+        note(25, 15, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"),
+        span("user_annotation", "gloo:all_reduce", 30, 5, tid=2),
+        op(40, 10),
+        rank=None,
+        distributedInfo={"backend": "gloo", "rank": 0, "world_size": 2},
+    )
+    trace = gpuscope.open_trace(path)
+    (lane,) = trace.lanes()
+    parts = trace.breakdown(lane.rows).parts
+    assert parts == {"compute": 20_000, "exposed_communication": 10_000, "exposed_memory": 0, "idle": 20_000}
+    assert trace.tables["collectives"]["bytes"].tolist()[0] == 1024
+
+
+def test_gloo_annotations_that_gpuscope_recorded_say_what_they_are(tmp_path: Path) -> None:
+    """A reduce-scatter runs as an all-reduce; its arguments tell, and the annotation stays the interval."""
+    arguments = {
+        "Input Dims": [[256]], "Input type": ["float"], "Collective name": "reduce_scatter", "In msg nelems": 256,
+        "Out msg nelems": 128, "dtype": "float32", "Group size": 2, "Process Group Name": "3",
+        "Process Group Description": "mesh_dp", "Process Group Ranks": "[0, 1]", "Seq": 7,
+    }  # fmt: skip
+    event = span("user_annotation", "gloo:all_reduce", 5, 15, tid=2, **arguments)
+    (row,) = gpuscope.open_trace(write(tmp_path / "r.json", op(0, 10), event)).tables["collectives"].to_dict("records")
+    expected = {"op": "reduce_scatter", "group": "3", "group_description": "mesh_dp", "group_ranks": "0,1", "seq": 7,
+                "bytes": 1024}  # fmt: skip
+    assert {key: row[key] for key in expected} == expected
+
+
+def test_gzip_and_types_that_vary(tmp_path: Path) -> None:
+    event = kernel(0, 5)
+    event["args"] = {"device": "0", "stream": "7", "correlation": "12", "bytes": None}
+    plain = write(tmp_path / "rank0.json", event, copy(6, 1, 3, bytes=12.0))
+    zipped = tmp_path / "z" / "rank0.json.gz"
+    zipped.parent.mkdir()
+    zipped.write_bytes(gzip.compress(plain.read_bytes()))
+    one, two = (gpuscope.open_trace(path).tables["device_events"] for path in (plain, zipped))
+    assert one.equals(two)
+    assert one["correlation"].tolist() == [12, 3]
+    assert one["bytes"].tolist()[1] == 12
+
+
+def test_ranks_are_chosen_without_reading_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", kernel(0, 1), rank=0, world_size=3)
+    (tmp_path / "rank1.json").write_text('{"schemaVersion": 1, "traceEvents": [{"ph": "X"')  # would be an error
+    write(tmp_path / "rank2.json", kernel(5, 1), rank=2, world_size=3)
+    assert gpuscope.open_trace(tmp_path, ranks={0, 2}).ranks == [0, 2]
+
+
+def test_the_range_around_a_launch_names_the_operation(tmp_path: Path) -> None:
+    """NCCL runs an all-to-all by its SendRecv kernel; a pipeline's send is one too."""
+    kernel_name = "ncclDevKernel_SendRecv(ncclDevComm)"
+    path = write(
+        tmp_path / "r.json",
+        note(0, 10, "nccl:all_to_all"), call(5, 2, 1), kernel(20, 5, 1, name=kernel_name),
+        note(30, 10, "nccl:send 0->1"), call(35, 2, 2), kernel(50, 5, 2, name=kernel_name),
+        call(60, 2, 3), kernel(70, 5, 3, name=kernel_name),
+    )  # fmt: skip
+    assert gpuscope.open_trace(path).tables["collectives"]["op"].tolist() == ["all_to_all", "send", "send_recv"]

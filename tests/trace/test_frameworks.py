@@ -1,0 +1,28 @@
+"""Frameworks by their annotations, parallelism by the process groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuscope.trace.frameworks import frameworks, parallelism
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["aten::mm", "DeepSpeedEngine.forward"], ["deepspeed"]),
+        (["deepspeed/runtime/engine.py(1800): forward"], ["deepspeed"]),
+        (["megatron/core/pipeline_parallel/schedules.py(50): forward_step"], ["megatron"]),
+        (["FSDP::all_gather (layers.0)", "transformers/trainer.py(2500): train"], ["transformers", "fsdp2"]),
+        (["DistributedDataParallel.forward"], ["ddp"]),
+        (["void deepspeed_like_kernel()", "aten::mm"], []),
+    ],
+)
+def test_frameworks(names: list[str], found: list[str]) -> None:
+    assert frameworks(names) == found
+
+
+def test_megatron_by_its_groups() -> None:
+    groups = [("TENSOR_MODEL_PARALLEL_GROUP", 2), ("PIPELINE_MODEL_PARALLEL_GROUP", 4), ("DATA_PARALLEL_GROUP", 1)]
+    assert frameworks([], [description for description, _ in groups]) == ["megatron"]
+    assert parallelism(groups) == {"tp": 2, "pp": 4}
