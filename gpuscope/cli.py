@@ -21,6 +21,10 @@ EXTRA_OF = {
     "nvtx": "train",
     "pynvml": "train",
     "pyarrow": "arrow",
+    "dash": "dashboard",
+    "dash_ag_grid": "dashboard",
+    "dash_mantine_components": "dashboard",
+    "plotly": "dashboard",
     "transformers": "integrations",
     "lightning": "integrations",
 }

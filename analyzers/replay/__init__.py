@@ -1,0 +1,1 @@
+"""The trace as a graph, replayed unchanged and with changes."""

@@ -1,0 +1,191 @@
+"""What can be changed in a replay: one small value per change, nothing of how it is replayed.
+
+Rules, the dashboard's switches and `gpuscope advise` all name their changes with these, and the replay
+alone says what they would bring. Sizes are bytes, factors are dimensionless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BucketSize:
+    """Gradient all-reduces (or reduce-scatters) regrouped into buckets of at most `size` bytes, the first of
+    `first` bytes (DDP's default first bucket is smaller; any explicit size makes it the same)."""
+
+    size: int
+    first: int | None = None
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Gradient communication beside the backward pass (`on`) or after it."""
+
+    on: bool = True
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """Parameter all-gathers issued `depth` modules ahead of their use (FSDP2)."""
+
+    depth: int = 2
+
+
+@dataclass(frozen=True)
+class KeepParameters:
+    """Parameters not resharded after forward (FSDP2 `reshard_after_forward=False`): no all-gather in backward."""
+
+
+@dataclass(frozen=True)
+class GroupModules:
+    """`count` neighbouring modules' all-gathers and reduce-scatters joined into one (FSDP2 wrapping unit)."""
+
+    count: int = 2
+
+
+@dataclass(frozen=True)
+class WireBytes:
+    """Gradients sent with `factor` times their bytes: 0.5 for a bf16 or fp16 hook, less for PowerSGD."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """A link of `bandwidth` times the speed and `latency` times the fixed cost."""
+
+    bandwidth: float = 1.0
+    latency: float = 1.0
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Collectives by another NCCL algorithm or protocol, or over more channels; None keeps what is."""
+
+    algorithm: str | None = None
+    protocol: str | None = None
+    channels: int | None = None
+
+
+@dataclass(frozen=True)
+class LoaderWorkers:
+    """The data loader with `workers` processes, `prefetch` batches ahead each."""
+
+    workers: int
+    prefetch: int = 2
+
+
+@dataclass(frozen=True)
+class PinnedCopies:
+    """Host-to-device copies from pinned memory, asynchronous, beside compute."""
+
+
+@dataclass(frozen=True)
+class RemovedSyncs:
+    """Blocking calls within a step gone; `name` limits it to calls of that name (`aten::item`…)."""
+
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class CapturedGraphs:
+    """Kernels launched as CUDA graphs (or compiled): no host cost between them within a step."""
+
+
+@dataclass(frozen=True)
+class NoCollector:
+    """Python's garbage collector no longer runs within a step."""
+
+
+@dataclass(frozen=True)
+class NoAllocatorStalls:
+    """cudaMalloc, cudaFree and cache flushes within a step gone."""
+
+
+@dataclass(frozen=True)
+class NoHostWork:
+    """Checkpoint, logging, file and network calls moved off the launching thread."""
+
+
+@dataclass(frozen=True)
+class ReplacedRank:
+    """The compute and host time of `rank` made the median of its peers'."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """The batch cut into `count` micro-batches of the same size (`keep_batch`: cut smaller instead)."""
+
+    count: int
+    keep_batch: bool = True
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Another pipeline schedule: gpipe, 1f1b, interleaved_1f1b or zbv."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class EvenStages:
+    """The model split so that each pipeline stage takes as long as the mean stage."""
+
+
+@dataclass(frozen=True)
+class SequenceParallel:
+    """Tensor parallel's all-reduces as reduce-scatter and all-gather on the sequence dimension."""
+
+
+@dataclass(frozen=True)
+class MoreRanks:
+    """`factor` times the data-parallel ranks, each with the same batch."""
+
+    factor: int
+
+
+Change = (
+    BucketSize
+    | Overlap
+    | Prefetch
+    | KeepParameters
+    | GroupModules
+    | WireBytes
+    | LinkSpeed
+    | Algorithm
+    | LoaderWorkers
+    | PinnedCopies
+    | RemovedSyncs
+    | CapturedGraphs
+    | NoCollector
+    | NoAllocatorStalls
+    | NoHostWork
+    | ReplacedRank
+    | MicroBatches
+    | Schedule
+    | EvenStages
+    | SequenceParallel
+    | MoreRanks
+)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a change can't be predicted on this trace, and what to record so that it can."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Step times in ns, mean over ranks and steps; `low` and `high` bound `after`."""
+
+    before: int
+    after: int
+    low: int
+    high: int
+    basis: str
+    """What the prediction rests on, in a sentence: replayed steps, the replay's own error, fitted or assumed costs."""
