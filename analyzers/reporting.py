@@ -66,6 +66,7 @@ def build(trace: Trace, lanes: Sequence[LaneSummary], results: Sequence[Result])
         "kernels": _kernels(results),
         "findings": found,
         "suggestions": [],
+        "advice": {"why": "", "unpredicted": []},
         "problems": problems,
         "analyzers": _analyzers(results),
     }

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 
+from analyzers.advice.base import advise
 from analyzers.analysis import Analysis
 from analyzers.base import FileAnalyzer, Result, RunAnalyzer, analyzers_of, run_one
 from analyzers.lanes import no_such_steps, views
+from analyzers.replay.changes import Refused
 from analyzers.reporting import build
 from analyzers.summary import LaneSummary, summarise
 from analyzers.whatif.ranges import operations
@@ -82,7 +84,13 @@ def run(items: Sequence[Input], options: Options, begun: Callable[[str], None] =
         shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
         asked.problem("info", "ranks_absent", len(absent), f"ranks asked for that no file holds: {shown}")
         results.append(asked)
-    return Analysis(build(trace, lanes, results))
+    report = build(trace, lanes, results)
+    report["suggestions"], report["advice"] = advise(report, _no_replay)
+    return Analysis(report)
+
+
+def _no_replay(_: object) -> Refused:
+    return Refused("this run was not replayed")
 
 
 def _how_it_ended(folder: Path) -> Result:

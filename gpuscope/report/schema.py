@@ -174,6 +174,24 @@ class SuggestionEntry(TypedDict):
     verify: str
 
 
+class UnpredictedEntry(TypedDict):
+    """A change that may help, but whose gain this trace can't tell."""
+
+    code: str
+    finding: str
+    action: str
+    setting: Setting
+    why_not: str
+
+
+class AdviceEntry(TypedDict):
+    """What stands beside the suggestions."""
+
+    why: str
+    """Why there are none; empty where there are."""
+    unpredicted: list[UnpredictedEntry]
+
+
 class KernelEntry(TypedDict):
     """All device events of one name and category, over the ranks analysed."""
 
@@ -253,5 +271,6 @@ class Report(TypedDict):
     kernels: list[KernelEntry]
     findings: list[FindingEntry]
     suggestions: list[SuggestionEntry]
+    advice: AdviceEntry
     problems: list[ProblemEntry]
     analyzers: list[AnalyzerEntry]

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpuscope.report import arrangement, text_hang, text_nccl, units
+from gpuscope.report import arrangement, text_advice, text_hang, text_nccl, units
 from gpuscope.report.headline import NAME, context_line, verdict_line, whole
-from gpuscope.report.schema import FindingEntry, Report, Slowdown, SuggestionEntry
+from gpuscope.report.schema import FindingEntry, Report, Slowdown
 from gpuscope.report.terminal import Bar, Writer
 from gpuscope.report.units import crop
 from gpuscope.report.vocabulary import CLASSES, PARTS, cause_label
@@ -29,7 +29,7 @@ def render(report: Report, console: Console) -> None:
     _findings(report, writer)
     if "hang" in report:
         text_hang.section(report["hang"], writer)
-    _suggestions(report, writer)
+    text_advice.section(report, writer)
     _collectives(report, writer)
     text_nccl.sections(report, writer)
     _stragglers(report, writer)
@@ -145,31 +145,6 @@ def _finding(finding: FindingEntry, unit: str, starts: dict[int, int], writer: W
     more = len(finding["evidence"]) - EVIDENCE_SHOWN
     if more > 0:
         writer.line(writer.text(f"and {units.plural(more, 'more place')} (--html, --json)", "dim"), indent=4)
-
-
-def _suggestions(report: Report, writer: Writer) -> None:
-    if not report["suggestions"]:
-        return
-    writer.heading("What to change")
-    for suggestion in report["suggestions"]:
-        _suggestion(suggestion, writer)
-
-
-def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
-    setting, predicted = suggestion["setting"], suggestion["predicted"]
-    writer.line(writer.text(suggestion["action"], "bold"), writer.text(f"  [for {suggestion['finding']}]", "dim"))
-    before, after, low, high = (
-        units.duration(predicted[key]) for key in ("step_ns_before", "step_ns_after", "low_ns", "high_ns")
-    )
-    for word, sentence in (
-        ("set", f"{setting['name']}={setting['value']} ({setting['kind']})"),
-        ("gain", f"step {before} → {after} ({low} to {high}); {predicted['basis']}"),
-        ("why", suggestion["why"]),
-        ("risk", suggestion["risk"]),
-        ("verify", suggestion["verify"]),
-    ):
-        if sentence:
-            writer.line(f"{word:<8}", sentence, indent=2, hang=8)
 
 
 def _collectives(report: Report, writer: Writer) -> None:

@@ -109,6 +109,7 @@ def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | No
         "kernels": [],
         "findings": [],
         "suggestions": [],
+        "advice": {"why": "", "unpredicted": []},
         "problems": [],
         "analyzers": [],
     }
