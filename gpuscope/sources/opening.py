@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuscope.errors import InputError, UsageError
 from gpuscope.sources.base import ReadOptions, Source, check_readable, source_for
-from gpuscope.sources.records import FLIGHT_RECORDER, RECORDS, records_below
+from gpuscope.sources.records import ALLOCATOR_SNAPSHOT, FLIGHT_RECORDER, RECORDS, records_below, snapshots_below
 from gpuscope.sources.run_manifest import ended
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.merge import merge
@@ -63,10 +63,12 @@ def _expand(named: PathLike) -> list[Path]:
         told = ended(path)
         if told is not None and told.hung:  # then the dumps say why, and the traces can't
             found += [dump for dump in records_below(path, {FLIGHT_RECORDER}) if dump not in found]
+        found += [snapshot for snapshot in snapshots_below(path) if snapshot not in found]
         if not found:
             raise InputError(
                 f"{path}: no trace in this folder",
-                hint="gpuscope reads *.json, *.json.gz, *.sqlite, *.nsys-rep, *.qdrep, *.parquet and NCCL's records",
+                hint="gpuscope reads *.json, *.json.gz, *.sqlite, *.nsys-rep, *.qdrep, *.parquet, allocator snapshots "
+                "and NCCL's records",
             )
         return found
     return [path]
@@ -178,6 +180,8 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
                     hint="name the traces of one run only",
                 )
             first = first or (path, fmt, world_size)
+        if fmt == ALLOCATOR_SNAPSHOT:  # of which a rank may write several
+            continue
         for rank in ranks:
             key = (rank, fmt == FLIGHT_RECORDER)
             if key in owner:

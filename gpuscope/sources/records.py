@@ -1,6 +1,7 @@
-"""Files without a timeline of a rank: what NCCL, its tests and PyTorch's Flight Recorder wrote beside it.
+"""Files without a timeline of a rank: what NCCL, its tests, PyTorch's Flight Recorder and allocator wrote beside it.
 
-They go with traces of any format. Where a folder holds traces too, they are read only if named outright.
+They go with traces of any format. Where a folder holds traces too, they are read only if named outright (allocator
+snapshots always).
 """
 
 from __future__ import annotations
@@ -13,8 +14,17 @@ from gpuscope.errors import InputError
 from gpuscope.sources.base import source_for
 
 FLIGHT_RECORDER = "flight-recorder"
+ALLOCATOR_SNAPSHOT = "allocator-snapshot"
 RECORDS = frozenset(
-    {FLIGHT_RECORDER, "nccl-log", "nccl-inspector", "nccl-profiler", "nccl-topology", "nvidia-smi-topo"}
+    {
+        FLIGHT_RECORDER,
+        ALLOCATOR_SNAPSHOT,
+        "nccl-log",
+        "nccl-inspector",
+        "nccl-profiler",
+        "nccl-topology",
+        "nvidia-smi-topo",
+    }
 )
 """Names of the formats."""
 
@@ -34,3 +44,10 @@ def records_below(folder: Path, formats: Collection[str] = RECORDS) -> list[Path
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(parent, name) for name in sorted(files) if not name.startswith(".")]
     return [path for path in found if is_record(path, formats)]
+
+
+def snapshots_below(folder: Path) -> list[Path]:
+    """The allocator snapshots below a folder, told by suffix and content. They are read with the traces there."""
+    pickles = [path for path in folder.rglob("*.p*") if path.suffix in (".pickle", ".pkl")]
+    shown = (path for path in pickles if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    return sorted(path for path in shown if is_record(path, {ALLOCATOR_SNAPSHOT}))

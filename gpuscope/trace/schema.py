@@ -46,6 +46,36 @@ class Category(IntEnum):
     """A communication call as the host saw it (gloo, MPI)."""
 
 
+class AllocatorAction(IntEnum):
+    """What PyTorch's caching allocator did (`TraceEntry::Action`)."""
+
+    ALLOC = 0
+    """Memory handed out."""
+    FREE_REQUESTED = 1
+    """Memory given back, perhaps still in use on another stream."""
+    FREE_COMPLETED = 2
+    """Memory given back and free for reuse."""
+    SEGMENT_ALLOC = 3
+    """cudaMalloc."""
+    SEGMENT_FREE = 4
+    """cudaFree."""
+    SEGMENT_MAP = 5
+    """Pages mapped into an expandable segment."""
+    SEGMENT_UNMAP = 6
+    OOM = 7
+    """A request failed."""
+
+
+class BlockState(IntEnum):
+    """State of a block in an allocator snapshot."""
+
+    ALLOCATED = 0
+    AWAITING_FREE = 1
+    """Freed, but in use on another stream."""
+    INACTIVE = 2
+    """Free for reuse."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One column: `dtype` time and int are int64, name is an int32 code, enum an int8 of `enum`."""
@@ -353,6 +383,70 @@ TOPOLOGY = TableSchema(
     ),
 )
 
+_SOURCE = Column("source", "int", "row in Trace.sources of the file it came from")
+_FRAMES = Column("frames", "name", "the stack that asked for it, innermost first, one frame per line", True)
+
+ALLOCATOR_EVENTS = TableSchema(
+    "allocator_events",
+    "what the caching allocator did, from allocator snapshots; in the order it was done, per file and device",
+    (
+        _RANK,
+        _SOURCE,
+        Column("device", "int", "device ordinal"),
+        Column("time", "time", "when, ns since the epoch; absent where not recorded", True),
+        Column("action", "enum", "alloc, free_requested, segment_alloc, oom…", enum=AllocatorAction),
+        Column("address", "int", "address of the block or segment; absent for a failed request", True),
+        Column("bytes", "int", "bytes asked for; of a segment, its size"),
+        Column("stream", "int", "stream it was for"),
+        Column("device_free", "int", "bytes free on the device when a request failed", True),
+        _FRAMES,
+    ),
+)
+
+SEGMENTS = TableSchema(
+    "segments",
+    "memory the caching allocator holds from the device at the time of a snapshot",
+    (
+        _RANK,
+        _SOURCE,
+        Column("device", "int", "device ordinal"),
+        Column("address", "int", "address"),
+        Column("bytes", "int", "its size: what counts as reserved"),
+        Column("stream", "int", "stream whose requests it serves"),
+        Column("small", "int", "1 where it serves requests of at most 1 MiB, 0 where larger ones"),
+        Column("expandable", "int", "1 for mapped pages of an expandable segment, 0 for a cudaMalloc"),
+        Column("private_pool", "name", "the private pool (CUDA graph, MemPool) it belongs to", True),
+        _FRAMES,
+    ),
+)
+
+BLOCKS = TableSchema(
+    "blocks",
+    "pieces of the segments, in order of address",
+    (
+        _RANK,
+        Column("segment", "int", "the segment it is part of", refs="segments"),
+        Column("address", "int", "address"),
+        Column("bytes", "int", "its size"),
+        Column("requested", "int", "bytes that were asked for", True),
+        Column("state", "enum", "allocated, awaiting_free or inactive", enum=BlockState),
+        _FRAMES,
+    ),
+)
+
+MEMORY_SAMPLES = TableSchema(
+    "memory_samples",
+    "memory of the caching allocator over time, as a profiler saw it at each allocation and free",
+    (
+        _RANK,
+        Column("device", "int", "device ordinal"),
+        Column("time", "time", "when, ns on the run's clock"),
+        Column("allocated", "int", "bytes in tensors"),
+        Column("reserved", "int", "bytes held from the device", True),
+    ),
+    sort=("rank", "time"),
+)
+
 SCHEMAS: dict[str, TableSchema] = {
     schema.name: schema
     for schema in (
@@ -373,5 +467,9 @@ SCHEMAS: dict[str, TableSchema] = {
         CHOICES,
         MEASUREMENTS,
         TOPOLOGY,
+        ALLOCATOR_EVENTS,
+        SEGMENTS,
+        BLOCKS,
+        MEMORY_SAMPLES,
     )
 }
