@@ -82,7 +82,8 @@ def output(line: str) -> str:
     match = _HEAD.match(line)
     words = shlex.split(match["command"] if match else line)
     assert words[0] == "gpuscope", f"not a gpuscope command: {line}"
-    environment = {**os.environ, "COLUMNS": str(WIDTH), "PYTHONUTF8": "1", "TERM": "dumb", "NO_COLOR": "1"}
+    environment = {**os.environ, "COLUMNS": str(WIDTH), "PYTHONUTF8": "1", "TERM": "dumb", "NO_COLOR": "1",
+                   "GPUSCOPE_NO_STORE": "1"}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", "from gpuscope.cli import main; main()", *words[1:]],
         cwd=ROOT, env=environment, capture_output=True, text=True, encoding="utf-8", check=False,

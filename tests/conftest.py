@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+os.environ["GPUSCOPE_NO_STORE"] = "1"  # no test writes into the user's own run store
 
 
 @pytest.fixture(scope="session")

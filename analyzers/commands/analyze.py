@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuscope.commands.options import StepRange, inputs
+from gpuscope.store.location import store_option
 
 if TYPE_CHECKING:
     from analyzers.analysis import Analysis
@@ -28,6 +29,9 @@ SEVERITIES = ("low", "medium", "high")
     type=click.Choice(SEVERITIES),
     help="Exit with 1 if a finding has this severity or a higher one.",
 )
+@store_option
+@click.option("--no-store", is_flag=True, envvar="GPUSCOPE_NO_STORE", help="Don't keep this analysis in the run store.")
+@click.option("--label", metavar="NAME", help="A name for the run in the run store.")
 def command(
     paths: tuple[str, ...],
     ranks: frozenset[int] | None,
@@ -39,6 +43,9 @@ def command(
     csv: Path | None,
     force: bool,
     fail_on: str | None,
+    store: Path | None,
+    no_store: bool,
+    label: str | None,
 ) -> int:
     """Break down the time of a training run and say what bounds it.
 
@@ -53,7 +60,7 @@ def command(
     from gpuscope.output import check_free
 
     check_free([path for path in (html, csv) if path is not None], force, paths)
-    analysis = _analyse(paths, ranks, partial, nsys, steps)
+    analysis, files = _analyse(paths, ranks, partial, nsys, steps)
     report = analysis.report
     if html is not None:
         from gpuscope.output import write_text
@@ -62,6 +69,11 @@ def command(
         write_text(html, render_html(report))
     if csv is not None:
         _write_csv(analysis, csv)
+    if not no_store:
+        from gpuscope.store.keep import keep
+
+        options = {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps, "partial": partial}
+        keep(report, files, paths, options, store, label)
     if as_json:
         from gpuscope.report.json import dumps
 
@@ -85,7 +97,7 @@ def _analyse(
     partial: bool,
     nsys: str | None,
     steps: tuple[int, int] | None,
-) -> Analysis:
+) -> tuple[Analysis, list[Path]]:
     from analyzers.runner import Options, run
     from gpuscope.progress import reading
     from gpuscope.sources import ReadOptions
@@ -95,7 +107,8 @@ def _analyse(
     items = find_inputs(paths, ranks)
     with reading(total_size(items), "reading", files=len(items)) as progress:
         read = ReadOptions(partial=partial, nsys=nsys, advance=progress, status=progress.say)
-        return run(items, Options(ranks, steps, os.cpu_count() or 1, read), begun=progress.file)
+        analysis = run(items, Options(ranks, steps, os.cpu_count() or 1, read), begun=progress.file)
+    return analysis, [item.path for item in items]
 
 
 def _write_csv(analysis: Analysis, folder: Path) -> None:

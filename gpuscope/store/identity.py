@@ -1,0 +1,34 @@
+"""What makes two analyses the same: the content of what was read and the options that change the result."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b, file_digest
+from pathlib import Path
+from typing import Any
+
+
+def run_key(files: Iterable[Path], options: Mapping[str, Any]) -> str:
+    """A hash of the files' content (directories: of all that is in them) and of the options.
+
+    Neither names nor their order count: the same traces copied elsewhere are the same run. Raises `OSError`.
+    """
+    # Hashing lets go of the interpreter's lock, so threads do it side by side.
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+        contents = sorted(pool.map(_content, files))
+    return _digest("\n".join([*contents, json.dumps(options, sort_keys=True)]))
+
+
+def _content(path: Path) -> str:
+    if path.is_dir():
+        inside = sorted(file for file in path.rglob("*") if file.is_file())
+        return _digest("\n".join(f"{file.relative_to(path)} {_content(file)}" for file in inside))
+    with path.open("rb") as handle:
+        return file_digest(handle, lambda: blake2b(digest_size=16)).hexdigest()
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -1,0 +1,31 @@
+"""Where the run store lies, and the options that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+store_option = click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    envvar="GPUSCOPE_STORE",
+    help="The run store. [default: runs.db in the user's data folder]",
+)
+
+
+def default_store() -> Path:
+    """`runs.db` in the user's data folder, as the operating system has it."""
+    from platformdirs import user_data_path
+
+    return user_data_path("gpuscope", appauthor=False) / "runs.db"
+
+
+def located(store: Path | None) -> Path:
+    """The store named, else the default one."""
+    return store or default_store()

@@ -1,0 +1,163 @@
+"""The run store as an object: add a run, list runs, get one, delete one.
+
+A store is a plain SQLite file with a rollback journal, not WAL: data folders are often on a network file system,
+where WAL does not work, and every write is one short transaction that others wait for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
+
+from gpuscope.errors import InputError, UsageError
+from gpuscope.report.schema import Report
+from gpuscope.store.library import sqlite_utils
+from gpuscope.store.rows import run_row, section_rows
+from gpuscope.store.tables import APPLICATION_ID, SCHEMA_VERSION, TABLES, migrations
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+    from sqlite_utils.db import Table
+
+BUSY_SECONDS = 10.0
+"""How long a writer waits for another one; a write takes milliseconds."""
+_HEADER = 100
+"""Bytes of SQLite's file header: user_version at 60, application_id at 68, big-endian (sqlite.org/fileformat)."""
+
+
+class Store:
+    """An open run store. Use `opened`."""
+
+    def __init__(self, db: Database, path: Path) -> None:
+        self.db = db
+        self.path = path
+
+    def add(
+        self, report: Report, key: str, paths: Sequence[str], options: Mapping[str, Any], label: str | None = None
+    ) -> int:
+        """Store a report under its key and return the run's number; the same key again replaces what is there,
+        but for its number, its first date and, where no other is given, its label."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        row = {
+            **run_row(report), "key": key, "analysed_at": now,
+            "paths": json.dumps([os.path.abspath(path) for path in paths]),
+            "options": json.dumps(options, sort_keys=True),
+        }  # fmt: skip
+        if label is not None:
+            row["label"] = label
+        sections = section_rows(report)
+        with self._writing():
+            known = next(self.db.query("SELECT id FROM runs WHERE key = ?", [key]), None)
+            runs = self._table("runs")
+            if known:
+                run = int(known["id"])
+                runs.update(run, row)
+                for table in TABLES[1:]:
+                    self._table(table.name).delete_where("run = ?", [run])
+            else:
+                run = int(cast(int, runs.insert({**row, "recorded_at": now}, pk="id").last_pk))
+            for name, rows in sections.items():
+                self._table(name).insert_all({"run": run, **one} for one in rows)
+        return run
+
+    def runs(self, where: str = "1", parameters: Sequence[Any] = (), limit: int | None = None) -> list[dict[str, Any]]:
+        """Rows of `runs` without the report, the last analysed first."""
+        columns = ", ".join(column.name for column in TABLES[0].columns if column.name != "report")
+        found = self.db.query(
+            f"SELECT {columns} FROM runs WHERE {where} ORDER BY analysed_at DESC, id DESC LIMIT ?",
+            [*parameters, -1 if limit is None else limit],
+        )
+        return [
+            {**row, "paths": json.loads(row["paths"]), "options": json.loads(row["options"]),
+             "abstained": bool(row["abstained"])}
+            for row in found
+        ]  # fmt: skip
+
+    def report(self, run: int) -> Report:
+        """The report of a run. Raises `UsageError` where there is no such run."""
+        found = next(self.db.query("SELECT report FROM runs WHERE id = ?", [run]), None)
+        if found is None:
+            raise UsageError(f"no run {run} in {self.path}", hint="`gpuscope runs` lists them")
+        return cast(Report, json.loads(found["report"]))
+
+    def delete(self, run: int) -> None:
+        """Delete a run with all its rows. Raises `UsageError` where there is no such run."""
+        with self._writing():
+            if not self.db.execute("DELETE FROM runs WHERE id = ?", [run]).rowcount:
+                raise UsageError(f"no run {run} in {self.path}", hint="`gpuscope runs` lists them")
+
+    def migrate(self) -> None:
+        """Bring the schema up to date; another process may have done so meanwhile."""
+        with self._writing():
+            migrations().apply(self.db)
+            self.db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _table(self, name: str) -> Table:
+        return self.db.table(name)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        # Taking the lock at once: a reader that turns into a writer could be refused without waiting.
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self.db.rollback()
+            raise
+        self.db.commit()
+
+
+@contextmanager
+def opened(path: Path, write: bool = False) -> Iterator[Store]:
+    """The store at `path`, its schema brought up to date; `write` makes it where there is none.
+
+    Raises `InputError` where there is none, where the file is something else or of a newer gpuscope, and where
+    SQLite can't read or write it. A file that is no run store is never touched.
+    """
+    path = Path(os.path.abspath(path))
+    try:
+        version = _version(path)
+        if version is None and not write:
+            raise InputError(f"{path}: no run store yet", hint="`gpuscope analyze` makes it, or name one with --store")
+        stale = (version or 0) < SCHEMA_VERSION
+        if write:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        mode = "rwc" if write else "rw" if stale else "ro"
+        connection = sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True, timeout=BUSY_SECONDS)
+        try:
+            connection.execute("PRAGMA foreign_keys = ON")
+            store = Store(sqlite_utils().Database(connection, execute_plugins=False), path)
+            if stale:
+                store.migrate()
+            yield store
+        finally:
+            connection.close()
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: the run store can't be {'written' if write else 'read'}: {reason}") from error
+
+
+def _version(path: Path) -> int | None:
+    """The store's schema version; None where there is no file, or an empty one."""
+    if not path.exists():
+        return None
+    if not path.is_file():
+        raise InputError(f"{path}: is no file", hint="name a file with --store or GPUSCOPE_STORE")
+    with path.open("rb") as handle:
+        header = handle.read(_HEADER)
+    if not header:
+        return None
+    if not header.startswith(b"SQLite format 3\0") or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+        raise InputError(f"{path}: is no run store of gpuscope; it is left as it is", hint="name another with --store")
+    version = int.from_bytes(header[60:64], "big")
+    if version > SCHEMA_VERSION:
+        raise InputError(f"{path}: written by a newer gpuscope (schema {version})", hint="update gpuscope")
+    return version

@@ -1,0 +1,164 @@
+"""The run store: what is kept, under which identity, and what it never touches."""
+
+from __future__ import annotations
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpuscope
+from gpuscope.errors import InputError, UsageError
+from gpuscope.report.schema import Report
+from gpuscope.store.identity import run_key
+from gpuscope.store.keep import keep
+from gpuscope.store.store import opened
+from gpuscope.store.tables import APPLICATION_ID, SCHEMA_VERSION, TABLES, VIEWS, migrations
+
+
+@pytest.fixture(scope="module")
+def report(samples: Path) -> Report:
+    return gpuscope.analyze(samples / "ddp_slow_rank").report  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "below" / "runs.db"
+
+
+def add(path: Path, report: Report, key: str = "k", label: str | None = None) -> int:
+    with opened(path, write=True) as store:
+        return store.add(report, key, ["run/"], {"steps": None}, label)
+
+
+def query(path: Path, sql: str) -> list[Any]:
+    """As any SQLite tool asks."""
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
+def test_tables_hold_what_the_report_holds(path: Path, report: Report) -> None:
+    run = add(path, report)
+    assert query(path, "SELECT bound_by, cause, steps FROM runs") == [("communication", "straggler", 3)]
+    assert query(path, "SELECT rank, window_ns, idle_ns FROM ranks ORDER BY rank") == [
+        (entry["rank"], entry["window_ns"], entry["breakdown_ns"]["idle"]) for entry in report["ranks"]
+    ]
+    both = [entry["dur_ns"] for entry in report["steps"] if entry["step"] == 4]
+    assert query(path, "SELECT ranks, dur_min_ns, dur_max_ns FROM steps WHERE step = 4") == [(2, min(both), max(both))]
+    assert query(path, "SELECT code FROM findings ORDER BY position") == [(f["code"],) for f in report["findings"]]
+    assert query(path, "SELECT dur_ns FROM causes WHERE cause = 'straggler' AND rank = 0") == [
+        (report["ranks"][0]["stall_ns"]["communication"]["straggler"],)
+    ]
+    assert query(path, "PRAGMA foreign_key_check") == []
+    with opened(path) as store:
+        assert store.report(run) == report
+
+
+def test_views_answer(path: Path, report: Report) -> None:
+    add(path, report)
+    assert {name for (name,) in query(path, "SELECT name FROM sqlite_master WHERE type = 'view'")} == set(VIEWS)
+    [(share,)] = query(path, "SELECT share_frac FROM cause_shares WHERE cause = 'straggler'")
+    straggler = next(finding for finding in report["findings"] if finding["code"] == "straggler")
+    assert share == pytest.approx(straggler["share_frac"])
+
+
+def test_the_same_analysis_again_replaces_the_row(path: Path, report: Report) -> None:
+    first = add(path, report, label="baseline")
+    assert add(path, report) == first
+    assert add(path, report, "another") != first
+    assert query(path, "SELECT label FROM runs ORDER BY id") == [("baseline",), (None,)]
+    assert query(path, f"SELECT count(*) FROM ranks WHERE run = {first}") == [(2,)]
+
+
+def test_identity_is_content_and_options_not_names(tmp_path: Path) -> None:
+    for name, text in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "z")):
+        (tmp_path / name).write_text(text)
+    a, b, c, d = (tmp_path / name for name in "abcd")
+    assert run_key([a, b], {}) == run_key([b, c], {})
+    assert run_key([a, b], {}) != run_key([a, d], {})
+    assert run_key([a], {"steps": None}) != run_key([a], {"steps": (1, 2)})
+
+
+def test_deleting_a_run_takes_its_rows_along(path: Path, report: Report) -> None:
+    gone, kept = add(path, report, "1"), add(path, report, "2")
+    with opened(path, write=True) as store:
+        store.delete(gone)
+        with pytest.raises(UsageError, match=f"no run {gone}"):
+            store.report(gone)
+    for table in TABLES[1:]:
+        assert query(path, f"SELECT count(*) FROM {table.name} WHERE run != {kept}") == [(0,)]
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"SQLite format 3\0" + bytes(84)], ids=["text", "header"])
+def test_what_is_no_run_store_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="no run store"), opened(path, write=True):
+        pass
+    assert path.read_bytes() == content
+
+
+def test_another_programs_database_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE runs (id)")
+    connection.close()
+    with pytest.raises(InputError, match="no run store"), opened(path, write=True):
+        pass
+    assert query(path, "SELECT count(*) FROM sqlite_master") == [(1,)]
+
+
+def test_an_older_store_is_brought_up_to_date(path: Path, report: Report) -> None:
+    """A store that stopped before the last migration, as the version before this one left it."""
+    run = add(path, report)
+    connection = sqlite3.connect(path)
+    for view in VIEWS:
+        connection.execute(f"DROP VIEW {view}")
+    connection.execute("DELETE FROM _sqlite_migrations WHERE name = 'views'")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    with opened(path) as store:
+        assert store.report(run) == report
+    assert query(path, "SELECT id FROM run_overview") == [(run,)]
+    assert query(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+
+
+def test_the_version_counts_the_migrations() -> None:
+    import sqlite_utils
+
+    assert len(migrations().pending(sqlite_utils.Database(memory=True))) == SCHEMA_VERSION
+
+
+def test_a_newer_store_is_refused(path: Path, report: Report) -> None:
+    add(path, report)
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(InputError, match="newer gpuscope"), opened(path, write=True):
+        pass
+
+
+def test_writers_side_by_side_lose_nothing(path: Path, report: Report) -> None:
+    """Eight at once, none of whom finds a store."""
+    with ThreadPoolExecutor(8) as pool:
+        runs = list(pool.map(lambda key: add(path, report, str(key)), range(8)))
+    assert sorted(runs) == [id for (id,) in query(path, "SELECT id FROM runs ORDER BY id")]
+    assert len(set(runs)) == 8
+    assert query(path, "PRAGMA integrity_check") == [("ok",)]
+    assert query(path, "PRAGMA application_id") == [(APPLICATION_ID,)]
+
+
+def test_a_store_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, report: Report, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert keep(report, [], ["run/"], {}, tmp_path / "file" / "runs.db") is None
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("Warning: this analysis is not kept: ")
