@@ -1,0 +1,89 @@
+"""The launching thread: blocking calls, launch overhead, garbage collection, other work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+
+from analyzers.advice.base import Case, Proposal, Rule
+from analyzers.advice.settings import config, in_dialect, python
+from analyzers.replay.changes import CapturedGraphs, NoCollector, NoHostWork, RemovedSyncs
+from gpuscope.report.schema import FindingEntry
+
+EVERY = 100
+"""Steps between two looks at a loss: rare enough to cost nothing, often enough for a curve."""
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """What answers the finding's cause."""
+    yield from ANSWERS[finding["code"]](case, finding)
+
+
+def _sync(case: Case, finding: FindingEntry) -> Iterator[Proposal]:  # noqa: ARG001
+    names = sorted({evidence["name"] for evidence in finding["evidence"]})
+    yield Proposal(
+        code="remove_syncs",
+        action=f"Do without the blocking calls within a step, or make them once in {EVERY} steps",
+        why=f"{finding['message']}. Seen at: {', '.join(names)}",
+        setting=python(
+            "the call that blocks (.item(), .cpu(), print(loss), nonzero, .to(device))", f"step % {EVERY} == 0"
+        ),
+        risk="the loss shown is older; a check for NaN must not depend on it",
+        verify="record again: the cause `sync` is gone; torch.cuda.set_sync_debug_mode('warn') names those left",
+        changes=(RemovedSyncs(),),
+    )
+
+
+def _launch(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    setting = in_dialect(case, {"megatron": config("--cuda-graph-impl", "local")})
+    yield Proposal(
+        code="cuda_graphs",
+        action="Launch the step's kernels as CUDA graphs",
+        why=f"{finding['message']}; a graph launches hundreds of kernels for the price of one",
+        setting=setting or python("torch.compile.mode", '"reduce-overhead"'),
+        risk="shapes must not change from step to step; the first steps compile; graphs hold their memory; "
+        "code that reads values on the host breaks a graph",
+        verify="record again: far fewer cudaLaunchKernel calls, cudaGraphLaunch instead; the cause `launch` falls",
+        changes=(CapturedGraphs(),),
+    )
+
+
+def _gc(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    setting = in_dialect(case, {"megatron": config("--manual-gc --manual-gc-interval", str(EVERY))})
+    yield Proposal(
+        code="manual_gc",
+        action=f"Collect garbage at the same step on all ranks, once in {EVERY} steps",
+        why=f"{finding['message']}; one rank that collects makes all others wait",
+        setting=setting or python("gc", f"gc.freeze(); gc.disable(); gc.collect(1) every {EVERY} steps"),
+        risk="memory held by reference cycles is freed later",
+        verify="record again: the cause `gc` is gone; resident memory stays flat over a thousand steps",
+        changes=(NoCollector(),),
+    )
+
+
+def _host_other(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    setting = in_dialect(case, {"megatron": config("--async-save", "")})
+    yield Proposal(
+        code="host_work_aside",
+        action="Move the work of the evidence off the launching thread",
+        why=f"{finding['message']}. Seen: {', '.join(_distinct(finding))}",
+        setting=setting
+        or python("torch.distributed.checkpoint.async_save", "for checkpoints; a thread or rarer for the rest"),
+        risk="an asynchronous checkpoint needs a copy of the state in host memory",
+        verify="record again: the cause `host_other` is gone",
+        changes=(NoHostWork(),),
+    )
+
+
+def _distinct(finding: FindingEntry) -> list[str]:
+    return [name for name, _ in groupby(sorted(evidence["name"] for evidence in finding["evidence"]))]
+
+
+ANSWERS: dict[str, Callable[[Case, FindingEntry], Iterator[Proposal]]] = {
+    "sync": _sync,
+    "launch": _launch,
+    "gc": _gc,
+    "host_other": _host_other,
+}
+
+RULE = Rule("host", tuple(ANSWERS), propose)

@@ -1,0 +1,30 @@
+"""A rank that all others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analyzers.advice.base import Case, Proposal, Rule
+from analyzers.advice.settings import config
+from analyzers.replay.changes import ReplacedRank
+from gpuscope.report.schema import FindingEntry
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """The late ranks made as fast as their peers, one at a time, the one that costs most first."""
+    cost = {entry["rank"]: entry["caused_wait_ns"] for entry in case.report["stragglers"]}
+    for rank in sorted(finding["ranks"], key=lambda rank: -cost.get(rank, 0)):
+        yield Proposal(
+            code="slow_rank",
+            action=f"Mend or replace rank {rank}: its own work is what the others wait for",
+            why=f"{finding['message']}; with this rank as fast as the median of its peers the step is shorter",
+            setting=config("hosts of the job", f"without the one of rank {rank}, until it is checked"),
+            risk="none for the run; if its data are the cause (longer sequences, more tokens per expert) the lateness "
+            "moves with the data, not with the host",
+            verify=f"`nvidia-smi -q -d CLOCK,PERFORMANCE` and ECC errors on its host; swap two hosts and see whether "
+            f"the late rank stays {rank}",
+            changes=(ReplacedRank(rank),),
+        )
+
+
+RULE = Rule("ranks", ("straggler", "slow_worker"), propose)

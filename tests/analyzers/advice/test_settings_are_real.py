@@ -1,0 +1,113 @@
+"""Every setting that a rule can propose is one that the real library takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+
+import pytest
+from helpers.advice import finding, report
+
+from analyzers.advice.base import Case, rules
+from analyzers.causes import CLASS_OF
+from analyzers.replay.changes import Refused
+from gpuscope.report.schema import Setting
+
+torch = pytest.importorskip("torch")
+
+
+def proposed(*frameworks: str, cpu: bool = False) -> Iterator[Setting]:
+    """All settings of all rules for a job of these frameworks."""
+    asked = report(frameworks=frameworks)
+    asked["ranks"] = [{"device": None if cpu else 0}]  # type: ignore[typeddict-item]
+    case = Case(asked, lambda _: Refused("a test"))
+    for rule in rules():
+        for code in set(rule.answers) & set(CLASS_OF):
+            yield from (proposal.setting for proposal in rule.propose(case, finding(code)))
+
+
+def values(name: str, frameworks: Sequence[str]) -> list[str]:
+    return [setting["value"] for setting in proposed(*frameworks) if setting["name"] == name]
+
+
+def test_ddp_takes_its_bucket_sizes() -> None:
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sizes = values("DistributedDataParallel.bucket_cap_mb", ["ddp"])
+        assert len(set(sizes)) >= 4
+        for size in sizes:
+            DistributedDataParallel(torch.nn.Linear(2, 2), bucket_cap_mb=eval(size))
+        for hook in {
+            s["value"] for cpu in (True, False) for s in proposed("ddp", cpu=cpu) if s["name"].endswith("comm_hook")
+        }:
+            state, function = _hook(hook)
+            if "bf16" in hook and not torch.cuda.is_available():
+                continue  # DDP asks NCCL for it
+            DistributedDataParallel(torch.nn.Linear(2, 2)).register_comm_hook(state, function)
+    finally:
+        dist.destroy_process_group()
+
+
+def _hook(value: str) -> tuple[None, object]:
+    import importlib
+
+    path = value.removeprefix("(None, ").removesuffix(")")
+    module, _, name = path.rpartition(".")
+    return None, getattr(importlib.import_module(module), name)
+
+
+def test_the_loader_takes_its_workers() -> None:
+    from torch.utils.data import DataLoader
+
+    numbers = values("DataLoader.num_workers", [])
+    assert numbers
+    for number in numbers:
+        loader = DataLoader([1, 2], num_workers=int(number), persistent_workers=True, prefetch_factor=2)
+        assert loader.num_workers == int(number)
+    assert "True" in values("DataLoader.pin_memory", [])
+    assert "pin_memory" in inspect.signature(DataLoader).parameters
+
+
+def test_fsdp_has_what_is_proposed() -> None:
+    from torch.distributed import fsdp
+
+    names = {setting["name"] for setting in proposed("fsdp2")} | {setting["name"] for setting in proposed("fsdp")}
+    ours = {name for name in names if name.startswith(("fully_shard", "FSDPModule", "FullyShardedDataParallel"))}
+    assert len(ours) >= 6
+    for name in ours:
+        owner, _, member = name.partition(".")
+        target = getattr(fsdp, owner)
+        assert not member or hasattr(target, member) or member in inspect.signature(target).parameters
+    assert fsdp.MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+    assert fsdp.ShardingStrategy.SHARD_GRAD_OP
+
+
+def test_transformers_has_its_arguments() -> None:
+    transformers = pytest.importorskip("transformers")
+    fields = inspect.signature(transformers.TrainingArguments).parameters
+    names = {s["name"] for s in proposed("transformers", "ddp") if s["name"].startswith("TrainingArguments.")}
+    assert names
+    assert all(name.partition(".")[2] in fields for name in names)
+
+
+def test_pipeline_schedules_exist() -> None:
+    from torch.distributed.pipelining import schedules
+
+    names = values("torch.distributed.pipelining", [])
+    assert len(names) == 3
+    for name in names:
+        assert "n_microbatches" in inspect.signature(getattr(schedules, name)).parameters
+    for name in values("parallelism.pipeline_parallel_schedule", ["torchtitan"]):
+        assert schedules.get_schedule_class(name)
+    assert values("pipelining schedule.n_microbatches", [])
+
+
+def test_compile_and_checkpoint_have_what_is_proposed() -> None:
+    import torch.distributed.checkpoint as dcp
+
+    assert [eval(mode) for mode in values("torch.compile.mode", [])] == ["reduce-overhead"]
+    torch.compile(lambda x: x, mode="reduce-overhead")
+    assert callable(dcp.async_save)
