@@ -51,7 +51,7 @@ def _schedule(case: Case, finding: FindingEntry, name: str) -> Proposal:
         named["megatron"] = config("--num-virtual-stages-per-pipeline-rank", "2")
     setting = in_dialect(case, named)
     return Proposal(
-        code=f"pipeline_schedule_{name}",
+        code="pipeline_schedule",
         action=f"Run the pipeline by {SCHEDULES[name]}",
         why=f"{finding['message']}; this schedule leaves less of it",
         setting=setting or python("torch.distributed.pipelining", SCHEDULES[name]),

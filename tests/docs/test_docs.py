@@ -194,6 +194,20 @@ def test_report_keys_are_those_of_real_reports() -> None:
     assert missing == {"ranks[].stall_ns.memory.{cause}", "trace.parallelism.{kind}"}
 
 
+def test_every_suggestion_is_documented() -> None:
+    table = re.findall(r"^\| `([a-z_]+)` \|", section("advice.md", "## Suggestions by code"), re.MULTILINE)
+    trees = [ast.parse(text_of(path)) for path in (ROOT / "analyzers" / "advice").glob("*.py")]
+    codes = {
+        ast.literal_eval(keyword.value)
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Proposal"
+        for keyword in node.keywords
+        if keyword.arg == "code"
+    }
+    assert sorted(table) == sorted(codes)
+
+
 # ---- links, code blocks ----
 
 
