@@ -31,6 +31,9 @@ class CostModel:
     beta: float
     error: float | None
     basis: str
+    alpha_error: float | None = None
+    beta_error: float | None = None
+    """Standard errors; None where assumed, and for a part that the fit had to hold at 0."""
 
     @property
     def assumed(self) -> bool:
@@ -53,23 +56,43 @@ class CostModel:
 
 def fit(bus_bytes: Array, duration: Times) -> CostModel | None:
     """Fit to the shortest duration of each size (waiting only ever adds); None where data don't support it."""
+    found = fit_or_why(bus_bytes, duration)
+    return found if isinstance(found, CostModel) else None
+
+
+def fit_or_why(bus_bytes: Array, duration: Times) -> CostModel | str:
+    """`fit`, or in words why the data don't support one."""
     keep = (bus_bytes > 0) & (duration > 0)
     sizes, inverse = np.unique(bus_bytes[keep], return_inverse=True)
-    if len(sizes) < MIN_SIZES or sizes[-1] < MIN_RANGE * sizes[0]:
-        return None
+    if len(sizes) < MIN_SIZES:
+        return f"{len(sizes)} message size{'' if len(sizes) == 1 else 's'}, a fit needs {MIN_SIZES}"
+    if sizes[-1] < MIN_RANGE * sizes[0]:
+        return f"message sizes within a factor of {sizes[-1] / sizes[0]:.1f}, a fit needs {MIN_RANGE:g}"
     shortest = np.full(len(sizes), np.inf)
     np.minimum.at(shortest, inverse, duration[keep].astype(np.float64))
     # Relative residuals, so that small messages count as much as large ones.
     design = np.stack((1 / shortest, sizes / shortest), axis=1)
     (alpha, beta), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
-    if alpha < 0:
-        alpha, beta = 0.0, float((sizes / shortest).sum() / ((sizes / shortest) ** 2).sum())
-    elif beta < 0:
-        alpha, beta = float((1 / shortest).sum() / ((1 / shortest) ** 2).sum()), 0.0
-    error = float(np.sqrt(np.mean(((alpha + beta * sizes) / shortest - 1) ** 2)))
+    free = [alpha >= 0 or beta < 0, beta >= 0]  # of the two parts, those that need not be held at 0
+    if not all(free):
+        only = design[:, 1 if free[1] else 0]
+        left = float(only.sum() / (only**2).sum())
+        alpha, beta = (0.0, left) if free[1] else (left, 0.0)
+    residuals = (alpha + beta * sizes) / shortest - 1
+    error = float(np.sqrt(np.mean(residuals**2)))
     if error > MAX_ERROR:
-        return None
-    return CostModel(float(alpha), float(beta), error, f"fitted to {len(sizes)} message sizes")
+        return f"times miss a line over the size by {100 * error:.0f} %: more than one algorithm, or waiting"
+    alpha_error, beta_error = _standard_errors(design, residuals, free)
+    return CostModel(float(alpha), float(beta), error, f"fitted to {len(sizes)} message sizes", alpha_error, beta_error)
+
+
+def _standard_errors(design: Array, residuals: Array, free: list[bool]) -> tuple[float | None, float | None]:
+    """Of ordinary least squares, for the parts that were fitted: √ of the diagonal of s²(XᵀX)⁻¹."""
+    used = design[:, free]
+    variance = float((residuals**2).sum()) / max(len(residuals) - used.shape[1], 1)
+    found = iter(np.sqrt(np.diag(variance * np.linalg.inv(used.T @ used))).tolist())
+    alpha, beta = (float(next(found)) if one else None for one in free)
+    return alpha, beta
 
 
 def assume(backend: str, gpu: str, ranks: int) -> CostModel:

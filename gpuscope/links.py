@@ -88,10 +88,14 @@ def network(kind: str, gbit_per_s: float) -> Link:
 
 def _gpu(name: str) -> Mapping[str, Any] | None:
     for row in _data()["gpus"]:
-        if any(re.search(rf"\b{re.escape(word)}\b", name, re.IGNORECASE) for word in row["match"]):
+        if any(_has_word(word, name) for word in row["match"]):
             found: Mapping[str, Any] = row
             return found
     return None
+
+
+def _has_word(word: str, name: str) -> bool:
+    return re.search(rf"\b{re.escape(word)}\b", name, re.IGNORECASE) is not None
 
 
 def gpu_nvlink(gpu_name: str) -> Link | None:
@@ -104,6 +108,35 @@ def gpu_pcie(gpu_name: str) -> Link | None:
     """The PCIe generation a GPU speaks, 16 lanes wide; None for a name the table does not hold."""
     row = _gpu(gpu_name)
     return pcie(row["pcie"]) if row else None
+
+
+def gpu_fabric(gpu_name: str) -> Link | None:
+    """All links of a GPU to other GPUs (NVLink, Infinity Fabric), where its name tells that they are connected.
+
+    None for a card that may be joined by a bridge or not at all, and for one without such links.
+    """
+    row = _gpu(gpu_name)
+    key = _fabric(row)
+    if row is None or key is None or not any(_has_word(word, gpu_name) for word in row.get("full", ())):
+        return None
+    link = links()[key]
+    return link.of(row.get("links", link.units))
+
+
+def can_have_fabric(gpu_name: str) -> bool | None:
+    """Whether a GPU can have links to other GPUs besides PCIe; None for a name the table does not hold."""
+    row = _gpu(gpu_name)
+    return None if row is None else _fabric(row) is not None
+
+
+def compute_capability(gpu_name: str) -> int | None:
+    """The compute capability times ten (90 for an H100) by product name; None where unknown or not CUDA."""
+    row = _gpu(gpu_name)
+    return row.get("cc") if row else None
+
+
+def _fabric(row: Mapping[str, Any] | None) -> str | None:
+    return (row.get("nvlink") or row.get("xgmi")) if row else None
 
 
 def link_named(key: str) -> Link:
