@@ -1,0 +1,1 @@
+"""A model of PyTorch's caching allocator, which replays a recorded history under a setting."""
