@@ -53,8 +53,14 @@ def parallelism(groups: Iterable[tuple[str, int]]) -> dict[str, int]:
     """
     degrees: dict[str, int] = {}
     for description, size in groups:
-        mesh = description.removeprefix("mesh_") if description.startswith("mesh_") else None
-        kind = mesh or _DESCRIPTIONS.get(description)
+        kind = parallelism_of(description)
         if kind is not None and size > 1:
             degrees.setdefault(kind, size)
     return degrees
+
+
+def parallelism_of(description: str) -> str | None:
+    """The kind of parallelism that a process group of this description serves; None where it does not say."""
+    if description.startswith("mesh_"):
+        return description.removeprefix("mesh_")
+    return _DESCRIPTIONS.get(description)
