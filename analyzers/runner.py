@@ -69,10 +69,21 @@ def analyze(
     return run(inputs(paths, ranks), Options(ranks, steps, workers, ReadOptions(partial=partial, nsys=nsys)))
 
 
-def run(items: Sequence[Input], options: Options, begun: Callable[[str], None] = lambda _: None) -> Analysis:
-    """Analyse inputs; `begun` is told the name of each file as it is taken up."""
-    read = _side_by_side if _worth_processes(items, options) else _in_turn
-    parts = read(items, options, begun)
+def run(
+    items: Sequence[Input],
+    options: Options,
+    begun: Callable[[str], None] = lambda _: None,
+    keep: Callable[[Trace], None] | None = None,
+) -> Analysis:
+    """Analyse inputs; `begun` is told the name of each file as it is taken up.
+
+    `keep` is given each file's trace with all its events, which are otherwise let go; files are then read here,
+    one after the other.
+    """
+    if keep is not None:
+        parts = _in_turn(items, options, begun, keep)
+    else:
+        parts = (_side_by_side if _worth_processes(items, options) else _in_turn)(items, options, begun)
     check_one_run([part.trace.ranks_by_file() for part in parts])
     lanes = [lane for part in parts for lane in part.lanes]
     results = [result for part in parts for result in part.results]
@@ -108,11 +119,16 @@ def _worth_processes(items: Sequence[Input], options: Options) -> bool:
     return len(items) > 1 and options.workers > 1 and total_size(items) >= PARALLEL_FROM
 
 
-def _in_turn(items: Sequence[Input], options: Options, begun: Callable[[str], None]) -> list[Part]:
+def _in_turn(
+    items: Sequence[Input],
+    options: Options,
+    begun: Callable[[str], None],
+    keep: Callable[[Trace], None] = lambda _: None,
+) -> list[Part]:
     parts: list[Part] = []
     for item in items:
         begun(item.path.name)
-        parts.append(analyze_file(item, options))
+        parts.append(analyze_file(item, options, keep))
     return parts
 
 
@@ -140,11 +156,12 @@ DERIVED_OPERATIONS = FileAnalyzer(
 """Operations of jobs that no timer of operations recorded, told from their ranges."""
 
 
-def analyze_file(item: Input, options: Options) -> Part:
-    """Read one file, analyse its lanes, and let its events go."""
+def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = lambda _: None) -> Part:
+    """Read one file, analyse its lanes, and let its events go, unless `keep` holds on to them."""
     trace = read_file(item, options.read)
     if options.ranks is not None:
         trace = trace.select_ranks(options.ranks)
+    keep(trace)
     lanes = views(trace, options.steps)
     results = [run_one(analyzer, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
     summaries = [summarise(trace, view) for view in lanes]

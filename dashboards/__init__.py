@@ -1,1 +1,1 @@
-"""The interactive Dash application: not built yet. What it will show, `analyzers` computes."""
+"""The dashboard: a Dash application that shows reports and timelines, and measures nothing itself."""

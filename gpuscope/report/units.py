@@ -48,10 +48,14 @@ def duration(ns: float | None) -> str:
     return NONE if ns is None else _scaled(ns, _TIME_UNITS)
 
 
+def time_unit(longest_ns: float) -> tuple[int, str]:
+    """The unit that a set of times reads best in, and its ns: `(1000000, "ms")`."""
+    return next((one for one in reversed(_TIME_UNITS) if one[0] <= longest_ns), _TIME_UNITS[0])
+
+
 def axis(times_ns: list[int]) -> list[str]:
     """Labels of round times, all in the unit of the last: `0`, `0.2 s`, `0.4 s`."""
-    last = max(times_ns, default=0)
-    size, unit = next((one for one in reversed(_TIME_UNITS) if one[0] <= last), _TIME_UNITS[0])
+    size, unit = time_unit(max(times_ns, default=0))
     return [f"{ns / size:.10g} {unit}" if ns else "0" for ns in times_ns]
 
 

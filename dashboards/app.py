@@ -1,0 +1,41 @@
+"""The factory of the application. Everything it knows is in the `Runs` it was given, and nobody writes to these."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from dash import Dash
+
+from dashboards import downloads, security, shell
+from dashboards.data.runs import Runs
+from dashboards.pages.base import pages
+
+
+def create_app(runs: Runs, token: str | None = None) -> Dash:
+    """A dashboard of `runs`, as a Dash application whose `server` is a WSGI application.
+
+    With a `token`, every request must bring it (in the address once, then as a cookie); without, only requests
+    to a loopback name are answered.
+    """
+    app = Dash(
+        "dashboards",
+        title="gpuscope",
+        update_title="",
+        serve_locally=True,  # works without a network
+        suppress_callback_exceptions=True,  # a page's components come and go
+        use_pages=False,
+        pages_folder="",
+        add_log_handler=False,
+    )
+    app.layout = shell.layout(runs)
+    shell.register(app, runs)
+    for page in pages():
+        page.register(app, runs)
+    downloads.register(app.server, runs)
+
+    @cache
+    def hashes() -> list[str]:
+        return list(app.csp_hashes())
+
+    security.guard(app.server, token, hashes)
+    return app

@@ -1,0 +1,37 @@
+"""What ties ranks together: one clock for all, and which collectives are the same operation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analyzers import clocks
+from analyzers.matching import match
+from gpuscope.trace.table import Times
+from gpuscope.trace.trace import Trace
+
+
+class Ties:
+    """The clocks and matched collectives of a run; computed once, then only read."""
+
+    def __init__(self, trace: Trace) -> None:
+        matched = match(trace)
+        self._clocks = clocks.estimate(trace, matched.instances)
+        self._instance = {row: one for one in matched.instances for row in one.rows.tolist()}
+
+    @property
+    def error(self) -> int | None:
+        """Bound on the error of times compared across ranks, ns; None where nothing ties the clocks."""
+        return self._clocks.error
+
+    def common(self, rank: int, times: Times) -> Times:
+        """Times of a rank's own clock on the run's clock, shape (n,)."""
+        return times - self._clocks.offset.get(rank, 0)
+
+    def shown(self, rank: int, time: int) -> int:
+        """One time of a rank's own clock on the run's clock."""
+        return int(self.common(rank, np.array([time], np.int64))[0])
+
+    def same(self, row: int) -> Times:
+        """The rows of `collectives` that are the same operation on all its ranks; empty where not matched."""
+        found = self._instance.get(row)
+        return found.rows if found is not None else np.empty(0, np.int64)

@@ -1,0 +1,139 @@
+"""Level of detail: what of the tracks is drawn in a window, a bounded number of marks whatever the events.
+
+An event at least as wide as a cell (window / cells) is a mark of its own; narrower neighbours that start in one
+cell and have no wide event between them share one. Every event in the window belongs to exactly one mark, which
+covers it; `count` says how many. All by searches and reductions over arrays ordered by start: about a pass over
+what the window holds, no pass over the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dashboards.data.tracks import Track
+from gpuscope.trace.table import Array, Times
+
+MAX_MARKS = 4_000
+"""A browser draws so many bars again in well under a second."""
+MAX_CELLS = 1_600
+"""About the pixels of a wide screen: finer can't be seen."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Marks of one track: times in ns on the run's clock."""
+
+    track: Track
+    start: Times
+    end: Times
+    count: Times
+    """Events in each."""
+    place: Times
+    """Place in the track of the longest event in each."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def marks(tracks: Sequence[Track], window: tuple[int, int], limit: int = MAX_MARKS) -> list[Marks]:
+    """Marks of each track in the window, at most `limit` together (but at least a few per track)."""
+    held = [count_in(track, window) for track in tracks]
+    if sum(held) <= limit:
+        cells = max(MAX_CELLS, limit)
+        return [_every(track, window) for track in tracks]
+    cells = MAX_CELLS
+    while True:
+        found = [
+            _every(track, window) if many <= max(limit // (4 * len(tracks)), 1) else _merged(track, window, cells)
+            for track, many in zip(tracks, held, strict=True)
+        ]
+        drawn = sum(map(len, found))
+        if drawn <= limit or cells == 1:
+            return found
+        cells = max(1, min(cells // 2, int(0.9 * cells * limit / drawn)))
+
+
+def count_in(track: Track, window: tuple[int, int]) -> int:
+    """How many events of the track overlap the window."""
+    low, inside, high = _bounds(track, window)
+    return int((track.end[low:inside] > window[0]).sum()) + high - inside
+
+
+def _bounds(track: Track, window: tuple[int, int]) -> tuple[int, int, int]:
+    """Places [low, inside) may reach into the window from before it, [inside, high) start in it."""
+    low = int(np.searchsorted(track.reach, window[0], "right"))
+    inside = int(np.searchsorted(track.start, window[0], "left"))
+    high = int(np.searchsorted(track.start, window[1], "left"))
+    return min(low, inside), inside, max(high, inside)
+
+
+def _every(track: Track, window: tuple[int, int]) -> Marks:
+    low, inside, high = _bounds(track, window)
+    places = np.concatenate((low + np.flatnonzero(track.end[low:inside] > window[0]), np.arange(inside, high)))
+    return Marks(track, track.start[places], track.end[places], np.ones(len(places), np.int64), places)
+
+
+def _merged(track: Track, window: tuple[int, int], cells: int) -> Marks:
+    low, inside, high = _bounds(track, window)
+    early = low + np.flatnonzero(track.end[low:inside] > window[0])
+    parts = [_early(track, early, cells)]
+    if high > inside:
+        parts.append(_within(track, window, inside, high, cells))
+    columns = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+    return Marks(track, *columns)
+
+
+Columns = tuple[Times, Times, Times, Times]
+"""start, end, count, place."""
+
+
+def _early(track: Track, places: Times, cells: int) -> Columns:
+    """Events from before the window: one in each depth of nesting, so mostly one; many only where they overlap."""
+    if len(places) <= cells:
+        return track.start[places], track.end[places], np.ones(len(places), np.int64), places
+    longest = track.by_length[track.shorter[places].max()]
+    start, end = track.start[places].min(), track.end[places].max()
+    return tuple(np.array([value], np.int64) for value in (start, end, len(places), longest))  # type: ignore[return-value]
+
+
+def _within(track: Track, window: tuple[int, int], low: int, high: int, cells: int) -> Columns:
+    """Events that start in the window, cut where a cell begins and around each wide event."""
+    width = (window[1] - window[0]) / cells
+    edges = window[0] + np.arange(1, cells) * width
+    start = track.start[low:high]
+    wide = _wide(track, low, high, width, cells)
+    cuts = np.unique(np.concatenate(([0], np.searchsorted(start, edges), wide, wide + 1)))
+    cuts = cuts[cuts < high - low]
+    count = np.diff(cuts, append=high - low)
+    longest = track.by_length[np.maximum.reduceat(track.shorter[low:high], cuts)]
+    end = np.maximum.reduceat(track.end[low:high], cuts)
+    return start[cuts], end, count, longest.astype(np.int64)
+
+
+def _wide(track: Track, low: int, high: int, width: float, most: int) -> Array:
+    """Places, from `low`, of the events at least `width` long; of more than `most` (they overlap) the longest."""
+    shorter = _count_shorter(track, width)
+    if len(track) - shorter < high - low:
+        places = track.by_length[shorter:]
+        places = places[(places >= low) & (places < high)].astype(np.int64) - low
+    else:
+        places = np.flatnonzero(track.shorter[low:high] >= shorter)
+    if len(places) > most:
+        places = places[np.argsort(track.shorter[low:high][places])[-most:]]
+    return places
+
+
+def _count_shorter(track: Track, width: float) -> int:
+    """How many events of the track are shorter than `width`: bisection over those ordered by length."""
+    low, high = 0, len(track)
+    while low < high:
+        middle = (low + high) // 2
+        place = track.by_length[middle]
+        if track.end[place] - track.start[place] < width:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,100 @@
+"""The events of a run for the timeline: tracks on one clock, and what ties events to collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dashboards.data.clock import Ties
+from dashboards.data.tracks import GROUPS, Group, Track, tracks
+from gpuscope.report.schema import Evidence
+from gpuscope.trace.schema import NA
+from gpuscope.trace.table import Times
+from gpuscope.trace.trace import Trace
+
+SHOWN_AT_FIRST: tuple[Group, ...] = ("steps", "streams", "ranges", "threads")
+MAX_TRACKS = 60
+"""Rows drawn at once; more can't be told apart on a screen."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Tracks to draw, and how many are left out for want of room."""
+
+    tracks: list[Track]
+    left_out: int
+
+
+class Events:
+    """All events of a run, laid out once; only read afterwards."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.ties = Ties(trace)
+        self.tracks: Sequence[Track] = tracks(trace, self.ties)
+        self.by_key: Mapping[str, Track] = {track.key: track for track in self.tracks}
+        table = trace["collectives"]
+        self.collective_of_device = _rows_by(table["event"])
+        self.collective_of_host = _rows_by(table["host_event"])
+        filled = [track for track in self.tracks if len(track)]
+        self.first = min((int(track.start[0]) for track in filled), default=0)
+        self.last = max((int(track.reach[-1]) for track in filled), default=1)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """All events, with a little room on both sides."""
+        room = max((self.last - self.first) // 100, 1)
+        return self.first - room, self.last + room
+
+    def present(self) -> list[Group]:
+        """The groups of tracks this run has."""
+        have = {track.group for track in self.tracks}
+        return [group for group in GROUPS if group in have]
+
+    def choose(self, ranks: Collection[int] | None, groups: Collection[str]) -> Choice:
+        """The tracks of these ranks and groups, as many as fit on a screen."""
+        found = [one for one in self.tracks if one.group in groups and (ranks is None or one.rank in ranks)]
+        if len(found) <= MAX_TRACKS:
+            return Choice(found, 0)
+        # The busiest of each rank, so that no rank is missing because another has many threads.
+        share = max(MAX_TRACKS // len({one.rank for one in found}), 1)
+        kept: list[Track] = []
+        for rank in dict.fromkeys(one.rank for one in found):
+            own = [one for one in found if one.rank == rank]
+            best = sorted(own, key=lambda one: (one.group not in ("steps", "streams"), -len(one)))[:share]
+            kept += [one for one in own if any(one is chosen for chosen in best)]
+        kept = kept[:MAX_TRACKS]
+        return Choice(kept, len(found) - len(kept))
+
+    def steps_window(self, steps: tuple[int, int], ranks: Collection[int] | None) -> tuple[int, int] | None:
+        """From the start of the first of these steps to the end of the last, as the host saw them."""
+        table = self.trace["steps"]
+        keep = (table["step"] >= steps[0]) & (table["step"] <= steps[1])
+        if ranks is not None:
+            keep &= np.isin(table["rank"], list(ranks))
+        rows = np.flatnonzero(keep)
+        if not len(rows):
+            return None
+        shown = [
+            [self.ties.shown(int(table["rank"][row]), int(table[column][row])) for row in rows.tolist()]
+            for column in ("start", "end")
+        ]
+        return min(shown[0]), max(shown[1])
+
+    def locate(self, evidence: Evidence) -> str:
+        """The event (`d12`, `h3`) that a piece of evidence starts with; empty where it is only a span."""
+        for letter, name in (("d", "device_events"), ("h", "host_events")):
+            table = self.trace[name]
+            low, high = np.searchsorted(table["rank"], [evidence["rank"], evidence["rank"] + 1])
+            near = low + np.searchsorted(table["start"][low:high], [evidence["start_ns"], evidence["start_ns"] + 1])
+            rows = np.arange(near[0], near[1])
+            named = rows[table["name"][rows] == self.trace.names.find(evidence["name"])]
+            if len(named):
+                return f"{letter}{named[0]}"
+        return ""
+
+
+def _rows_by(column: Times) -> dict[int, int]:
+    return {int(event): row for row, event in enumerate(column.tolist()) if event != NA}

@@ -1,0 +1,111 @@
+"""The runs a dashboard was opened on: each analysed once, then only read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from analyzers.analysis import Analysis
+from analyzers.runner import Options, run
+from dashboards.data.events import Events
+from gpuscope.errors import InputError
+from gpuscope.report.schema import Report
+from gpuscope.sources.opening import inputs
+from gpuscope.trace.merge import merge
+from gpuscope.trace.trace import Trace
+
+REPORT_ONLY = "this is a report without its trace: open the trace itself (gpuscope dashboard TRACE) to see events"
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """One run. `key` stands in addresses, `label` is for people, `report` the document of `analyze --json`."""
+
+    key: str
+    label: str
+    report: Report
+    trace: Trace | None
+    """All events; None for a report alone."""
+    events: Events | None = None
+    """The events laid out for the timeline; None where there are none."""
+
+    @property
+    def why_no_events(self) -> str:
+        """What to say, and to record, where `events` is None."""
+        return REPORT_ONLY if self.trace is None else "the files of this run hold no events, only records"
+
+    @property
+    def tables(self) -> Analysis:
+        """The report with its sections as DataFrames."""
+        return Analysis(self.report)
+
+
+class Runs(Mapping[str, OpenRun]):
+    """The opened runs by key, in the order they were named; nothing is added later."""
+
+    def __init__(self, runs: Sequence[OpenRun]) -> None:
+        if not runs:
+            raise ValueError("a dashboard needs a run")
+        self._runs = {one.key: one for one in runs}
+
+    def __getitem__(self, key: str) -> OpenRun:
+        return self._runs[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def first(self) -> OpenRun:
+        """The run shown where an address names none."""
+        return next(iter(self._runs.values()))
+
+    def named(self, key: str) -> OpenRun:
+        """The run of that key, or the first."""
+        return self._runs.get(key, self.first)
+
+
+def open_run(key: str, path: str, options: Options, begun: Callable[[str], None] = lambda _: None) -> OpenRun:
+    """Open and analyse one run: anything `gpuscope analyze` takes, or the JSON report it wrote.
+
+    Raises what reading and analysing raise.
+    """
+    label = Path(path).name or path
+    report = read_report(Path(path))
+    if report is not None:
+        return OpenRun(key, label, report, None)
+    traces: list[Trace] = []
+    analysis = run(inputs([path], options.ranks), options, begun, keep=traces.append)
+    trace = merge(traces)
+    has_events = len(trace["device_events"]) or len(trace["host_events"])
+    return OpenRun(key, label, analysis.report, trace, Events(trace) if has_events else None)
+
+
+def read_report(path: Path) -> Report | None:
+    """The report in a file that `gpuscope analyze --json` wrote; None where it is something else.
+
+    Raises `InputError` for a report that is cut off or lacks what every report has.
+    """
+    if not path.is_file() or path.suffix != ".json":
+        return None
+    with path.open("rb") as file:
+        head = file.read(256)
+    if b'"schema_version"' not in head or b'"gpuscope_version"' not in head:
+        return None
+    try:
+        document: Any = msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path}: a gpuscope report that is no JSON: {error}", hint="write it again") from error
+    missing = Report.__required_keys__ - set(document if isinstance(document, dict) else ())
+    if missing:
+        raise InputError(
+            f"{path}: a gpuscope report without {', '.join(sorted(missing))}",
+            hint="write it again with this version: gpuscope analyze PATH --json",
+        )
+    return cast("Report", document)

@@ -1,0 +1,163 @@
+"""Events as rows of a timeline: streams, ranges, operators and calls of threads by depth, steps; on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dashboards.data.clock import Ties
+from gpuscope.trace.distinct import distinct_pairs
+from gpuscope.trace.names import NO_NAME
+from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.table import Array, Table, Times
+from gpuscope.trace.trace import Trace
+
+Group = Literal["steps", "streams", "ranges", "threads", "python", "os"]
+GROUPS: dict[Group, str] = {
+    "steps": "Steps",
+    "streams": "Streams",
+    "ranges": "Ranges (NVTX, annotations)",
+    "threads": "Operators and calls",
+    "python": "Python stacks",
+    "os": "System calls",
+}
+OF_CATEGORY: dict[Category, Group] = {
+    Category.OP: "threads",
+    Category.RUNTIME: "threads",
+    Category.COMMUNICATION: "threads",
+    Category.OVERHEAD: "threads",
+    Category.ANNOTATION: "ranges",
+    Category.PYTHON: "python",
+    Category.OS: "os",
+}
+DEEPEST = 12
+"""Rows of one thread and group; what is nested deeper shares the last one."""
+STEP = len(Kind) + len(Category)
+"""Look of a step; device events have their `Kind` as look, host events `len(Kind) + Category`."""
+
+TableName = Literal["device_events", "host_events", "steps"]
+
+
+@dataclass(frozen=True)
+class Track:
+    """One row of the timeline: its events by start, times in ns on the run's clock."""
+
+    key: str
+    rank: int
+    group: Group
+    label: str
+    table: TableName
+    rows: Times
+    """Their rows in the table."""
+    start: Times
+    end: Times
+    look: Array
+    """What each is, for its colour (int8)."""
+    reach: Times
+    """The latest end so far: rises, so that it can be searched."""
+    shorter: Array
+    """How many are shorter, ties broken by row (int32): the greatest of some events is the longest."""
+    by_length: Array
+    """Places of the events, the shortest first (int32): inverse of `shorter`."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def make_track(
+    key: str, rank: int, group: Group, label: str, table: TableName, rows: Times, start: Times, end: Times, look: Array
+) -> Track:
+    """A track of events in any order."""
+    order = np.lexsort((-end, start))
+    rows, start, end, look = rows[order], start[order], end[order], look[order]
+    by_length = np.argsort(end - start, kind="stable").astype(np.int32)
+    shorter = np.empty(len(rows), np.int32)
+    shorter[by_length] = np.arange(len(rows), dtype=np.int32)
+    reach = np.maximum.accumulate(end) if len(end) else end
+    return Track(key, rank, group, label, table, rows, start, end, look, reach, shorter, by_length)
+
+
+def tracks(trace: Trace, ties: Ties) -> list[Track]:
+    """All tracks: rank by rank, and there steps, streams, ranges, threads, Python, system calls."""
+    shift = _Shift(trace, ties)
+    found = [*_steps(trace, shift), *_streams(trace, shift), *_threads(trace, shift)]
+    order = list(GROUPS)
+    return sorted(found, key=lambda track: (track.rank, order.index(track.group)))
+
+
+class _Shift:
+    """Times of a table's rows on the run's clock."""
+
+    def __init__(self, trace: Trace, ties: Ties) -> None:
+        self.trace, self.ties = trace, ties
+
+    def track(self, key: str, rank: int, group: Group, label: str, table: TableName, rows: Times, look: Array) -> Track:
+        own = self.trace[table]
+        start, end = (self.ties.common(rank, own[column][rows]) for column in ("start", "end"))
+        return make_track(key, rank, group, label, table, rows, start, end, look)
+
+
+def _steps(trace: Trace, shift: _Shift) -> Iterator[Track]:
+    table = trace["steps"]
+    for rank in np.unique(table["rank"]).tolist():
+        rows = np.flatnonzero(table["rank"] == rank)
+        look = np.full(len(rows), STEP, np.int8)
+        yield shift.track(f"s{rank}", rank, "steps", "steps (host)", "steps", rows, look)
+
+
+def _streams(trace: Trace, shift: _Shift) -> Iterator[Track]:
+    table = trace["device_events"]
+    for lane in trace.lanes():
+        several = len(np.unique(table["device"][table["rank"] == lane.rank])) > 1
+        streams = table["stream"][lane.rows]
+        for stream in np.unique(streams).tolist():
+            rows = lane.rows[streams == stream]
+            label = "training thread" if lane.device == NA else f"stream {stream if stream != NA else '?'}"
+            if several:
+                label = f"gpu {lane.device} {label}"
+            key = f"d{lane.rank}.{lane.device}.{stream}"
+            yield shift.track(key, lane.rank, "streams", label, "device_events", rows, table["kind"][rows])
+
+
+def _threads(trace: Trace, shift: _Shift) -> Iterator[Track]:
+    host = trace["host_events"]
+    if not len(host):
+        return
+    pairs, which = distinct_pairs(host["thread"], host["category"].astype(np.int64))
+    by_group: dict[tuple[int, Group], list[int]] = {}
+    for place, (thread, category) in enumerate(pairs):
+        by_group.setdefault((thread, OF_CATEGORY[Category(category)]), []).append(place)
+    groups = []
+    for (thread, group), places in by_group.items():
+        rows = np.flatnonzero(np.isin(which, places) if len(places) > 1 else which == places[0])
+        groups.append((int(host["rank"][rows[0]]), group, thread, rows))
+    # The busiest threads of a rank first: those that launch.
+    groups.sort(key=lambda one: (one[0], one[1], -len(one[3])))
+    for rank, group, thread, rows in groups:
+        label = _thread_label(trace, thread)
+        depth = _depth(host["start"][rows], host["end"][rows])
+        for level in range(int(depth.max()) + 1):
+            own = rows[depth == level]
+            look = (host["category"][own] + len(Kind)).astype(np.int8)
+            named = label if level == 0 else f"{label} ·{level}"
+            yield shift.track(f"h{thread}.{group}.{level}", rank, group, named, "host_events", own, look)
+
+
+def _depth(start: Times, end: Times) -> Times:
+    """How many of the events are open around each, at most DEEPEST - 1; shape (n,)."""
+    end = np.maximum(end, start + 1)  # an instant event is open for a moment, else it would close before it opens
+    order = np.lexsort((-end, start))
+    level = np.empty(len(start), np.int64)
+    level[order] = np.arange(len(start)) - np.searchsorted(np.sort(end), start[order], "right")
+    return np.asarray(np.clip(level, 0, DEEPEST - 1))
+
+
+def _thread_label(trace: Trace, thread: int) -> str:
+    threads: Table = trace["threads"]
+    code = int(threads["name"][thread])
+    tid = int(threads["tid"][thread])
+    name = trace.names[code] if code != NO_NAME else "thread"
+    return name if tid == NA else f"{name} {tid}"

@@ -1,0 +1,1 @@
+"""Pure functions from parts of a report, or arrays, to plotly figures."""

@@ -1,0 +1,36 @@
+"""Ids of components that callbacks refer to, in one place. Ids of one page's own start with its name."""
+
+from __future__ import annotations
+
+URL = "url"
+QUERY = "query"
+"""Store: the query string as it is now, also where only the address bar was replaced."""
+CONTENT = "content"
+PROVIDER = "provider"
+THEME = "theme"
+THEME_BUTTON = "theme-button"
+FILTER_RUN = "filter-run"
+FILTER_RANKS = "filter-ranks"
+FILTER_STEPS = "filter-steps"
+
+
+def nav(path: str) -> dict[str, str]:
+    """The link to the page at `path`."""
+    return {"type": "nav", "path": path}
+
+
+TIMELINE_GRAPH = "timeline-graph"
+TIMELINE_WINDOW = "timeline-window"
+TIMELINE_EVENT = "timeline-event"
+TIMELINE_SELECTED = "timeline-selected"
+TIMELINE_TRACKS = "timeline-tracks"
+TIMELINE_SEARCH = "timeline-search"
+TIMELINE_FOUND = "timeline-found"
+TIMELINE_FOUND_GRID = "timeline-found-grid"
+TIMELINE_EXPORT = "timeline-export"
+TIMELINE_NOTE = "timeline-note"
+RANKS_MEASURE = "ranks-measure"
+RANKS_HEATMAP = "ranks-heatmap"
+KERNELS_GRID = "kernels-grid"
+KERNELS_CSV = "kernels-csv"
+KERNELS_CATEGORY = "kernels-category"

@@ -1,0 +1,114 @@
+"""Pieces that pages put together: cards, figures, tables, links, and what stands where there is nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dash_ag_grid as ag
+import dash_mantine_components as dmc
+import plotly.graph_objects as go
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from gpuscope.report import units
+
+
+def empty(what: str, how: str) -> Component:
+    """Where there is nothing to show: what is missing, and how to record it."""
+    return dmc.Alert(how, title=what, color="gray", variant="light", className="empty")
+
+
+def attributes(**named: Any) -> dict[str, Any]:
+    """`aria_label=…` and `data_page=…` as the HTML attributes of these names."""
+    return {name.replace("_", "-"): value for name, value in named.items()}
+
+
+def card(title: str, *children: Any, note: str = "", corner: Any = None) -> Component:
+    """A titled panel; `note` says what the numbers mean, `corner` holds links and buttons."""
+    head = [dmc.Title(title, order=3, size="h4")]
+    if corner is not None:
+        head.append(dmc.Group(corner if isinstance(corner, list) else [corner], gap="xs"))
+    body: list[Any] = [dmc.Group(head, justify="space-between", mb=4)]
+    if note:
+        body.append(dmc.Text(note, size="sm", c="dimmed", mb="xs"))
+    return dmc.Paper([*body, *children], withBorder=True, p="md", radius="md", mb="md")
+
+
+def figure(fig: go.Figure, name: str, height: int = 320, **more: Any) -> dcc.Graph:
+    """A plotly figure; its camera button saves `name`.png. `more` goes to `dcc.Graph`, its `config` on top of ours."""
+    config = {
+        "displaylogo": False,
+        "responsive": True,
+        "toImageButtonOptions": {"format": "png", "filename": name, "scale": 2},
+        "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+    } | more.pop("config", {})
+    return dcc.Graph(figure=fig, config=config, style={"height": height}, **more)
+
+
+def column(name: str, title: str, **more: Any) -> dict[str, Any]:
+    """A text column of `grid`."""
+    return {"field": name, "headerName": title, **more}
+
+
+def number(name: str, title: str, shown: str, **more: Any) -> dict[str, Any]:
+    """A column sorted and filtered as numbers in `name`, and read as the words in the row's field `shown`."""
+    return {
+        "field": name,
+        "headerName": title,
+        "type": "rightAligned",
+        "filter": "agNumberColumnFilter",
+        "valueFormatter": {"function": f"params.data ? params.data.{shown} : ''"},
+        **more,
+    }
+
+
+def grid(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Mapping[str, Any]], name: str, dark: bool, **more: Any
+) -> ag.AgGrid:
+    """A sortable, filterable table. Cells are text: nothing in them is read as HTML. `name`.csv is its export.
+
+    `more` goes to `AgGrid`, its `dashGridOptions` on top of ours.
+    """
+    options = {
+        "domLayout": "autoHeight" if len(rows) <= 12 else "normal",
+        "enableCellTextSelection": True,
+        "ensureDomOrder": True,
+        "animateRows": False,
+        "theme": {"function": f"themeQuartz.withPart({'colorSchemeDark' if dark else 'colorSchemeLight'})"},
+    } | more.pop("dashGridOptions", {})
+    style = {"height": None if len(rows) <= 12 else 480} | more.pop("style", {})
+    return ag.AgGrid(
+        rowData=[dict(row) for row in rows],
+        columnDefs=[dict(column) for column in columns],
+        defaultColDef={"sortable": True, "filter": True, "resizable": True},
+        columnSize="responsiveSizeToFit",
+        csvExportParams={"fileName": f"{name}.csv"},
+        dashGridOptions=options,
+        style=style,
+        **more,
+    )
+
+
+def csv_link(run_key: str, section: str) -> Component:
+    """A link that downloads a section of the report as CSV, exact numbers in ns and bytes."""
+    return dmc.Anchor("CSV", href=f"/download/{run_key}/{section}.csv", size="sm", refresh=True)
+
+
+def severity(word: str, colour: str) -> Component:
+    """A badge with a word in it."""
+    return dmc.Badge(word, color=colour, variant="light")
+
+
+def facts(pairs: Sequence[tuple[str, Any]]) -> Component:
+    """Names and values, one pair a row; text is cleaned of control characters."""
+    rows = [
+        dmc.TableTr([dmc.TableTh(name), dmc.TableTd(units.clean(value) if isinstance(value, str) else value)])
+        for name, value in pairs
+    ]
+    return dmc.Table(dmc.TableTbody(rows), withRowBorders=False, verticalSpacing=2, className="facts")
+
+
+def sentences(lines: Sequence[str]) -> Component:
+    """A plain list."""
+    return html.Ul([html.Li(units.clean(line)) for line in lines], style={"margin": 0, "paddingLeft": 20})

@@ -1,0 +1,162 @@
+"""What surrounds every page: navigation, filters, the theme, and the callbacks that tie them to the address."""
+
+from __future__ import annotations
+
+import dash_mantine_components as dmc
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash.development.base_component import Component
+
+from dashboards import ids, parts
+from dashboards.data.runs import Runs
+from dashboards.pages.base import Page, Shown, pages
+from dashboards.parts import attributes
+from dashboards.state import View, parse
+from gpuscope.report import units
+
+
+def layout(runs: Runs) -> Component:
+    """The frame; pages are drawn into it."""
+    return dmc.MantineProvider(
+        id=ids.PROVIDER,
+        theme={"primaryColor": "blue", "defaultRadius": "sm", "autoContrast": True},
+        children=[
+            # The page draws itself again for a new address, so the browser need not load it anew.
+            dcc.Location(id=ids.URL, refresh="callback-nav"),
+            dcc.Store(id=ids.QUERY),
+            dcc.Store(id=ids.THEME, storage_type="local"),
+            html.A("Skip to the page", href=f"#{ids.CONTENT}", className="skip"),
+            dmc.AppShell(
+                [
+                    dmc.AppShellHeader(_header(runs)),
+                    dmc.AppShellNavbar(
+                        html.Nav([_nav_link(page) for page in pages()], **attributes(aria_label="Pages")), p="xs"
+                    ),
+                    dmc.AppShellMain(html.Main(html.Div(id=ids.CONTENT, tabIndex="-1"))),
+                ],
+                header={"height": 64},
+                navbar={"width": 190, "breakpoint": "sm"},
+                padding="md",
+            ),
+        ],
+    )
+
+
+def _nav_link(page: Page) -> Component:
+    return dmc.NavLink(id=ids.nav(page.path), label=page.title, href=page.path)
+
+
+def _header(runs: Runs) -> Component:
+    return dmc.Group(
+        [
+            dmc.Title("gpuscope", order=1, size="h3"),
+            dmc.Group(
+                [
+                    dmc.Select(
+                        id=ids.FILTER_RUN,
+                        data=[{"value": run.key, "label": units.clean(run.label)} for run in runs.values()],
+                        value=runs.first.key,
+                        allowDeselect=False,
+                        w=230,
+                        size="xs",
+                        label="Run",
+                    ),
+                    dmc.TextInput(
+                        id=ids.FILTER_RANKS, label="Ranks", placeholder="all, or 0-3,7", debounce=True, w=130, size="xs"
+                    ),
+                    dmc.TextInput(
+                        id=ids.FILTER_STEPS, label="Steps", placeholder="all, or 3-8", debounce=True, w=130, size="xs"
+                    ),
+                    dmc.Button("Light / dark", id=ids.THEME_BUTTON, variant="default", size="xs", mt=20),
+                ],
+                gap="xs",
+            ),
+        ],
+        justify="space-between",
+        h="100%",
+        px="md",
+        wrap="nowrap",
+    )
+
+
+def register(app: Dash, runs: Runs) -> None:
+    """Tie the frame to the address: drawing pages, filters, links, theme."""
+
+    @app.callback(
+        Output(ids.CONTENT, "children"),
+        Output(ids.FILTER_RUN, "value"),
+        Output(ids.FILTER_RANKS, "value"),
+        Output(ids.FILTER_STEPS, "value"),
+        Output(ids.FILTER_RANKS, "error"),
+        Output(ids.FILTER_STEPS, "error"),
+        Input(ids.URL, "pathname"),
+        Input(ids.URL, "search"),
+        Input(ids.THEME, "data"),
+    )
+    def _draw(path: str | None, search: str | None, theme: str | None) -> tuple[Component, str, str, str, str, str]:
+        view = parse(search)
+        run = runs.named(view.run)
+        shown = Shown(run, view, runs, theme == "dark")
+        ranks = units.ranks(view.ranks) if view.ranks is not None else ""
+        steps = "-".join(map(str, view.steps)) if view.steps is not None else ""
+        wrong = view.wrong
+        return draw(path or "/", shown), run.key, ranks, steps, wrong.get("ranks", ""), wrong.get("steps", "")
+
+    def browser(function: str) -> ClientsideFunction:
+        return ClientsideFunction("gpuscope", function)
+
+    app.clientside_callback(
+        browser("filter"),
+        Output(ids.URL, "search"),
+        Input(ids.FILTER_RUN, "value"),
+        Input(ids.FILTER_RANKS, "value"),
+        Input(ids.FILTER_STEPS, "value"),
+        State(ids.FILTER_RUN, "data"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(browser("query"), Output(ids.QUERY, "data"), Input(ids.URL, "search"))
+    app.clientside_callback(
+        browser("links"),
+        Output({"type": "nav", "path": ALL}, "href"),
+        Output({"type": "nav", "path": ALL}, "active"),
+        Input(ids.QUERY, "data"),
+        Input(ids.URL, "pathname"),
+        State({"type": "nav", "path": ALL}, "id"),
+    )
+    app.clientside_callback(
+        browser("turn"),
+        Output(ids.THEME, "data"),
+        Input(ids.THEME_BUTTON, "n_clicks"),
+        State(ids.THEME, "data"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(browser("scheme"), Output(ids.PROVIDER, "forceColorScheme"), Input(ids.THEME, "data"))
+
+
+def draw(path: str, shown: Shown) -> Component:
+    """The page at `path`, or one that says that there is none."""
+    page = next((one for one in pages() if one.path == path), None)
+    if page is None:
+        return parts.empty(f"There is no page {path}", "Choose one on the left.")
+    notes = [
+        parts.empty(f"«{key}» in this address is left out", why)
+        for key, why in shown.view.wrong.items()
+        if key not in ("ranks", "steps")  # their fields say so themselves
+    ]
+    notes += _unknown(shown.view, shown)
+    return html.Div([*notes, page.layout(shown)], **attributes(data_page=path))
+
+
+def _unknown(view: View, shown: Shown) -> list[Component]:
+    """What the address names and the runs don't hold."""
+    notes: list[Component] = []
+    if view.run and view.run not in shown.runs:
+        notes.append(parts.empty(f"No run {view.run} is open", f"This is {shown.run.label}."))
+    present = set(shown.run.report["trace"]["ranks_present"])
+    if view.ranks is not None and present and not view.ranks & present:
+        notes.append(
+            parts.empty(
+                f"This run has no rank {units.ranks(view.ranks)}",
+                f"It has ranks {units.ranks(present)}: change the filter.",
+            )
+        )
+    return notes

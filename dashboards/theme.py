@@ -1,0 +1,59 @@
+"""Colours (Okabe and Ito's, for the colour-blind) and the light and dark templates of every figure."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import plotly.graph_objects as go
+
+from gpuscope.report.vocabulary import PARTS
+
+# Okabe, Ito: Color Universal Design (2008).
+BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+SKY, YELLOW, PURPLE, GREY = "#56B4E9", "#F0E442", "#CC79A7", "#8C8C8C"
+SERIES = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW, GREY)
+"""In this order for series that mean nothing else."""
+
+PART_COLOURS: dict[str, str] = {part.key: part.colour for part in PARTS}
+CAUSE_LOOKS: dict[str, tuple[str, str]] = {
+    "input": (VERMILLION, ""),
+    "sync": (YELLOW, ""),
+    "launch": (SKY, ""),
+    "gc": (GREEN, ""),
+    "host_other": (GREEN, "/"),
+    "allocator": (PURPLE, "x"),
+    "unattributed": (GREY, "."),
+}
+"""Colour and pattern of each cause of idle time; eight colours don't reach, so some differ by pattern."""
+SEVERITY_COLOURS = {"high": "red", "medium": "orange", "low": "gray"}
+"""Names of dash-mantine-components' palette; the word always stands beside."""
+SEQUENTIAL = "Cividis"
+"""Matplotlib's scale that looks alike to people with and without colour blindness (Nuñez et al. 2018)."""
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+
+@cache
+def template(dark: bool) -> go.layout.Template:
+    """The template of figures on a light or dark page."""
+    text, line = ("#C9C9C9", "#4A4A4A") if dark else ("#333333", "#DDDDDD")
+    axis: dict[str, Any] = {
+        "gridcolor": line, "zerolinecolor": line, "linecolor": line, "ticks": "outside", "tickcolor": line,
+        "automargin": True, "title": {"standoff": 8},
+    }  # fmt: skip
+    return go.layout.Template(
+        layout={
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": FONT, "size": 12, "color": text},
+            "colorway": list(SERIES),
+            "xaxis": axis,
+            "yaxis": axis,
+            "margin": {"l": 60, "r": 28, "t": 16, "b": 40},
+            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": text, "activecolor": BLUE},
+            "hoverlabel": {"font": {"family": FONT}, "align": "left", "namelength": -1},
+            "colorscale": {"sequential": SEQUENTIAL},
+        }
+    )
