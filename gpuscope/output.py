@@ -17,6 +17,8 @@ def check_free(paths: Iterable[Path], force: bool, inputs: Iterable[str] = ()) -
     """
     read = {os.path.realpath(name) for name in inputs}
     for path in paths:
+        if str(path) == "-":
+            raise UsageError("this can't go to stdout", hint="name a file instead of -")
         if os.path.realpath(path) in read:
             raise UsageError(f"{path} is the input", hint="name another file to write")
         if path.exists() and not path.is_file() and not path.is_dir():

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from analyzers.advice.base import Case, Proposal, Rule
 from analyzers.advice.settings import config, in_dialect, python
-from analyzers.replay.changes import CapturedGraphs, NoCollector, NoHostWork, RemovedSyncs
+from analyzers.replay.changes import CapturedGraphs, NoCollector, NoHostWork, Refused, RemovedSyncs
 from gpuscope.report.schema import FindingEntry
 
 EVERY = 100
@@ -46,6 +46,21 @@ def _launch(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         verify="record again: far fewer cudaLaunchKernel calls, cudaGraphLaunch instead; the cause `launch` falls",
         changes=(CapturedGraphs(),),
     )
+    if any(rank["device"] is not None for rank in case.report["ranks"]):
+        yield _numa(finding)
+
+
+def _numa(finding: FindingEntry) -> Proposal:
+    return Proposal(
+        code="numa_binding",
+        action="Bind each rank to the CPU cores beside its GPU",
+        why=f"{finding['message']}; a launch from the other socket's cores takes longer",
+        setting=config("torchrun --numa-binding", "node"),
+        risk="loader workers share the bound cores; needs torch 2.9 or later (else numactl --cpunodebind)",
+        verify="record again: mean duration of cudaLaunchKernel falls",
+        outcome=Refused("no trace tells on which cores a thread ran: compare `nvidia-smi topo -m` with the job's "
+                        "CPU affinity, or record with nsys --cpuctxsw=process-tree"),
+    )  # fmt: skip
 
 
 def _gc(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
