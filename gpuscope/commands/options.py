@@ -49,13 +49,34 @@ class StepRange(click.ParamType[tuple[int, int]]):
         return first, last
 
 
-def inputs(command: Command) -> Command:
-    """PATH… and the options of everything that opens traces."""
+class Percent(click.ParamType[float]):
+    """`5%` as 0.05. Without the sign it could be meant either way, so it is asked for."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            number = float(str(value).removesuffix("%")) / 100
+        except ValueError:
+            number = -1.0
+        if not str(value).endswith("%") or not 0 <= number < 1e6:
+            self.fail(f"{value!r} is no percentage; write for instance 5%", param, ctx)
+        return number
+
+
+def reading(command: Command) -> Command:
+    """The options of everything that opens traces."""
     for decorate in (
         click.option("--nsys", metavar="PROGRAM", envvar="GPUSCOPE_NSYS", help="The nsys that exports reports."),
         click.option("--partial", is_flag=True, help="Take what is there of a file that is cut off."),
         click.option("--ranks", type=RankSet(), metavar="SET", help="Only these ranks, e.g. 0-7,64."),
-        click.argument("paths", nargs=-1, required=True, metavar="PATH..."),
     ):
         command = decorate(command)
     return command
+
+
+def inputs(command: Command) -> Command:
+    """PATH… and the options of everything that opens traces."""
+    return click.argument("paths", nargs=-1, required=True, metavar="PATH...")(reading(command))

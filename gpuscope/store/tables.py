@@ -42,7 +42,8 @@ def _table(name: str, doc: str, *columns: str) -> StoreTable:
     parsed = []
     for column in columns:
         head, _, meaning = column.partition(": ")
-        parsed.append(StoreColumn(*head.split(" "), meaning))
+        title, kind = head.split(" ")
+        parsed.append(StoreColumn(title, kind, meaning))
     return StoreTable(name, doc, tuple(parsed))
 
 

@@ -1,0 +1,108 @@
+"""Two reports in, the document of `gpuscope diff` out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analyzers.comparison import moved
+from analyzers.comparison.intervals import mean_interval, sample
+from analyzers.comparison.judging import DEFAULT_THRESHOLD, change, judge
+from analyzers.comparison.proof import proofs
+from analyzers.comparison.series import Series, mean, series
+from gpuscope import __version__
+from gpuscope.report import units
+from gpuscope.report.diff_schema import DIFF_VERSION, Basis, Diff, DiffSide
+from gpuscope.report.schema import Report
+
+OTHER_WORK = 0.01
+"""A step of one job repeats the same kernels; from this share on it is worth saying that it does not."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A report, what the user called it, and its number in the run store if it came from there."""
+
+    report: Report
+    name: str
+    run: int | None = None
+
+
+def compare(before: Side, after: Side, threshold: float = DEFAULT_THRESHOLD, applied: str | None = None) -> Diff:
+    """The comparison; `threshold` is a fraction, `applied` the code of the suggestion that was followed."""
+    old, new = before.report, after.report
+    own, other = series(old), series(new)
+    step = change(old, new, own, other)
+    per_step = step["basis"] == "steps"
+    per = moved.Unit.of(old, per_step), moved.Unit.of(new, per_step)
+    return {
+        "diff_version": DIFF_VERSION,
+        "gpuscope_version": __version__,
+        "verdict": judge(step, threshold, own, other),
+        "step": step,
+        "before": _side(before, own),
+        "after": _side(after, other),
+        "breakdown": moved.breakdown(old, new, own, other, per_step),
+        "causes": moved.causes(old, new, per),
+        "findings": moved.findings(old, new),
+        "collectives": moved.collectives(old, new, per),
+        "kernels": moved.kernels(old, new, per),
+        "suggestions": proofs(old, new, applied),
+        "caveats": _caveats(old, new, step["basis"], per),
+    }
+
+
+def _side(side: Side, steps: Series) -> DiffSide:
+    own = sample(steps.durations)
+    bounds = mean_interval(own) if own else None
+    return {
+        "name": side.name, "run": side.run, "sources": [source["path"] for source in side.report["trace"]["sources"]],
+        "ranks": side.report["trace"]["ranks_present"], "steps": len(steps.steps), "step_ns": mean(steps.durations),
+        "low_ns": round(bounds.low) if bounds else None, "high_ns": round(bounds.high) if bounds else None,
+        "bound_by": side.report["verdict"]["bound_by"], "cause": side.report["verdict"]["cause"],
+    }  # fmt: skip
+
+
+def _caveats(before: Report, after: Report, basis: Basis, per: tuple[moved.Unit, moved.Unit]) -> list[str]:
+    """What may make the comparison one of unlike things."""
+    found = [
+        f"{what} differ: {old or 'not recorded'} before, {new or 'not recorded'} after"
+        for what, old, new in (
+            ("ranks", units.ranks(before["trace"]["ranks_present"]), units.ranks(after["trace"]["ranks_present"])),
+            ("world sizes", before["trace"]["world_size"], after["trace"]["world_size"]),
+            ("devices", _devices(before), _devices(after)),
+            ("formats", _formats(before), _formats(after)),
+            ("parallelisms", _parallelism(before), _parallelism(after)),
+            ("sources of the steps", before["steps_basis"], after["steps_basis"]),
+            ("gpuscope versions", before["gpuscope_version"], after["gpuscope_version"]),
+        )
+        if old != new
+    ]
+    found += [
+        f"{word} holds a hang: its times are those of waiting"
+        for word, report in (("the run before", before), ("the run after", after))
+        if report.get("hang", {}).get("hung")
+    ]
+    old_count = moved.compute_kernels(before) / per[0].all_ranks
+    new_count = moved.compute_kernels(after) / per[1].all_ranks
+    if old_count and abs(new_count - old_count) > OTHER_WORK * old_count:
+        unit = "step" if basis == "steps" else "window"
+        reason = (
+            "fewer or more kernels for the same work (fusion, graphs), or other work"
+            if basis == "steps"
+            else "the windows hold different amounts of work, so the job may have become faster or slower all the same"
+        )
+        ran = f"{old_count:,.0f} → {new_count:,.0f} compute kernels per {unit} and rank"
+        found.append(f"{ran} ({100 * (new_count / old_count - 1):+.1f} %): {reason}")
+    return found
+
+
+def _devices(report: Report) -> str:
+    return ", ".join(sorted({entry["device_name"] for entry in report["ranks"] if entry["device_name"]}))
+
+
+def _formats(report: Report) -> str:
+    return ", ".join(sorted({source["format"] for source in report["trace"]["sources"]}))
+
+
+def _parallelism(report: Report) -> str:
+    return ", ".join(f"{kind} {size}" for kind, size in sorted(report["trace"].get("parallelism", {}).items()))

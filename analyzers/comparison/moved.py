@@ -1,0 +1,148 @@
+"""What moved between two runs: parts of the breakdown, causes, findings, kernels, collectives; the largest first.
+
+`Unit` says what times are per: with steps a step and rank, else a window and rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from analyzers.comparison.intervals import difference, sample
+from analyzers.comparison.series import Series, mean
+from gpuscope.report import arrangement
+from gpuscope.report.diff_schema import (
+    CauseChange,
+    CollectiveChange,
+    CollectiveSide,
+    FindingChange,
+    KernelChange,
+    PartChange,
+)
+from gpuscope.report.schema import CollectiveEntry, Report
+from gpuscope.report.vocabulary import PARTS, PartKey
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How often the unit of comparison occurs in a report: over all ranks, and in one of them."""
+
+    all_ranks: int
+    one_rank: float
+
+    @classmethod
+    def of(cls, report: Report, per_step: bool) -> Unit:
+        """Steps, or windows."""
+        lanes = max(len(report["ranks"]), 1)
+        number = sum(entry["steps"] for entry in report["ranks"]) if per_step else lanes
+        return cls(max(number, 1), max(number, 1) / lanes)
+
+
+def breakdown(before: Report, after: Report, own: Series, other: Series, per_step: bool) -> list[PartChange]:
+    """The four parts, with the interval of their change where steps tell it."""
+    if not before["ranks"] or not after["ranks"]:
+        return []
+    return [_part(part.key, before, after, own, other, per_step) for part in PARTS]
+
+
+def _part(key: PartKey, before: Report, after: Report, own: Series, other: Series, per_step: bool) -> PartChange:
+    totals = [[entry["breakdown_ns"][key] for entry in report["ranks"]] for report in (before, after)]
+    means = [mean(values) or 0 for values in totals]
+    low = high = None
+    if per_step:
+        values = [steps.values(lambda entry: entry["breakdown_ns"][key]) for steps in (own, other)]
+        means = [mean(one) or 0 for one in values]
+        first, second = sample(values[0]), sample(values[1])
+        if first and second:
+            bounds = difference(first, second)
+            low, high = round(bounds.low), round(bounds.high)
+    return {
+        "part": key, "before_ns": means[0], "after_ns": means[1], "change_ns": means[1] - means[0],
+        "low_ns": low, "high_ns": high, "total_before_ns": sum(totals[0]), "total_after_ns": sum(totals[1]),
+    }  # fmt: skip
+
+
+def causes(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[CauseChange]:
+    """Every cause that either run has."""
+    sides = [
+        {(row.class_name, row.cause): round(row.total_ns / unit.all_ranks) for row in arrangement.causes(report)}
+        for report, unit in zip((before, after), units, strict=True)
+    ]
+    keys = dict.fromkeys([*sides[0], *sides[1]])
+    rows: list[CauseChange] = [
+        {"class": key[0], "cause": key[1], "before_ns": sides[0].get(key, 0), "after_ns": sides[1].get(key, 0),
+         "change_ns": sides[1].get(key, 0) - sides[0].get(key, 0)}
+        for key in keys
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: -abs(row["change_ns"]))
+
+
+def findings(before: Report, after: Report) -> FindingChange:
+    """Codes of findings that came and went, or whose severity changed; of several of one code the worst counts."""
+    old, new = _severities(before), _severities(after)
+    both = sorted(set(old) & set(new))
+    return {
+        "new": sorted(set(new) - set(old)), "gone": sorted(set(old) - set(new)),
+        "worse": [code for code in both if new[code] > old[code]],
+        "better": [code for code in both if new[code] < old[code]],
+    }  # fmt: skip
+
+
+def _severities(report: Report) -> dict[str, int]:
+    order = ("low", "medium", "high")
+    worst: dict[str, int] = {}
+    for finding in report["findings"]:
+        worst[finding["code"]] = max(order.index(finding["severity"]), worst.get(finding["code"], 0))
+    return worst
+
+
+def kernels(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[KernelChange]:
+    """Every kernel, copy and collective by name and category."""
+    sides = [
+        {
+            (row["name"], row["category"]): (round(row["dur_ns"] / unit.all_ranks), row["count"] / unit.all_ranks)
+            for row in report["kernels"]
+        }
+        for report, unit in zip((before, after), units, strict=True)
+    ]
+    rows: list[KernelChange] = []
+    for key in dict.fromkeys([*sides[0], *sides[1]]):
+        (old_ns, old_count), (new_ns, new_count) = sides[0].get(key, (0, 0.0)), sides[1].get(key, (0, 0.0))
+        rows.append({
+            "name": key[0], "category": key[1], "before_ns": old_ns, "after_ns": new_ns, "change_ns": new_ns - old_ns,
+            "before_count": old_count, "after_count": new_count,
+        })  # fmt: skip
+    return sorted(rows, key=lambda row: -abs(row["change_ns"]))
+
+
+def compute_kernels(report: Report) -> int:
+    """Kernels of the whole window over all ranks that neither communicate nor copy."""
+    return sum(row["count"] for row in report["kernels"] if row["category"] not in ("communication", "memory"))
+
+
+def collectives(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[CollectiveChange]:
+    """Every operation of every group, the one whose time changed most first."""
+    sides: list[Mapping[tuple[str, str | None], CollectiveSide]] = [
+        {(row["op"], row["group"]): _collective(row, unit) for row in report["collectives"]}
+        for report, unit in zip((before, after), units, strict=True)
+    ]
+    rows: list[CollectiveChange] = [
+        {"op": op, "group": group, "before": sides[0].get((op, group)), "after": sides[1].get((op, group))}
+        for op, group in dict.fromkeys([*sides[0], *sides[1]])
+    ]
+    return sorted(rows, key=lambda row: -abs(_spent(row["after"]) - _spent(row["before"])))
+
+
+def _spent(side: CollectiveSide | None) -> int:
+    return side["dur_ns"] if side else 0
+
+
+def _collective(row: CollectiveEntry, unit: Unit) -> CollectiveSide:
+    def per(value: int | None, of: float) -> int | None:
+        return None if value is None else round(value / of)
+
+    return {
+        "count": row["count"] / unit.one_rank, "bytes": per(row["bytes"], unit.one_rank),
+        "dur_ns": round(row["dur_ns"] / unit.all_ranks), "wait_ns": per(row["wait_ns"], unit.all_ranks),
+        "transfer_ns": per(row["transfer_ns"], unit.one_rank), "busbw_gbps": row["busbw_gbps"],
+    }  # fmt: skip

@@ -1,0 +1,104 @@
+"""`gpuscope diff` and `gpuscope check` as CI calls them: exit codes, files, annotations."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from helpers.reports import report
+
+from gpuscope.report.json import dumps
+
+STEADY = (99.0, 100.0, 101.0, 100.0, 99.0, 101.0)
+INPUT = {"code": "input", "severity": "high", "message": "waits", "ranks": [0], "cost_ns_per_step": 1,
+         "share_frac": 0.2, "evidence": []}  # fmt: skip
+
+
+def gpuscope(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {key: value for key, value in os.environ.items() if key != "GITHUB_ACTIONS"} | environment
+    command = [sys.executable, "-m", "gpuscope", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+@pytest.fixture
+def baseline(tmp_path: Path) -> Path:
+    path = tmp_path / "baseline.json"
+    path.write_text(dumps(report(*STEADY)))
+    return path
+
+
+@pytest.fixture
+def slower(tmp_path: Path) -> Path:
+    """10 % slower, to within 1.15 %; and it waits for its data."""
+    path = tmp_path / "slower.json"
+    path.write_text(dumps(report(*(ms + 10 for ms in STEADY), findings=[INPUT])))
+    return path
+
+
+def test_diff(baseline: Path, slower: Path) -> None:
+    done = gpuscope("diff", baseline, slower)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Regression: step 100.0 ms → 110.0 ms, +10.0 %")
+    document = json.loads(gpuscope("diff", slower, baseline, "--json").stdout)
+    assert (document["verdict"]["result"], document["findings"]["gone"]) == ("improvement", ["input"])
+
+
+def test_check_fails_beyond_the_uncertainty_only(baseline: Path, slower: Path) -> None:
+    """+10 % ± 1.15 %: more than 5 % for sure, not more than 10 %, and certainly not more than 20 %."""
+    codes = {
+        limit: gpuscope("check", slower, "--baseline", baseline, "--fail-on", limit).returncode
+        for limit in ("5%", "10%", "20%")
+    }
+    assert codes == {"5%": 1, "10%": 0, "20%": 0}
+    done = gpuscope("check", slower, "--baseline", baseline, "--fail-on", "10%", "--strict")
+    assert (done.returncode, "can't tell" in done.stdout) == (1, True)
+
+
+def test_check_of_new_findings(baseline: Path, slower: Path) -> None:
+    asked = ("--fail-on", "20%", "--fail-on-finding", "high")
+    assert gpuscope("check", slower, "--baseline", baseline, *asked).returncode == 1
+    assert gpuscope("check", slower, "--baseline", slower, *asked).returncode == 0
+
+
+def test_junit(baseline: Path, slower: Path, tmp_path: Path) -> None:
+    path = tmp_path / "checks.xml"
+    args = ("check", slower, "--baseline", baseline, "--fail-on-finding", "high", "--junit", path)
+    assert gpuscope(*args).returncode == 1
+    [suite] = ElementTree.parse(path).getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "2")
+    assert "+10.0 %" in str(suite[0][0].get("message"))
+    path.write_text("mine")
+    assert (gpuscope(*args).returncode, path.read_text()) == (2, "mine")
+
+
+def test_annotations_where_github_runs_it(baseline: Path, slower: Path) -> None:
+    said = gpuscope("check", slower, "--baseline", baseline, "--json", GITHUB_ACTIONS="true")
+    assert said.stderr.startswith("::error title=gpuscope%3A step time::Regression: step 100.0 ms")
+    assert "+10.0 %25" in said.stderr
+    assert json.loads(said.stdout)["checks"][0]["status"] == "failed"
+    assert gpuscope("check", slower, "--baseline", baseline).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["diff", "{baseline}"], 2),
+        (["diff", "{baseline}", "no/such"], 3),
+        (["diff", "{baseline}", "{baseline}", "--suggestion", "x"], 2),
+        (["diff", "{baseline}", "{baseline}", "--steps", "1-2"], 2),
+        (["check", "{baseline}"], 2),
+        (["check", "{baseline}", "--baseline", "{baseline}", "--fail-on", "0.05"], 2),
+        (["diff", "1", "{baseline}", "--store", "no/such.db"], 3),
+    ],
+)
+def test_exit_codes_without_traceback(baseline: Path, args: list[str], code: int) -> None:
+    done = gpuscope(*(arg.format(baseline=baseline) for arg in args))
+    assert done.returncode == code, done.stderr
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

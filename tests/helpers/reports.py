@@ -1,0 +1,66 @@
+"""Reports of synthetic runs: steps of given lengths on given ranks, all of it compute but for what is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from gpuscope.report.schema import Report
+
+
+def report(*step_ms: float, ranks: int = 2, **changed: Any) -> Report:
+    """Every rank runs steps of these lengths (ms); `changed` replaces sections."""
+    window = sum(round(ms * 1_000_000) for ms in step_ms) or 50_000_000
+    document = {
+        "schema_version": 1,
+        "gpuscope_version": "0.1.0",
+        "trace": {
+            "sources": [{"path": "synthetic", "format": "kineto", "format_version": "", "rank": None,
+                         "ranks": list(range(ranks)), "events": 0}],
+            "world_size": ranks, "ranks_present": list(range(ranks)), "clock_error_ns": None, "frameworks": [],
+            "parallelism": {},
+        },
+        "verdict": {"bound_by": "compute", "cause": None, "share_frac": 1.0, "confidence": 0.9, "abstained": False,
+                    "why": ""},
+        "ranks": [rank_entry(rank, window, len(step_ms)) for rank in range(ranks)],
+        "steps": steps(step_ms, ranks),
+        "steps_basis": "synthetic", "collectives": [], "stragglers": [], "kernels": [], "findings": [],
+        "suggestions": [], "problems": [], "analyzers": [],
+    }  # fmt: skip
+    return cast(Report, document | changed)
+
+
+def rank_entry(rank: int, window: int, number: int) -> dict[str, Any]:
+    """A rank that computes all the time."""
+    return {
+        "rank": rank, "device": 0, "device_name": None, "window_ns": window, "start_ns": 0, "steps": number,
+        "breakdown_ns": parts(window), "communication_ns": 0, "overlapped_communication_ns": 0, "overlap_frac": None,
+        "stall_ns": {"cpu": {}, "communication": {}, "memory": {}, "unattributed": 0},
+    }  # fmt: skip
+
+
+def steps(step_ms: Sequence[float], ranks: int) -> list[dict[str, Any]]:
+    """One entry per step and rank."""
+    return [
+        {"step": step, "rank": rank, "device": 0, "start_ns": 0, "dur_ns": round(ms * 1_000_000),
+         "breakdown_ns": parts(round(ms * 1_000_000)), "bound_by": "compute", "cause": None}
+        for rank in range(ranks)
+        for step, ms in enumerate(step_ms)
+    ]  # fmt: skip
+
+
+def parts(compute: int) -> dict[str, int]:
+    """All of it compute."""
+    return {"compute": compute, "exposed_communication": 0, "exposed_memory": 0, "idle": 0}
+
+
+def suggestion(code: str, before_ms: float, after_ms: float, low_ms: float, high_ms: float) -> dict[str, Any]:
+    """A suggestion with its prediction."""
+    names = ("step_ns_before", "step_ns_after", "low_ns", "high_ns")
+    times = (before_ms, after_ms, low_ms, high_ms)
+    predicted = {name: round(ms * 1_000_000) for name, ms in zip(names, times, strict=True)}
+    return {
+        "code": code, "finding": "latency", "action": f"do {code}", "why": "",
+        "setting": {"kind": "env", "name": "X", "value": "1"}, "predicted": {**predicted, "basis": "synthetic"},
+        "risk": "", "verify": "",
+    }  # fmt: skip
