@@ -28,7 +28,7 @@ from gpuscope.report.schema import (
     StepEntry,
     TraceEntry,
 )
-from gpuscope.sources.records import FLIGHT_RECORDER, RECORDS
+from gpuscope.sources.records import ALLOCATOR_SNAPSHOT, FLIGHT_RECORDER, RECORDS
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.frameworks import frameworks, parallelism
 from gpuscope.trace.names import NO_NAME
@@ -63,6 +63,7 @@ def build(trace: Trace, lanes: Sequence[LaneSummary], results: Sequence[Result])
         "steps_basis": next((lane.basis for lane in lanes if lane.basis), None),
         "collectives": sections.get("collectives", []),
         "stragglers": sections.get("stragglers", []),
+        "rank_steps": sections.get("rank_steps", []),
         "kernels": _kernels(results),
         "findings": found,
         "suggestions": [],
@@ -73,14 +74,24 @@ def build(trace: Trace, lanes: Sequence[LaneSummary], results: Sequence[Result])
     if "slowdown" in sections:
         report["slowdown"] = sections["slowdown"]
         report["verdict"]["why"] += verdict.besides(sections["slowdown"], report["verdict"])
+    if "pipeline" in sections:
+        report["pipeline"] = sections["pipeline"]
+    if "replay" in sections:
+        report["replay"] = sections["replay"]
     if "hang" in sections:
         report["hang"] = sections["hang"]
     if "nccl" in sections:
         report["nccl"] = sections["nccl"]
     if "bandwidth" in sections:
         report["bandwidth"] = sections["bandwidth"]
+    if "fits" in sections:
+        report["fits"] = sections["fits"]
+    if "traffic" in sections:
+        report["traffic"] = sections["traffic"]
     if "topology" in sections:
         report["topology"] = sections["topology"]
+    if "memory" in sections:
+        report["memory"] = sections["memory"]
     return report
 
 
@@ -158,6 +169,8 @@ def _no_timeline(trace: Trace) -> str:
     formats = {source.format for source in trace.sources}
     if formats == {FLIGHT_RECORDER}:
         return "Flight Recorder dumps tell where a job hangs, not where its time goes"
+    if formats == {ALLOCATOR_SNAPSHOT}:
+        return "allocator snapshots tell how memory is used, not where time goes: add a trace of the ranks"
     if formats <= RECORDS:
         return "these files tell how NCCL communicates, not where the time of a step goes: add a trace of the ranks"
     return ""

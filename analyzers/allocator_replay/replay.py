@@ -199,4 +199,3 @@ def _link(blocks: list[Block], live: dict[int, Block]) -> None:
             block.pool.insert(block)
         else:
             block.pool.insert_unmapped(block)
-

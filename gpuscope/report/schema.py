@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Literal, NotRequired, TypedDict
 
 from gpuscope.report.hang_schema import Hang
-from gpuscope.report.nccl_schema import BandwidthEntry, Nccl, TopologyEntry
+from gpuscope.report.memory_schema import MemoryEntry
+from gpuscope.report.nccl_schema import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
+from gpuscope.report.pipeline_schema import Pipeline
+from gpuscope.report.replay_schema import Replay
 
 SCHEMA_VERSION = 1
 
@@ -113,12 +116,26 @@ class CollectiveEntry(TypedDict):
 
 
 class StragglerEntry(TypedDict):
-    """A rank that others waited for."""
+    """A rank that others waited for, or that made another one late."""
 
     rank: int
     caused_wait_ns: int
+    """The others' exposed waits where it came last."""
+    root_wait_ns: int
+    """Waits that go back to it, through whatever ranks it made late on the way."""
     phase: str | None
+    operation: str | None
     recurrent: bool
+
+
+class RankStepEntry(TypedDict):
+    """One rank in one step: a cell of the rank × step table."""
+
+    rank: int
+    step: int
+    step_ns: int
+    wait_caused_ns: int
+    wait_suffered_ns: int
 
 
 class Evidence(TypedDict):
@@ -261,13 +278,24 @@ class Report(TypedDict):
     """What the steps were found from; None where there are none."""
     collectives: list[CollectiveEntry]
     stragglers: list[StragglerEntry]
+    rank_steps: list[RankStepEntry]
+    """Who waited for whom, by rank and step; empty where no collective is matched."""
     slowdown: NotRequired[Slowdown]
+    replay: NotRequired[Replay]
+    pipeline: NotRequired[Pipeline]
+    """Where ranks are stages of a pipeline."""
     hang: NotRequired[Hang]
     """Where Flight Recorder dumps were read."""
     nccl: NotRequired[Nccl]
-    bandwidth: NotRequired[list[BandwidthEntry]]
     topology: NotRequired[list[TopologyEntry]]
-    """These three where records of NCCL and its tools were read."""
+    """These two where records of NCCL and its tools were read."""
+    bandwidth: NotRequired[list[BandwidthEntry]]
+    fits: NotRequired[list[FitEntry]]
+    """Where sizes of collectives are recorded, or NCCL's tools measured."""
+    traffic: NotRequired[list[TrafficEntry]]
+    """Where messages between ranks are recorded with their other end."""
+    memory: NotRequired[list[MemoryEntry]]
+    """Where allocator snapshots or memory events were read."""
     kernels: list[KernelEntry]
     findings: list[FindingEntry]
     suggestions: list[SuggestionEntry]

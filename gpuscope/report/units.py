@@ -75,6 +75,15 @@ def size(nbytes: int | None) -> str:
     return NONE if nbytes is None else _scaled(nbytes, _BYTE_UNITS)
 
 
+def memory(nbytes: int) -> str:
+    """Memory by powers of two, as PyTorch and nvidia-smi tell it: `512 B`, `1.5 KiB`, `24,012 MiB`."""
+    if nbytes < 1 << 10:
+        return f"{nbytes} B"
+    size, unit = (1 << 20, "MiB") if nbytes >= 1 << 20 else (1 << 10, "KiB")
+    value = nbytes / size
+    return f"{value:,.0f} {unit}" if value >= 100 or value == int(value) else f"{value:.3g} {unit}"
+
+
 def bandwidth(gbps: float | None) -> str:
     """A bandwidth given in 1e9 B/s."""
     if gbps is None or not math.isfinite(gbps):

@@ -69,7 +69,7 @@ class AscendSource:
                     spans.append(event)
                 elif isinstance(event, Metadata):
                     _take_name(event, names, builder)
-                elif event.cat == _LAUNCHED_BY:
+                elif isinstance(event, FlowStart) and event.cat == _LAUNCHED_BY:
                     flows.append(event)
         if document.losses.truncated and not options.partial:
             raise InputError(document.losses.truncated, hint="copy it again, or pass --partial")

@@ -56,6 +56,14 @@ class Metadata(msgspec.Struct, tag_field="ph", tag="M", gc=False):
     args: dict[str, Any] | None = None
 
 
+class Instant(msgspec.Struct, tag_field="ph", tag="i", gc=False):
+    """A moment; nothing of it is decoded until it is known who needs it."""
+
+    name: msgspec.Raw = msgspec.Raw(b"")
+    ts: msgspec.Raw = msgspec.Raw(b"")
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
 class FlowStart(msgspec.Struct, tag_field="ph", tag="s", gc=False):
     """The tail of an arrow between two events; read only by sources that link through it."""
 
@@ -68,12 +76,12 @@ class FlowStart(msgspec.Struct, tag_field="ph", tag="s", gc=False):
 
 _PASSED_OVER = tuple(
     msgspec.defstruct(f"Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False)
-    for phase in "fteibnICPpNODSTFRcvV()BE"
+    for phase in "ftebnICPpNODSTFRcvV()BE"
 )
 _SkippedFlow = msgspec.defstruct("SkippedFlow", [], tag_field="ph", tag="s", gc=False)
 """Phases that hold nothing an analysis uses; naming them lets the decoder skip them quickly."""
 
-_EventUnion: Any = Complete | Metadata
+_EventUnion: Any = Complete | Metadata | Instant
 for _phase in _PASSED_OVER:
     _EventUnion = _EventUnion | _phase
 _skipping: Any = _EventUnion | _SkippedFlow
@@ -82,8 +90,8 @@ _without_flows = msgspec.json.Decoder(list[_skipping])
 _with_flows = msgspec.json.Decoder(list[_taking])
 _lenient = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-Event = Complete | Metadata | FlowStart
-_EVENTS = (Complete, Metadata, FlowStart)
+Event = Complete | Metadata | Instant | FlowStart
+_EVENTS = (Complete, Metadata, Instant, FlowStart)
 
 
 @dataclass

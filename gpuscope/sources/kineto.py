@@ -107,6 +107,7 @@ class _Run:
             if table == "host_events":
                 columns["thread"] = lookup[columns["thread"]]
             self.builder.add(table, length, columns)
+        self.columns.memory.finish(self.builder, self.rank, base)
 
     def _ranks(self, source: int) -> None:
         builder, header, info, chunks = self.builder, self.header, self.info, self.columns.chunks

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gpuscope.sources.chrome_json import Complete, Event, Metadata
+from gpuscope.sources.chrome_json import Complete, Event, Instant, Metadata
 from gpuscope.sources.decimal_time import to_ns
 from gpuscope.sources.kineto_arguments import (
     NULL,
@@ -29,6 +29,7 @@ from gpuscope.sources.kineto_arguments import (
     device_columns,
     integer,
 )
+from gpuscope.sources.kineto_memory import MemoryEvents
 from gpuscope.trace import kinds
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.names import PerName
@@ -117,6 +118,7 @@ class EventColumns:
         """Table, rows and columns, in the order read."""
         self.collectives: list[tuple[int, CommunicationArguments, str]] = []
         self.host_collectives: list[tuple[int, GlooArguments, str]] = []
+        self.memory = MemoryEvents()
         self.bad_times = 0
         self.other: Counter[str] = Counter()
         """Events of categories that are no work, by category."""
@@ -139,6 +141,7 @@ class EventColumns:
             for event in events:
                 if isinstance(event, Metadata):
                     self._name_thread(event)
+            self.memory.take([event for event in events if type(event) is Instant])
         route = np.fromiter(map(self._routes.__getitem__, [event.cat for event in spans]), np.int8, len(spans))
         other = route == Work.OTHER
         if other.any():

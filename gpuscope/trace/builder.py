@@ -78,7 +78,7 @@ class TraceBuilder:
         data["device_events"] = self._with_host_devices(data)
         order_rows(data, "device_events")
         self._time_collectives(data)
-        for name in ("ranks", "syncs", "collectives", "steps", "operations", "flight_records"):
+        for name in ("ranks", "syncs", "collectives", "steps", "operations", "flight_records", "memory_samples"):
             order_rows(data, name)
         self._link(data)
         data["collectives"] = name_operations(data, self.names)

@@ -1,0 +1,123 @@
+"""The report's section `memory`: what PyTorch's caching allocator held, from snapshots and profiler traces."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class HeldEntry(TypedDict):
+    """Memory in use at the peak that one stack asked for."""
+
+    bytes: int
+    blocks: int
+    frames: list[str]
+    """Innermost first; empty where the stack was not recorded."""
+    before_recording: bool
+    """In use already when the recording began."""
+
+
+class MemorySample(TypedDict):
+    """A point of the timeline: the one with most allocated of its stretch."""
+
+    time_ns: int | None
+    allocated_bytes: int
+    reserved_bytes: int | None
+
+
+class FragmentationEntry(TypedDict):
+    """Segments allocated while enough free bytes lay in blocks that the request could not use."""
+
+    requests: int
+    reserved_bytes: int
+    """Reserved for them, at most what the peak reserved exceeds the peak in use."""
+    largest_request_bytes: int
+    free_bytes: int
+    """Free at the largest of them, in blocks of its own pool, each too small."""
+    free_elsewhere_bytes: int
+    """Free then in blocks for other streams or for the other pool."""
+
+
+class FailureEntry(TypedDict):
+    """A request that failed (out of memory)."""
+
+    time_ns: int | None
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+    """Reserved, but in no block in use."""
+    device_free_bytes: int | None
+    free_blocks: list[int]
+    """Sizes of the largest free blocks that the request could have used, had they been large enough."""
+    kind: Literal["fragmentation", "full", "limit"]
+    why: str
+    frames: list[str]
+
+
+class RetryEntry(TypedDict):
+    """Segments given back to the device in the midst of a request, which was then tried again."""
+
+    time_ns: int | None
+    released_bytes: int
+    requested_bytes: int
+    dur_ns: int | None
+    certain: bool
+    """False where it may have been a call of `empty_cache`: no stack tells."""
+
+
+class AllocatorChangeEntry(TypedDict):
+    """What the replay needed with one option changed."""
+
+    option: str
+    value: str
+    peak_reserved_bytes: int
+    device_calls: int
+    retries: int
+    failed: int
+
+
+class AllocatorReplayEntry(TypedDict):
+    """A replay of the recorded requests through a model of the allocator."""
+
+    peak_reserved_bytes: int
+    error_frac: float
+    """Error of that peak against the recorded one."""
+    placed_frac: float
+    """Requests that got the very address that was recorded, from the recorded state."""
+    retries: int
+    failed: int
+    usable: bool
+    why: str
+    """Why no other setting can be predicted; empty where it can."""
+    changes: list[AllocatorChangeEntry]
+    """Tried only where memory was fragmented or ran out."""
+    best: AllocatorChangeEntry | None
+
+
+class MemoryEntry(TypedDict):
+    """One device of one snapshot, or of one profiler trace with memory events."""
+
+    rank: int
+    device: int
+    path: str
+    kind: Literal["snapshot", "profiler"]
+    events: int
+    from_start: bool | None
+    """Whether nothing was reserved when the recording began."""
+    settings: str | None
+    """The variable's value; None where the file does not tell it."""
+    variable: str
+    """The variable that this PyTorch reads."""
+    end_allocated_bytes: int
+    end_reserved_bytes: int | None
+    peak_allocated_bytes: int
+    peak_active_bytes: int | None
+    """Allocated, or freed but still in use on another stream."""
+    peak_reserved_bytes: int | None
+    peak_time_ns: int | None
+    at_peak: list[HeldEntry]
+    timeline: list[MemorySample]
+    fragmentation: FragmentationEntry | None
+    failures: list[FailureEntry]
+    retries: list[RetryEntry]
+    replay: AllocatorReplayEntry | None
