@@ -1,10 +1,16 @@
-"""Files a viewer may take: sections of the report as CSV. Nothing on disk is served, whatever its path."""
+"""Files a viewer may take: sections of the report as CSV, a window for Perfetto. No file on disk is served."""
 
 from __future__ import annotations
 
-from flask import Flask, Response, abort
+import tempfile
+from pathlib import Path
 
+from flask import Flask, Response, abort, request
+
+from analyzers import perfetto
+from dashboards.data.cut import cut
 from dashboards.data.runs import Runs
+from dashboards.state import parse
 
 
 def register(server: Flask, runs: Runs) -> None:
@@ -16,6 +22,17 @@ def register(server: Flask, runs: Runs) -> None:
             abort(404)
         text = runs[key].tables.tables[section].to_csv(index=False)
         return attachment(text.encode(errors="backslashreplace"), f"{section}.csv", "text/csv; charset=utf-8")
+
+    @server.get("/download/<key>/perfetto.json.gz")
+    def _perfetto(key: str) -> Response:
+        events = runs[key].events if key in runs else None
+        if events is None:
+            abort(404)
+        view = parse(request.query_string.decode())
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "window.json.gz"
+            perfetto.write(cut(events.trace, events.ties, view.window, view.ranks), path)
+            return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
 
 
 def attachment(data: bytes, name: str, kind: str) -> Response:

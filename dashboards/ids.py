@@ -19,14 +19,20 @@ def nav(path: str) -> dict[str, str]:
     return {"type": "nav", "path": path}
 
 
+def move(key: str) -> dict[str, str]:
+    """A button of the timeline that moves its window."""
+    return {"type": "timeline-move", "key": key}
+
+
+TIMELINE_BOUNDS = "timeline-bounds"
 TIMELINE_GRAPH = "timeline-graph"
+TIMELINE_QUERY = "timeline-query"
 TIMELINE_WINDOW = "timeline-window"
 TIMELINE_EVENT = "timeline-event"
 TIMELINE_SELECTED = "timeline-selected"
 TIMELINE_TRACKS = "timeline-tracks"
 TIMELINE_SEARCH = "timeline-search"
 TIMELINE_FOUND = "timeline-found"
-TIMELINE_FOUND_GRID = "timeline-found-grid"
 TIMELINE_EXPORT = "timeline-export"
 TIMELINE_NOTE = "timeline-note"
 RANKS_MEASURE = "ranks-measure"

@@ -29,7 +29,7 @@ def timeline_view(evidence: Evidence, events: Events, view: View) -> str:
     ranks = view.ranks if view.has_rank(evidence["rank"]) else None
     return view.link(
         "/timeline", window=window, event=events.locate(evidence), ranks=ranks,
-        extra={**view.extra, "mark": f"{evidence['rank']}:{start}:{start + evidence['dur_ns']}"},
+        extra={**view.extra, "mark": f"{start}:{start + evidence['dur_ns']}"},
     )  # fmt: skip
 
 

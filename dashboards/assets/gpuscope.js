@@ -27,6 +27,51 @@ window.dash_clientside.gpuscope = (() => {
     query: (search) => search || "",
     links: (query, path, ids) => [ids.map((id) => id.path + (query || "")), ids.map((id) => id.path === path)],
     turn: (_clicks, theme) => (theme === "dark" ? "light" : "dark"),
+    // The timeline's window after a drag, a scroll or a button. Times are BigInt: they exceed a double's 53 bits.
+    window(layout, ...rest) {
+      const [now, bounds] = rest.slice(-2);
+      const trigger = window.dash_clientside.callback_context.triggered_id;
+      const [low, high, base] = [BigInt(bounds.from), BigInt(bounds.to), BigInt(bounds.base)];
+      let [from, to] = [BigInt(now.from), BigInt(now.to)];
+      if (trigger && trigger.key) {
+        if (!window.dash_clientside.callback_context.triggered[0].value) return keep();
+        const width = to - from;
+        const move = {
+          in: [width / 4n, -width / 4n], out: [-width / 2n, width / 2n],
+          left: [-width / 2n, -width / 2n], right: [width / 2n, width / 2n], all: [low - from, high - to],
+        }[trigger.key];
+        [from, to] = [from + move[0], to + move[1]];
+      } else {
+        const range = layout && [layout["xaxis.range[0]"], layout["xaxis.range[1]"]];
+        if (!range || range[0] === undefined) return keep();
+        [from, to] = range.map((x) => base + BigInt(Math.round(x)));
+      }
+      const room = high - low;  // beyond the run by its length on both sides, there is nothing to see
+      from = from < low - room ? low - room : from;
+      to = to > high + room ? high + room : to;
+      if (to - from < 10n) to = from + 10n;
+      return { from: String(from), to: String(to) };
+    },
+    pick(click) {
+      const ref = click && click.points.length && click.points[0].customdata;
+      return ref && ref[0] !== "s" ? ref : keep();
+    },
+    // What the timeline shows stands in the address, in place of what stood there: no entry in the history per zoom.
+    address(shown, event, find, tracks) {
+      const query = params();
+      const before = text(query);
+      const cause = window.dash_clientside.callback_context.triggered.map((one) => one.prop_id.split(".")[0]);
+      if (cause.includes("timeline-window")) {
+        query.set("from", shown.from);
+        query.set("to", shown.to);
+      }
+      if (cause.includes("timeline-event")) put(query, "event", event);
+      if (cause.includes("timeline-search")) put(query, "find", (find || "").trim());
+      if (cause.includes("timeline-tracks")) put(query, "tracks", (tracks || []).join(",") || "none");
+      if (text(query) === before) return [keep(), keep()];
+      window.history.replaceState(window.history.state, "", window.location.pathname + text(query));
+      return [text(query), text(query)];
+    },
     scheme: (theme) => theme || "light",
   };
 })();

@@ -14,9 +14,8 @@ class Ties:
     """The clocks and matched collectives of a run; computed once, then only read."""
 
     def __init__(self, trace: Trace) -> None:
-        matched = match(trace)
-        self._clocks = clocks.estimate(trace, matched.instances)
-        self._instance = {row: one for one in matched.instances for row in one.rows.tolist()}
+        self._matched = match(trace)
+        self._clocks = clocks.estimate(trace, self._matched)
 
     @property
     def error(self) -> int | None:
@@ -25,7 +24,7 @@ class Ties:
 
     def common(self, rank: int, times: Times) -> Times:
         """Times of a rank's own clock on the run's clock, shape (n,)."""
-        return times - self._clocks.offset.get(rank, 0)
+        return self._clocks.common(np.full(len(times), rank), times)
 
     def shown(self, rank: int, time: int) -> int:
         """One time of a rank's own clock on the run's clock."""
@@ -33,5 +32,4 @@ class Ties:
 
     def same(self, row: int) -> Times:
         """The rows of `collectives` that are the same operation on all its ranks; empty where not matched."""
-        found = self._instance.get(row)
-        return found.rows if found is not None else np.empty(0, np.int64)
+        return self._matched.together(row)

@@ -35,9 +35,9 @@ class Events:
         self.ties = Ties(trace)
         self.tracks: Sequence[Track] = tracks(trace, self.ties)
         self.by_key: Mapping[str, Track] = {track.key: track for track in self.tracks}
+        self.tracks_of_thread = _by_thread(trace, self.tracks)
         table = trace["collectives"]
-        self.collective_of_device = _rows_by(table["event"])
-        self.collective_of_host = _rows_by(table["host_event"])
+        self._collective_of = {"d": _rows_by(table["event"]), "h": _rows_by(table["host_event"])}
         filled = [track for track in self.tracks if len(track)]
         self.first = min((int(track.start[0]) for track in filled), default=0)
         self.last = max((int(track.reach[-1]) for track in filled), default=1)
@@ -83,6 +83,33 @@ class Events:
         ]
         return min(shown[0]), max(shown[1])
 
+    def collective_row(self, ref: str) -> int | None:
+        """The row of `collectives` that an event carried out; None for any other event."""
+        return self._collective_of[ref[0]].get(int(ref[1:]))
+
+    def event_of_collective(self, row: int) -> str:
+        """The event that carried a collective out: `d12`, `h3`, or empty."""
+        table = self.trace["collectives"]
+        for letter, column in (("d", "event"), ("h", "host_event")):
+            if table[column][row] != NA:
+                return f"{letter}{int(table[column][row])}"
+        return ""
+
+    def place_of(self, ref: str) -> tuple[str, tuple[int, int]] | None:
+        """The track an event is drawn on, and its span on the run's clock; None for no event."""
+        name = {"d": "device_events", "h": "host_events"}.get(ref[:1], "")
+        if not name or not ref[1:].isascii() or not ref[1:].isdigit() or int(ref[1:]) >= len(self.trace[name]):
+            return None
+        table, row = self.trace[name], int(ref[1:])
+        rank = int(table["rank"][row])
+        start, end = (self.ties.shown(rank, int(table[column][row])) for column in ("start", "end"))
+        for track in self.tracks:
+            if track.table == name and track.rank == rank:
+                low, high = np.searchsorted(track.start, [start, start + 1])
+                if row in track.rows[low:high]:
+                    return track.key, (start, end)
+        return None
+
     def locate(self, evidence: Evidence) -> str:
         """The event (`d12`, `h3`) that a piece of evidence starts with; empty where it is only a span."""
         for letter, name in (("d", "device_events"), ("h", "host_events")):
@@ -94,6 +121,14 @@ class Events:
             if len(named):
                 return f"{letter}{named[0]}"
         return ""
+
+
+def _by_thread(trace: Trace, tracks: Sequence[Track]) -> dict[int, list[Track]]:
+    found: dict[int, list[Track]] = {}
+    for track in tracks:
+        if track.table == "host_events" and len(track):
+            found.setdefault(int(trace["host_events"]["thread"][track.rows[0]]), []).append(track)
+    return found
 
 
 def _rows_by(column: Times) -> dict[int, int]:

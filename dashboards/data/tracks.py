@@ -115,11 +115,16 @@ def _streams(trace: Trace, shift: _Shift) -> Iterator[Track]:
         streams = table["stream"][lane.rows]
         for stream in np.unique(streams).tolist():
             rows = lane.rows[streams == stream]
-            label = "training thread" if lane.device == NA else f"stream {stream if stream != NA else '?'}"
-            if several:
-                label = f"gpu {lane.device} {label}"
+            label = stream_label(lane.device, stream, several)
             key = f"d{lane.rank}.{lane.device}.{stream}"
             yield shift.track(key, lane.rank, "streams", label, "device_events", rows, table["kind"][rows])
+
+
+def stream_label(device: int, stream: int, with_device: bool = True) -> str:
+    """`gpu 0 stream 7`; a CPU run's device is its training thread."""
+    if device == NA:
+        return "training thread"
+    return (f"gpu {device} " if with_device else "") + f"stream {stream if stream != NA else '?'}"
 
 
 def _threads(trace: Trace, shift: _Shift) -> Iterator[Track]:
@@ -137,7 +142,7 @@ def _threads(trace: Trace, shift: _Shift) -> Iterator[Track]:
     # The busiest threads of a rank first: those that launch.
     groups.sort(key=lambda one: (one[0], one[1], -len(one[3])))
     for rank, group, thread, rows in groups:
-        label = _thread_label(trace, thread)
+        label = thread_label(trace, thread)
         depth = _depth(host["start"][rows], host["end"][rows])
         for level in range(int(depth.max()) + 1):
             own = rows[depth == level]
@@ -155,7 +160,8 @@ def _depth(start: Times, end: Times) -> Times:
     return np.asarray(np.clip(level, 0, DEEPEST - 1))
 
 
-def _thread_label(trace: Trace, thread: int) -> str:
+def thread_label(trace: Trace, thread: int) -> str:
+    """Its name and id, as far as they are recorded."""
     threads: Table = trace["threads"]
     code = int(threads["name"][thread])
     tid = int(threads["tid"][thread])

@@ -1,0 +1,41 @@
+"""A window of a run as a Trace of its own, on the run's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from dashboards.data.clock import Ties
+from gpuscope.trace.rows import order_rows, select_rows
+from gpuscope.trace.schema import NA, SCHEMAS
+from gpuscope.trace.table import Table
+from gpuscope.trace.trace import Trace
+
+_TIMED = ("device_events", "host_events", "syncs", "collectives", "steps")
+
+
+def cut(trace: Trace, ties: Ties, window: tuple[int, int] | None, ranks: Collection[int] | None) -> Trace:
+    """The events of these ranks that overlap the window, times on the run's clock, so that ranks line up."""
+    if ranks is not None:
+        trace = trace.select_ranks(ranks)
+    data = {name: trace[name] for name in SCHEMAS}
+    for name in _TIMED:
+        data[name] = _common(data[name], ties)
+        if window is not None:
+            table = data[name]
+            keep = (table["end"] > window[0]) & (table["start"] < window[1])
+            select_rows(data, name, np.flatnonzero(keep))
+        order_rows(data, name)
+    return Trace(data, trace.names, trace.sources, trace.problems)
+
+
+def _common(table: Table, ties: Ties) -> Table:
+    columns = dict(table.columns)
+    for column in ("start", "end"):
+        times = table[column].copy()
+        for rank in np.unique(table["rank"]).tolist():
+            own = (table["rank"] == rank) & (times != NA)
+            times[own] = ties.common(rank, times[own])
+        columns[column] = times
+    return Table(table.schema, columns)
