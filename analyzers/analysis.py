@@ -12,6 +12,8 @@ from gpuscope.report.schema import Report
 if TYPE_CHECKING:
     import pandas as pd
 
+    from analyzers.replay.run import Replayer
+
 SECTIONS: dict[str, type] = {
     "ranks": schema.RankEntry,
     "steps": schema.StepEntry,
@@ -22,9 +24,11 @@ SECTIONS: dict[str, type] = {
     "suggestions": schema.SuggestionEntry,
     "problems": schema.ProblemEntry,
     "bandwidth": nccl_schema.BandwidthEntry,
+    "fits": nccl_schema.FitEntry,
+    "traffic": nccl_schema.TrafficEntry,
     "topology": nccl_schema.TopologyEntry,
 }
-"""Sections of the report that are tables, and what a row of each holds. Not every report has the last two."""
+"""Sections of the report that are tables, and what a row of each holds. Not every report has the last four."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Analysis:
     """`report` is the JSON document as a dict; `tables[section]` a plain DataFrame, nested keys dotted."""
 
     report: Report
+    replayer: Replayer | None = None
+    """The run's replay: `analysis.replayer.predict(change)`, with the changes of `analyzers.replay.changes`."""
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:

@@ -1,39 +1,33 @@
-"""What NCCL and its tools recorded: bandwidth by size, channels, transports, algorithms, links of a host."""
+"""What NCCL and its tools recorded: channels, transports, algorithms, links of a host."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from analyzers import nccl_findings
 from analyzers.base import Result, RunAnalyzer
+from analyzers.plain_rows import Row, plain_rows
 from analyzers.summary import LaneSummary
-from gpuscope.bandwidth import algbw, busbw
 from gpuscope.report.nccl_schema import (
-    BandwidthEntry,
     ChoiceEntry,
     CommunicatorEntry,
     Nccl,
     TopologyEntry,
     TransportEntry,
+    VariableEntry,
 )
-from gpuscope.trace.names import NO_NAME
-from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
-
-Row = Mapping[str, Any]
-"""A row as plain values: names as strings, None where absent."""
 
 
 def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 - an analyzer's signature
-    """The sections `bandwidth`, `nccl` and `topology`, each only where something of it was recorded."""
+    """The sections `nccl` and `topology`, each only where something of it was recorded."""
     result = Result(ANALYZER.name)
-    communicators, connections = rows(trace, "communicators"), rows(trace, "connections")
-    if measured := rows(trace, "measurements"):
-        result.sections["bandwidth"] = _bandwidth(measured)
-    choices = rows(trace, "choices")
+    communicators, connections = plain_rows(trace, "communicators"), plain_rows(trace, "connections")
+    measured = plain_rows(trace, "measurements")
+    choices = plain_rows(trace, "choices")
     if communicators or connections or choices:
         result.sections["nccl"] = Nccl(
             versions=sorted({row["version"] for row in communicators if row["version"]} | _versions(trace)),
@@ -43,52 +37,18 @@ def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 -
             communicators=_communicators(communicators),
             transports=_transports(connections),
             choices=_choices(choices),
+            environment=_environment(trace),
         )
-    links = rows(trace, "topology")
+    links = plain_rows(trace, "topology")
     if links:
         result.sections["topology"] = _topology(trace, links)
     result.findings += nccl_findings.find(communicators, connections, measured, links)
     return result
 
 
-def rows(trace: Trace, name: str) -> list[Row]:
-    """A table's rows as plain values."""
-    table, names = trace[name], trace.names
-    columns: dict[str, list[Any]] = {}
-    for column in table.schema.columns:
-        values = table[column.name].tolist()
-        if column.dtype == "name":
-            columns[column.name] = [None if value == NO_NAME else names[value] for value in values]
-        else:
-            columns[column.name] = [None if value == NA else value for value in values]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
 def _versions(trace: Trace) -> set[str]:
     told = (source.facts.get("version") or source.facts.get("nccl_version") for source in trace.sources)
     return {str(version) for version in told if version}
-
-
-def _bandwidth(measured: Sequence[Row]) -> list[BandwidthEntry]:
-    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in measured:
-        groups[row["tool"], row["op"], row["group_size"], row["bytes"], row["variant"]].append(row)
-    entries: list[BandwidthEntry] = []
-    for (tool, op, size, nbytes, variant), own in sorted(groups.items(), key=lambda item: str(item[0])):
-        counts = [row["count"] or 1 for row in own]
-        times = sum(row["dur"] * count for row, count in zip(own, counts, strict=True))
-        mean = times / sum(counts)
-        checked = [row["wrong"] for row in own if row["wrong"] is not None]
-        entries.append({
-            "tool": tool, "op": op, "bytes": nbytes, "group_size": size, "variant": variant, "count": sum(counts),
-            "dur_ns": round(mean), "algbw_gbps": _finite(algbw(nbytes, mean)),
-            "busbw_gbps": _finite(busbw(op, nbytes, mean, size)), "wrong": sum(checked) if checked else None,
-        })  # fmt: skip
-    return sorted(entries, key=lambda e: (e["tool"], e["op"], e["group_size"], e["bytes"], e["variant"] or ""))
-
-
-def _finite(value: float) -> float | None:
-    return value if value == value else None
 
 
 def _communicators(found: Sequence[Row]) -> list[CommunicatorEntry]:
@@ -135,15 +95,21 @@ def _transports(connections: Sequence[Row]) -> list[TransportEntry]:
 def _choices(found: Sequence[Row]) -> list[ChoiceEntry]:
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in found:
-        groups[row["op"], row["bytes"], row["algorithm"], row["protocol"], row["channels"]].append(row)
+        key = row["op"], row["group_size"], row["bytes"], row["algorithm"], row["protocol"], row["channels"]
+        groups[key].append(row)
     entries: list[ChoiceEntry] = []
-    for (op, nbytes, algorithm, protocol, channels), own in groups.items():
+    for (op, size, nbytes, algorithm, protocol, channels), own in groups.items():
         told = [row["ranks"] for row in own if row["ranks"] is not None]
         entries.append({
-            "op": op, "bytes": nbytes, "algorithm": algorithm, "protocol": protocol, "channels": channels,
+            "op": op, "group_size": size, "bytes": nbytes, "algorithm": algorithm, "protocol": protocol, "channels": channels,
             "ranks": sum(told) if told else None, "count": sum(row["count"] for row in own),
         })  # fmt: skip
     return sorted(entries, key=lambda entry: (entry["op"] or "", entry["bytes"], -entry["count"]))
+
+
+def _environment(trace: Trace) -> list[VariableEntry]:
+    told = {pair for source in trace.sources for pair in source.facts.get("nccl_environment", ())}
+    return [{"name": name, "value": value} for name, value in sorted(told)]
 
 
 def _topology(trace: Trace, links: Sequence[Row]) -> list[TopologyEntry]:

@@ -1,4 +1,4 @@
-"""The report's sections `bandwidth`, `nccl` and `topology`: what NCCL and its tools recorded themselves."""
+"""The report's sections `bandwidth`, `fits`, `traffic`, `nccl` and `topology`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ class BandwidthEntry(TypedDict):
     """One operation and size: `algbw` is total bytes by total time, `busbw` that times nccl-tests' factor."""
 
     tool: str
+    """What timed it: `trace`, or a tool of NCCL."""
     op: str
+    group: str | None
+    """The group's description, else its name; None where a tool told none."""
     bytes: int
     group_size: int
     variant: str | None
@@ -19,8 +22,54 @@ class BandwidthEntry(TypedDict):
     """Mean of one operation."""
     algbw_gbps: float | None
     busbw_gbps: float | None
+    lower_bound: bool
+    """Whether the time holds waiting that can't be told apart: then bandwidth is at least this."""
+    algorithm: str | None
+    protocol: str | None
+    channels: int | None
+    """What NCCL's log says it chose for this operation and size; None where untold or not one choice."""
+    peak_gbps: float | None
+    """Line rate of the link, per direction of one GPU."""
+    link: str | None
+    peak_basis: str
+    """What the peak rests on, or why there is none."""
+    efficiency_frac: float | None
+    """`busbw` by `peak`; above 1 where switches reduce (NVLS, SHARP)."""
     wrong: int | None
     """Elements with a wrong value; None where the tool did not check."""
+
+
+class FitEntry(TypedDict):
+    """T(S) = α + S·factor/B over the sizes of one operation and group; None where there is no fit."""
+
+    tool: str
+    op: str
+    group: str | None
+    group_size: int
+    sizes: int
+    """Distinct message sizes."""
+    alpha_ns: float | None
+    alpha_error_ns: float | None
+    busbw_gbps: float | None
+    """B: bus bandwidth without the fixed cost."""
+    busbw_error_gbps: float | None
+    """These two are standard errors; None where the fit had to hold that part at its limit."""
+    error_frac: float | None
+    """Root mean square of the relative error of the times."""
+    why: str
+    """Why there is no fit; empty where there is."""
+
+
+class TrafficEntry(TypedDict):
+    """Messages that one rank sent to another."""
+
+    rank: int
+    peer: int
+    count: int
+    bytes: int | None
+    """None where a size is not recorded."""
+    dur_ns: int
+    """Sum over messages: the transfer where both ends are matched, else the one recorded end's time."""
 
 
 class CommunicatorEntry(TypedDict):
@@ -50,6 +99,8 @@ class ChoiceEntry(TypedDict):
     """What NCCL chose for an operation and size."""
 
     op: str | None
+    group_size: int | None
+    """Ranks of the communicator, where the log tells them with the choice."""
     bytes: int
     algorithm: str
     protocol: str
@@ -57,6 +108,13 @@ class ChoiceEntry(TypedDict):
     ranks: int | None
     """Devices whose processes logged it."""
     count: int
+
+
+class VariableEntry(TypedDict):
+    """A variable of NCCL that was set when it started."""
+
+    name: str
+    value: str
 
 
 class Nccl(TypedDict):
@@ -68,6 +126,8 @@ class Nccl(TypedDict):
     communicators: list[CommunicatorEntry]
     transports: list[TransportEntry]
     choices: list[ChoiceEntry]
+    environment: list[VariableEntry]
+    """NCCL's variables as its logs say they were set."""
 
 
 class TopologyEntry(TypedDict):

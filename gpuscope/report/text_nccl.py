@@ -1,16 +1,19 @@
-"""The sections `bandwidth`, `nccl` and `topology` in the terminal."""
+"""The sections `bandwidth`, `fits`, `traffic`, `nccl` and `topology` in the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gpuscope.report import units
-from gpuscope.report.nccl_schema import BandwidthEntry, ChoiceEntry, Nccl, TopologyEntry
+from gpuscope.report.nccl_schema import BandwidthEntry, ChoiceEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
 from gpuscope.report.schema import Report
 from gpuscope.report.terminal import Writer
 
 ROWS_SHOWN = 40
 AVERAGES_SHOWN = 3
+COSTLIEST = 12
+"""Rows shown of what a trace holds: those that took most time."""
+TRACE = "trace"
 
 
 def sections(report: Report, writer: Writer) -> None:
@@ -19,6 +22,10 @@ def sections(report: Report, writer: Writer) -> None:
         _nccl(report["nccl"], writer)
     if "bandwidth" in report:
         _bandwidth(report["bandwidth"], writer)
+    if "fits" in report:
+        _fits(report["fits"], writer)
+    if "traffic" in report:
+        _traffic(report["traffic"], writer)
     if "topology" in report:
         _topology(report["topology"], writer)
 
@@ -46,6 +53,8 @@ def _nccl(nccl: Nccl, writer: Writer) -> None:
         shown = ", ".join(f"{value:g}" for value in nccl["average_busbw_gbps"][:AVERAGES_SHOWN])
         more = ", …" if len(nccl["average_busbw_gbps"]) > AVERAGES_SHOWN else ""
         writer.line(f"nccl-tests' own average bus bandwidth: {shown}{more} GB/s")
+    for variable in nccl["environment"]:
+        writer.line(f"set: {variable['name']}={variable['value']}", hang=2)
     _choices(nccl["choices"], writer)
 
 
@@ -68,23 +77,97 @@ def _choices(choices: Sequence[ChoiceEntry], writer: Writer) -> None:
 
 
 def _bandwidth(entries: Sequence[BandwidthEntry], writer: Writer) -> None:
-    tools = sorted({entry["tool"] for entry in entries})
-    writer.heading(f"Bandwidth measured by {', '.join(tools)}")
-    table = writer.table("<operation", ">ranks", ">bytes", ">count", ">time", ">algbw", ">busbw", "~")
-    for entry in entries[:ROWS_SHOWN]:
+    tools = sorted({entry["tool"] for entry in entries} - {TRACE})
+    for measured, rows in ((True, [e for e in entries if e["tool"] != TRACE]),
+                           (False, [e for e in entries if e["tool"] == TRACE])):  # fmt: skip
+        if not rows:
+            continue
+        writer.heading(f"Bandwidth measured by {', '.join(tools)}" if measured else "Bandwidth in the trace")
+        shown = rows[:ROWS_SHOWN] if measured else _costliest(rows)
+        _bandwidth_table(shown, len(tools) > 1 and measured, writer)
+        _more(len(rows), writer, len(shown))
+        _peaks(rows, writer)
+
+
+def _costliest(rows: Sequence[BandwidthEntry]) -> list[BandwidthEntry]:
+    kept = sorted(rows, key=lambda row: -row["dur_ns"] * row["count"])[:COSTLIEST]
+    return [row for row in rows if row in kept]
+
+
+def _bandwidth_table(rows: Sequence[BandwidthEntry], several: bool, writer: Writer) -> None:
+    rated = any(row["efficiency_frac"] is not None for row in rows)
+    # Beside a tool's rows stands the table of choices.
+    chosen = any(row["algorithm"] and row["tool"] == TRACE for row in rows)
+    columns = [">ranks", ">bytes", ">count", ">time"]
+    timed = any(row["tool"] != TRACE for row in rows) and not rated
+    columns += [">algbw", ">busbw"] if timed else [">busbw"]
+    columns += [">of peak"] if rated else []
+    columns += ["<chosen"] if chosen else []
+    table = writer.table("<operation", *columns, "~")
+    for row in rows:
+        bound = "≥ " if row["lower_bound"] and row["busbw_gbps"] is not None else ""
+        cells = [
+            str(row["group_size"]) if row["group_size"] else units.NONE,
+            units.size(row["bytes"]),
+            units.count(row["count"]),
+            units.duration(row["dur_ns"]),
+            *([units.bandwidth(row["algbw_gbps"])] if timed else []),
+            bound + units.bandwidth(row["busbw_gbps"]),
+        ]
+        cells += [bound + units.share(row["efficiency_frac"])] if rated else []
+        cells += [_choice(row)] if chosen else []
+        words = (row["tool"] if several else "", row["variant"] or "", row["group"] or "")
+        by = " ".join(word for word in words if word)
+        table.add_row(writer.text(row["op"]), *(writer.text(cell) for cell in cells), writer.cell(by))
+    writer.show(table)
+
+
+def _choice(row: BandwidthEntry) -> str:
+    if row["algorithm"] is None:
+        return units.NONE
+    channels = f" ×{row['channels']}" if row["channels"] else ""
+    return f"{row['algorithm']}/{row['protocol']}{channels}"
+
+
+def _peaks(rows: Sequence[BandwidthEntry], writer: Writer) -> None:
+    """What each peak is and rests on, or why there is none, once each."""
+    for gbps, link, basis in dict.fromkeys((row["peak_gbps"], row["link"], row["peak_basis"]) for row in rows):
+        told = f"peak {units.bandwidth(gbps)}: {link}, {basis}" if gbps is not None else f"no peak: {basis}"
+        writer.line(writer.text(told, "dim"), hang=2)
+
+
+def _fits(entries: Sequence[FitEntry], writer: Writer) -> None:
+    found = [entry for entry in entries if not entry["why"]]
+    if not found:
+        return
+    writer.heading("Cost by size: fixed cost + bytes / bandwidth")
+    table = writer.table("<operation", ">ranks", ">sizes", ">fixed", ">busbw", ">off by", "~")
+    for entry in found[:ROWS_SHOWN]:
+        fixed, fixed_error = entry["alpha_ns"], entry["alpha_error_ns"]
         cells = (
             str(entry["group_size"]),
-            units.size(entry["bytes"]),
-            units.count(entry["count"]),
-            units.duration(entry["dur_ns"]),
-            units.bandwidth(entry["algbw_gbps"]),
-            units.bandwidth(entry["busbw_gbps"]),
+            str(entry["sizes"]),
+            units.duration(fixed) + (f" ± {units.duration(fixed_error)}" if fixed_error is not None else ""),
+            units.bandwidth(entry["busbw_gbps"])
+            + (f" ± {units.bandwidth(entry['busbw_error_gbps'])}" if entry["busbw_error_gbps"] is not None else ""),
+            units.share(entry["error_frac"]),
         )
-        words = (entry["tool"] if len(tools) > 1 else "", entry["variant"] or "")
+        words = (entry["tool"] if entry["tool"] != TRACE else "", entry["group"] or "")
         by = " ".join(word for word in words if word)
         table.add_row(writer.text(entry["op"]), *(writer.text(cell) for cell in cells), writer.cell(by))
     writer.show(table)
-    _more(len(entries), writer)
+    _more(len(found), writer)
+
+
+def _traffic(entries: Sequence[TrafficEntry], writer: Writer) -> None:
+    writer.heading("Messages between ranks")
+    table = writer.table(">from", ">to", ">count", ">bytes", ">time")
+    for entry in sorted(entries, key=lambda row: -row["dur_ns"])[:COSTLIEST]:
+        cells = (str(entry["rank"]), str(entry["peer"]), units.count(entry["count"]), units.size(entry["bytes"]),
+                 units.duration(entry["dur_ns"]))  # fmt: skip
+        table.add_row(*(writer.text(cell) for cell in cells))
+    writer.show(table)
+    _more(len(entries), writer, COSTLIEST)
 
 
 def _topology(entries: Sequence[TopologyEntry], writer: Writer) -> None:
@@ -106,6 +189,6 @@ def _number(value: int | None) -> str:
     return units.NONE if value is None else str(value)
 
 
-def _more(rows: int, writer: Writer) -> None:
-    if rows > ROWS_SHOWN:
-        writer.line(writer.text(f"and {units.count(rows - ROWS_SHOWN)} more (--json)", "dim"))
+def _more(rows: int, writer: Writer, shown: int = ROWS_SHOWN) -> None:
+    if rows > shown:
+        writer.line(writer.text(f"and {units.count(rows - shown)} more (--json)", "dim"))

@@ -13,6 +13,7 @@ ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_t
 PROTOCOLS = ("ll", "ll128", "simple")
 """NCCL's numbers for them (src/include/nccl_common.h), as logs before 2.26 print them."""
 
+_SET = re.compile(r"\b(NCCL_[A-Z0-9_]+) set by environment to (\S{1,200})")
 _VERSION = re.compile(r"NCCL version (\S+)")
 _INIT = re.compile(
     r"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9}) cudaDev (\d{1,9})(?: nvmlDev \d+)? busId (\w+)"
@@ -57,6 +58,8 @@ class Choice:
     algorithm: str
     protocol: str
     channels: int | None
+    group_size: int | None = None
+    """Ranks of the communicator, where the operation was logged before the choice."""
 
 
 @dataclass
@@ -76,7 +79,9 @@ class Facts:
     lines: int = 0
     warnings: Counter[str] = field(default_factory=Counter)
     _current: dict[tuple[str, int, int], Communicator] = field(default_factory=dict)
-    _called: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    environment: set[tuple[str, str]] = field(default_factory=set)
+    """Variables of NCCL and their values as it says they were set."""
+    _called: dict[tuple[str, int, int], tuple[str, int]] = field(default_factory=dict)
 
     def feed(self, line: Line) -> None:
         """Take one line."""
@@ -86,8 +91,8 @@ class Facts:
             self._choice(line)
         elif "opCount" in text:
             if (match := _COUNT.match(text)) is not None:
-                self.op = self._called[line.host, line.pid, line.tid] = collective_op(match[1])
-                self.size = int(match[2])
+                self.op, self.size = collective_op(match[1]), int(match[2])
+                self._called[line.host, line.pid, line.tid] = self.op, self.size
         elif text.startswith("Channel "):
             self._channel(line)
         elif " comm 0x" in text or text.startswith("comm 0x"):
@@ -96,14 +101,19 @@ class Facts:
             self._counts(line)
         elif (match := _VERSION.search(text)) is not None:
             self.version = match[1]
+        elif (match := _SET.search(text)) is not None:
+            self.environment.add((match[1], match[2]))
 
     def _choice(self, line: Line) -> None:
         match = _CHOICE.match(line.text)
         if match is None:
             return
-        op = collective_op(match[1]) if match[1] else self._called.get((line.host, line.pid, line.tid), "")
+        called, size = self._called.get((line.host, line.pid, line.tid), ("", 0))
+        op = collective_op(match[1]) if match[1] else called
         channels = int(match[6]) - int(match[5]) + 1 if match[5] else None
-        choice = Choice(op, int(match[2]), _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS), channels)
+        names = _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS)
+        # What was called last is this operation only if it is of that kind.
+        choice = Choice(op, int(match[2]), *names, channels, (size or None) if op == called else None)
         self.choices[choice] += 1
         self.chosen_by[choice].add((line.host, line.device))
 

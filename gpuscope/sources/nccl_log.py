@@ -53,7 +53,11 @@ class NcclLogSource:
                     facts.version = line.split()[2]
         if not facts.lines and not tables.rows:
             raise InputError(f"{path}: holds neither a log line of NCCL nor a row of nccl-tests")
-        told = {"average_busbw_gbps": tables.averages, "version": facts.version}
+        told = {
+            "average_busbw_gbps": tables.averages,
+            "version": facts.version,
+            "nccl_environment": sorted(facts.environment),
+        }
         builder.source(path, self.name, facts.version, facts.lines + len(tables.rows), told)
         _communicators(builder, facts, tables)
         _connections(builder, facts)
@@ -144,6 +148,7 @@ def _choices(builder: TraceBuilder, facts: Facts) -> None:
     for choice, count in facts.choices.items():
         row = {
             "op": code(choice.op) if choice.op else NO_NAME,
+            "group_size": _or_na(choice.group_size),
             "bytes": choice.size,
             "algorithm": code(choice.algorithm),
             "protocol": code(choice.protocol),

@@ -214,6 +214,19 @@ COLLECTIVES = TableSchema(
     sort=("rank", "start"),
 )
 
+ACTIVITY = TableSchema(
+    "activity",
+    "what a rank did between a collective and what it communicated before; of each collective only the longest "
+    "operations are named",
+    (
+        _RANK,
+        Column("collective", "int", "the collective before which it was done", refs="collectives"),
+        Column("phase", "name", "data, forward, backward, optimizer, checkpoint, or «before» one of them", True),
+        Column("operation", "name", "operation on the device, or what the host did while it was idle", True),
+        Column("dur", "int", "time spent, ns"),
+    ),
+)
+
 SHAPES = TableSchema(
     "shapes",
     "input shapes of operators whose floating-point operations can be counted from them",
@@ -344,6 +357,7 @@ CHOICES = TableSchema(
     "algorithm and protocol that NCCL chose by operation and size",
     (
         Column("op", "name", "all_reduce, all_gather…", True),
+        Column("group_size", "int", "ranks of the communicator", True),
         Column("bytes", "int", "size as NCCL logs it"),
         Column("algorithm", "name", "tree, ring, nvls…"),
         Column("protocol", "name", "ll, ll128, simple"),
@@ -456,6 +470,7 @@ SCHEMAS: dict[str, TableSchema] = {
         THREADS,
         SYNCS,
         COLLECTIVES,
+        ACTIVITY,
         SHAPES,
         STEPS,
         GROUPS,
