@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gpuscope.report import arrangement, drawing, headline, units
+from gpuscope.report import arrangement, drawing, drawing_memory, headline, text_memory, text_pipeline, units
 from gpuscope.report.schema import Evidence, Report
 from gpuscope.report.vocabulary import CLASSES, PARTS, cause_label
 
@@ -101,10 +101,15 @@ def _environment() -> Environment:
     environment.globals.update(
         units=units,
         drawing=drawing,
+        memory_lines=drawing_memory.lines,
+        memory_words=text_memory,
         parts=PARTS,
         classes=CLASSES,
         cause_label=cause_label,
         place_ns=arrangement.place_ns,
+        pipeline_sentences=text_pipeline.sentences,
+        pipeline_stages=text_pipeline.by_stage,
+        pipeline_parts=text_pipeline.PARTS,
         step_word=headline.whole,
         rows_shown=ROWS_SHOWN,
         rows_kept=ROWS_KEPT,

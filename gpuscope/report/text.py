@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpuscope.report import arrangement, text_advice, text_hang, text_nccl, units
+from gpuscope.report import arrangement, text_advice, text_hang, text_memory, text_nccl, text_pipeline, units
 from gpuscope.report.headline import NAME, context_line, verdict_line, whole
 from gpuscope.report.schema import FindingEntry, Report, Slowdown
 from gpuscope.report.terminal import Bar, Writer
@@ -32,8 +32,10 @@ def render(report: Report, console: Console) -> None:
     text_advice.section(report, writer)
     _collectives(report, writer)
     text_nccl.sections(report, writer)
+    text_memory.section(report, writer)
     _stragglers(report, writer)
     _slowdown(report, writer)
+    text_pipeline.section(report, writer)
     _kernels(report, writer)
     _doubts(report, writer)
 
