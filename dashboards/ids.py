@@ -19,6 +19,11 @@ def nav(path: str) -> dict[str, str]:
     return {"type": "nav", "path": path}
 
 
+def extra(key: str) -> dict[str, str]:
+    """A control of a page whose value stands in the address as `key` (`View.extra`); a change draws the page anew."""
+    return {"type": "extra", "key": key}
+
+
 def move(key: str) -> dict[str, str]:
     """A button of the timeline that moves its window."""
     return {"type": "timeline-move", "key": key}
@@ -35,8 +40,5 @@ TIMELINE_SEARCH = "timeline-search"
 TIMELINE_FOUND = "timeline-found"
 TIMELINE_EXPORT = "timeline-export"
 TIMELINE_NOTE = "timeline-note"
-RANKS_MEASURE = "ranks-measure"
 RANKS_HEATMAP = "ranks-heatmap"
 KERNELS_GRID = "kernels-grid"
-KERNELS_CSV = "kernels-csv"
-KERNELS_CATEGORY = "kernels-category"

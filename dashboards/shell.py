@@ -113,6 +113,13 @@ def register(app: Dash, runs: Runs) -> None:
         State(ids.FILTER_RUN, "data"),
         prevent_initial_call=True,
     )
+    app.clientside_callback(
+        browser("extra"),
+        Output(ids.URL, "search", allow_duplicate=True),
+        Input({"type": "extra", "key": ALL}, "value"),
+        State({"type": "extra", "key": ALL}, "id"),
+        prevent_initial_call=True,
+    )
     app.clientside_callback(browser("query"), Output(ids.QUERY, "data"), Input(ids.URL, "search"))
     app.clientside_callback(
         browser("links"),

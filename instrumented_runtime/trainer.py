@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gpuscope.device_peaks import peak_flops
 from instrumented_runtime.checkpoint import Checkpoints, Progress
 from instrumented_runtime.config import TrainConfig
 from instrumented_runtime.data import make_dataset, make_loader
 from instrumented_runtime.faults import Fault, StepContext
 from instrumented_runtime.measures.exposed import EXPOSED
 from instrumented_runtime.measures.meter import StepMeter, StepRecord, Workload
-from instrumented_runtime.measures.peaks import peak_flops
 from instrumented_runtime.mesh import World, make_mesh
 from instrumented_runtime.model import flops_per_token
 from instrumented_runtime.parallel.compose import parallelize

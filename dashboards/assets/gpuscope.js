@@ -13,15 +13,26 @@ window.dash_clientside.gpuscope = (() => {
       const before = text(query);
       const first = runs[0].value;
       if (run !== (query.get("run") || first)) {
-        ["ranks", "steps", "from", "to", "event"].forEach((key) => query.delete(key));
+        ["ranks", "steps", "from", "to", "event", "mark", "find"].forEach((key) => query.delete(key));
         put(query, "run", run);
       } else {
         put(query, "ranks", (ranks || "").trim());
         put(query, "steps", (steps || "").trim());
         if ((steps || "").trim() !== (params().get("steps") || "")) {
-          ["from", "to"].forEach((key) => query.delete(key));
+          ["from", "to", "mark"].forEach((key) => query.delete(key));
         }
       }
+      return text(query) === before ? keep() : text(query);
+    },
+    // Controls of pages whose value is a parameter of the address.
+    extra(values, ids) {
+      const triggered = window.dash_clientside.callback_context.triggered_id;
+      if (!triggered) return keep();
+      const query = params();
+      const before = text(query);
+      ids.forEach((id, place) => {
+        if (id.key === triggered.key) put(query, id.key, values[place] === null ? "" : String(values[place]));
+      });
       return text(query) === before ? keep() : text(query);
     },
     query: (search) => search || "",
@@ -51,6 +62,22 @@ window.dash_clientside.gpuscope = (() => {
       to = to > high + room ? high + room : to;
       if (to - from < 10n) to = from + 10n;
       return { from: String(from), to: String(to) };
+    },
+    // A cell of rank by step, a kernel's name: shown in the timeline.
+    cell(click) {
+      const cell = click && click.points.length && click.points[0].customdata;
+      if (!cell) return [keep(), keep()];
+      const query = params();
+      query.set("ranks", cell[0]);
+      query.set("steps", `${cell[1]}-${cell[1]}`);
+      ["from", "to", "event", "mark"].forEach((key) => query.delete(key));
+      return ["/timeline", text(query)];
+    },
+    kernel(cell) {
+      if (!cell || cell.colId !== "name") return [keep(), keep()];
+      const query = params();
+      query.set("find", cell.value);
+      return ["/timeline", text(query)];
     },
     pick(click) {
       const ref = click && click.points.length && click.points[0].customdata;

@@ -147,7 +147,7 @@ def _threads(trace: Trace, shift: _Shift) -> Iterator[Track]:
         for level in range(int(depth.max()) + 1):
             own = rows[depth == level]
             look = (host["category"][own] + len(Kind)).astype(np.int8)
-            named = label if level == 0 else f"{label} ·{level}"
+            named = label if level == 0 else f"· {level}"
             yield shift.track(f"h{thread}.{group}.{level}", rank, group, named, "host_events", own, look)
 
 
@@ -166,4 +166,4 @@ def thread_label(trace: Trace, thread: int) -> str:
     code = int(threads["name"][thread])
     tid = int(threads["tid"][thread])
     name = trace.names[code] if code != NO_NAME else "thread"
-    return name if tid == NA else f"{name} {tid}"
+    return name if tid == NA or str(tid) in name else f"{name} {tid}"

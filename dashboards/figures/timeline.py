@@ -18,9 +18,9 @@ from gpuscope.trace.schema import Category, Kind
 
 ROW = 22
 """Pixels per track."""
-WIDTH = 1_100
+WIDTH = 900
 """About the pixels that the plot is wide: what text fits into a bar is estimated from it."""
-_CHARACTER = 6.5
+_CHARACTER = 7
 NAME = 140
 
 LOOKS: dict[int, tuple[str, str, str]] = {
@@ -63,7 +63,7 @@ def timeline(marks: Sequence[Marks], name: Name, frame: Frame) -> go.Figure:
         label, colour, pattern = LOOKS[look]
         fig.add_bar(
             orientation="h", name=label, width=0.82, marker_color=colour, marker_line_width=0,
-            marker_pattern={"shape": pattern, "size": 5, "fgopacity": 0.5} if pattern else None,
+            marker_pattern={"shape": pattern, "size": 5, "fgopacity": 0.5, "fillmode": "overlay"} if pattern else None,
             textposition="inside", insidetextanchor="middle", textangle=0, textfont_size=11, constraintext="none",
             hovertemplate="%{hovertext}<extra></extra>", **columns,
         )  # fmt: skip

@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 
 import torch
 
+from gpuscope.device_peaks import peak_flops
 from instrumented_runtime.config import ModelConfig
 from instrumented_runtime.measures.collector import GarbageCollector
 from instrumented_runtime.measures.live import LiveView, in_words
 from instrumented_runtime.measures.meter import StepMeter, Workload
-from instrumented_runtime.measures.peaks import peak_flops
 from instrumented_runtime.measures.summary import percentile, summarize
 from instrumented_runtime.model import GPT, flops_per_token
 
