@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -99,13 +100,30 @@ def test_analysing_imports_neither_torch_nor_dash_nor_pyarrow(samples: Path) -> 
     assert done.stdout.split() == ["input", "2"], done.stderr
 
 
+def test_keeping_an_analysis_imports_sqlite_utils_alone(samples: Path, tmp_path: Path) -> None:
+    """The run store costs no pandas either, which sqlite-utils would import to know one more type."""
+    code = (
+        "import sys\n"
+        "from gpuscope.cli import main\n"
+        "try:\n    main(['analyze', *sys.argv[1:], '--json'])\nexcept SystemExit:\n    pass\n"
+        "told = {'sqlite_utils', 'pandas', 'torch', 'dash', 'plotly', 'pyarrow', 'nvtx'} & set(sys.modules)\n"
+        "print(*sorted(told), file=sys.stderr)\n"
+    )
+    store = tmp_path / "runs.db"
+    env = {key: value for key, value in os.environ.items() if key != "GPUSCOPE_NO_STORE"}
+    command = [sys.executable, "-c", code, str(samples / "ddp_healthy"), "--store", str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    assert (done.stderr.split(), store.exists()) == (["sqlite_utils"], True)
+
+
 def test_help_imports_nothing_heavy() -> None:
     """`gpuscope --help` must be quick: no numpy, no pandas, no rich."""
     code = (
         "import sys\n"
         "from gpuscope.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'numpy', 'pandas', 'torch', 'dash', 'plotly', 'rich', 'msgspec', 'jinja2'} & set(sys.modules)\n"
+        "heavy = {'numpy', 'pandas', 'torch', 'dash', 'plotly', 'rich', 'msgspec', 'jinja2', 'sqlite_utils'}\n"
+        "heavy &= set(sys.modules)\n"
         "print('heavy:', *sorted(heavy))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
