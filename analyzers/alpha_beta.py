@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.links import base_latency_ns, gpu_pcie, links
-from gpuscope.trace.table import Array, Times
+from gpuscope.trace.table import Array, Mask, Times
 
 MIN_SIZES = 3
 MIN_RANGE = 4.0
@@ -44,14 +44,14 @@ class CostModel:
         """ns that a transfer of so many bytes takes once everyone has arrived."""
         return round(self.alpha + self.beta * bus_bytes)
 
-    def latency_bound(self, bus_bytes: float, transfer: int | None = None) -> bool:
-        """Whether the fixed cost exceeds the cost of the bytes (definitions: `latency`).
+    def latency_bound(self, bus_bytes: float | Array, transfer: int | Times = 0) -> Mask:
+        """Whether the fixed cost exceeds the cost of the bytes (definitions: `latency`), by message.
 
-        Fixed costs differ far less between machines than links do: a `transfer` (ns) more than
+        Fixed costs differ far less between machines than links do: a `transfer` (ns; 0 where not known) more than
         `PLAUSIBLE` times as long as the assumed fixed cost is a slow link's.
         """
-        refuted = self.assumed and transfer is not None and transfer > PLAUSIBLE * self.alpha
-        return self.alpha > self.beta * bus_bytes and not refuted
+        refuted = np.logical_and(self.assumed, np.asarray(transfer) > PLAUSIBLE * self.alpha)
+        return np.asarray(np.logical_and(self.alpha > self.beta * np.asarray(bus_bytes), ~refuted))
 
 
 def fit(bus_bytes: Array, duration: Times) -> CostModel | None:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from analyzers.base import Attributed, LaneKey
 from analyzers.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
+from analyzers.late_words import culprits, whose
 from gpuscope.report import units
 from gpuscope.report.schema import Evidence, FindingEntry, StragglerEntry
 
@@ -46,6 +47,9 @@ class Run:
     windows: Mapping[LaneKey, int]
     steps: Mapping[LaneKey, int]
     stragglers: Sequence[StragglerEntry]
+    could_tell: bool = True
+    """Whether there were enough collectives to tell a rank that always comes last."""
+    clock_error: int | None = None
 
 
 def findings(causes: Mapping[LaneKey, Mapping[str, Attributed]], run: Run) -> list[FindingEntry]:
@@ -65,11 +69,9 @@ def _finding(cause: str, own: Mapping[LaneKey, Attributed], share: float, run: R
     ranks = sorted({key[0] for key, attributed in own.items() if attributed.total >= MIN_SHARE * run.windows[key]})
     message = f"{MESSAGES[cause]}: {units.share(share)} of the time"
     if cause == "straggler" and run.stragglers:
-        # Whose fault it is, not who suffers: the ranks that come last beyond chance, else the costliest.
-        late = [entry["rank"] for entry in run.stragglers if entry["recurrent"]]
-        ranks = sorted(late) or [run.stragglers[0]["rank"]]
-        often = "again and again" if late else "most often, though no more than by chance"
-        message += f"; rank {', '.join(map(str, ranks))} is last {often}"
+        # Whose fault it is, not who suffers: `causes` tells that.
+        ranks = sorted(entry["rank"] for entry in culprits(run.stragglers))
+        message += f"; {whose(run.stragglers, run.could_tell, run.clock_error)}"
     if operations := sum(attributed.operations for attributed in own.values()):
         busy = units.duration(sum(attributed.busy for attributed in own.values()))
         message += f"; {operations:,} {NOUNS[cause]} took {busy} in all, hidden or not"

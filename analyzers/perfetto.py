@@ -43,7 +43,7 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def _events(trace: Trace) -> Iterator[bytes]:
-    offsets = clocks.estimate(trace, match(trace).instances).offset
+    offsets = clocks.estimate(trace, match(trace)).offset
     names = [msgspec.json.encode(name) for name in trace.names.names]
     device, host = trace["device_events"], trace["host_events"]
     starts = [int(table["start"].min()) for table in (device, host) if len(table)]

@@ -50,6 +50,8 @@ def build(trace: Trace, lanes: Sequence[LaneSummary], results: Sequence[Result])
         windows={lane.key: lane.breakdown.window for lane in lanes},
         steps={lane.key: count_steps(lane.steps) for lane in lanes},
         stragglers=sections.get("stragglers", []),
+        could_tell=sections.get("stragglers_told", True),
+        clock_error=sections.get("clock_error_ns"),
     )
     found = findings({lane.key: causes[lane.key] for lane in lanes}, measure)
     found += [finding for result in results for finding in result.findings]

@@ -16,7 +16,8 @@ from analyzers.advice.base import advise
 from analyzers.analysis import Analysis
 from analyzers.base import FileAnalyzer, Result, RunAnalyzer, analyzers_of, run_one
 from analyzers.lanes import no_such_steps, views
-from analyzers.replay.changes import Refused
+from analyzers.replay.recording import Recorded, record
+from analyzers.replay.run import Replayer
 from analyzers.reporting import build
 from analyzers.summary import LaneSummary, summarise
 from analyzers.whatif.ranges import operations
@@ -50,6 +51,8 @@ class Part:
     """Without events; with its ranks, groups, steps, and what its collectives refer to."""
     lanes: list[LaneSummary]
     results: list[Result]
+    recorded: list[Recorded]
+    """Graphs of its lanes, for the replay."""
 
 
 def analyze(
@@ -95,13 +98,11 @@ def run(
         shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
         asked.problem("info", "ranks_absent", len(absent), f"ranks asked for that no file holds: {shown}")
         results.append(asked)
+    replayer = Replayer(trace, lanes, [entry for part in parts for entry in part.recorded])
+    results.append(replayer.result())
     report = build(trace, lanes, results)
-    report["suggestions"], report["advice"] = advise(report, _no_replay)
-    return Analysis(report)
-
-
-def _no_replay(_: object) -> Refused:
-    return Refused("this run was not replayed")
+    report["suggestions"], report["advice"] = advise(report, replayer.predict)
+    return Analysis(report, replayer)
 
 
 def _how_it_ended(folder: Path) -> Result:
@@ -162,17 +163,24 @@ def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = 
     if options.ranks is not None:
         trace = trace.select_ranks(options.ranks)
     keep(trace)
+    return reduce_trace(trace, options)
+
+
+def reduce_trace(trace: Trace, options: Options) -> Part:
+    """Analyse the lanes of one file's trace; what stays of it grows with its collectives, not its events."""
     lanes = views(trace, options.steps)
     results = [run_one(analyzer, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
     summaries = [summarise(trace, view) for view in lanes]
     reduced = trace.reduced()
+    for table in (result.tables["activity"] for result in results if "activity" in result.tables):
+        reduced = reduced.with_table(table)
     if not len(trace["operations"]):
         derived = run_one(DERIVED_OPERATIONS, trace, lanes)
         results.append(derived)
         reduced = reduced.with_operations(derived.tables.get("operations", trace["operations"]))
     if options.steps is not None:
         reduced = _with_operations_of(reduced, options.steps)
-    return Part(reduced, summaries, results)
+    return Part(reduced, summaries, results, record(trace, lanes))
 
 
 def _with_operations_of(trace: Trace, steps: tuple[int, int]) -> Trace:

@@ -6,6 +6,7 @@ import numpy as np
 
 from analyzers import clocks
 from analyzers.matching import match
+from gpuscope.trace.schema import NA
 from gpuscope.trace.table import Times
 from gpuscope.trace.trace import Trace
 
@@ -24,6 +25,8 @@ class Ties:
 
     def common(self, rank: int, times: Times) -> Times:
         """Times of a rank's own clock on the run's clock, shape (n,)."""
+        if not self._clocks.offset.get(rank) and not self._clocks.drift.get(rank):
+            return times
         return self._clocks.common(np.full(len(times), rank), times)
 
     def shown(self, rank: int, time: int) -> int:
@@ -32,4 +35,8 @@ class Ties:
 
     def same(self, row: int) -> Times:
         """The rows of `collectives` that are the same operation on all its ranks; empty where not matched."""
-        return self._matched.together(row)
+        instance = int(self._matched.of_row[row])
+        if instance == NA:
+            return np.empty(0, np.int64)
+        found = self._matched.instances
+        return found.rows[found.bounds[instance] : found.bounds[instance + 1]]

@@ -9,7 +9,16 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gpuscope.report import arrangement, drawing, drawing_memory, headline, text_memory, text_pipeline, units
+from gpuscope.report import (
+    arrangement,
+    drawing,
+    drawing_memory,
+    headline,
+    text_memory,
+    text_pipeline,
+    text_stragglers,
+    units,
+)
 from gpuscope.report.schema import Evidence, Report
 from gpuscope.report.vocabulary import CLASSES, PARTS, cause_label
 
@@ -48,6 +57,7 @@ def render(report: Report) -> str:
         starts=arrangement.starts(report),
         collectives=sorted(report["collectives"], key=lambda row: -row["dur_ns"]),
         stragglers=sorted(report["stragglers"], key=lambda row: -row["caused_wait_ns"]),
+        heatmap=text_stragglers.heatmap(report, ROWS_SHOWN, ROWS_SHOWN),
         kernels=sorted(report["kernels"], key=lambda row: -row["dur_ns"]),
         doubts=arrangement.doubts(report),
     )
@@ -106,6 +116,7 @@ def _environment() -> Environment:
         parts=PARTS,
         classes=CLASSES,
         cause_label=cause_label,
+        cell_words=text_stragglers.cell_words,
         place_ns=arrangement.place_ns,
         pipeline_sentences=text_pipeline.sentences,
         pipeline_stages=text_pipeline.by_stage,

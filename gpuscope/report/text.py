@@ -6,7 +6,16 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpuscope.report import arrangement, text_advice, text_hang, text_memory, text_nccl, text_pipeline, units
+from gpuscope.report import (
+    arrangement,
+    text_advice,
+    text_hang,
+    text_memory,
+    text_nccl,
+    text_pipeline,
+    text_stragglers,
+    units,
+)
 from gpuscope.report.headline import NAME, context_line, verdict_line, whole
 from gpuscope.report.schema import FindingEntry, Report, Slowdown
 from gpuscope.report.terminal import Bar, Writer
@@ -33,7 +42,7 @@ def render(report: Report, console: Console) -> None:
     _collectives(report, writer)
     text_nccl.sections(report, writer)
     text_memory.section(report, writer)
-    _stragglers(report, writer)
+    text_stragglers.section(report, writer)
     _slowdown(report, writer)
     text_pipeline.section(report, writer)
     _kernels(report, writer)
@@ -90,7 +99,7 @@ def _causes(report: Report, writer: Writer) -> None:
     writer.heading("Where the time goes that is not compute")
     stepped = any(row.per_step_ns is not None for row in rows)
     when = "per step" if stepped else "in all"
-    table = writer.table("<class", "<cause", f">{when}", ">share", "~ranks")
+    table = writer.table("<class", "<cause", f">{when}", ">share", "~lost on ranks")
     everyone = sorted({entry["rank"] for entry in report["ranks"]})
     for row in (row for row in rows if row.share_frac >= FAINT_FRAC):
         where = "all" if row.ranks == everyone and len(everyone) > 1 else units.ranks(row.ranks)
@@ -103,6 +112,8 @@ def _causes(report: Report, writer: Writer) -> None:
         )
     if table.row_count:
         writer.show(table)
+    if any(row.cause == "straggler" and row.share_frac >= FAINT_FRAC for row in rows):
+        writer.line(writer.text("Late ranks (straggler): these ranks wait; findings name those they wait for.", "dim"))
     faint = [row.cause for row in rows if row.share_frac < FAINT_FRAC]
     if faint:
         writer.line(writer.text(f"Below 0.1 % each: {', '.join(faint)}.", "dim"))
@@ -128,7 +139,8 @@ def _finding(finding: FindingEntry, unit: str, starts: dict[int, int], writer: W
     ]
     cost = "  " + ", ".join(cost for cost in costs if cost)
     ranks = finding["ranks"]
-    where = f" ({'rank' if len(ranks) == 1 else 'ranks'} {units.ranks(ranks)})" if ranks else ""
+    made_by = "made by " if finding["code"] == "straggler" else ""
+    where = f" ({made_by}{'rank' if len(ranks) == 1 else 'ranks'} {units.ranks(ranks)})" if ranks else ""
     writer.line(
         writer.text(finding["severity"].upper(), _SEVERITY_STYLE.get(finding["severity"], "bold")),
         " ",
@@ -167,21 +179,6 @@ def _collectives(report: Report, writer: Writer) -> None:
         table.add_row(*names, *(writer.text(cell) for cell in cells))
     writer.show(table)
     _left_out(len(rows) - COLLECTIVES_SHOWN, writer)
-
-
-def _stragglers(report: Report, writer: Writer) -> None:
-    if not report["stragglers"]:
-        return
-    writer.heading("Ranks that others waited for")
-    table = writer.table(">rank", ">caused wait", "<recurrent", "~last in")
-    for row in sorted(report["stragglers"], key=lambda row: -row["caused_wait_ns"]):
-        table.add_row(
-            writer.text(str(row["rank"])),
-            writer.text(units.duration(row["caused_wait_ns"])),
-            writer.text("yes" if row["recurrent"] else "no"),
-            writer.cell(row["phase"] or units.NONE),
-        )
-    writer.show(table)
 
 
 def _slowdown(report: Report, writer: Writer) -> None:

@@ -77,6 +77,12 @@ _HOST_OTHER = re.compile(
     r"|<built-in function print>",
     re.IGNORECASE,
 )
+_PHASE = re.compile(
+    r"(?<![a-z])(?:(?P<forward>forward|fwd)|(?P<backward>backward|bwd)|(?P<optimizer>optimi[sz]er|optim))(?![a-z])"
+    r"|(?P<engine>^autograd::engine::evaluate_function)",
+    re.IGNORECASE,
+)
+_CHECKPOINT = re.compile(r"save_checkpoint|checkpoint[._]save|(^|[:./ ])checkpoint$|dcp\.save", re.IGNORECASE)
 _OS_FILE_OR_NETWORK = re.compile(
     r"(p?p?(read|write)v?|open(at)?|close|f?sync|fdatasync|fopen|fclose|fread|fwrite|fflush|fgets|fputs|lseek"
     r"|stat|fstat|lstat|access|unlink|rename|mkdir|send(to|msg|file)?|recv(from|msg)?|connect|accept|getaddrinfo)"
@@ -143,6 +149,18 @@ def is_garbage_collection(name: str) -> bool:
 def is_host_other(name: str) -> bool:
     """A checkpoint or logging, by the name of its range or Python function."""
     return _HOST_OTHER.search(name) is not None
+
+
+def phase(name: str) -> str:
+    """The phase of a training step that a range or operator names: data, forward, backward, optimizer, checkpoint;
+    "" for any other and for one that names several (`forward-backward`)."""
+    if is_loader(name):
+        return "data"
+    if _CHECKPOINT.search(name):
+        return "checkpoint"
+    found = {kind for match in _PHASE.finditer(name) for kind, text in match.groupdict().items() if text}
+    found = {"backward"} if "engine" in found else found
+    return found.pop() if len(found) == 1 else ""
 
 
 def is_file_or_network_call(name: str) -> bool:

@@ -95,6 +95,10 @@ class Trace:
         """A Trace with these operations; names are codes of its own pool."""
         return Trace({**self._data, "operations": operations}, self.names, self.sources, self.problems)
 
+    def with_table(self, table: Table) -> Trace:
+        """A Trace with this table in place of its own of that name; names are codes of its own pool."""
+        return Trace({**self._data, table.schema.name: table}, self.names, self.sources, self.problems)
+
     def select_operations(self, steps: tuple[int, int]) -> Trace:
         """A Trace with the operations of the steps first..last only; all else stays."""
         data = dict(self._data)

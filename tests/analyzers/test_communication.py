@@ -54,7 +54,16 @@ def test_wait_and_transfer(tmp_path: Path) -> None:
     assert (entry["dur_ns"], entry["wait_ns"], entry["transfer_ns"]) == (420_000, 180_000, 120_000)
     assert entry["algbw_gbps"] == pytest.approx(3 * size / 120_000)
     assert entry["busbw_gbps"] == entry["algbw_gbps"]  # 2 (n-1)/n is 1 for two ranks
-    assert report["stragglers"] == [{"rank": 1, "caused_wait_ns": 180_000, "phase": None, "recurrent": False}]
+    assert report["stragglers"] == [
+        {
+            "rank": 1,
+            "caused_wait_ns": 180_000,
+            "root_wait_ns": 180_000,
+            "phase": None,
+            "operation": "gemm",
+            "recurrent": False,
+        }
+    ]
     straggler = next(finding for finding in report["findings"] if finding["code"] == "straggler")
     assert straggler["ranks"] == [1]
     assert straggler["cost_ns_per_step"] == 30_000  # 60 µs a step on one of two ranks

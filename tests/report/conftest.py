@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuscope.report.schema import BreakdownEntry, KernelEntry, RankEntry, Report, StepEntry
+from gpuscope.report.schema import BreakdownEntry, KernelEntry, RankEntry, Report, StepEntry, StragglerEntry
 
 MS = 1_000_000
 EPOCH = 1_694_128_201_000_000_000
@@ -70,6 +70,14 @@ def kernel(name: str, category: str, count: int, dur_ns: int, share: float, rate
     }
 
 
+def straggler(rank: int, caused_ms: int, phase: str | None) -> StragglerEntry:
+    """A rank that comes last again and again, by its own fault."""
+    ns = caused_ms * MS
+    return StragglerEntry(
+        rank=rank, caused_wait_ns=ns, root_wait_ns=ns, phase=phase, operation=None, recurrent=True
+    )  # fmt: skip
+
+
 def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | None = None, **more: Any) -> Report:
     built: dict[str, Any] = {
         "schema_version": 1,
@@ -106,6 +114,7 @@ def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | No
         "steps_basis": None,
         "collectives": [],
         "stragglers": [],
+        "rank_steps": [],
         "kernels": [],
         "findings": [],
         "suggestions": [],
@@ -190,7 +199,11 @@ def input_bound() -> Report:
                 "busbw_gbps": 5.519,
             }
         ],
-        stragglers=[{"rank": 1, "caused_wait_ns": 20 * MS, "phase": "forward", "recurrent": True}],
+        stragglers=[straggler(1, 20, "forward")],
+        rank_steps=[
+            {"rank": rank, "step": 0, "step_ns": 100 * MS, "wait_caused_ns": made * MS, "wait_suffered_ns": lost * MS}
+            for rank, made, lost in ((0, 0, 20), (1, 20, 0))
+        ],
         kernels=[
             kernel(
                 "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -321,7 +334,7 @@ def many_ranks() -> Report:
         world_size=64,
         steps=[step for entry in ranks for step in steps_of(entry, "communication", "straggler")],
         steps_basis="ProfilerStep",
-        stragglers=[{"rank": 63, "caused_wait_ns": 9000 * MS, "phase": None, "recurrent": True}],
+        stragglers=[straggler(63, 9000, None)],
     )
     made["trace"]["clock_error_ns"] = 3_000
     return made
