@@ -31,7 +31,7 @@ from gpuscope.trace.trace import Trace
 
 HELD_SHOWN = 12
 FREE_SHOWN = 8
-MODERN, OLD = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+MODERN, OLD, ASCEND = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"
 
 Frames = Mapping[int, str]
 
@@ -78,7 +78,7 @@ def _entry(history: History, frames: Frames) -> MemoryEntry:
         "events": len(history.events),
         "from_start": history.from_start if history.events else None,
         "settings": history.settings_text,
-        "variable": MODERN if history.modern else OLD,
+        "variable": ASCEND if history.settings.padding else MODERN if history.modern else OLD,
         "end_allocated_bytes": int(allocated[-1]),
         "end_reserved_bytes": int(reserved[-1]),
         "peak_allocated_bytes": int(allocated[peak]),

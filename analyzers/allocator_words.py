@@ -80,8 +80,8 @@ def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
     assert fragmentation is not None  # _share is 0 without
     size, peak = memory(fragmentation["reserved_bytes"]), memory(entry["peak_reserved_bytes"] or 0)
     message = (
-        f"{share(_share(entry))} of the peak of reserved memory (up to {size} of {peak}) was reserved while as much lay free "
-        f"in blocks that the requests could not use: {plural(fragmentation['requests'], 'request')}, the largest "
+        f"Up to {share(_share(entry))} of the peak of reserved memory ({size} of {peak}) was reserved while as "
+        f"much lay free in blocks that the requests could not use: {plural(fragmentation['requests'], 'request')}, the largest "
         f"{memory(fragmentation['largest_request_bytes'])} with {memory(fragmentation['free_bytes'])} free in smaller "
         f"blocks of its pool and {memory(fragmentation['free_elsewhere_bytes'])} in blocks for other streams or sizes"
     )

@@ -29,9 +29,11 @@ def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
     before, after, low, high = (
         units.duration(predicted[key]) for key in ("step_ns_before", "step_ns_after", "low_ns", "high_ns")
     )
+    # Without a timeline only memory is told, and the basis says how much.
+    step = f"step {before} → {after} ({low} to {high}); " if predicted["step_ns_before"] else ""
     for word, sentence in (
         ("set", setting(suggestion)),
-        ("gain", f"step {before} → {after} ({low} to {high}); {predicted['basis']}"),
+        ("gain", step + predicted["basis"]),
         ("why", suggestion["why"]),
         ("risk", suggestion["risk"]),
         ("verify", suggestion["verify"]),
