@@ -78,10 +78,11 @@ def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
     entry = max(worst.values(), key=_share)
     fragmentation = entry["fragmentation"]
     assert fragmentation is not None  # _share is 0 without
+    requests = plural(fragmentation["requests"], "request")
     size, peak = memory(fragmentation["reserved_bytes"]), memory(entry["peak_reserved_bytes"] or 0)
     message = (
         f"Up to {share(_share(entry))} of the peak of reserved memory ({size} of {peak}) was reserved while as "
-        f"much lay free in blocks that the requests could not use: {plural(fragmentation['requests'], 'request')}, the largest "
+        f"much lay free in blocks that the requests could not use: {requests}, the largest "
         f"{memory(fragmentation['largest_request_bytes'])} with {memory(fragmentation['free_bytes'])} free in smaller "
         f"blocks of its pool and {memory(fragmentation['free_elsewhere_bytes'])} in blocks for other streams or sizes"
     )

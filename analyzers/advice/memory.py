@@ -15,7 +15,8 @@ USUAL = ("expandable_segments", "True")
 """What PyTorch's own message recommends where memory is fragmented."""
 
 _RISKS = {
-    "expandable_segments": "older PyTorch can't pass such tensors to other processes by CUDA IPC; its first mappings are slower than cudaMalloc",
+    "expandable_segments": "older PyTorch can't pass such tensors to other processes by CUDA IPC; mapping pages "
+    "is slower than cudaMalloc",
     "max_split_size_mb": "blocks from that size on are kept whole: a request between two sizes may need a new segment",
     "roundup_power2_divisions": "every request is rounded up: each block in use gets a little larger",
     "garbage_collection_threshold": "it acts only under torch.cuda.set_per_process_memory_fraction(); "
