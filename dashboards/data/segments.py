@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
-from dashboards.figures.memory import Segment
 from gpuscope.report import units
 from gpuscope.trace.trace import Trace
 
@@ -12,6 +14,14 @@ MOST = 40
 """Segments drawn; more can't be told apart on a screen."""
 MOST_BLOCKS = 4_000
 """Blocks drawn, as for the timeline's marks."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment with its blocks in order of address: (bytes, BlockState, innermost frame or nothing)."""
+
+    label: str
+    blocks: Sequence[tuple[int, int, str]]
 
 
 def segments_of(trace: Trace, path: str, device: int) -> tuple[list[Segment], int]:
