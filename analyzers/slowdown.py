@@ -9,13 +9,17 @@ import numpy as np
 
 from analyzers.base import Result, RunAnalyzer
 from analyzers.findings import MIN_SHARE, severity
+from analyzers.pipelines.assembled import assembled, from_ranges
+from analyzers.pipelines.stages import stage_map
 from analyzers.summary import LaneSummary
-from analyzers.whatif.dependencies import dependencies
+from analyzers.whatif.dependencies import Graph, dependencies
 from analyzers.whatif.grid import Grid, UnmodelledError, grid
+from analyzers.whatif.pipeline_links import check_alone, pipeline_graph, with_messages
 from analyzers.whatif.ranges import tied
 from analyzers.whatif.slowdowns import Effect, Slowdowns, slowdowns
 from gpuscope.report import units
 from gpuscope.report.schema import Evidence, FindingEntry, Slowdown
+from gpuscope.trace.kinds import POINT_TO_POINT
 from gpuscope.trace.table import Mask
 from gpuscope.trace.trace import Trace
 
@@ -35,8 +39,8 @@ def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001  
         return Result(ANALYZER.name)
     try:
         _check_whole(trace)
-        job = grid(trace["operations"] if timed else tied(trace["operations"], trace.names), trace.names)
-        found = slowdowns(job, dependencies(job))
+        job, graph = _from_pipeline(trace) if from_ranges(trace) else _from_operations(trace, timed)
+        found = slowdowns(job, graph)
     except UnmodelledError as error:
         return Result(ANALYZER.name, "skipped", str(error))
     if found.ideal <= 0:
@@ -46,6 +50,23 @@ def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001  
     if timed:  # of a job's own ranges, `straggler` tells the same from the waits themselves
         result.findings = sorted(_findings(job, found), key=lambda finding: -finding["share_frac"])
     return result
+
+
+def _from_operations(trace: Trace, timed: bool) -> tuple[Grid, Graph]:
+    job = grid(trace["operations"] if timed else tied(trace["operations"], trace.names), trace.names)
+    return job, dependencies(job)
+
+
+def _from_pipeline(trace: Trace) -> tuple[Grid, Graph]:
+    """A pipeline job told from the ranges around its computations."""
+    point_to_point = np.flatnonzero(trace.names.matching(lambda name: name in POINT_TO_POINT))
+    check_alone(trace["operations"], trace["collectives"], point_to_point, trace.names)
+    stages = stage_map(trace)
+    if stages is None or stages.incomplete:
+        raise UnmodelledError(stages.incomplete if stages else "the ranges name no stages")
+    table, numbering = with_messages(assembled(trace, stages), trace.names)
+    job = grid(table, trace.names)
+    return job, pipeline_graph(job, numbering)
 
 
 def _all_ranks(trace: Trace) -> bool:

@@ -14,7 +14,8 @@ import numpy as np
 
 from analyzers.whatif.grid import Grid, UnmodelledError
 
-FORWARD, BACKWARD = "forward-compute", "backward-compute"
+FORWARD, BACKWARD, WEIGHT = "forward-compute", "backward-compute", "weight-compute"
+"""`weight-compute`: gradients of the weights where a zero-bubble schedule computes them apart."""
 TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 GATHER, SCATTER, SEPARATE = "params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"
 LAYERNORM, EMBEDDING = "layernorm-grads-all-reduce", "embedding-grads-all-reduce"
@@ -65,7 +66,7 @@ def dependencies(grid: Grid) -> Graph:
     groups = [*_messages(grid, links.idle), *_collectives(grid)]
     grouped = {member for group in groups for member in group.members}
     groups += [Group((i,), False) for i in range(len(grid)) if i not in grouped]
-    return Graph([sorted(own) for own in links.after], _ordered(links.after, groups))
+    return Graph([sorted(own) for own in links.after], ordered(links.after, groups))
 
 
 class _Links:
@@ -209,7 +210,7 @@ def _collectives(grid: Grid) -> list[Group]:
     return groups
 
 
-def _ordered(after: Sequence[set[int]], groups: Sequence[Group]) -> list[Group]:
+def ordered(after: Sequence[set[int]], groups: Sequence[Group]) -> list[Group]:
     """Groups behind all they wait for. Raises `UnmodelledError` for a circle."""
     group_of = {member: place for place, group in enumerate(groups) for member in group.members}
     waits = [{group_of[i] for member in group.members for i in after[member]} for group in groups]

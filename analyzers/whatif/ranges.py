@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzers.lanes import LaneView
+from analyzers.pipelines import ranges as pipeline_ranges
 from analyzers.whatif.dependencies import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER
 from gpuscope.trace.intervals import measure_within
 from gpuscope.trace.names import NamePool
@@ -47,8 +48,11 @@ class _Phase:
 def operations(trace: Trace, views: Sequence[LaneView]) -> Table:
     """The rows of `operations` of these ranks; none where one rank's can't be told.
 
-    `dp_rank` is the rank itself, `stage` is 0. Ranks keep their own clocks.
+    `dp_rank` is the rank itself, `stage` is 0. Ranks keep their own clocks. Of a pipeline's ranks, see
+    `analyzers.pipelines.ranges`.
     """
+    if len(pipeline := pipeline_ranges.operations(trace, views)):
+        return pipeline
     nothing = Table.empty(SCHEMAS["operations"])
     if not views or len({view.lane.rank for view in views}) != len(views):
         return nothing

@@ -184,7 +184,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
     known = documented_keys()
     found: set[str] = set()
     # A sample trace gives none of these.
-    empty = {"suggestions", "problems", "slowdown", "hang", "nccl", "bandwidth", "topology", "advice"}
+    empty = {"suggestions", "problems", "slowdown", "hang", "pipeline", "nccl", "bandwidth", "topology", "advice"}
     for sample in SAMPLES:
         report = json.loads(json.dumps(gpuscope.analyze(sample).report))
         found |= set(report_keys(report, known))

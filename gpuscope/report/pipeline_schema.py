@@ -1,0 +1,108 @@
+"""The report's section `pipeline`: stages, schedule, bubbles, and what would make them smaller."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "unknown"]
+
+
+class PipelineStage(TypedDict):
+    """A rank's place."""
+
+    pipeline: int
+    """Number of the pipeline: its data-parallel replica."""
+    stage: int
+    rank: int
+    model_chunks: list[int]
+    """Chunks of the model that the rank holds, numbered in the order of the forward; empty where not told."""
+
+
+class PipelineSchedule(TypedDict):
+    """The schedule, as the order of computations tells it."""
+
+    name: ScheduleName
+    stages: int
+    micro_batches: int
+    chunks_per_stage: int
+    why: str
+    ideal_bubble_frac: float | None
+    """Bubble of that schedule where all computations of a kind take equal time; None where no formula is known."""
+    ideal_basis: str
+
+
+class PipelineBubble(TypedDict):
+    """Parts of a bubble; they sum to it."""
+
+    warm_up: int
+    steady: int
+    drain: int
+    imbalance: int
+
+
+class PipelineRow(TypedDict):
+    """One stage of one pipeline in one step."""
+
+    pipeline: int
+    stage: int
+    rank: int
+    step: int
+    start_ns: int
+    """First computation of any stage of the pipeline in the step."""
+    dur_ns: int
+    """From there to the last one's end: what the stage computes and its bubble."""
+    compute_ns: int
+    bubble_ns: PipelineBubble
+
+
+class PipelineComputation(TypedDict):
+    """One computation of the step shown."""
+
+    stage: int
+    rank: int
+    kind: Literal["forward", "backward", "weight"]
+    micro_batch: int
+    model_chunk: int
+    start_ns: int
+    dur_ns: int
+
+
+class PipelineTimeline(TypedDict):
+    """The computations of one step of one pipeline: the one whose bubble is the median."""
+
+    pipeline: int
+    step: int
+    computations: list[PipelineComputation]
+    ideal: list[PipelineComputation]
+    """The same with an even split and messages in no time; empty where they can't be replayed."""
+
+
+class PipelineGain(TypedDict):
+    """What a change would give: means over steps and pipelines."""
+
+    micro_batches: int
+    pipeline_ns: int
+    """Length of the pipeline's part of the step, replayed with the change."""
+    step_factor: float
+    """Step time after / before; 1 where the change gains nothing."""
+
+
+class Pipeline(TypedDict):
+    """Pipeline parallelism of the job. Without `schedule` and what follows only the stages can be told; `untold`
+    says why, and what to record."""
+
+    basis: str
+    """What the map of stages rests on."""
+    stages: list[PipelineStage]
+    untold: str
+    schedule: NotRequired[PipelineSchedule]
+    bubble_frac: NotRequired[float]
+    """Sum of bubbles / sum of lengths."""
+    steps_left_out: NotRequired[int]
+    """Steps of a pipeline without all computations."""
+    rows: NotRequired[list[PipelineRow]]
+    replayed_ns: NotRequired[int]
+    """Mean length of the pipeline's part of a step, replayed with messages in no time."""
+    even_split: NotRequired[PipelineGain]
+    more_micro_batches: NotRequired[PipelineGain]
+    timeline: NotRequired[PipelineTimeline]
