@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
+from analyzers import nvlinks
+from analyzers.plain_rows import Row
 from gpuscope.report import units
 from gpuscope.report.schema import FindingEntry
 
-Row = Mapping[str, Any]
 NAMED = 4
 """Pairs or links that a message names."""
 
@@ -18,7 +19,12 @@ def find(
     communicators: Sequence[Row], connections: Sequence[Row], measured: Sequence[Row], links: Sequence[Row]
 ) -> list[FindingEntry]:
     """What is amiss; these cost nothing that the records would tell, so cost and share are 0."""
-    found = [_slow_transport(connections), _fewer_channels(communicators), _degraded_link(links), _wrong(measured)]
+    found = [
+        _slow_transport(connections),
+        _fewer_channels(communicators, links),
+        _degraded_link(communicators, links),
+        _wrong(measured),
+    ]
     return [finding for finding in found if finding is not None]
 
 
@@ -54,7 +60,7 @@ def _named(rows: Sequence[Row]) -> str:
     return ", ".join(f"{row['rank']}→{row['peer']} {row['transport']}" for row in rows[:NAMED]) + more
 
 
-def _fewer_channels(communicators: Sequence[Row]) -> FindingEntry | None:
+def _fewer_channels(communicators: Sequence[Row], links: Sequence[Row]) -> FindingEntry | None:
     """Communicators of one size over as many hosts should get as many channels."""
     most: dict[tuple[int, int | None], int] = defaultdict(int)
     told = [row for row in communicators if row["channels"] is not None]
@@ -66,12 +72,18 @@ def _fewer_channels(communicators: Sequence[Row]) -> FindingEntry | None:
         return None
     least = min(fewer, key=lambda row: row["channels"])
     ranks = _ranks(fewer)
+    pairs = nvlinks.narrow_pairs(links, nvlinks.ranks_of(communicators))
+    why = (
+        f"The topology shows why: {'; '.join(pair.words for pair in pairs[:NAMED])}"
+        if pairs
+        else "A link that NVLink or PCIe has degraded shows so; a topology file of these hosts would name it"
+    )
     return {
         "code": "fewer_channels",
         "severity": "medium",
-        "message": f"{len(ranks)} of {len(_ranks(told))} ranks have fewer channels than others in communicators of the "
-        f"same size: {least['channels']} instead of {most[least['size'], least['nodes']]} (size {least['size']}). "
-        "A link that NVLink or PCIe has degraded shows so",
+        "message": f"{len(ranks)} of {len(_ranks(told))} ranks have fewer channels than others in communicators of "
+        f"the same size: {least['channels']} instead of {most[least['size'], least['nodes']]} (size {least['size']}). "
+        f"{why}",
         "ranks": ranks,
         "cost_ns_per_step": 0,
         "share_frac": 0.0,
@@ -79,13 +91,14 @@ def _fewer_channels(communicators: Sequence[Row]) -> FindingEntry | None:
     }
 
 
-def _degraded_link(links: Sequence[Row]) -> FindingEntry | None:
+def _degraded_link(communicators: Sequence[Row], links: Sequence[Row]) -> FindingEntry | None:
     """GPUs of one host whose NVLinks, or whose PCIe lanes and rate, are fewer than other GPUs' of that host."""
-    found = [
-        *_below(links, ("nvlink", "nvswitch"), "width", "NVLinks"),
-        *_below(links, ("pcie",), "width", "PCIe lanes"),
-        *_below(links, ("pcie",), "rate", "B/s over PCIe"),
-    ]
+    pairs = nvlinks.narrow_pairs(links, nvlinks.ranks_of(communicators))
+    found = [pair.words for pair in pairs]
+    if not pairs:
+        found += _below(links, ("nvlink", "nvswitch"), "width", "NVLinks")
+    found += _below(links, ("pcie",), "width", "PCIe lanes")
+    found += _below(links, ("pcie",), "rate", "B/s over PCIe")
     if not found:
         return None
     more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
@@ -93,7 +106,7 @@ def _degraded_link(links: Sequence[Row]) -> FindingEntry | None:
         "code": "degraded_link",
         "severity": "medium",
         "message": "; ".join(found[:NAMED]) + more,
-        "ranks": [],
+        "ranks": sorted({rank for pair in pairs for rank in pair.ranks}),
         "cost_ns_per_step": 0,
         "share_frac": 0.0,
         "evidence": [],
@@ -101,17 +114,8 @@ def _degraded_link(links: Sequence[Row]) -> FindingEntry | None:
 
 
 def _below(links: Iterable[Row], kinds: Sequence[str], column: Literal["width", "rate"], what: str) -> list[str]:
-    sums: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for row in links:
-        told = row["link"] in kinds or ("nvlink" in kinds and row["link"].startswith("NV"))
-        if not told or row[column] is None:
-            continue
-        ends = (row["node"], row["peer"]) if row["link"].startswith("NV") else (row["node"],)
-        for end in ends:
-            if end.startswith("GPU"):
-                sums[row["source"]][end] += row[column]
     found = []
-    for of_host in sums.values():
+    for of_host in nvlinks.sums(links, kinds, column).values():
         most = max(of_host.values())
         found += [
             f"{gpu} has {value:,} {what} where others have {most:,}".replace(",", "\u202f")

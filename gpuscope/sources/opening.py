@@ -10,7 +10,15 @@ from pathlib import Path
 
 from gpuscope.errors import InputError, UsageError
 from gpuscope.sources.base import ReadOptions, Source, check_readable, source_for
-from gpuscope.sources.records import ALLOCATOR_SNAPSHOT, FLIGHT_RECORDER, RECORDS, records_below, snapshots_below
+from gpuscope.sources.records import (
+    ALLOCATOR_SNAPSHOT,
+    FLIGHT_RECORDER,
+    NCCL_RECORDS,
+    RECORDS,
+    nccl_records_beside,
+    records_below,
+    snapshots_below,
+)
 from gpuscope.sources.run_manifest import ended
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.merge import merge
@@ -28,6 +36,8 @@ class Input:
     path: Path
     source: Source
     rank: int | None
+    beside: bool = False
+    """Whether it is a record of NCCL that lay beside the traces, not named: without it the traces still tell much."""
 
 
 def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> list[Input]:
@@ -37,11 +47,12 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
     where a path is missing or nothing in it is a trace.
     """
     found: list[Input] = []
+    outright = {Path(named) for named in paths}
     for path in dict.fromkeys(file for named in paths for file in _expand(named)):
         source, head = source_for(path)
         rank = source.peek_rank(path, head)
         if ranks is None or rank is None or rank in ranks:
-            found.append(Input(path, source, rank))
+            found.append(Input(path, source, rank, source.name in NCCL_RECORDS and path not in outright))
     if not found:
         named = ", ".join(os.fspath(path) for path in paths)
         raise InputError(f"{named}: holds none of the ranks asked for" if ranks else f"{named}: no traces")
@@ -59,7 +70,8 @@ def _expand(named: PathLike) -> list[Path]:
     if path.is_dir():
         if _is_trace(path):
             return [path]
-        found = _folder(path) or records_below(path)
+        traces = _folder(path)
+        found = [*traces, *nccl_records_beside(path)] if traces else records_below(path)
         told = ended(path)
         if told is not None and told.hung:  # then the dumps say why, and the traces can't
             found += [dump for dump in records_below(path, {FLIGHT_RECORDER}) if dump not in found]
@@ -122,9 +134,15 @@ def _is_trace(path: Path) -> bool:
 
 
 def read_file(item: Input, options: ReadOptions) -> Trace:
-    """Read one input. Raises `InputError` where it can't be used."""
+    """Read one input. Raises `InputError` where it can't be used, unless it only lay beside the traces."""
     builder = TraceBuilder()
-    item.source.read(item.path, builder, options)
+    try:
+        item.source.read(item.path, builder, options)
+    except InputError as error:
+        if not item.beside:
+            raise
+        builder = TraceBuilder()
+        builder.problem("data_loss", "record_unreadable", 1, f"not read: {error.message}")
     return builder.finish()
 
 
