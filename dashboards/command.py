@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuscope.commands.options import inputs
+from gpuscope.store.location import located, store_option
 
 if TYPE_CHECKING:
     from dashboards.data.runs import Runs
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8050, show_default=True, help="Port; 0 takes a free one."
 )
+@store_option
 def command(
-    paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, host: str, port: int
-) -> None:
+    paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, host: str, port: int,
+    store: Path | None,
+) -> None:  # fmt: skip
     """Analyse each PATH as a run of its own and show them in a browser, until interrupted.
 
     PATH is what `gpuscope analyze` takes (a folder or glob holds one trace per rank), or a report that
@@ -42,7 +45,7 @@ def command(
 
     token = None if security.is_loopback(host) else security.new_token()
     with listen(host, port) as server:  # before the work, so that a port in use is told at once
-        server.set_app(create_app(_open(paths, ranks, partial, nsys), token).server)
+        server.set_app(create_app(_open(paths, ranks, partial, nsys, located(store)), token).server)
         click.echo(f"gpuscope dashboard: {address(host, server.port, token)}\nCtrl-C ends it.")
         try:
             server.serve_forever()
@@ -50,7 +53,7 @@ def command(
             click.echo("Ended.", err=True)
 
 
-def _open(paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None) -> Runs:
+def _open(paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, store: Path) -> Runs:
     from analyzers.runner import Options
     from dashboards.data.runs import Runs, open_run
     from gpuscope.progress import reading
@@ -60,7 +63,8 @@ def _open(paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, n
     with reading(size, "reading", files=len(paths)) as progress:
         read = ReadOptions(partial=partial, nsys=nsys, advance=progress, status=progress.say)
         options = Options(ranks, None, 1, read)
-        return Runs([open_run(str(number), path, options, progress.file) for number, path in enumerate(paths, 1)])
+        runs = [open_run(str(number), path, options, progress.file) for number, path in enumerate(paths, 1)]
+        return Runs(runs, store)
 
 
 def _size(path: Path) -> int:

@@ -47,10 +47,12 @@ class OpenRun:
 class Runs(Mapping[str, OpenRun]):
     """The opened runs by key, in the order they were named; nothing is added later."""
 
-    def __init__(self, runs: Sequence[OpenRun]) -> None:
+    def __init__(self, runs: Sequence[OpenRun], store: Path | None = None) -> None:
         if not runs:
             raise ValueError("a dashboard needs a run")
         self._runs = {one.key: one for one in runs}
+        self.store = store
+        """The run store whose history may be shown; None for none."""
 
     def __getitem__(self, key: str) -> OpenRun:
         return self._runs[key]

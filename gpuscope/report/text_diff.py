@@ -35,7 +35,7 @@ def render(diff: Diff, writer: Writer) -> None:
     writer.line(diff["verdict"]["why"], indent=2)
     writer.line("")
     for word, side in (("before", diff["before"]), ("after", diff["after"])):
-        writer.line(f"{word:<8}", _side(side), hang=8)
+        writer.line(f"{word:<8}", side_line(side), hang=8)
     _proofs(diff, writer)
     _breakdown(diff, writer)
     _causes(diff, writer)
@@ -47,7 +47,8 @@ def render(diff: Diff, writer: Writer) -> None:
             writer.line(caveat, hang=2)
 
 
-def _side(side: DiffSide) -> str:
+def side_line(side: DiffSide) -> str:
+    """One of the runs on a line: name, ranks, steps, verdict."""
     pieces = [units.crop(side["name"], 60), f"rank {units.ranks(side['ranks'])}" if side["ranks"] else "no ranks"]
     if side["step_ns"] is not None:
         bounds = ""
