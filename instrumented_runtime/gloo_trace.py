@@ -9,10 +9,12 @@ from C++ too.
 
 from __future__ import annotations
 
+import atexit
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from instrumented_runtime import gloo_threads
 from instrumented_runtime.collective_log import LOG, Collective, Group
 
 # Method of ProcessGroup -> (operation, where its input and its output are among the arguments). Old and
@@ -47,7 +49,6 @@ HANDED_ON = (
     "get_group_store",
     "monitored_barrier",
     "abort",
-    "shutdown",
     "set_timeout",
     "_start_coalescing",
     "_end_coalescing",
@@ -93,6 +94,7 @@ def install() -> bool:
         return pg, store
 
     c10d._register_pg_in_world, c10d._new_process_group_helper = register_ours, make_ours
+    atexit.register(gloo_threads.rest)  # many a script ends without destroying its groups
     _installed = True
     return True
 
@@ -139,6 +141,7 @@ def _group_class() -> Any:
     body: dict[str, Any] = {"__init__": __init__}
     body |= {name: _logging(name, *METHODS[name]) for name in METHODS if hasattr(ProcessGroup, name)}
     body |= {name: _handing_on(name) for name in HANDED_ON if hasattr(ProcessGroup, name)}
+    body["shutdown"] = _shutdown
     _class = type("LoggedProcessGroup", (ProcessGroup,), body)
     return _class
 
@@ -148,6 +151,12 @@ def _handing_on(name: str) -> Callable[..., Any]:
         return getattr(self.inner, name)(*args, **kwargs)
 
     return method
+
+
+def _shutdown(self: Any) -> None:
+    """What `destroy_process_group` calls first: our callbacks give gloo's threads more to do than gloo does."""
+    gloo_threads.rest()
+    self.inner.shutdown()
 
 
 def _logging(name: str, op: str, input_at: int, output_at: int) -> Callable[..., Any]:

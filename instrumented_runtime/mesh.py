@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gpuscope.errors import UsageError
+from instrumented_runtime import gloo_threads
 from instrumented_runtime.config import TrainConfig
 from instrumented_runtime.parallel_spec import Degrees
 
@@ -51,10 +51,13 @@ def join_world(config: TrainConfig) -> Iterator[World]:
             device_id=device if device.type == "cuda" else None,
         )
     yield World(rank, size, local, device, backend)
-    # Gloo's threads need the GIL to let go of the last collective, and the group's destructor, which may hold
-    # the GIL, joins them (torch 2.13): give them a moment first, or the process can stay for ever.
-    time.sleep(0.05)
     # Only after success: on the way out of an error, peers may be stuck in a collective that never ends.
+    leave_world()
+
+
+def leave_world() -> None:
+    """Destroy all process groups, neither hanging in that nor leaving a thread that aborts Python's end."""
+    gloo_threads.rest()
     dist.destroy_process_group()
 
 

@@ -47,6 +47,7 @@ MODES: dict[str, list[str] | None] = {
 TRAINING = f"""
 import json, sys, time
 import torch, torch.distributed as dist
+from instrumented_runtime.mesh import leave_world
 from instrumented_runtime.ranges import span
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -69,7 +70,7 @@ for step in range({SKIPPED + STEPS} + 2):
     times.append((time.perf_counter_ns() - began, time.process_time_ns() - began_cpu))
 if dist.get_rank() == 0:
     json.dump(times[{SKIPPED}:{SKIPPED + STEPS}], open(sys.argv[1], "w"))
-dist.destroy_process_group()
+leave_world()
 """
 
 # Run alone: ns per range of one listener, {"name": ns}.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
 from gpuscope.errors import GpuscopeError, UsageError
+from instrumented_runtime.mesh import leave_world
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def _joined(function: Callable[..., T], backend: str, args: tuple[Any, ...]) -> 
         result = function(*args)
         return result if dist.get_rank() == 0 else None
     finally:
-        _leave()
+        leave_world()
 
 
 def _worker(
@@ -98,11 +98,4 @@ def _worker(
             Path(folder, "result.pkl").write_bytes(pickle.dumps(result))
         dist.barrier()
     finally:
-        _leave()
-
-
-def _leave() -> None:
-    # Gloo's threads need the GIL to let go of the last collective, and the group's destructor, which may
-    # hold the GIL, joins them (torch 2.13): give them a moment first.
-    time.sleep(0.05)
-    dist.destroy_process_group()
+        leave_world()

@@ -78,7 +78,7 @@ for step in range(10):
     if step == 6 and rank == 1 and fail == "kill":
         os.kill(os.getpid(), 9)
     if step == 6 and rank == 1 and fail == "hang":
-        time.sleep(9)
+        time.sleep(12)
     if step == 6 and fail == "wait":
         print("waiting", flush=True)
         time.sleep(60)

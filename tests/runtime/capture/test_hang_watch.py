@@ -79,7 +79,7 @@ def test_a_send_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hang_is_dumped_within_the_timeout(
     record: Run, run: Run, torchrun: tuple[str, ...], ddp_script: Path
 ) -> None:
-    done = record("--hang-timeout", "3", "--", *torchrun, ddp_script, FAIL="hang")
+    done = record("--hang-timeout", "5", "--", *torchrun, ddp_script, FAIL="hang")
     # Rank 1 sleeps at the end of step 6 and comes back later: the job goes on as if nobody had looked.
     assert done.code == 0, done.err
     (hang,) = (problem for problem in done.manifest["problems"] if problem["code"] == "hang")

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from instrumented_runtime.assemble import assemble
 from instrumented_runtime.config import TrainConfig
 from instrumented_runtime.faults import Fault, StepContext
-from instrumented_runtime.mesh import World
+from instrumented_runtime.mesh import World, leave_world
 from instrumented_runtime.parallel_spec import validate
 from instrumented_runtime.trainer import Trainer
 
@@ -105,7 +105,7 @@ def main(rendezvous: str, result: str, cases: str) -> None:
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=20)
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=120)
     )
     world = World(rank, size, rank, torch.device("cpu"), "gloo")
     results: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def main(rendezvous: str, result: str, cases: str) -> None:
         if rank == 0:
             with open(result, "w", encoding="utf-8") as file:
                 json.dump(results, file)
-    dist.destroy_process_group()
+    leave_world()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from instrumented_runtime.assemble import assemble
 from instrumented_runtime.checkpoint_paths import newest
-from instrumented_runtime.mesh import World
+from instrumented_runtime.mesh import World, leave_world
 from instrumented_runtime.parallel_spec import validate
 from instrumented_runtime.trainer import Trainer
 
@@ -51,7 +51,7 @@ def main(folder: str, pairs: str) -> None:
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rendezvous = f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=size, timeout=timedelta(seconds=120))
     world = World(rank, size, rank, torch.device("cpu"), "gloo")
     results: dict[str, list[float]] = {}
     for saving, loading in json.loads(pairs):
@@ -68,7 +68,7 @@ def main(folder: str, pairs: str) -> None:
         results[f"{saving} → {loading}"] = losses_of(second)
     if rank == 0:
         Path(folder, "result.json").write_text(json.dumps(results), encoding="utf-8")
-    dist.destroy_process_group()
+    leave_world()
 
 
 if __name__ == "__main__":
