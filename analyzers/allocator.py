@@ -93,7 +93,7 @@ def _entry(history: History, frames: Frames) -> MemoryEntry:
             for growth in found
             if growth.event.action == AllocatorAction.OOM
         ],
-        "retries": _retries(history, frames),
+        "retries": _retries(history),
         "replay": _replayed(history, try_changes=False) if history.events else None,
     }
 
@@ -161,7 +161,7 @@ def _failure(history: History, growth: Growth, allocated: int, reserved: int, fr
     }
 
 
-def _retries(history: History, frames: Frames) -> list[RetryEntry]:
+def _retries(history: History) -> list[RetryEntry]:
     return [
         {
             "time_ns": _time(history.events[release.first].time),
@@ -170,7 +170,7 @@ def _retries(history: History, frames: Frames) -> list[RetryEntry]:
             "dur_ns": _time(release.time),
             "certain": release.kind == "retry",
         }
-        for release in releases(history, dict(frames))
+        for release in releases(history)
         if release.kind != "empty_cache"
     ]
 

@@ -30,10 +30,10 @@ class Release:
     """ns from the first segment freed to what followed; `NA` where no times were recorded."""
 
 
-def releases(history: History, frames: dict[int, str] | None = None) -> list[Release]:
-    """Every release of a history; `frames` are the stacks by code, where they were recorded."""
+def releases(history: History) -> list[Release]:
+    """Every release of a history, in order."""
     limit = capacity(history)
-    return [_release(history, first, last, reserved, limit, frames or {}) for first, last, reserved in _runs(history)]
+    return [_release(history, first, last, reserved, limit) for first, last, reserved in _runs(history)]
 
 
 def capacity(history: History) -> int | None:
@@ -43,7 +43,7 @@ def capacity(history: History) -> int | None:
     """
     found: list[int] = []
     for reserved, event in _reserved(history):
-        if event.action == AllocatorAction.OOM and event.device_free not in (NA,) and event.device_free < event.size:
+        if event.action == AllocatorAction.OOM and event.device_free != NA and event.device_free < event.size:
             found.append(reserved + event.device_free)
     return max(found, default=None)
 
@@ -74,16 +74,14 @@ def _runs(history: History) -> Iterator[tuple[int, int, int]]:
         yield first, len(history.events) - 1, before
 
 
-def _release(
-    history: History, first: int, last: int, reserved: int, limit: int | None, frames: dict[int, str]
-) -> Release:
+def _release(history: History, first: int, last: int, reserved: int, limit: int | None) -> Release:
     events = history.events
     size = sum(event.requested for event in events[first : last + 1])
     following = events[last + 1] if last + 1 < len(events) else None
     inside = following is not None and following.action in (*GROWS, AllocatorAction.OOM)
     if following is None or not inside:
         return Release(first, last, size, "empty_cache", None, NA)
-    stack = frames.get(events[first].frames, "")
+    stack = history.frames.get(events[first].frames, "")
     asked = following.requested
     kind: Literal["retry", "empty_cache", "untold"] = "untold"
     if following.action == AllocatorAction.OOM:

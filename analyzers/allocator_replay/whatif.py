@@ -39,7 +39,7 @@ class Baseline:
     """The same from the recorded state: tells whether blocks are placed as they were."""
     recorded_peak: int
     limit: int | None
-    """Bytes that could be reserved, where a failed request tells."""
+    """Bytes that could be reserved, where a failed request or a retry tells."""
     why_not: str
     """Why no other setting can be predicted; empty where it can."""
 
@@ -60,8 +60,10 @@ class Change:
 
 def baseline(history: History) -> Baseline:
     """Replay a history as it was."""
-    limit = capacity(history)
     recorded = int(history.totals()[2].max())
+    limit = capacity(history)
+    if limit is None and any(release.kind == "retry" for release in releases(history)):
+        limit = recorded  # cudaMalloc refused more; how much less than that it would have refused is not told
     warm = replay(history, history.settings, limit)
     outcome = warm if history.from_start else replay(history, history.settings, limit, empty=True)
     found = Baseline(outcome, warm, recorded, limit, "")
@@ -112,8 +114,3 @@ def best(tried: list[Change], found: Baseline) -> Change | None:
             and change.outcome.peak_reserved < now.peak_reserved - margin)
     ]  # fmt: skip
     return min(worth, key=lambda change: rank(change.outcome), default=None)
-
-
-def recorded_retries(history: History, frames: dict[int, str]) -> int:
-    """Releases that were retries for certain."""
-    return sum(release.kind == "retry" for release in releases(history, frames))

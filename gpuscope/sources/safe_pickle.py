@@ -38,5 +38,6 @@ def loads(data: bytes) -> Any:
     except EOFError as error:
         raise InputError("is cut off", hint="was the job killed while it wrote?") from error
     except Exception as error:  # a damaged pickle fails in any way there is, also with MemoryError
-        cut = "truncated" in str(error) or "exhausted" in str(error)
-        raise InputError("is cut off" if cut else f"is no pickle of plain data ({error})") from error
+        if not data.endswith(pickle.STOP):
+            raise InputError("is cut off", hint="was the job killed while it wrote?") from error
+        raise InputError(f"is no pickle of plain data ({error})") from error
