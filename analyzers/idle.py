@@ -25,7 +25,7 @@ from gpuscope.trace.trace import Trace
 EXPLAINING = (Category.OP, Category.RUNTIME, Category.PYTHON, Category.OS)
 """Host events dense enough that time without any of them is Python between calls."""
 
-_COVERING: tuple[tuple[str, tuple[tuple[Category, ...], Callable[[str], bool]]], ...] = (
+COVERING: tuple[tuple[str, tuple[tuple[Category, ...], Callable[[str], bool]]], ...] = (
     ("input", ((Category.OP, Category.ANNOTATION, Category.PYTHON), kinds.is_loader)),
     ("gc", ((Category.OP, Category.ANNOTATION, Category.PYTHON), kinds.is_garbage_collection)),
     ("allocator", ((Category.RUNTIME,), kinds.is_allocator_call)),
@@ -76,7 +76,7 @@ def _attribute(trace: Trace, view: LaneView) -> dict[str, Attributed]:
     gaps = find_gaps(trace, view, rows)
     found: dict[str, Spans] = {}
     left = idle
-    for cause, (categories, predicate) in _COVERING:
+    for cause, (categories, predicate) in COVERING:
         picked = rows[np.isin(host["category"][rows], categories) & trace.names.matching(predicate)[host["name"][rows]]]
         covered = intersect(left, _on_launching_thread(host, picked, gaps)) if len(picked) else EMPTY
         if cause == "host_other" and len(covered.start):

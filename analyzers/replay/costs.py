@@ -1,0 +1,80 @@
+"""What a collective of a replay would cost at another size, speed or number of ranks: α–β, as fitted or assumed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzers.alpha_beta import CostModel, assume, fit
+from analyzers.replay.graph import Graph, Node
+from analyzers.replay.rewriting import Setting, nodes_by_call
+from gpuscope.bandwidth import busbw_factor
+from gpuscope.trace.table import Times
+
+ASSUMED_ERROR = 0.5
+"""Relative error of a model that rests on a link's assumed figures: real links reach half to all of their peak, and
+fixed costs differ as much between machines."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Models per (operation, group), and per call the part of its time that is transfer."""
+
+    models: dict[tuple[str, str], CostModel]
+    transfer: Times
+    """ns per call: its measured transfer; where the last arrival is not known, at most what the model expects."""
+
+    def model(self, graph: Graph, call: int) -> CostModel:
+        """The model of a call."""
+        return self.models[graph.calls[call].op, graph.calls[call].group]
+
+    def error(self, graph: Graph, call: int) -> float:
+        """Relative error of its model."""
+        found = self.model(graph, call).error
+        return ASSUMED_ERROR if found is None else found
+
+    def basis(self, graph: Graph, calls: list[int]) -> str:
+        """What the models of some calls rest on."""
+        found = sorted({self.model(graph, call).basis for call in calls})
+        return "transfer times " + ", ".join(found)
+
+
+def bus_bytes(graph: Graph, call: int, nbytes: float | None = None, members: int | None = None) -> float | None:
+    """Bytes on the bus of a call, or of one like it with other bytes or ranks; None where the trace does not tell."""
+    own = graph.calls[call]
+    size = own.bytes if nbytes is None else nbytes
+    factor = busbw_factor(own.op, members or own.group_size or 2)
+    return None if size is None or factor is None else size * factor
+
+
+def costs(graph: Graph, setting: Setting) -> Costs:
+    """Fit the models to the replayed calls' transfers."""
+    node = nodes_by_call(graph, Node.TRANSFER)
+    dur = graph.nodes["dur"][node] if len(node) else np.empty(0, np.int64)
+    known = _joined(graph, node)
+    of: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, call in enumerate(graph.calls):
+        of[call.op, call.group].append(place)
+    models: dict[tuple[str, str], CostModel] = {}
+    transfer = dur.copy()
+    for key, places in of.items():
+        sizes = np.array([bus_bytes(graph, place) or 0.0 for place in places])
+        told = np.array([place for place in places if known[place]], np.int64)
+        fitted = fit(sizes[known[places]], dur[told]) if len(told) else None
+        members = graph.calls[places[0]].group_size
+        models[key] = fitted or assume(setting.backend, setting.gpu, members or 2)
+        for place, size in zip(places, sizes.tolist(), strict=True):
+            if not known[place] and size:
+                transfer[place] = min(int(dur[place]), models[key].expected(size))
+    return Costs(models, transfer)
+
+
+def _joined(graph: Graph, node: Times) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Per call, whether its time is known to begin with the last arrival."""
+    join = graph.of(Node.JOIN)
+    behind = np.zeros(len(graph), np.bool_)
+    behind[graph.edges["dst"][join[graph.edges["src"]]]] = True
+    alone = np.array([(call.group_size or 2) <= 1 for call in graph.calls], np.bool_)
+    return np.asarray((behind[node] if len(node) else alone) | alone)

@@ -1,0 +1,185 @@
+"""The graph of a replay: what happened, how long it took, and what each thing waited for.
+
+One node per host segment between two points at which the host launches or waits, per device operation, per
+arrival and transfer of a collective. Durations are as measured; start times are not kept to replay with, they
+follow from the edges. Columns are numpy arrays, so a rank of 50,000 nodes takes some megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from gpuscope.trace.schema import NA
+from gpuscope.trace.table import Array, Mask, Times
+
+CAUSES = ("input", "gc", "allocator", "host_other")
+"""Parts of a host segment that a change can take away (docs/definitions.md: «Stalls»)."""
+
+
+class UnreplayableError(Exception):
+    """Why a trace, or a change to it, can't be replayed, and what to record so that it can."""
+
+
+class Node(IntEnum):
+    """What a node is."""
+
+    HOST = 0
+    """The launching thread (or, without a device, the training thread) between two points."""
+    WAIT = 1
+    """A call that returns when device work or a collective is done."""
+    DEVICE = 2
+    """A kernel or copy."""
+    ARRIVAL = 3
+    """A rank ready for a collective; takes no time."""
+    TRANSFER = 4
+    """A collective or message from the last arrival on, as one rank saw it."""
+    JOIN = 5
+    """All ranks of a collective have arrived."""
+    MARK = 6
+    """The end of what is replayed, or a step's begin on a training thread."""
+
+
+class Edge(IntEnum):
+    """Why one node waits for another."""
+
+    PROGRAM = 0
+    """Order of a thread."""
+    LAUNCH = 1
+    """The host's launch or issue → the operation."""
+    STREAM = 2
+    """Order of a stream, or of a thread that carries out collectives."""
+    EVENT = 3
+    """An operation on another stream."""
+    SYNC = 4
+    """An operation → the call that waited for it."""
+    JOIN = 5
+    """Ranks of a collective."""
+    LOADER = 6
+    """A batch → its consumer."""
+
+
+NODE_COLUMNS = (
+    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "compute", *CAUSES,
+)  # fmt: skip
+EDGE_COLUMNS = ("src", "dst", "lag", "why")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective or message as one rank saw it."""
+
+    rank: int
+    op: str
+    start: int
+    """As recorded, ns on the rank's own clock: with rank and end it tells the row of `collectives`."""
+    end: int
+    bytes: int | None
+    """Of the whole array."""
+    group: str
+    group_size: int | None
+    backward: bool
+    """Issued while the rank was in its backward pass."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`nodes[column]` and `edges[column]` are int64 arrays of one length each.
+
+    Of a node: `kind` (`Node`), `rank`, `lane` (stream or thread; -1 the host), `dur` ns, `release` (never starts
+    before, ns; `NA` where nothing of before the window holds it), `step` (place among the replayed steps),
+    `start` and `end` as measured, ns, for comparison only, `work` (`Kind` of a device operation), `call` (place in
+    `calls`), `label` (place in `labels`), `compute` and the causes: ns of a host segment's `dur`.
+    Of an edge: `src` ends `lag` ns before `dst` starts at the earliest; `why` (`Edge`).
+    """
+
+    nodes: dict[str, Times]
+    edges: dict[str, Times]
+    calls: tuple[Call, ...]
+    labels: tuple[str, ...]
+    marks: dict[int, Times]
+    """Per rank, the nodes whose starts bound its steps: one more than steps."""
+
+    def __len__(self) -> int:
+        return len(self.nodes["kind"])
+
+    def with_nodes(self, **columns: Array) -> Graph:
+        """The same graph with other values in some columns of its nodes."""
+        return replace(self, nodes={**self.nodes, **columns})
+
+    def with_edges(self, **columns: Array) -> Graph:
+        """The same graph with other values in some columns of its edges."""
+        return replace(self, edges={**self.edges, **columns})
+
+    def keep_edges(self, keep: Mask) -> Graph:
+        """Only those edges."""
+        return replace(self, edges={name: column[keep] for name, column in self.edges.items()})
+
+    def add(
+        self, nodes: Sequence[dict[str, int]], edges: Sequence[tuple[int, int, int, int]], calls: Iterable[Call] = ()
+    ) -> Graph:
+        """With further nodes (numbered from `len(self)` on), edges (src, dst, lag, why) and calls."""
+        return replace(
+            self,
+            nodes={name: np.concatenate((self.nodes[name], column)) for name, column in node_columns(nodes).items()},
+            edges={name: np.concatenate((self.edges[name], column)) for name, column in edge_columns(edges).items()},
+            calls=(*self.calls, *calls),
+        )
+
+    def of(self, *kinds: Node) -> Mask:
+        """Per node, whether it is of one of these kinds."""
+        return np.isin(self.nodes["kind"], kinds)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks replayed, ascending."""
+        return sorted(self.marks)
+
+
+_DEFAULTS = {"release": NA, "call": -1, "label": -1, "lane": -1, "start": NA, "end": NA, "work": -1}
+
+
+def node_columns(nodes: Sequence[dict[str, int]]) -> dict[str, Times]:
+    """Columns from nodes given as dicts; what is not given is 0, or absent."""
+    return {
+        name: np.array([node.get(name, _DEFAULTS.get(name, 0)) for node in nodes], np.int64) for name in NODE_COLUMNS
+    }
+
+
+def edge_columns(edges: Sequence[tuple[int, int, int, int]]) -> dict[str, Times]:
+    """Columns from edges given as (src, dst, lag, why)."""
+    table = np.array(edges, np.int64).reshape(-1, len(EDGE_COLUMNS))
+    return {name: table[:, place].copy() for place, name in enumerate(EDGE_COLUMNS)}
+
+
+def join(graphs: Sequence[Graph]) -> Graph:
+    """Graphs side by side, as one; nothing connects them yet."""
+    at, calls, labels = 0, 0, 0
+    nodes: dict[str, list[Times]] = {name: [] for name in NODE_COLUMNS}
+    edges: dict[str, list[Times]] = {name: [] for name in EDGE_COLUMNS}
+    marks: dict[int, Times] = {}
+    for graph in graphs:
+        shift: dict[str, Any] = {"call": calls, "label": labels}
+        for name in NODE_COLUMNS:
+            column = graph.nodes[name]
+            nodes[name].append(np.where(column >= 0, column + shift[name], column) if name in shift else column)
+        for name in EDGE_COLUMNS:
+            edges[name].append(graph.edges[name] + (at if name in ("src", "dst") else 0))
+        marks.update({rank: own + at for rank, own in graph.marks.items()})
+        at, calls, labels = at + len(graph), calls + len(graph.calls), labels + len(graph.labels)
+    return Graph(
+        {name: np.concatenate(columns) for name, columns in nodes.items()},
+        {name: np.concatenate(columns) for name, columns in edges.items()},
+        tuple(call for graph in graphs for call in graph.calls),
+        tuple(label for graph in graphs for label in graph.labels),
+        marks,
+    )
+
+
+def empty() -> Graph:
+    """A graph of nothing, to build on."""
+    return Graph(node_columns([]), edge_columns([]), (), (), {})

@@ -1,0 +1,137 @@
+"""Changes to what the host does: calls that wait, collections, allocations, work of its own, launches one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analyzers.replay.changes import (
+    CapturedGraphs,
+    NoAllocatorStalls,
+    NoCollector,
+    NoHostWork,
+    PinnedCopies,
+    RemovedSyncs,
+)  # fmt: skip
+from analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
+from analyzers.replay.rewriting import Rewritten, Setting, edges_into, on_host
+from gpuscope.trace.schema import Kind
+from gpuscope.trace.table import Mask
+
+_RECORD = {
+    "gc": "garbage collection: record it with gpuscope record, or with_stack=True",
+    "allocator": "allocator call: record CUDA runtime calls",
+    "host_other": "checkpoint, logging, file or network call: record OS calls (nsys -t osrt) or name them with ranges",
+}
+
+
+def _without(graph: Graph, cause: str) -> Rewritten:
+    taken = np.where(on_host(graph), graph.nodes[cause], 0)
+    if not taken.any():
+        raise UnreplayableError(f"the replayed steps hold no {_RECORD[cause]}")
+    nodes = {"dur": graph.nodes["dur"] - taken, cause: graph.nodes[cause] - taken}
+    return Rewritten(graph.with_nodes(**nodes), f"{int((taken > 0).sum())} host segments shortened by their {cause}")
+
+
+def no_collector(graph: Graph, change: NoCollector, setting: Setting) -> Rewritten:
+    """Host time without garbage collection."""
+    del change, setting
+    return _without(graph, "gc")
+
+
+def no_allocator(graph: Graph, change: NoAllocatorStalls, setting: Setting) -> Rewritten:
+    """Host time without allocator calls."""
+    del change, setting
+    return _without(graph, "allocator")
+
+
+def no_host_work(graph: Graph, change: NoHostWork, setting: Setting) -> Rewritten:
+    """Host time without checkpoints, logging, files and network."""
+    del change, setting
+    return _without(graph, "host_other")
+
+
+def _device_waits(graph: Graph, setting: Setting, what: str) -> Mask:
+    """Waits of the host for the device."""
+    if not setting.gpu and not bool((graph.nodes["work"][graph.of(Node.DEVICE)] == Kind.COMPUTE).any()):
+        raise UnreplayableError(f"without a device there are no {what}: the training thread computes itself")
+    return graph.of(Node.WAIT)
+
+
+def removed_syncs(graph: Graph, change: RemovedSyncs, setting: Setting) -> Rewritten:
+    """The host goes on where it waited; the work it waited for is still done."""
+    waits = _device_waits(graph, setting, "blocking calls")
+    if change.name is not None:
+        named = np.array([change.name in label.split("/") for label in graph.labels] + [False], np.bool_)
+        waits &= named[graph.nodes["label"]]
+    if not waits.any():
+        called = "" if change.name is None else f" of {change.name}"
+        raise UnreplayableError(f"the replayed steps hold no blocking call{called}: record CUDA runtime calls")
+    found = graph.keep_edges(~edges_into(graph, waits, Edge.SYNC))
+    return Rewritten(
+        found.with_nodes(dur=np.where(waits, 0, graph.nodes["dur"])), f"{int(waits.sum())} blocking calls taken out"
+    )
+
+
+def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewritten:
+    """Host-to-device copies neither block the host nor wait for compute before them; as long as measured."""
+    del change
+    waits = _device_waits(graph, setting, "copies to it")
+    labels = [*graph.labels, ""]
+    crossing = np.array([label.startswith("HtoD") for label in labels], np.bool_)
+    copies = graph.of(Node.DEVICE) & crossing[graph.nodes["label"]]
+    if not copies.any():
+        raise UnreplayableError("the replayed steps hold no host-to-device copy")
+    src, dst, why = graph.edges["src"], graph.edges["dst"], graph.edges["why"]
+    # Calls that waited for such a copy, and were copies themselves.
+    copying = np.array(["emcpy" in label.rsplit("/", 1)[-1] for label in labels], np.bool_)
+    held = np.zeros(len(graph), np.bool_)
+    held[dst[(why == Edge.SYNC) & copies[src]]] = True
+    blocked = waits & held & copying[graph.nodes["label"]]
+    bypass = _around(graph, copies)
+    ordered = (why == Edge.STREAM) & copies[dst] & ~copies[src]
+    staged = (why == Edge.LAUNCH) & copies[dst]
+    usual = graph.edges["lag"][(why == Edge.LAUNCH) & ~copies[dst]]
+    launch = int(np.median(usual)) if len(usual) else 0
+    unstaged = np.where(staged, np.minimum(graph.edges["lag"], launch), graph.edges["lag"])
+    lag = graph.edges["lag"] if setting.bias > 0 else unstaged
+    found = graph.with_edges(lag=lag).keep_edges(~(edges_into(graph, blocked, Edge.SYNC) | ordered))
+    found = found.with_nodes(dur=np.where(blocked, 0, graph.nodes["dur"])).add([], bypass)
+    return Rewritten(found, f"{int(copies.sum())} copies beside compute, as long as measured")
+
+
+def _around(graph: Graph, copies: Mask) -> list[tuple[int, int, int, int]]:
+    """Stream order of the operations before and behind copies, once the copies are beside them."""
+    stream = graph.edges["why"] == Edge.STREAM
+    before = dict(zip(graph.edges["dst"][stream].tolist(), graph.edges["src"][stream].tolist(), strict=True))
+    edges: list[tuple[int, int, int, int]] = []
+    for node, source in before.items():
+        if copies[node] or not copies[source]:
+            continue
+        behind: int | None = source
+        while behind is not None and copies[behind]:
+            behind = before.get(behind)
+        if behind is not None:
+            edges.append((behind, node, 0, Edge.STREAM))
+    return edges
+
+
+def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> Rewritten:
+    """No host time between launches but what has a cause of its own.
+
+    Where it turns out badly, the capture breaks at collectives and at calls that wait: what the host does before
+    them stays.
+    """
+    del change
+    _device_waits(graph, setting, "launches")
+    host = on_host(graph)
+    kept = sum((graph.nodes[cause] for cause in CAUSES), np.zeros(len(graph), np.int64))
+    if setting.bias > 0:
+        breaks = np.zeros(len(graph), np.bool_)
+        breaks[graph.edges["src"][edges_into(graph, graph.of(Node.WAIT, Node.ARRIVAL), Edge.PROGRAM, Edge.LAUNCH)]] = (
+            True
+        )
+        host &= ~breaks
+    return Rewritten(
+        graph.with_nodes(dur=np.where(host, np.minimum(kept, graph.nodes["dur"]), graph.nodes["dur"])),
+        "launches replayed without host time between them",
+    )

@@ -1,0 +1,69 @@
+"""What a file's ranks leave behind for the replay: one graph each, or why there is none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzers.lanes import LaneView
+from analyzers.replay.device import device_graph
+from analyzers.replay.graph import Graph, UnreplayableError
+from analyzers.replay.training_thread import thread_graph
+from analyzers.replay.window import window
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+_NO_HOST = "no host events: record CPU activities too (torch profiler) or CUDA API calls (nsys -t cuda)"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One lane's graph with the measured times of its steps, or why it can't be replayed."""
+
+    rank: int
+    graph: Graph | None
+    numbers: tuple[int, ...] = ()
+    """The steps' numbers; one `NA` where the trace tells no steps."""
+    steps_ns: tuple[int, ...] = ()
+    why: str = ""
+    closed: bool = False
+    """Whether the last step ends with the trace: it then lacks what follows its last device event."""
+    broken: bool = False
+    """Whether `why` tells of a fault of the program, not of the trace."""
+
+
+def record(trace: Trace, lanes: Sequence[LaneView]) -> list[Recorded]:
+    """The graphs of a file's lanes; small, whatever the size of the file."""
+    devices = Counter(view.lane.rank for view in lanes)
+    return [_record(trace, view, devices[view.lane.rank]) for view in lanes]
+
+
+def _record(trace: Trace, view: LaneView, devices: int) -> Recorded:
+    rank = view.lane.rank
+    if devices > 1:
+        return Recorded(rank, None, why=f"rank {rank} drives {devices} devices")
+    if not bool((trace["host_events"]["rank"] == rank).any()):
+        return Recorded(rank, None, why=_NO_HOST)
+    kept = window(trace, view)
+    if kept is None:
+        return Recorded(rank, None, why="a single step is too large to be kept: record fewer micro-batches per step")
+    try:
+        graph = (thread_graph if view.lane.device == NA else device_graph)(trace, view, kept)
+    except UnreplayableError as error:
+        return Recorded(rank, None, why=str(error))
+    except Exception as error:  # as any analysis: a fault here hides nothing else
+        return Recorded(rank, None, why=f"{type(error).__name__}: {error}", broken=True)
+    steps = tuple(step.end - step.start for step in kept.steps)
+    return Recorded(rank, graph, tuple(step.step for step in kept.steps), steps, closed=kept.closed)
+
+
+def variation(entry: Recorded) -> float | None:
+    """Twice the standard error of the mean step, relative: how far the mean of as many others may lie from it.
+
+    None where there are fewer than two comparable steps.
+    """
+    times = np.array(entry.steps_ns[: -1 if entry.closed else None], np.float64)
+    return float(2 * times.std(ddof=1) / np.sqrt(len(times)) / times.mean()) if len(times) > 1 else None

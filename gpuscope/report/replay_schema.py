@@ -1,0 +1,17 @@
+"""The `replay` section of the report: how well the trace's own graph gives back its step time."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Replay(TypedDict):
+    """The unchanged replay. Step times are means over ranks and replayed steps."""
+
+    measured_step_ns: int | None
+    replayed_step_ns: int | None
+    error_frac: float | None
+    """|replayed − measured| / measured."""
+    steps: int
+    why: str
+    """Why nothing is predicted; empty where changes can be."""
