@@ -65,7 +65,7 @@ def number(name: str, title: str, shown: str, **more: Any) -> dict[str, Any]:
 
 def grid(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[Mapping[str, Any]], name: str, dark: bool, **more: Any
-) -> ag.AgGrid:
+) -> Component:
     """A sortable, filterable table. Cells are text: nothing in them is read as HTML. `name`.csv is its export.
 
     `more` goes to `AgGrid`, its `dashGridOptions` on top of ours.
@@ -75,19 +75,19 @@ def grid(
         "enableCellTextSelection": True,
         "ensureDomOrder": True,
         "animateRows": False,
-        "theme": {"function": f"themeQuartz.withPart({'colorSchemeDark' if dark else 'colorSchemeLight'})"},
     } | more.pop("dashGridOptions", {})
     style = {"height": None if len(rows) <= 12 else 480} | more.pop("style", {})
-    return ag.AgGrid(
+    table = ag.AgGrid(
         rowData=[dict(row) for row in rows],
         columnDefs=[dict(column) for column in columns],
         defaultColDef={"sortable": True, "filter": True, "resizable": True},
-        columnSize="responsiveSizeToFit",
+        columnSize=more.pop("columnSize", "responsiveSizeToFit"),
         csvExportParams={"fileName": f"{name}.csv"},
         dashGridOptions=options,
         style=style,
         **more,
     )
+    return html.Div(table, **attributes(data_ag_theme_mode="dark" if dark else "light"))
 
 
 def csv_link(run_key: str, section: str) -> Component:
@@ -97,7 +97,7 @@ def csv_link(run_key: str, section: str) -> Component:
 
 def severity(word: str, colour: str) -> Component:
     """A badge with a word in it."""
-    return dmc.Badge(word, color=colour, variant="light")
+    return dmc.Badge(word, color=colour, variant="light", miw="max-content")
 
 
 def facts(pairs: Sequence[tuple[str, Any]]) -> Component:

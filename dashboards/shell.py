@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import dash_mantine_components as dmc
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
@@ -12,6 +14,8 @@ from dashboards.pages.base import Page, Shown, pages
 from dashboards.parts import attributes
 from dashboards.state import View, parse
 from gpuscope.report import units
+
+_log = logging.getLogger(__name__)
 
 
 def layout(runs: Runs) -> Component:
@@ -150,7 +154,15 @@ def draw(path: str, shown: Shown) -> Component:
         if key not in ("ranks", "steps")  # their fields say so themselves
     ]
     notes += _unknown(shown.view, shown)
-    return html.Div([*notes, page.layout(shown)], **attributes(data_page=path))
+    return html.Div([*notes, _drawn(page, shown)], **attributes(data_page=path))
+
+
+def _drawn(page: Page, shown: Shown) -> Component:
+    try:
+        return page.layout(shown)
+    except Exception as error:  # a bug in one page hides no other, and is not shown as an empty page
+        _log.exception("the page %s can't be drawn", page.path)
+        return parts.empty(f"The page «{page.title}» can't be drawn", f"{type(error).__name__}: {error}")
 
 
 def _unknown(view: View, shown: Shown) -> list[Component]:

@@ -34,6 +34,11 @@ SEQUENTIAL = "Cividis"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
+def pattern(shape: str) -> dict[str, Any]:
+    """The pattern of a bar: dark strokes over its colour, or none."""
+    return {"shape": shape, "size": 6, "fillmode": "overlay", "fgcolor": "#000000", "fgopacity": 0.45}
+
+
 @cache
 def template(dark: bool) -> go.layout.Template:
     """The template of figures on a light or dark page."""
@@ -50,7 +55,7 @@ def template(dark: bool) -> go.layout.Template:
             "colorway": list(SERIES),
             "xaxis": axis,
             "yaxis": axis,
-            "margin": {"l": 60, "r": 28, "t": 16, "b": 40},
+            "margin": {"l": 60, "r": 28, "t": 56, "b": 40},
             "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": text, "activecolor": BLUE},
             "hoverlabel": {"font": {"family": FONT}, "align": "left", "namelength": -1},

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
+from analyzers.advice.base import Predict
 from analyzers.analysis import Analysis
 from analyzers.runner import Options, run
 from dashboards.data.events import Events
@@ -32,6 +33,8 @@ class OpenRun:
     """All events; None for a report alone."""
     events: Events | None = None
     """The events laid out for the timeline; None where there are none."""
+    predict: Predict | None = None
+    """What the replay says of changes made together; None for a report alone."""
 
     @property
     def why_no_events(self) -> str:
@@ -86,7 +89,8 @@ def open_run(key: str, path: str, options: Options, begun: Callable[[str], None]
     analysis = run(inputs([path], options.ranks), options, begun, keep=traces.append)
     trace = merge(traces)
     has_events = len(trace["device_events"]) or len(trace["host_events"])
-    return OpenRun(key, label, analysis.report, trace, Events(trace) if has_events else None)
+    predict = analysis.replayer.predict if analysis.replayer is not None else None
+    return OpenRun(key, label, analysis.report, trace, Events(trace) if has_events else None, predict)
 
 
 def read_report(path: Path) -> Report | None:

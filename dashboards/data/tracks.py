@@ -35,6 +35,8 @@ OF_CATEGORY: dict[Category, Group] = {
 }
 DEEPEST = 12
 """Rows of one thread and group; what is nested deeper shares the last one."""
+NESTED = "└ "
+"""Labels of nested levels begin with it; the thread's name stands at the level above."""
 STEP = len(Kind) + len(Category)
 """Look of a step; device events have their `Kind` as look, host events `len(Kind) + Category`."""
 
@@ -147,7 +149,7 @@ def _threads(trace: Trace, shift: _Shift) -> Iterator[Track]:
         for level in range(int(depth.max()) + 1):
             own = rows[depth == level]
             look = (host["category"][own] + len(Kind)).astype(np.int8)
-            named = label if level == 0 else f"· {level}"
+            named = label if level == 0 else f"{NESTED}{level}"
             yield shift.track(f"h{thread}.{group}.{level}", rank, group, named, "host_events", own, look)
 
 

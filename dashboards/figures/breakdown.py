@@ -66,7 +66,7 @@ def bars(ranks: Sequence[RankEntry], dark: bool) -> go.Figure:
         fig.add_bar(
             orientation="h", y=labels, x=shares, name=piece.label, text=told, textposition="none",
             marker_color=piece.colour, marker_line_width=0,
-            marker_pattern={"shape": piece.pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"},
+            marker_pattern=theme.pattern(piece.pattern),
             hovertemplate="%{y}<br>" + piece.label + ": %{text}<extra></extra>",
         )  # fmt: skip
     fig.update_layout(template=theme.template(dark), barmode="stack", bargap=0.25, legend_traceorder="normal")

@@ -9,6 +9,9 @@ import plotly.graph_objects as go
 from dashboards import theme
 from gpuscope.report import units
 
+WRITTEN = 120
+"""Up to so many cells are wide enough for their number."""
+
 
 def heatmap(cells: Mapping[tuple[int, int], int], what: str, dark: bool) -> go.Figure:
     """Times in ns by (rank, step); cells without a value stay empty. `customdata` of a cell is [rank, step]."""
@@ -30,7 +33,10 @@ def heatmap(cells: Mapping[tuple[int, int], int], what: str, dark: bool) -> go.F
             hovertemplate="rank %{y}, step %{x}<br>" + what + ": %{text}<extra></extra>",
             colorscale=theme.SEQUENTIAL,
             colorbar={"title": {"text": unit}, "thickness": 14},
+            # From nothing: a scale that starts at the shortest step would make much of little.
             zmin=0,
+            zmax=max(cells.values(), default=0) / size or 1,
+            texttemplate="%{text}" if len(cells) <= WRITTEN else None,
             xgap=1 if len(steps) <= 100 else 0,
             ygap=1 if len(ranks) <= 64 else 0,
         )

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from dashboards import theme
 from dashboards.data.detail_levels import Marks
-from dashboards.data.tracks import STEP, Track
+from dashboards.data.tracks import NESTED, STEP, Track
 from dashboards.security import plain
 from gpuscope.report import units
 from gpuscope.trace.schema import Category, Kind
@@ -63,14 +63,14 @@ def timeline(marks: Sequence[Marks], name: Name, frame: Frame) -> go.Figure:
         label, colour, pattern = LOOKS[look]
         fig.add_bar(
             orientation="h", name=label, width=0.82, marker_color=colour, marker_line_width=0,
-            marker_pattern={"shape": pattern, "size": 5, "fgopacity": 0.5, "fillmode": "overlay"} if pattern else None,
+            marker_pattern=theme.pattern(pattern),
             textposition="inside", insidetextanchor="middle", textangle=0, textfont_size=11, constraintext="none",
             hovertemplate="%{hovertext}<extra></extra>", **columns,
         )  # fmt: skip
     rows = list(range(len(marks)))
     fig.update_layout(
         template=theme.template(frame.dark), barmode="overlay", bargap=0, dragmode="pan", hovermode="closest",
-        legend={"uirevision": "keep", "itemsizing": "constant"}, margin={"l": 10, "r": 10, "t": 40, "b": 36},
+        legend={"uirevision": "keep", "itemsizing": "constant"}, margin={"l": 10, "r": 10, "t": 60, "b": 36},
         shapes=list(_shapes(marks, frame)), hoverdistance=4,
     )  # fmt: skip
     ticks = _ticks(frame)
@@ -80,14 +80,18 @@ def timeline(marks: Sequence[Marks], name: Name, frame: Frame) -> go.Figure:
     )  # fmt: skip
     fig.update_yaxes(
         range=[len(rows) - 0.4, -0.6], fixedrange=True, tickmode="array", tickvals=rows, showgrid=False,
-        ticktext=[plain(units.crop(f"{m.track.rank} · {m.track.label}", 30)) for m in marks], zeroline=False,
+        ticktext=[_label(one.track) for one in marks], zeroline=False,
     )  # fmt: skip
     return fig
 
 
+def _label(track: Track) -> str:
+    return plain(track.label if track.label.startswith(NESTED) else units.crop(f"{track.rank} · {track.label}", 30))
+
+
 def height(tracks: int) -> int:
     """Pixels of the figure with so many tracks."""
-    return 90 + ROW * max(tracks, 3)
+    return 110 + ROW * max(tracks, 3)
 
 
 def _by_look(marks: Sequence[Marks], name: Name, frame: Frame) -> Iterator[tuple[int, dict[str, Any]]]:

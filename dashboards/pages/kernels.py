@@ -29,7 +29,7 @@ def layout(shown: Shown) -> Component:
         parts.card(
             "By category",
             parts.figure(drawing.categories(kernels, shown.dark), "categories",
-                         90 + 30 * len({one["category"] for one in kernels})),
+                         130 + 30 * len({one["category"] for one in kernels})),
             note="Device time of all ranks; what runs side by side counts twice." + whole,
         ),
         _table(shown),

@@ -72,7 +72,7 @@ def _breakdown(shown: Shown) -> Component:
         note += f" Of {len(ranks)} ranks those with the least and the most compute; the rank filter chooses others."
         ranks = [entry for entry in ranks if any(entry is one for one in chosen)]
     fig = breakdown.bars(ranks, shown.dark)
-    height = 120 + 34 * len(ranks)
+    height = 150 + 34 * len(ranks)
     return parts.card(
         "Where the time goes",
         parts.figure(fig, "breakdown", max(height, 200)),
@@ -144,7 +144,7 @@ def _doubts(shown: Shown) -> Component:
     if not found:
         return parts.card("What is uncertain", dmc.Text("Nothing was lost or is missing."))
     rows = [
-        dmc.TableTr([dmc.TableTd(dmc.Badge(kind, color="gray", variant="light")), dmc.TableTd(units.clean(sentence))])
+        dmc.TableTr([dmc.TableTd(parts.severity(kind, "gray")), dmc.TableTd(units.clean(sentence))])
         for kind, sentence in found
     ]
     return parts.card(
