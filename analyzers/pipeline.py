@@ -146,14 +146,14 @@ def _share(rows: Sequence[PipelineRow]) -> float:
 
 
 def _step(table: Table, lanes: Sequence[LaneSummary]) -> float:
-    """Mean length of a step in ns: as the lanes tell it, else from a rank's first operation to its last."""
+    """Mean length of a step in ns: as the lanes tell it, else from its first operation to its last."""
     told = [step.end - step.start for lane in lanes for step in lane.steps if step.step != NA]
     if told:
         return fmean(told)
-    pairs, which = np.unique(np.stack((table["rank"], table["step"])), axis=1, return_inverse=True)
-    first, last = np.full(pairs.shape[1], table["start"].max()), np.full(pairs.shape[1], table["end"].min())
-    np.minimum.at(first, which.ravel(), table["start"])
-    np.maximum.at(last, which.ravel(), table["end"])
+    steps, which = np.unique(table["step"], return_inverse=True)
+    first, last = np.full(len(steps), table["start"].max()), np.full(len(steps), table["end"].min())
+    np.minimum.at(first, which, table["start"])
+    np.maximum.at(last, which, table["end"])
     return float((last - first).mean())
 
 
