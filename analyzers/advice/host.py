@@ -35,6 +35,8 @@ def _sync(case: Case, finding: FindingEntry) -> Iterator[Proposal]:  # noqa: ARG
 
 
 def _launch(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    if all(rank["device"] is None for rank in case.report["ranks"]):
+        return  # the training thread is the device: there are no launches to save
     setting = in_dialect(case, {"megatron": config("--cuda-graph-impl", "local")})
     yield Proposal(
         code="cuda_graphs",
@@ -46,8 +48,7 @@ def _launch(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         verify="record again: far fewer cudaLaunchKernel calls, cudaGraphLaunch instead; the cause `launch` falls",
         changes=(CapturedGraphs(),),
     )
-    if any(rank["device"] is not None for rank in case.report["ranks"]):
-        yield _numa(finding)
+    yield _numa(finding)
 
 
 def _numa(finding: FindingEntry) -> Proposal:

@@ -11,9 +11,17 @@ from gpuscope.report.schema import FindingEntry
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """The late ranks made as fast as their peers, one at a time, the one that costs most first."""
-    cost = {entry["rank"]: entry["caused_wait_ns"] for entry in case.report["stragglers"]}
-    for rank in sorted(finding["ranks"], key=lambda rank: -cost.get(rank, 0)):
+    """The late ranks made as fast as their peers, one at a time, the one that costs most first.
+
+    A rank that is last no more often than by chance is not to blame, however long the others waited.
+    """
+    late = {entry["rank"]: entry for entry in case.report["stragglers"]}
+    blamed = [
+        rank
+        for rank in finding["ranks"]
+        if finding["code"] != "straggler" or (rank in late and late[rank]["recurrent"])
+    ]
+    for rank in sorted(blamed, key=lambda rank: -late[rank]["caused_wait_ns"] if rank in late else 0):
         yield Proposal(
             code="slow_rank",
             action=f"Mend or replace rank {rank}: its own work is what the others wait for",

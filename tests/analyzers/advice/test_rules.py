@@ -126,3 +126,11 @@ def test_the_costliest_late_rank_first() -> None:
     ]
     advise(case, predict)
     assert [getattr(change, "rank", None) for change in asked] == [5, 3]
+
+
+def test_a_rank_that_is_last_by_chance_is_not_to_blame() -> None:
+    case = report(finding("straggler", ranks=(3,)), bound_by="communication")
+    case["stragglers"] = [{"rank": 3, "caused_wait_ns": 9, "phase": None, "recurrent": False}]
+    suggestions, advice = advise(case, always(50_000_000))
+    assert not suggestions
+    assert not advice["unpredicted"]
