@@ -99,7 +99,7 @@ def _slider(slider: Slider, shown: Shown) -> Component:
         [
             dmc.Text(slider.label, size="sm"),
             dmc.Slider(
-                id=ids.extra(slider.key), value=at, min=0, max=len(slider.stops), step=1, label=None, mb=28, w=620,
+                id=ids.extra(slider.key), value=at, min=0, max=len(slider.stops), step=1, label=None, mb=28, ml=36, w=620,
                 marks=[{"value": place, "label": label} for place, label in enumerate(labels)],
                 thumbLabel=slider.label,
             ),
@@ -132,8 +132,9 @@ def _outcome(shown: Shown) -> Iterator[Component]:
         yield dmc.Text("Move a slider or press a switch.", size="sm", c="dimmed", mt="md")
         return
     told = [(label, shown.run.predict([change])) for label, change in asked]
-    if len(asked) > 1:
-        told.append(("all of these together", shown.run.predict([change for _, change in asked])))
+    possible = [change for (_, change), (_, one) in zip(asked, told, strict=True) if isinstance(one, Predicted)]
+    if len(possible) > 1:
+        told.append(("all of these together", shown.run.predict(possible)))
     good = [(label, one) for label, one in told if isinstance(one, Predicted)]
     if good:
         drawn = [gains.Step(label, one.after, one.low, one.high) for label, one in good]
