@@ -99,7 +99,8 @@ def _slider(slider: Slider, shown: Shown) -> Component:
         [
             dmc.Text(slider.label, size="sm"),
             dmc.Slider(
-                id=ids.extra(slider.key), value=at, min=0, max=len(slider.stops), step=1, label=None, mb=28, ml=36, w=620,
+                id=ids.extra(slider.key), value=at, min=0, max=len(slider.stops), step=1, label=None, mb=28, ml=36,
+                w=620,
                 marks=[{"value": place, "label": label} for place, label in enumerate(labels)],
                 thumbLabel=slider.label,
             ),
