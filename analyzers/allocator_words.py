@@ -42,7 +42,16 @@ def _failed(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
     }
     cause = advice[kinds.pop()] if len(kinds) == 1 else "some by fragmentation, some for want of memory"
     message = f"{plural(len(seen), 'request')} for memory failed; {cause}. {first}"
-    return _finding("out_of_memory", "high", message, list(seen.values()))
+    evidence = list(seen.values())
+    return FindingEntry(
+        code="out_of_memory",
+        severity="high",
+        message=message,
+        ranks=_ranks(evidence),
+        cost_ns_per_step=0,
+        share_frac=0.0,
+        evidence=evidence[:EVIDENCE],
+    )
 
 
 def _retried(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
@@ -64,7 +73,16 @@ def _retried(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
         f"{plural(len(seen), 'request')} found the device full: cached memory was given back to it and the request "
         f"tried again, with the device synchronised{doubt}"
     )
-    return _finding("allocator_retries", "medium" if certain else "low", message, list(seen.values()))
+    evidence = list(seen.values())
+    return FindingEntry(
+        code="allocator_retries",
+        severity="medium" if certain else "low",
+        message=message,
+        ranks=_ranks(evidence),
+        cost_ns_per_step=0,
+        share_frac=0.0,
+        evidence=evidence[:EVIDENCE],
+    )
 
 
 def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
@@ -96,7 +114,15 @@ def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
         )
         for one in worst.values()
     ]
-    return _finding("fragmentation", severity, message, evidence)
+    return FindingEntry(
+        code="fragmentation",
+        severity=severity,
+        message=message,
+        ranks=_ranks(evidence),
+        cost_ns_per_step=0,
+        share_frac=0.0,
+        evidence=evidence[:EVIDENCE],
+    )
 
 
 def _share(entry: MemoryEntry) -> float:
@@ -108,13 +134,5 @@ def _evidence(entry: MemoryEntry, time: int | None, dur: int, name: str, note: s
     return {"rank": entry["rank"], "start_ns": time or 0, "dur_ns": dur, "name": name, "note": note}
 
 
-def _finding(code: str, severity: Severity, message: str, evidence: list[Evidence]) -> FindingEntry:
-    return {
-        "code": code,
-        "severity": severity,
-        "message": message,
-        "ranks": sorted({one["rank"] for one in evidence}),
-        "cost_ns_per_step": 0,
-        "share_frac": 0.0,
-        "evidence": evidence[:EVIDENCE],
-    }
+def _ranks(evidence: Sequence[Evidence]) -> list[int]:
+    return sorted({one["rank"] for one in evidence})

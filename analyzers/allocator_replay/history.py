@@ -243,7 +243,7 @@ def _history(trace: Trace, source: int, device: int) -> History:
     return History(
         rank, device, trace.sources[source].path, settings, text if isinstance(text, str) else None,
         # PYTORCH_ALLOC_CONF came with 2.9, as did this setting.
-        bool(told) and "graph_capture_record_stream_reuse" in told, events, before, after, wrong,
+        told is not None and "graph_capture_record_stream_reuse" in told, events, before, after, wrong,
         {code: trace.names[code] for code in np.unique(table["frames"][rows]).tolist() if code != NO_NAME},
     )  # fmt: skip
 

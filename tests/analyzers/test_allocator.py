@@ -179,18 +179,15 @@ def test_contradictions_are_counted_and_forbid_predictions(tmp_path: Path) -> No
     assert not replay["usable"]
 
 
-def suggested(path: Path) -> list[Any]:
-    result = run(gpuscope.open_trace(path), [])
-    report: Any = {
-        "memory": result.sections["memory"], "findings": result.findings, "suggestions": [], "ranks": [],
-        "verdict": {"abstained": True, "bound_by": None},
-    }  # fmt: skip
+def suggested(entry: MemoryEntry, findings: list[FindingEntry]) -> list[Any]:
+    verdict = {"abstained": True, "bound_by": None}
+    report: Any = {"memory": [entry], "findings": findings, "suggestions": [], "ranks": [], "verdict": verdict}
     return advise(report, lambda _: Refused("no timeline"), [RULE])[0]
 
 
 def test_the_advice_is_what_the_replay_found(tmp_path: Path) -> None:
     path = snapshot(tmp_path / "s.pickle", CACHED, grown_twice(), PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:4096")
-    (suggestion,) = suggested(path)
+    (suggestion,) = suggested(*analysed(path))
     assert suggestion["setting"] == {
         "kind": "env",
         "name": "PYTORCH_CUDA_ALLOC_CONF",  # nothing says that this PyTorch knows the newer name
@@ -211,4 +208,6 @@ def test_no_advice_where_nothing_is_wrong(shared_traces: Path) -> None:
     assert entry["at_peak"][0]["bytes"] == 6_144 * MIB
     assert entry["at_peak"][0]["frames"][0].startswith("softmax ")
     assert findings == []
-    assert suggested(path) == []
+    assert entry["replay"] is not None
+    assert entry["replay"]["placed_frac"] == 1.0
+    assert suggested(entry, findings) == []

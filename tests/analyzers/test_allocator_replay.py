@@ -127,10 +127,9 @@ def test_old_garbage_is_collected_first() -> None:
     assert allocator.retries == 0
 
 
-@pytest.mark.parametrize("name", ["wedsonlin_medium_1024_training.pickle", "wedsonlin_medium_128_training.pickle"])
-def test_every_request_gets_its_recorded_address(shared_traces: Path, name: str) -> None:
+def test_every_request_gets_its_recorded_address(shared_traces: Path) -> None:
     """Thousands of requests of a real training on CUDA: the model puts each where PyTorch did."""
-    (history,) = histories(gpuscope.open_trace(shared_traces / "memory" / name))
+    (history,) = histories(gpuscope.open_trace(shared_traces / "memory/wedsonlin_medium_128_training.pickle"))
     outcome = replay(history, history.settings)
     assert history.inconsistent == 0
     assert outcome.placed == outcome.requests > 6_000

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import click
@@ -154,6 +154,9 @@ def schema_keys(kind: Any, path: str = "") -> Iterator[str]:
             yield from schema_keys(value, inner)
     elif get_origin(kind) is list:
         yield from schema_keys(get_args(kind)[0], f"{path}[]")
+    elif get_origin(kind) is UnionType:
+        for one in get_args(kind):
+            yield from schema_keys(one, path)
     elif get_origin(kind) is dict:
         yield f"{path}.{{{NAMES.get(path, 'cause')}}}"
 
@@ -184,7 +187,18 @@ def test_report_keys_are_those_of_real_reports() -> None:
     known = documented_keys()
     found: set[str] = set()
     # A sample trace gives none of these.
-    empty = {"suggestions", "problems", "slowdown", "hang", "pipeline", "nccl", "bandwidth", "topology", "advice"}
+    empty = {
+        "suggestions",
+        "problems",
+        "slowdown",
+        "hang",
+        "pipeline",
+        "nccl",
+        "bandwidth",
+        "topology",
+        "advice",
+        "memory",
+    }
     for sample in SAMPLES:
         report = json.loads(json.dumps(gpuscope.analyze(sample).report))
         found |= set(report_keys(report, known))
