@@ -82,7 +82,7 @@ def imbalance(told: Means, found: Sequence[Replayed], stages: StageMap) -> list[
     if share < MIN_SHARE or often <= MOST * len(found) or not _beyond_scatter(found, stage):
         return []
     pipelines = sorted({one.flush.pipeline for one in found})
-    slow = [at for at in pipelines if all(_busiest(one.flush) == stage for one in found if one.flush.pipeline == at)]
+    slow = [at for at in pipelines if _is_busiest(stage, [one.flush for one in found if one.flush.pipeline == at])]
     ranks = sorted(_rank(stages, pipeline, stage) for pipeline in slow or pipelines)
     place = " (the first)" if not stage else " (the last)" if stage == stages.stages - 1 else ""
     own, others = _work(found, stage)
@@ -94,9 +94,7 @@ def imbalance(told: Means, found: Sequence[Replayed], stages: StageMap) -> list[
     if len(pipelines) == 1:
         message += "; with one pipeline, an uneven split and a slow rank look alike"
     elif len(slow) < len(pipelines):
-        message += (
-            f"; only in {len(slow)} of {len(pipelines)} pipelines always, so a slow rank is likelier than the split"
-        )
+        message += f"; only in {len(slow)} of {len(pipelines)} pipelines, so a slow rank is likelier than the split"
     return [
         {
             "code": "pipeline_imbalance",
@@ -117,6 +115,10 @@ def _rank(stages: StageMap, pipeline: int, stage: int) -> int:
 def _busiest(flush: Flush) -> int:
     totals = [sum(one.duration for one in own) for own in flush.stages]
     return totals.index(max(totals))
+
+
+def _is_busiest(stage: int, flushes: Sequence[Flush]) -> bool:
+    return sum(_busiest(flush) == stage for flush in flushes) > MOST * len(flushes)
 
 
 def _per_micro_batch(own: Sequence[Computation]) -> dict[int, int]:

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from analyzers.pipelines.stages import StageMap
 from analyzers.whatif.dependencies import BACKWARD, FORWARD, WEIGHT
 from gpuscope.trace.names import NamePool
@@ -95,12 +97,11 @@ def _computations(table: Table, names: NamePool, stages: StageMap) -> Iterator[t
     """(pipeline, stage, step, number of the flush in the step, computation) of each row that computes."""
     codes = {names.find(op): kind for op, kind in KINDS.items()}
     columns = ("rank", "step", "op", "start", "end", "micro_batch", "chunk", "global_chunk")
-    order = sorted(range(len(table)), key=lambda row: (int(table["rank"][row]), int(table["start"][row])))
+    computing = np.flatnonzero(np.isin(table["op"], list(codes)) & np.isin(table["rank"], list(stages.places)))
+    order = computing[np.lexsort((table["start"][computing], table["rank"][computing]))]
     seen: Counter[tuple[int, ...]] = Counter()
-    for row in order:
-        rank, step, op, start, end, told, chunk, model_chunk = (int(table[column][row]) for column in columns)
-        if op not in codes or rank not in stages.places:
-            continue
+    for row in zip(*(table[column][order].tolist() for column in columns), strict=True):
+        rank, step, op, start, end, told, chunk, model_chunk = row
         pipeline, stage = stages.places[rank]
         if model_chunk == NA:  # chunks go round the stages, where timers number them at all
             model_chunk = stage + (chunk * stages.stages if chunk != NA else 0)

@@ -254,6 +254,18 @@ def test_the_unbalanced_stage_is_named(tmp_path: Path) -> None:
     assert (slowdown["replayed_step_ns"], slowdown["ideal_step_ns"]) == (150_000, 135_000)
 
 
+def test_a_stage_that_is_slow_in_some_pipelines_only(tmp_path: Path) -> None:
+    """Three pipelines: ranks 0 and 3 even, 1 and 4 as well as 2 and 5 with a slow stage 1."""
+    for rank in range(6):
+        stage, at = divmod(rank, 3)
+        write_kineto(tmp_path / f"rank{rank}.json", *ranged(stage, slow=2 if at else 1), rank=rank, world_size=6)
+    report = gpuscope.analyze(tmp_path).report
+    assert "in their order" in report["pipeline"]["basis"]
+    (finding,) = (one for one in report["findings"] if one["code"] == "pipeline_imbalance")
+    assert finding["ranks"] == [4, 5]
+    assert finding["message"].endswith("only in 2 of 3 pipelines, so a slow rank is likelier than the split")
+
+
 def test_a_missing_rank_leaves_the_stages_and_says_what_to_record(tmp_path: Path) -> None:
     write_kineto(tmp_path / "rank0.json", *ranged(0), rank=0, world_size=2)
     report = gpuscope.analyze(tmp_path).report
