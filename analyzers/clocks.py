@@ -22,6 +22,8 @@ MIN_INSTANCES = 5
 """Fewer matched ends than this say nothing of an offset."""
 MAX_DRIFT = 500e-6
 """The fastest that NTP lets a clock run away or catch up (ntpd's limit, 500 ppm); more than this is no clock."""
+_READING_NS = 1_000
+"""What one clock read by several processes is good for: profilers store µs, or convert a counter to about that."""
 _SIGMA = 1.4826
 """Median absolute deviation to one standard deviation of a normal distribution."""
 _TOLD = 3.0
@@ -36,7 +38,8 @@ class Clocks:
     """Per rank, ns at the instant `at`."""
     error: int | None
     """Bound on the error, ns: the spread of the ends (median absolute deviation, scaled to one standard deviation,
-    largest over comparisons). None where no matched collectives tie the clocks."""
+    largest over comparisons of two clocks); 1 µs where all ranks read one. None where no matched collectives
+    tie the clocks."""
     drift: Mapping[int, float] = field(default_factory=dict)
     """Per rank, ns per ns; 0 where a constant offset explains the ends as well as they agree."""
     at: int = 0
@@ -93,12 +96,14 @@ def estimate(trace: Trace, matched: Matched) -> Clocks:
     if not len(first):
         return untied
     at = int(time.min()) + (int(time.max()) - int(time.min())) // 2
-    edges = _edges(first, second, apart, (time - at).astype(np.float64))
-    told = [edge for edge in edges if edge.first != edge.second]
+    several = first != second
+    told = _edges(first[several], second[several], apart[several], (time[several] - at).astype(np.float64))
     nodes = sorted({node for edge in told for node in (edge.first, edge.second)})
     offset = _solve(nodes, told, [edge.offset for edge in told])
     drift = _solve(nodes, told, [edge.drift for edge in told])
-    error = max((max(edge.spread, abs(edge.offset) if _unclear(edge) else 0.0) for edge in edges), default=0.0)
+    # Ranks of one clock compare as exactly as it is read, however far apart their collectives end.
+    doubts = [max(edge.spread, abs(edge.offset) if _unclear(edge) else 0.0) for edge in told]
+    error = max(doubts, default=_READING_NS)
     return Clocks(
         {rank: round(offset.get(lead, 0.0)) for rank, lead in clock.items()},
         round(error),
@@ -127,6 +132,8 @@ def _differences(trace: Trace, found: Instances, clock: Mapping[int, int]) -> tu
 
 
 def _edges(first: Times, second: Times, apart: Times, time: Array) -> list[_Edge]:
+    if not len(first):
+        return []
     width = int(second.max()) + 1
     _, pair = distinct(first * width + second)
     order = np.argsort(pair, kind="stable")
@@ -142,12 +149,11 @@ def _compare(first: int, second: int, apart: Array, time: Array) -> _Edge:
     """Offset at time 0 and drift of one clock against another; each only where the ends' spread tells it."""
     middle = float(np.median(apart))
     constant = _Edge(first, second, middle, 0.0, _spread(apart - middle), len(apart))
-    if first != second:
-        line = _line(apart, time)
-        run = float(time.max() - time.min())
-        # Drift only where it explains more than the ends' own scatter about the line.
-        if line is not None and abs(line[1]) * run > _TOLD * max(line[2], 1.0) and line[2] < constant.spread:
-            return _Edge(first, second, line[0], line[1], line[2], len(apart))
+    line = _line(apart, time)
+    run = float(time.max() - time.min())
+    # Drift only where it explains more than the ends' own scatter about the line.
+    if line is not None and abs(line[1]) * run > _TOLD * max(line[2], 1.0) and line[2] < constant.spread:
+        return _Edge(first, second, line[0], line[1], line[2], len(apart))
     return constant
 
 
@@ -172,8 +178,8 @@ def _spread(residual: Array) -> float:
 
 
 def _unclear(edge: _Edge) -> bool:
-    """Whether an offset may be none. Ranks of one clock have none: what they differ by is error."""
-    if edge.first == edge.second or edge.count < MIN_INSTANCES:
+    """Whether an offset may be none."""
+    if edge.count < MIN_INSTANCES:
         return True
     return abs(edge.offset) <= _TOLD * max(edge.spread, 1.0) and not edge.drift
 

@@ -78,7 +78,7 @@ def _tell_stragglers(
             f"{units.duration(clock.error)}; their waits are charged to nobody",
         )
     blamed = blame(trace, matched, measured, clock, counted)
-    late = stragglers(trace, matched, measured, blamed, counted, doing(trace, matched, blamed.own), lanes)
+    late = stragglers(trace, matched, measured, blamed, counted, doing(trace, blamed), lanes)
     result.sections["stragglers"] = late.entries
     result.sections["stragglers_told"] = late.could_tell
     result.sections["rank_steps"] = rank_steps(trace, measured, blamed, lanes) if len(found) else []

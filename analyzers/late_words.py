@@ -12,7 +12,10 @@ WORTH = 0.10
 
 
 def culprits(entries: Sequence[StragglerEntry]) -> list[StragglerEntry]:
-    """Those to whom the waiting goes back, the costliest first: the recurrent ones if there are any."""
+    """Those to whom the waiting goes back, the costliest first: the recurrent ones if there are any. Where it goes
+    back to nobody, the one that came last at most cost."""
+    if not any(entry["root_wait_ns"] for entry in entries):
+        return list(entries[:1])
     total = sum(entry["root_wait_ns"] for entry in entries)
     worth = [entry for entry in entries if entry["root_wait_ns"] >= max(WORTH * total, 1)]
     steady = [entry for entry in worth if entry["recurrent"]]
@@ -26,7 +29,9 @@ def whose(entries: Sequence[StragglerEntry], could_tell: bool, clock_error: int 
         return "which rank comes last can't be told" + _within(clock_error)
     ranks = _ranks([entry["rank"] for entry in named])
     led = [entry["rank"] for entry in entries if entry["recurrent"] and entry not in named]
-    if named[0]["recurrent"]:
+    if not named[0]["root_wait_ns"]:
+        words = f"{ranks} comes last at most cost; its lateness can't be traced to what one rank did"
+    elif named[0]["recurrent"]:
         words = f"{ranks} {_verb(named)} last again and again"
     elif led:
         words = f"{_ranks(led)} come{'s' if len(led) == 1 else ''} last again and again, made late by {ranks}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, log1p
@@ -14,8 +13,9 @@ from analyzers.matching import Matched
 from analyzers.summary import LaneSummary
 from analyzers.waits import Waits, rows_by_lane
 from gpuscope.report.schema import RankStepEntry, StragglerEntry
+from gpuscope.trace.distinct import distinct
 from gpuscope.trace.schema import NA
-from gpuscope.trace.table import Mask, Table, Times
+from gpuscope.trace.table import Array, Mask, Table, Times
 from gpuscope.trace.trace import Trace
 
 MAX_CHANCE = 0.05
@@ -35,50 +35,72 @@ def stragglers(
     lanes: Sequence[LaneSummary],
 ) -> Stragglers:  # fmt: skip
     """Everyone who came last or to whom waits are traced back. `counted` says which instances are claimed."""
-    table, found = trace["collectives"], matched.instances
+    table = trace["collectives"]
     ranks = int(table["rank"].max(initial=0)) + 1
     caused = np.bincount(table["rank"], weights=blame.direct, minlength=ranks)
     root = np.bincount(table["rank"], weights=blame.own, minlength=ranks)
-    last = measured.last[counted]
-    size = found.sizes[counted]
-    chance = _chance(trace, matched, counted, last, size, ranks)
     steps = _steps_of(trace, lanes)
-    touched: dict[int, set[int]] = defaultdict(set)
-    for rank, step in zip(table["rank"][last].tolist(), steps[last].tolist(), strict=True):
-        if step != NA:
-            touched[rank].add(step)
+    late = np.flatnonzero(((blame.direct > 0) | (blame.own > 0)) & (steps != NA))
+    touched = np.unique(np.stack((table["rank"][late], steps[late])), axis=1)[0]
+    often = np.bincount(touched, minlength=ranks) >= 2
+    tests = [_by_collective(trace, matched, counted, measured.last[counted], ranks)]
+    if len(np.unique(matched.instances.sizes[counted])) > 1 or len(trace.ranks) > matched.instances.sizes.max(
+        initial=0
+    ):
+        tests.append(_by_step(table, blame, steps, ranks, len(trace.ranks)))
+    chance = np.minimum.reduce([test.chance for test in tests]) * len(tests)
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
         told = doing.get(rank)
         entries.append({
             "rank": rank, "caused_wait_ns": round(caused[rank]), "root_wait_ns": round(root[rank]),
             "phase": told.phase() if told else None, "operation": told.operation() if told else None,
-            "recurrent": bool(chance[rank] < MAX_CHANCE and len(touched[rank]) >= 2),
+            "recurrent": bool(chance[rank] < MAX_CHANCE and often[rank]),
         })  # fmt: skip
     entries.sort(key=lambda entry: (-entry["caused_wait_ns"], -entry["root_wait_ns"], entry["rank"]))
-    return Stragglers(entries, _could_tell(size))
+    return Stragglers(entries, min(test.least for test in tests) * len(tests) < MAX_CHANCE)
 
 
-def _chance(trace: Trace, matched: Matched, counted: Mask, last: Times, size: Times, ranks: int) -> dict[int, float]:
-    """Per rank, the probability that it comes last so often by chance, Bonferroni-corrected over all tests.
+@dataclass(frozen=True)
+class _Test:
+    """Per rank, the probability that it comes last so often by chance, Bonferroni-corrected over ranks; and the
+    least that a rank which always comes last could have got."""
 
-    In a group of n each comes last with probability 1/n. Groups of different size are tested apart, and every
-    rank that took part in a size is one test.
-    """
+    chance: Array
+    least: float
+
+
+def _by_collective(trace: Trace, matched: Matched, counted: Mask, last: Times, ranks: int) -> _Test:
+    """In a group of n each comes last with probability 1/n. Groups of different size are tested apart, and every
+    rank that took part in a size is one test."""
     found, table = matched.instances, trace["collectives"]
+    size = found.sizes[counted]
     row_size = np.repeat(np.where(counted, found.sizes, 0), found.sizes)
     rank = table["rank"][found.rows]
-    best: dict[int, float] = defaultdict(lambda: 1.0)
-    tests = 0
+    best, least, tests = np.ones(ranks), 1.0, 0
     for members in np.unique(size).tolist():
         trials = np.bincount(rank[row_size == members], minlength=ranks)
         hits = np.bincount(table["rank"][last[size == members]], minlength=ranks)
         tests += int((trials > 0).sum())
+        least = min(least, probability(int(trials.max()), int(trials.max()), 1 / members))
         for one in np.flatnonzero(hits).tolist():
             best[one] = min(best[one], probability(int(hits[one]), int(trials[one]), 1 / members))
-    corrected: dict[int, float] = defaultdict(lambda: 1.0)
-    corrected.update({one: min(1.0, value * tests) for one, value in best.items()})
-    return corrected
+    return _Test(np.minimum(best * max(tests, 1), 1), min(least * max(tests, 1), 1.0))
+
+
+def _by_step(table: Table, blame: Blame, steps: Times, ranks: int, present: int) -> _Test:
+    """With several groups: the rank to which most waiting of a step goes back is each with probability 1/ranks."""
+    rows = np.flatnonzero((blame.own > 0) & (steps != NA))
+    pairs, pair = distinct(steps[rows] * ranks + table["rank"][rows])
+    spent = np.bincount(pair, weights=blame.own[rows], minlength=len(pairs))
+    order = np.lexsort((-spent, pairs // ranks))
+    step = pairs[order] // ranks
+    worst = pairs[order][np.flatnonzero(np.diff(step, prepend=-1))] % ranks
+    hits = np.bincount(worst, minlength=ranks)
+    chance = np.ones(ranks)
+    for rank in np.flatnonzero(hits).tolist():
+        chance[rank] = min(1.0, present * probability(int(hits[rank]), len(worst), 1 / present))
+    return _Test(chance, min(1.0, present * probability(len(worst), len(worst), 1 / present)))
 
 
 def probability(hits: int, trials: int, chance: float) -> float:
@@ -90,14 +112,6 @@ def probability(hits: int, trials: int, chance: float) -> float:
     factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, trials + 1)))))
     ways = factorial[trials] - factorial[k] - factorial[trials - k]
     return float(min(1.0, np.exp(ways + k * log(chance) + (trials - k) * log1p(-chance)).sum()))
-
-
-def _could_tell(size: Times) -> bool:
-    """Whether a rank that always came last would have been told from chance."""
-    if not len(size):
-        return False
-    members, count = np.unique(size, return_counts=True)
-    return any((1 / n) ** k * n < MAX_CHANCE for n, k in zip(members.tolist(), count.tolist(), strict=True))
 
 
 def step_places(table: Table, own: Times, lane: LaneSummary) -> Times:
