@@ -145,6 +145,9 @@ def _failure(history: History, growth: Growth, allocated: int, reserved: int, fr
     elif device_free is not None and device_free >= segment_size(event.size):
         kind = "limit"
         why = f"{asked} failed though {memory(device_free)} were free on the device: a limit set for the process"
+    elif device_free is not None and free + device_free >= event.size:
+        kind = "scattered"
+        why = f"{asked} failed: {lay}{left}: together enough, in no piece enough"
     else:
         kind, why = "full", f"{asked} failed: {memory(allocated)} were in use; {lay}{left}"
     return {

@@ -8,7 +8,7 @@ from pathlib import Path
 from analyzers.findings import MIN_SHARE, Severity
 from gpuscope.report.memory_schema import MemoryEntry
 from gpuscope.report.schema import Evidence, FindingEntry
-from gpuscope.report.units import memory, plural, share
+from gpuscope.report.units import duration, memory, plural, share
 
 EVIDENCE = 8
 
@@ -37,6 +37,7 @@ def _failed(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
     first = next(iter(whys))
     advice = {
         "fragmentation": "fragmentation: the bytes were there, in pieces",
+        "scattered": "what was free lay partly in pieces of reserved memory, partly on the device",
         "limit": "not the device but a limit set for the process",
         "full": "no setting of the allocator makes room: the job needs less in use at once",
     }
@@ -69,9 +70,10 @@ def _retried(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
     if not seen:
         return None
     doubt = "" if certain == len(seen) else f"; {len(seen) - certain} of them may have been calls of empty_cache"
+    took = f", which took {duration(spent)} in all" if spent else ""
     message = (
         f"{plural(len(seen), 'request')} found the device full: cached memory was given back to it and the request "
-        f"tried again, with the device synchronised{doubt}"
+        f"tried again, with the device synchronised{took}{doubt}"
     )
     evidence = list(seen.values())
     return FindingEntry(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analyzers.allocator_replay.history import GROWS, SHRINKS, Event, History
+from analyzers.allocator_replay.settings import segment_size
 from gpuscope.trace.schema import NA, AllocatorAction
 
 
@@ -43,8 +44,10 @@ def capacity(history: History) -> int | None:
     """
     found: list[int] = []
     for reserved, event in _reserved(history):
-        if event.action == AllocatorAction.OOM and event.device_free != NA and event.device_free < event.size:
-            found.append(reserved + event.device_free)
+        if event.action == AllocatorAction.OOM and event.device_free != NA:
+            refused = segment_size(history.settings.round(event.requested))
+            if event.device_free < refused:
+                found.append(reserved + event.device_free)
     return max(found, default=None)
 
 

@@ -49,7 +49,7 @@ class FailureEntry(TypedDict):
     device_free_bytes: int | None
     free_blocks: list[int]
     """Sizes of the largest free blocks that the request could have used, had they been large enough."""
-    kind: Literal["fragmentation", "full", "limit"]
+    kind: Literal["fragmentation", "scattered", "full", "limit"]
     why: str
     frames: list[str]
 

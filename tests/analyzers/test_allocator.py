@@ -123,6 +123,18 @@ def test_a_full_device_is_no_fragmentation(tmp_path: Path) -> None:
     assert entry["replay"]["best"] is None
 
 
+def test_what_is_free_here_and_there_may_be_enough(tmp_path: Path) -> None:
+    """119 MiB in pieces and 50 on the device are enough for 150, if they lay together."""
+    halves, told = in_pieces(50 * MIB)
+    told[-1]["size"] = 150 * MIB
+    entry, _ = analysed(snapshot(tmp_path / "s.pickle", halves, told))
+    assert entry["failures"][0]["kind"] == "scattered"
+    # One segment of 240 MiB, of which 60 + 61 are in use: 31 more, in pages of 20, make room.
+    assert entry["replay"] is not None
+    assert entry["replay"]["best"] is not None
+    assert entry["replay"]["best"]["peak_reserved_bytes"] == 280 * MIB
+
+
 def test_a_limit_of_the_process_is_told(tmp_path: Path) -> None:
     told = events(("segment_alloc", A, 120 * MIB), ("alloc", A, 120 * MIB), ("oom", 900 * MIB, 100 * MIB))
     entry, _ = analysed(snapshot(tmp_path / "s.pickle", [segment(A, (120 * MIB, "active_allocated"))], told))
