@@ -44,6 +44,7 @@ def render(report: Report, console: Console) -> None:
     text_memory.section(report, writer)
     text_stragglers.section(report, writer)
     _slowdown(report, writer)
+    _replay(report, writer)
     text_pipeline.section(report, writer)
     _kernels(report, writer)
     _doubts(report, writer)
@@ -195,6 +196,19 @@ def _slowdown(report: Report, writer: Writer) -> None:
         worst = sorted(by.items(), key=lambda item: -item[1])[:3]
         if worst:
             writer.line(f"by {word}: " + ", ".join(f"{name} {value:.3f}" for name, value in worst), indent=2)
+
+
+def _replay(report: Report, writer: Writer) -> None:
+    """How far predictions can be trusted."""
+    replay = report.get("replay")
+    if replay is None or replay["measured_step_ns"] is None or replay["error_frac"] is None:
+        return
+    writer.heading("Replay")
+    measured, replayed = (units.duration(replay[key]) for key in ("measured_step_ns", "replayed_step_ns"))
+    steps = units.plural(replay["steps"], "step")
+    writer.line(f"{steps} replayed unchanged: {replayed} for {measured}, {replay['error_frac']:.1%} off")
+    if replay["why"]:
+        writer.line(f"No predictions: {replay['why']}", indent=2)
 
 
 def _replayed(slowdown: Slowdown) -> str:
