@@ -40,7 +40,7 @@ def changed(now: Choice, change: Algorithm) -> Choice:
 
 
 def predict(
-    op: str, nbytes: int, place: Place, now: Choice | None, then: Choice, fitted: CostModel
+    op: str, nbytes: int, place: Place, now: Choice | None, then: Choice | None, fitted: CostModel
 ) -> Estimate | Refused:
     """What `op` over an array of `nbytes` takes by `then`, given the costs fitted while NCCL chose `now`.
 
@@ -50,7 +50,7 @@ def predict(
     """
     factor = busbw_factor(op, place.ranks)
     refusal = _refusal(op, place, now, then, fitted, factor)
-    if refusal is not None or now is None or factor is None or fitted.error is None:
+    if refusal is not None or now is None or then is None or factor is None or fitted.error is None:
         return refusal or Refused("nothing to predict from")
     same = (now.algorithm, now.protocol) == (then.algorithm, then.protocol)
     fixed, moved = fitted.alpha, fitted.beta * factor * nbytes
@@ -69,9 +69,9 @@ def predict(
 
 
 def _refusal(
-    op: str, place: Place, now: Choice | None, then: Choice, fitted: CostModel, factor: float | None
+    op: str, place: Place, now: Choice | None, then: Choice | None, fitted: CostModel, factor: float | None
 ) -> Refused | None:
-    if now is None:
+    if now is None or then is None:
         return Refused(
             "the trace does not tell which algorithm NCCL chose: add a log of NCCL_DEBUG=INFO with "
             "NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING"

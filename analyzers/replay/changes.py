@@ -61,11 +61,13 @@ class LinkSpeed:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Collectives by another NCCL algorithm or protocol, or over more channels; None keeps what is."""
+    """Collectives by another NCCL algorithm or protocol, or over more channels; None keeps what is. `op` limits it
+    to one operation (`all_reduce`…)."""
 
     algorithm: str | None = None
     protocol: str | None = None
     channels: int | None = None
+    op: str | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analyzers.replay import buckets, changes, fsdp, host, links, loader, ranks
+from analyzers.replay import algorithm, buckets, changes, fsdp, host, links, loader, ranks
 from analyzers.replay.graph import Graph, UnreplayableError
 from analyzers.replay.rewriting import Rewrite, Rewritten, Setting
 
@@ -14,6 +14,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.GroupModules: fsdp.group_modules,
     changes.WireBytes: links.wire_bytes,
     changes.LinkSpeed: links.link_speed,
+    changes.Algorithm: algorithm.algorithm,
     changes.MoreRanks: links.more_ranks,
     changes.LoaderWorkers: loader.loader_workers,
     changes.PinnedCopies: host.pinned_copies,
@@ -25,8 +26,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.ReplacedRank: ranks.replaced_rank,
 }
 
-_UNTOLD = {
-    changes.Algorithm: "what other algorithms and protocols cost is not told: run gpuscope bench with each",
+_UNTOLD: dict[type, str] = {
     changes.SequenceParallel: "it moves as many bytes in two collectives instead of one; what it saves, memory and "
     "compute of norms and dropout, the trace does not tell: run it",
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from analyzers.nccl_model.facts import Facts
 from analyzers.replay.graph import Edge, Graph, Node
 from gpuscope.trace.table import Mask, Times
 
@@ -21,6 +22,8 @@ class Setting:
     """Model of the devices; empty where training threads are the devices."""
     complete: bool
     """Whether all ranks of the job are there."""
+    nccl: Facts | None = None
+    """What the run tells of NCCL's choices; None where that was not asked."""
     bias: int = 0
     """-1: what is assumed turns out well, 0: as expected, 1: badly."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -12,9 +13,11 @@ from analyzers import clocks
 from analyzers.base import Result
 from analyzers.lanes import count_steps
 from analyzers.matching import match
+from analyzers.nccl_model.facts import Facts
 from analyzers.replay.changes import Change, Predicted, Refused
 from analyzers.replay.engine import CircleError, replay
 from analyzers.replay.graph import Graph, UnreplayableError
+from analyzers.replay.pipeline import PipelineChange, PipelineReplay, pipeline_replay
 from analyzers.replay.ranks_joined import joined
 from analyzers.replay.recording import Recorded, variation
 from analyzers.replay.rewrites import rewrite
@@ -43,6 +46,7 @@ class Replayer:
         self.error_frac: float | None = None
         """|replayed − measured| / measured, of the mean step."""
         self._graph: Graph | None = None
+        self._trace = trace
         self._before = _step_ns(lanes)
         self._variation = _variation(recorded)
         self._setting = _setting(trace)
@@ -72,6 +76,8 @@ class Replayer:
     def predict(self, change: Change | Sequence[Change]) -> Predicted | Refused:
         """The step time with a change, or with several made one after the other."""
         changes = list(change) if isinstance(change, Sequence) else [change]
+        if any(isinstance(one, PipelineChange) for one in changes):
+            return self._pipelined(changes)
         if self.why or self._graph is None or not self.replayed_step_ns:
             return Refused(self.why or "nothing was replayed")
         try:
@@ -91,6 +97,36 @@ class Replayer:
             high=round(max(times) + margin * after),
             basis=f"{self._basis()}; {outcomes[1][1]}",
         )
+
+    def _pipelined(self, changes: Sequence[Change]) -> Predicted | Refused:
+        """Another schedule, split or number of micro-batches: the pipeline's part of the step laid out anew."""
+        (change, *others) = changes
+        pipeline = self._pipeline
+        if others or not isinstance(change, PipelineChange):
+            return Refused("a change of the pipeline is predicted alone: its order is laid out anew")
+        if pipeline is None:
+            return Refused(
+                "no step holds all computations of a pipeline: record every stage, with ranges per micro-batch"
+            )
+        if pipeline.error_frac > MAX_ERROR:
+            return Refused(f"the pipeline replayed unchanged misses its measured length by {pipeline.error_frac:.1%}")
+        try:
+            saved = [pipeline.saved(change, bias) for bias in (-1, 0, 1)]
+        except UnreplayableError as error:
+            return Refused(str(error))
+        except CircleError:
+            return Refused("in that order stages would wait for each other for ever")
+        before = self._before or pipeline.step_ns
+        times = [before - ns for ns in saved]
+        margin = (max(pipeline.error_frac, pipeline.mean_error_frac) + self._variation) * times[1]
+        return Predicted(
+            round(before), max(0, round(times[1])), max(0, round(min(times) - margin)), round(max(times) + margin),
+            pipeline.basis(change),
+        )  # fmt: skip
+
+    @cached_property
+    def _pipeline(self) -> PipelineReplay | None:
+        return pipeline_replay(self._trace) if len(self._trace["operations"]) else None
 
     def _replayed(self, changes: Sequence[Change], bias: int) -> tuple[float, str]:
         graph, basis = self._graph, []
@@ -164,4 +200,5 @@ def _setting(trace: Trace) -> Setting:
         backend="" if backend == NO_NAME else trace.names[backend],
         gpu="" if gpu == NO_NAME or int(ranks["device"][0]) == NA else trace.names[gpu],
         complete=len(trace.ranks) >= (int(sizes.max()) if len(sizes) else 1),
+        nccl=Facts(trace),
     )

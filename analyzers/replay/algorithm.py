@@ -1,0 +1,40 @@
+"""Collectives by another of NCCL's algorithms or protocols, or over more channels."""
+
+from __future__ import annotations
+
+from analyzers.nccl_model.predict import changed, predict
+from analyzers.replay.changes import Algorithm, Refused
+from analyzers.replay.costs import bus_bytes, costs
+from analyzers.replay.graph import Graph, UnreplayableError
+from analyzers.replay.links import rescaled
+from analyzers.replay.rewriting import Rewritten, Setting
+
+
+def algorithm(graph: Graph, change: Algorithm, setting: Setting) -> Rewritten:
+    """Each transfer times what NCCL's cost model says of the other choice, held to the costs fitted to the run.
+
+    Refused as a whole where it can't be told for one of the calls: half a change is none that anyone can set.
+    """
+    found = costs(graph, setting)
+    ratio: dict[int, float] = {}
+    basis: set[str] = set()
+    for call, own in enumerate(graph.calls):
+        size = bus_bytes(graph, call)
+        if (change.op is not None and own.op != change.op) or not size or not own.bytes or (own.group_size or 0) < 2:
+            continue
+        if setting.nccl is None:
+            raise UnreplayableError("nothing is known of NCCL's choices: record with NCCL_DEBUG=INFO")
+        place = setting.nccl.place(own.group_size or 0)
+        if isinstance(place, Refused):
+            raise UnreplayableError(place.why)
+        now = setting.nccl.choice(own.op, own.bytes, own.group_size or 0)
+        then = changed(now, change) if now is not None else None
+        model = found.model(graph, call)
+        told = predict(own.op, own.bytes, place, now, then or now, model)
+        if isinstance(told, Refused):
+            raise UnreplayableError(told.why)
+        ratio[call] = {-1: told.low, 0: told.ns, 1: told.high}[setting.bias] / max(model.expected(size), 1)
+        basis.add(told.basis)
+    if not ratio:
+        raise UnreplayableError(f"the replayed steps hold no {change.op or 'collective'} of known size")
+    return Rewritten(rescaled(graph, found, ratio), "; ".join(sorted(basis)))
