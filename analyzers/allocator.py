@@ -137,7 +137,7 @@ def _failure(history: History, growth: Growth, allocated: int, reserved: int, fr
     device_free = None if event.device_free == NA else event.device_free
     usable = free_sizes(state_before(history, growth.row), event.stream, event.size <= SMALL_SIZE)
     largest = memory(usable[0]) if usable else "none"
-    asked = memory(event.requested)
+    asked = f"a request of {memory(event.requested)}"
     lay = f"{memory(free)} lay free in reserved blocks, the largest of its own pool {largest}"
     left = "" if device_free is None else f", and {memory(device_free)} on the device"
     if growth.fragmented:

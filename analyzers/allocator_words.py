@@ -42,7 +42,7 @@ def _failed(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
         "full": "no setting of the allocator makes room: the job needs less in use at once",
     }
     cause = advice[kinds.pop()] if len(kinds) == 1 else "some by fragmentation, some for want of memory"
-    message = f"{plural(len(seen), 'request')} for memory failed; {cause}. {first}"
+    message = f"{plural(len(seen), 'request')} for memory failed; {cause}. {first[0].upper()}{first[1:]}"
     evidence = list(seen.values())
     return FindingEntry(
         code="out_of_memory",

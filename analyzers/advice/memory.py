@@ -60,14 +60,14 @@ def _outcome(case: Case, entry: MemoryEntry, replay: AllocatorReplayEntry, best:
 
 def _basis(entry: MemoryEntry, replay: AllocatorReplayEntry, best: AllocatorChangeEntry) -> str:
     now, then = replay["peak_reserved_bytes"], best["peak_reserved_bytes"]
-    gains = [f"peak of reserved memory {memory(now)} → {memory(then)}"]
+    gains = [f"peak of reserved memory {memory(now)} → {memory(then)}"] if now != then else []
     if replay["failed"] > best["failed"]:
         gains.append(f"failed requests {replay['failed']} → {best['failed']}")
     if replay["retries"] > best["retries"]:
         gains.append(f"retries {replay['retries']} → {best['retries']}")
     return (
         f"{', '.join(gains)}, by replaying {plural(entry['events'], 'recorded event')} of rank {entry['rank']} under "
-        f"this setting; replayed as it was, the peak is {replay['error_frac']:+.1%} of the recorded one"
+        f"this setting; replayed as it was, the peak is off by {replay['error_frac']:+.1%}"
     )
 
 

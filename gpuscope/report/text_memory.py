@@ -74,7 +74,7 @@ def replay_lines(replay: AllocatorReplayEntry) -> list[str]:
     """How well the allocator's model reproduces the record, and what other settings would have needed."""
     peak = units.memory(replay["peak_reserved_bytes"])
     lines = [
-        f"Replayed as it was: peak reserved {peak} ({replay['error_frac']:+.2%} of the recorded one), "
+        f"Replayed as it was: peak reserved {peak} (off by {replay['error_frac']:+.2%}), "
         f"{units.share(replay['placed_frac'])} of the requests at the recorded address"
         + (f"; other settings can't be predicted: {replay['why']}" if replay["why"] else "")
     ]
