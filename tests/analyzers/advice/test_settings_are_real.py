@@ -22,7 +22,7 @@ def proposed(*frameworks: str, cpu: bool = False) -> Iterator[Setting]:
     asked["ranks"] = [{"device": None if cpu else 0}]  # type: ignore[typeddict-item]
     case = Case(asked, lambda _: Refused("a test"))
     for rule in rules():
-        for code in set(rule.answers) & set(CLASS_OF):
+        for code in set(rule.answers) & {*CLASS_OF, "out_of_memory"} if rule.name != "memory" else ():
             yield from (proposal.setting for proposal in rule.propose(case, finding(code)))
 
 
@@ -83,6 +83,7 @@ def test_fsdp_has_what_is_proposed() -> None:
         assert not member or hasattr(target, member) or member in inspect.signature(target).parameters
     assert fsdp.MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
     assert fsdp.ShardingStrategy.SHARD_GRAD_OP
+    assert fsdp.CPUOffloadPolicy()
 
 
 def test_transformers_has_its_arguments() -> None:
@@ -110,4 +111,6 @@ def test_compile_and_checkpoint_have_what_is_proposed() -> None:
 
     assert [eval(mode) for mode in values("torch.compile.mode", [])] == ["reduce-overhead"]
     torch.compile(lambda x: x, mode="reduce-overhead")
+    assert values("torch.utils.checkpoint.checkpoint.use_reentrant", []) == ["False"]
+    assert "use_reentrant" in inspect.signature(torch.utils.checkpoint.checkpoint).parameters
     assert callable(dcp.async_save)
