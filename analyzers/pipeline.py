@@ -15,7 +15,7 @@ from analyzers.pipelines.bubbles import bubbles
 from analyzers.pipelines.culprits import few_micro_batches, imbalance
 from analyzers.pipelines.flushes import Flush, flushes
 from analyzers.pipelines.gains import MORE, Means, Replayed, means, replays
-from analyzers.pipelines.replay import Key, Place
+from analyzers.pipelines.replay import Key
 from analyzers.pipelines.schedules import Recognised, ideal, recognise
 from analyzers.pipelines.stages import StageMap, stage_map
 from analyzers.summary import LaneSummary
@@ -189,7 +189,9 @@ def _timeline(
     }
 
 
-def _entries(flush: Flush, places: Mapping[Key, Place] | None, stages: StageMap) -> Iterator[PipelineComputation]:
+def _entries(
+    flush: Flush, places: Mapping[Key, tuple[float, float]] | None, stages: StageMap
+) -> Iterator[PipelineComputation]:
     """The computations of a flush as recorded, or at these places."""
     rank = {place: rank for rank, place in stages.places.items()}
     begin, _ = flush.span

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+import numpy as np
+
 from analyzers.pipelines.flushes import Flush
-from analyzers.pipelines.replay import Key, Place, even, placed
+from analyzers.pipelines.replay import Key, Order, even, order_of, placed
 
 MORE = 2
 """So many times the micro-batches."""
@@ -21,8 +23,8 @@ class Replayed:
     flush: Flush
     as_it_was: float
     evened: float
-    even_places: Mapping[Key, Place]
-    """When each computation would run if the split were even."""
+    even_places: Mapping[Key, tuple[float, float]]
+    """Start and end of each computation if the split were even, from when the pipeline begins to fill."""
     busiest: float
     """What the stage with the most to compute computes."""
 
@@ -40,19 +42,26 @@ class Replayed:
 
 def replays(flushes: Sequence[Flush]) -> list[Replayed]:
     """Each flush replayed; without those whose order can't be followed."""
-    found = []
+    alike: dict[Order, list[Flush]] = defaultdict(list)
     for flush in flushes:
-        mean = even(flush)
-        as_it_was = placed(flush, lambda one: one.duration)
-        evened = placed(flush, lambda one, mean=mean: mean[one.kind])  # type: ignore[misc]
-        if as_it_was is not None and evened is not None:
-            busiest = max(sum(one.duration for one in own) for own in flush.stages)
-            found.append(Replayed(flush, _length(as_it_was), _length(evened), evened, busiest))
-    return found
+        alike[order_of(flush)].append(flush)
+    return [one for order, own in alike.items() for one in _replayed(order, own)]
 
 
-def _length(places: Mapping[Key, Place]) -> float:
-    return max(end for _, end in places.values())
+def _replayed(order: Order, flushes: Sequence[Flush]) -> Iterator[Replayed]:
+    """Flushes of one order, all at once."""
+    took = np.array([[one.duration for own in flush.stages for one in own] for flush in flushes], np.float64)
+    means = [even(flush) for flush in flushes]
+    keys = [key for own in order for key in own]
+    as_it_was = placed(order, {key: took[:, at] for at, key in enumerate(keys)})
+    evened = placed(order, {key: np.array([mean[key[0]] for mean in means]) for key in keys})
+    if as_it_was is None or evened is None:
+        return
+    lengths, even_lengths = as_it_was.length, evened.length
+    for at, flush in enumerate(flushes):
+        places = {key: (float(evened.start[key][at]), float(evened.end[key][at])) for key in keys}
+        busiest = max(sum(one.duration for one in own) for own in flush.stages)
+        yield Replayed(flush, float(lengths[at]), float(even_lengths[at]), places, busiest)
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,66 @@
-"""Computations of a pipeline laid out anew: each starts when what it needs is there, messages take no time."""
+"""Computations of pipelines laid out anew: each starts when what it needs is there, messages take no time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from statistics import fmean
 
-from analyzers.pipelines.flushes import Computation, Flush
+import numpy as np
+
+from analyzers.pipelines.flushes import Flush
+from gpuscope.trace.table import Array
 
 Key = tuple[str, int, int]
-Place = tuple[float, float]
-"""Start and end in ns after the pipeline began to fill."""
+Order = tuple[tuple[Key, ...], ...]
+"""What each stage computes, in its order."""
 
 
-def placed(flush: Flush, duration: Callable[[Computation], float]) -> dict[Key, Place] | None:
-    """When each computation would run with the recorded order on each stage and these durations; None where a stage
+@dataclass(frozen=True)
+class Placed:
+    """Start and end of each computation in ns after the pipelines began to fill, shape (flushes,)."""
+
+    start: Mapping[Key, Array]
+    end: Mapping[Key, Array]
+
+    @property
+    def length(self) -> Array:
+        """ns from filling to draining, shape (flushes,)."""
+        return np.asarray(reduce(np.maximum, self.end.values()))
+
+
+def order_of(flush: Flush) -> Order:
+    """The order in which a flush was computed."""
+    return tuple(tuple(one.key for one in own) for own in flush.stages)
+
+
+def placed(order: Order, durations: Mapping[Key, Array]) -> Placed | None:
+    """When each computation would run in that order with these durations (ns, shape (flushes,)); None where a stage
     would wait for ever (its order is not the recorded one, or something is missing)."""
-    last_chunk = max(one.model_chunk for own in flush.stages for one in own)
-    places: dict[Key, Place] = {}
-    free = [0.0] * len(flush.stages)
-    at = [0] * len(flush.stages)
-    left = sum(map(len, flush.stages))
+    last_chunk = max(chunk for own in order for _, chunk, _ in own)
+    starts: dict[Key, Array] = {}
+    ends: dict[Key, Array] = {}
+    at = [0] * len(order)
+    left = sum(map(len, order))
     while left:
         before = left
-        for stage, own in enumerate(flush.stages):
+        for stage, own in enumerate(order):
             while at[stage] < len(own):
-                one = own[at[stage]]
-                needs = _needs(one.key, last_chunk)
-                if any(key not in places for key in needs):
+                key = own[at[stage]]
+                needs = _needs(key, last_chunk)
+                if any(need not in ends for need in needs):
                     break
-                start = max(free[stage], *(places[key][1] for key in needs), 0.0)
-                free[stage] = start + duration(one)
-                places[one.key] = start, free[stage]
+                after = [ends[need] for need in needs]
+                if at[stage]:
+                    after.append(ends[own[at[stage] - 1]])
+                starts[key] = reduce(np.maximum, after) if after else np.zeros_like(durations[key])
+                ends[key] = starts[key] + durations[key]
                 at[stage] += 1
                 left -= 1
         if left == before:
             return None
-    return places
+    return Placed(starts, ends)
 
 
 def _needs(key: Key, last_chunk: int) -> Sequence[Key]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import gpuscope
 from analyzers.pipelines.bubbles import bubbles, shared_out
 from analyzers.pipelines.flushes import Computation, Flush
-from analyzers.pipelines.replay import placed
+from analyzers.pipelines.replay import order_of, placed
 from analyzers.pipelines.schedules import ideal, recognise
 from gpuscope.report.pipeline_schema import Pipeline
 from gpuscope.report.schema import Report
@@ -74,10 +74,9 @@ def test_known_schedules_and_their_ideal_bubble(recorded: Flush, name: str, bubb
     found = recognise(recorded)
     assert found.name == name
     assert ideal(found, 2).bubble_frac == pytest.approx(bubble)
-    places = placed(recorded, lambda _: 1.0)
-    assert places is not None
-    length = max(end for _, end in places.values())
-    assert 1 - len(recorded.stages[0]) / length == pytest.approx(bubble)
+    laid_out = placed(order_of(recorded), dict.fromkeys(sum(order_of(recorded), ()), np.ones(1)))
+    assert laid_out is not None
+    assert 1 - len(recorded.stages[0]) / laid_out.length[0] == pytest.approx(bubble)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,8 @@ def test_any_other_order_is_unknown_with_the_reason(stages: tuple[str, ...], say
 
 def test_stages_that_wait_for_each_other_are_not_replayed() -> None:
     """Stage 1 wants micro-batch 1 first, which stage 0 sends only after it got back the gradient of 0."""
-    assert placed(flush("F0.0 B0.0 F0.1 B0.1", "F1.1 B1.1 F1.0 B1.0"), lambda _: 1.0) is None
+    order = order_of(flush("F0.0 B0.0 F0.1 B0.1", "F1.1 B1.1 F1.0 B1.0"))
+    assert placed(order, dict.fromkeys(sum(order, ()), np.ones(1))) is None
 
 
 # ---- bubbles ----
