@@ -22,6 +22,12 @@ from gpuscope.trace.trace import Trace
 REPORT_ONLY = "this is a report without its trace: open the trace itself (gpuscope dashboard TRACE) to see events"
 
 
+ALWAYS = frozenset(
+    ("trace", "verdict", "ranks", "steps", "collectives", "stragglers", "kernels", "findings", "problems", "analyzers")
+)
+"""Keys that every report has had since the first schema; what came later may be missing from an older file."""
+
+
 @dataclass(frozen=True)
 class OpenRun:
     """One run. `key` stands in addresses, `label` is for people, `report` the document of `analyze --json`."""
@@ -108,7 +114,7 @@ def read_report(path: Path) -> Report | None:
         document: Any = msgspec.json.decode(path.read_bytes())
     except msgspec.DecodeError as error:
         raise InputError(f"{path}: a gpuscope report that is no JSON: {error}", hint="write it again") from error
-    missing = Report.__required_keys__ - set(document if isinstance(document, dict) else ())
+    missing = ALWAYS - set(document if isinstance(document, dict) else ())
     if missing:
         raise InputError(
             f"{path}: a gpuscope report without {', '.join(sorted(missing))}",

@@ -1,0 +1,63 @@
+"""Runs, a served dashboard and one headless Chromium for all tests of the dashboard."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+pytest.importorskip("dash")
+
+from helpers.browser import Browser
+from helpers.pair import write_pair
+
+from analyzers.runner import Options
+from dashboards.app import create_app
+from dashboards.data.runs import OpenRun, Runs, open_run
+from dashboards.server import listen
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
+    """The run of `write_pair`."""
+    return open_run("2", str(write_pair(tmp_path_factory.mktemp("pair"))), Options())
+
+
+@pytest.fixture(scope="session")
+def slow_rank(samples: Path) -> OpenRun:
+    """A CPU run of ours on gloo, whose rank 1 is slow."""
+    return open_run("1", str(samples / "ddp_slow_rank"), Options())
+
+
+@pytest.fixture(scope="session")
+def served(slow_rank: OpenRun, pair: OpenRun) -> Iterator[str]:
+    """The address of a dashboard of both runs."""
+    with listen("127.0.0.1", 0) as server:
+        server.set_app(create_app(Runs([slow_rank, pair])).server)
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of a worker."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no chromium and chromedriver on PATH")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for switch in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1400,1000"):
+        options.add_argument(f"--{switch}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        yield Browser(started)
+    finally:
+        started.quit()

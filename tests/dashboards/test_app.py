@@ -1,0 +1,159 @@
+"""The application: who is answered, what is served, and that two of them share nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+
+from analyzers.runner import Options
+from dashboards.app import create_app
+from dashboards.data.runs import OpenRun, Runs, open_run
+from dashboards.pages.base import Shown, pages
+from dashboards.security import COOKIE, plain
+from dashboards.server import address, listen
+from dashboards.shell import draw
+from dashboards.state import View
+from gpuscope.errors import InputError, UsageError
+from gpuscope.report.json import dumps
+
+
+def client(*runs: OpenRun, token: str | None = None) -> FlaskClient:
+    return create_app(Runs(runs), token).server.test_client()
+
+
+def test_without_the_token_nothing_is_answered(pair: OpenRun) -> None:
+    viewer = client(pair, token="right")
+    for path in (
+        "/",
+        "/?token=wrong",
+        "/?token=%C3%A4",
+        "/_dash-layout",
+        "/assets/gpuscope.js",
+        "/download/2/ranks.csv",
+    ):
+        assert viewer.get(path).status_code == 401
+    assert viewer.post("/_dash-update-component?token=right", json={}).status_code == 401
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_address(pair: OpenRun) -> None:
+    viewer = client(pair, token="right")
+    answer = viewer.get("/timeline?run=2&token=right")
+    assert (answer.status_code, answer.headers["Location"]) == (302, "/timeline?run=2")
+    assert "HttpOnly" in answer.headers["Set-Cookie"]
+    assert "SameSite=Strict" in answer.headers["Set-Cookie"]
+    assert viewer.get("/").status_code == 200
+    viewer.set_cookie(COOKIE, "wrong")
+    assert viewer.get("/").status_code == 401
+    # Nor does it lead to another host.
+    assert viewer.get("//elsewhere.example/?token=right").headers["Location"].count("/") == 1
+
+
+def test_without_a_token_only_this_machines_own_name_is_answered(pair: OpenRun) -> None:
+    viewer = client(pair)
+    assert viewer.get("/", base_url="http://127.0.0.1:8050").status_code == 200
+    assert viewer.get("/", base_url="http://localhost").status_code == 200
+    assert viewer.get("/", base_url="http://elsewhere.example").status_code == 403
+
+
+def test_everything_a_page_loads_comes_from_here(pair: OpenRun) -> None:
+    answer = client(pair).get("/")
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe-eval" not in policy
+    assert "script-src 'self' 'sha256-" in policy
+    page = answer.get_data(as_text=True)
+    assert 'src="http' not in page
+    assert 'href="http' not in page
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/download/2/../../etc/passwd", "/download/2/%2e%2e%2fsecret.csv", "/download/9/ranks.csv", "/download/2/nope.csv",
+     "/assets/../app.py", "/assets/%2e%2e/app.py", "/download/9/perfetto.json.gz"],
+)  # fmt: skip
+def test_nothing_else_is_served(pair: OpenRun, path: str) -> None:
+    answer = client(pair).get(path)
+    # Any other address is the application itself, which says that there is no such page.
+    assert answer.status_code == 404 or b"react-entry-point" in answer.data
+
+
+def test_a_section_as_csv(pair: OpenRun) -> None:
+    answer = client(pair).get("/download/2/ranks.csv")
+    head, first, *_ = answer.get_data(as_text=True).splitlines()
+    assert head.startswith("rank,device,")
+    assert first.startswith("0,0,")
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="ranks.csv"'
+
+
+def test_two_dashboards_share_nothing(pair: OpenRun, slow_rank: OpenRun) -> None:
+    first, second = client(pair), client(slow_rank, token="t")
+    second.get("/?token=t")
+    assert first.get("/download/2/ranks.csv").status_code == 200
+    assert second.get("/download/2/ranks.csv").status_code == 404
+    assert second.get("/download/1/ranks.csv").status_code == 200
+    assert first.get("/").status_code == 200  # and asks for no token
+
+
+def test_a_report_alone_says_what_to_open_for_events(pair: OpenRun, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(dumps(pair.report), encoding="utf-8")
+    run = open_run("1", str(path), Options())
+    assert run.report["ranks"] == pair.report["ranks"]
+    shown = Shown(run, View(), Runs([run]), dark=False)
+    assert "open the trace itself" in str(draw("/timeline", shown))
+    for page in pages():
+        assert "can't be drawn" not in str(draw(page.path, shown))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [('{"schema_version": 1, "gpuscope_version": "0.1.0"}', "without analyzers"),
+     ('{"schema_version": 1, "gpuscope_version": "0.1.0", "ranks": [', "no JSON")],
+)  # fmt: skip
+def test_a_report_that_is_cut_off_or_old_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "report.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=told):
+        open_run("1", str(tmp_path / "report.json"), Options())
+
+
+def test_an_unknown_page_run_or_rank_is_told(pair: OpenRun) -> None:
+    shown = Shown(pair, View("9", ranks=frozenset({5})), Runs([pair]), dark=False)
+    drawn = str(draw("/nowhere", shown)) + str(draw("/", shown))
+    for told in ("There is no page /nowhere", "No run 9 is open", "This run has no rank 5"):
+        assert told in drawn
+
+
+def test_a_page_that_breaks_says_so(pair: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = type(pages()[0])("/broken", "Broken", 99, lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr("dashboards.shell.pages", lambda: (broken,))
+    assert "ZeroDivisionError" in str(draw("/broken", Shown(pair, View(), Runs([pair]), dark=False)))
+
+
+def test_a_port_in_use_is_told_with_a_way_out() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use") as told, listen("127.0.0.1", port):
+            pass
+        assert "--port" in str(told.value)
+    with listen("127.0.0.1", 0) as server:
+        assert address("127.0.0.1", server.port, "a b") == f"http://127.0.0.1:{server.port}/?token=a+b"
+
+
+def test_names_are_plain_text() -> None:
+    assert plain("<b>&\x1b[0m") == "&lt;b&gt;&amp;\\x1b[0m"
+
+
+def test_no_state_is_in_a_module(pair: OpenRun) -> None:
+    """What a viewer is shown depends on the address and the run alone: drawing one view does not change another."""
+    runs = Runs([pair])
+    shown = Shown(pair, View(ranks=frozenset({0})), runs, dark=False)
+    before = json.dumps(draw("/", shown).to_plotly_json(), default=str)
+    for page in pages():
+        draw(page.path, Shown(pair, View(ranks=frozenset({1}), steps=(1, 1)), runs, dark=True))
+    assert json.dumps(draw("/", shown).to_plotly_json(), default=str) == before

@@ -1,0 +1,55 @@
+"""A headless Chromium for tests of the dashboard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+class Browser:
+    """A headless Chromium; waits for what it is asked for."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, address: str, page: str) -> None:
+        """Open an address and wait until its page is drawn and its graphs too."""
+        self.driver.get(address)
+        self.drawn(page)
+
+    def drawn(self, page: str) -> None:
+        """Wait until the page is drawn."""
+        self.wait(lambda: self.script("return document.querySelector('[data-page]')?.dataset.page") == page)
+        self.wait(lambda: self.script("return !document.querySelector('[data-dash-is-loading]')"))
+        self.wait(
+            lambda: self.script(
+                "return [...document.querySelectorAll('.js-plotly-plot')].every(g => g.querySelector('.main-svg'))"
+            )
+        )
+
+    def script(self, text: str, *arguments: Any) -> Any:
+        """What a piece of JavaScript returns."""
+        return self.driver.execute_script(text, *arguments)
+
+    def find(self, css: str) -> Any:
+        """The first element, once it is there."""
+        return self.wait(lambda: next(iter(self.driver.find_elements("css selector", css)), None))
+
+    def text(self) -> str:
+        """The text of the page."""
+        return str(self.script("return document.body.innerText"))
+
+    def wait(self, ask: Callable[[], Answer], seconds: float = 15) -> Answer:
+        """What `ask` answers once that is true. Raises `AssertionError` when it does not come to be."""
+        until = time.monotonic() + seconds
+        while not (answer := ask()):
+            assert time.monotonic() < until, f"waited in vain; the page: {self.text()[:2000]}"
+            time.sleep(0.05)
+        return answer
+
+    def errors(self) -> list[str]:
+        """What the console has complained of since the last call."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
