@@ -43,7 +43,7 @@ def section_rows(report: Report) -> dict[str, list[Row]]:
         ],
         "suggestions": [
             {"position": at, **_pick(entry, "code", "finding", "action"),
-             **{f"setting_{key}": str(value) for key, value in entry["setting"].items()},
+             **{f"setting_{key}": value for key, value in _pick(entry["setting"], "kind", "name", "value").items()},
              **_pick(entry["predicted"], "step_ns_before", "step_ns_after", "low_ns", "high_ns", "basis")}
             for at, entry in enumerate(report["suggestions"])
         ],

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from helpers.cli import Done, call
 from helpers.reports import report
 
 from gpuscope.report.json import dumps
@@ -19,10 +18,13 @@ INPUT = {"code": "input", "severity": "high", "message": "waits", "ranks": [0], 
          "share_frac": 0.2, "evidence": []}  # fmt: skip
 
 
-def gpuscope(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if key != "GITHUB_ACTIONS"} | environment
-    command = [sys.executable, "-m", "gpuscope", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def gpuscope(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    return lambda *args: call(capsys, *args)
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def slower(tmp_path: Path) -> Path:
     return path
 
 
-def test_diff(baseline: Path, slower: Path) -> None:
+def test_diff(gpuscope: Call, baseline: Path, slower: Path) -> None:
     done = gpuscope("diff", baseline, slower)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Regression: step 100.0 ms → 110.0 ms, +10.0 %")
@@ -48,7 +50,7 @@ def test_diff(baseline: Path, slower: Path) -> None:
     assert (document["verdict"]["result"], document["findings"]["gone"]) == ("improvement", ["input"])
 
 
-def test_check_fails_beyond_the_uncertainty_only(baseline: Path, slower: Path) -> None:
+def test_check_fails_beyond_the_uncertainty_only(gpuscope: Call, baseline: Path, slower: Path) -> None:
     """+10 % ± 1.15 %: more than 5 % for sure, not more than 10 %, and certainly not more than 20 %."""
     codes = {
         limit: gpuscope("check", slower, "--baseline", baseline, "--fail-on", limit).returncode
@@ -59,13 +61,13 @@ def test_check_fails_beyond_the_uncertainty_only(baseline: Path, slower: Path) -
     assert (done.returncode, "can't tell" in done.stdout) == (1, True)
 
 
-def test_check_of_new_findings(baseline: Path, slower: Path) -> None:
+def test_check_of_new_findings(gpuscope: Call, baseline: Path, slower: Path) -> None:
     asked = ("--fail-on", "20%", "--fail-on-finding", "high")
     assert gpuscope("check", slower, "--baseline", baseline, *asked).returncode == 1
     assert gpuscope("check", slower, "--baseline", slower, *asked).returncode == 0
 
 
-def test_junit(baseline: Path, slower: Path, tmp_path: Path) -> None:
+def test_junit(gpuscope: Call, baseline: Path, slower: Path, tmp_path: Path) -> None:
     path = tmp_path / "checks.xml"
     args = ("check", slower, "--baseline", baseline, "--fail-on-finding", "high", "--junit", path)
     assert gpuscope(*args).returncode == 1
@@ -76,12 +78,15 @@ def test_junit(baseline: Path, slower: Path, tmp_path: Path) -> None:
     assert (gpuscope(*args).returncode, path.read_text()) == (2, "mine")
 
 
-def test_annotations_where_github_runs_it(baseline: Path, slower: Path) -> None:
-    said = gpuscope("check", slower, "--baseline", baseline, "--json", GITHUB_ACTIONS="true")
+def test_annotations_where_github_runs_it(
+    gpuscope: Call, baseline: Path, slower: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gpuscope("check", slower, "--baseline", baseline).stderr == ""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    said = gpuscope("check", slower, "--baseline", baseline, "--json")
     assert said.stderr.startswith("::error title=gpuscope%3A step time::Regression: step 100.0 ms")
     assert "+10.0 %25" in said.stderr
     assert json.loads(said.stdout)["checks"][0]["status"] == "failed"
-    assert gpuscope("check", slower, "--baseline", baseline).stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,7 @@ def test_annotations_where_github_runs_it(baseline: Path, slower: Path) -> None:
         (["diff", "1", "{baseline}", "--store", "no/such.db"], 3),
     ],
 )
-def test_exit_codes_without_traceback(baseline: Path, args: list[str], code: int) -> None:
+def test_exit_codes_without_traceback(gpuscope: Call, baseline: Path, args: list[str], code: int) -> None:
     done = gpuscope(*(arg.format(baseline=baseline) for arg in args))
     assert done.returncode == code, done.stderr
     assert done.stderr

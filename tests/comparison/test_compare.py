@@ -124,6 +124,15 @@ def test_three_steps_of_which_one_differs_settle_nothing(recorded: dict[str, Sid
     assert made["causes"][0]["cause"] == "input"
 
 
+def test_what_was_predicted_for_a_recorded_run_is_held_against_the_next(recorded: dict[str, Side]) -> None:
+    """The slow loader's report suggests workers; without the slow loader a step takes 58 ms, of 112."""
+    made = compare(recorded["ddp_slow_loader"], recorded["ddp_healthy"], applied="loader_workers")
+    [proof] = [proof for proof in made["suggestions"] if proof["applied"]]
+    assert proof["measured_ns"] == pytest.approx(58.26e6, rel=0.01)
+    assert proof["gained_ns"] == pytest.approx(53.4e6, rel=0.01)
+    assert proof["held"] is not None
+
+
 def test_published_pair_is_neutral(shared_traces: Path) -> None:
     """nsys-ai calls it neutral: exposed communication of both GPUs 25.400 → 33.740 ms, the windows alike."""
     before, after = (

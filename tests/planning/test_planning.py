@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from helpers.cli import call
 
 from analyzers.planning.candidates import layouts
 from analyzers.planning.cluster import cluster_of
@@ -138,10 +137,9 @@ def test_wrong_use(wrong) -> None:  # type: ignore[no-untyped-def]
         wrong()
 
 
-def test_command() -> None:
-    command = [sys.executable, "-m", "gpuscope", "advise", "--model", "llama-3-8b,layers=16", "--cluster", "8xH100"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    document = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("advise", "--model", "llama-3-8b,layers=16", "--cluster", "8xH100")
+    text, document = call(capsys, *args).stdout, json.loads(call(capsys, *args, "--json").stdout)
     assert text.startswith(document["candidates"][0]["name"])
     assert set(document) == set(get_type_hints(Plan))
 
