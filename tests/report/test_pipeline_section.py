@@ -1,0 +1,74 @@
+"""The section `pipeline` in the terminal and in the page."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from gpuscope.report import html, text
+from gpuscope.report.pipeline_schema import Pipeline, PipelineRow
+from gpuscope.report.schema import Report
+
+
+def row(stage: int, rank: int, compute: int, parts: tuple[int, int, int, int]) -> PipelineRow:
+    names = ("warm_up", "steady", "drain", "imbalance")
+    return {
+        "pipeline": 0, "stage": stage, "rank": rank, "step": 3, "start_ns": 0, "dur_ns": 100, "compute_ns": compute,
+        "bubble_ns": dict(zip(names, parts, strict=True)),  # type: ignore[typeddict-item]
+    }  # fmt: skip
+
+
+@pytest.fixture
+def told() -> Pipeline:
+    """Two stages of 100 ns: stage 0 computes 50 of them, stage 1 80."""
+    return {
+        "basis": "a test",
+        "stages": [{"pipeline": 0, "stage": at, "rank": at, "model_chunks": [at]} for at in (0, 1)],
+        "untold": "",
+        "schedule": {
+            "name": "1f1b", "stages": 2, "micro_batches": 4, "chunks_per_stage": 1, "why": "it alternates",
+            "ideal_bubble_frac": 0.2, "ideal_basis": "a formula",
+        },
+        "bubble_frac": 0.35,
+        "rows": [row(0, 0, 50, (5, 5, 10, 30)), row(1, 1, 80, (10, 0, 10, 0))],
+        "even_split": {"micro_batches": 4, "pipeline_ns": 81, "step_factor": 0.81},
+        "more_micro_batches": {"micro_batches": 8, "pipeline_ns": 100, "step_factor": 1.0},
+    }  # fmt: skip
+
+
+def written(report: Report) -> list[str]:
+    out = io.StringIO()
+    text.render(report, Console(file=out, width=100, color_system=None))
+    lines = out.getvalue().splitlines()
+    return lines[lines.index("Pipeline") :]
+
+
+def test_terminal(healthy: Report, told: Pipeline) -> None:
+    assert written(healthy | {"pipeline": told})[1:9] == [  # type: ignore[operator]
+        "1 pipeline of 2 stages, told by a test",
+        "schedule: 1F1B with 4 micro-batches; it alternates",
+        "bubble: 35.0 % of the pipeline's time; ideal for this schedule 20.0 %: a formula",
+        "an even split of the stages: the step would take 0.810 times as long",
+        "twice the micro-batches, same batch: gains nothing",
+        "stage  ranks  compute  warm-up  steady   drain  imbalance",
+        "    0  0       50.0 %    5.0 %   5.0 %  10.0 %     30.0 %",
+        "    1  1       80.0 %   10.0 %     0 %  10.0 %        0 %",
+    ]
+
+
+def test_page(healthy: Report, told: Pipeline) -> None:
+    page = html.render(healthy | {"pipeline": told})  # type: ignore[operator]
+    assert "<li>schedule: 1F1B with 4 micro-batches; it alternates</li>" in page
+    assert page.count('<td class="n">30.0 %</td>') == 1
+    assert 'id="pipeline"' not in html.render(healthy)
+
+
+def test_what_is_not_told_stands_in_its_place(healthy: Report, told: Pipeline) -> None:
+    bare: Pipeline = {"basis": told["basis"], "stages": told["stages"], "untold": "record <ranges>"}
+    assert written(healthy | {"pipeline": bare})[1:3] == [  # type: ignore[operator]
+        "1 pipeline of 2 stages, told by a test",
+        "not told: record <ranges>",
+    ]
+    assert "record &lt;ranges&gt;" in html.render(healthy | {"pipeline": bare})  # type: ignore[operator]
