@@ -54,8 +54,8 @@ class Clocks:
     def local(self, rank: Array, time: Times) -> Times:
         """Times of the common clock on the ranks' own clocks, shape (n,)."""
         offset, drift = self._of(rank)
-        # To first order in the drift: its square is below 1e-6 of the distance to `at`.
-        return np.asarray(time + offset + np.rint(drift * (time + offset - self.at)).astype(np.int64))
+        gained = np.rint(drift / (1 - drift) * (time + offset - self.at)).astype(np.int64)
+        return np.asarray(time + offset + gained)
 
     def same(self, first: Array, second: Array) -> Array:
         """Whether two ranks read one clock, by pair; shape (n,)."""
@@ -199,9 +199,11 @@ def _solve(nodes: list[int], edges: list[_Edge], values: list[float]) -> dict[in
         step = 0.0 if _unclear(edge) else value
         right[a] -= weight * step
         right[b] += weight * step
-    solution = np.linalg.lstsq(normal, right, rcond=None)[0]
-    lowest = _lowest_tied(nodes, edges)
-    return {node: float(solution[place[node]] - solution[place[lowest[node]]]) for node in nodes}
+    for lowest in {place[node] for node in _lowest_tied(nodes, edges).values()}:
+        normal[lowest, :], normal[:, lowest], right[lowest] = 0, 0, 0
+        normal[lowest, lowest] = normal.diagonal().max()
+    solution = np.linalg.solve(normal, right)
+    return {node: float(solution[place[node]]) for node in nodes}
 
 
 def _lowest_tied(nodes: list[int], edges: list[_Edge]) -> dict[int, int]:

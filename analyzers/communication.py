@@ -35,8 +35,9 @@ def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:
     clock = clocks.estimate(trace, matched)
     measured = waits(trace, matched, clock, lanes)
     told = tell(trace, measured)
+    row_of_event = _row_of_event(trace)
     for lane in lanes:
-        result.causes[lane.key] = _attribute(trace, lane, told)
+        result.causes[lane.key] = _attribute(trace, lane, told, row_of_event)
     _tell_assumed(result, told)
     tell_unmatched(result, matched)
     result.sections["collectives"] = _table(trace, matched, measured)
@@ -84,7 +85,7 @@ def _tell_stragglers(
     result.sections["rank_steps"] = rank_steps(trace, measured, blamed, lanes) if len(found) else []
 
 
-def _attribute(trace: Trace, lane: LaneSummary, told: Told) -> dict[str, Attributed]:
+def _attribute(trace: Trace, lane: LaneSummary, told: Told, row_of_event: Times) -> dict[str, Attributed]:
     """Cut a lane's exposed communication by cause."""
     exposed = lane.exposed_communication
     if not len(exposed.start):
@@ -93,7 +94,7 @@ def _attribute(trace: Trace, lane: LaneSummary, told: Told) -> dict[str, Attribu
     low, high = np.searchsorted(device["rank"], [lane.rank, lane.rank + 1])
     mine = (device["device"][low:high] == lane.device) & (device["kind"][low:high] == Kind.COMMUNICATION)
     events = low + np.flatnonzero(mine)
-    row = _collective_of(trace["collectives"], events, device["launch"][events])
+    row = row_of_event[events]
     start, end = device["start"][events], device["end"][events]
     known = row != NA
     at = np.maximum(row, 0)
@@ -115,21 +116,16 @@ def _attribute(trace: Trace, lane: LaneSummary, told: Told) -> dict[str, Attribu
     return only_present(found)
 
 
-def _collective_of(table: Table, events: Times, launches: Times) -> Times:
+def _row_of_event(trace: Trace) -> Times:
     """For each device event, its row in `collectives`, through the event itself or its host call; or NA."""
-    found = _looked_up(table["host_event"], launches)
-    own = _looked_up(table["event"], events)
-    return np.where(own != NA, own, found)
-
-
-def _looked_up(column: Times, wanted: Times) -> Times:
-    """For each value wanted, the row of `column` that holds it, or NA; absent values hold nothing."""
-    order = np.argsort(column, kind="stable")
-    place = np.minimum(np.searchsorted(column[order], wanted), max(len(column) - 1, 0))
-    if not len(column):
-        return np.full(len(wanted), NA, np.int64)
-    row = order[place]
-    return np.where((column[row] == wanted) & (wanted != NA), row, NA)
+    table, device = trace["collectives"], trace["device_events"]
+    by_host = np.full(len(trace["host_events"]) + 1, NA, np.int64)  # the last entry is nobody's
+    rows = np.flatnonzero(table["host_event"] != NA)
+    by_host[table["host_event"][rows]] = rows
+    found = by_host[np.where(device["launch"] == NA, -1, device["launch"])]
+    rows = np.flatnonzero(table["event"] != NA)
+    found[table["event"][rows]] = rows
+    return found
 
 
 _NOTES = {

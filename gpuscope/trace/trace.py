@@ -125,7 +125,9 @@ class Trace:
         if not len(device):
             return []
         pairs, which = distinct_pairs(device["rank"], device["device"])
-        return [Lane(rank, ordinal, np.flatnonzero(which == place)) for place, (rank, ordinal) in enumerate(pairs)]
+        order = np.argsort(which, kind="stable")
+        bounds = np.searchsorted(which[order], np.arange(len(pairs) + 1)).tolist()
+        return [Lane(*pair, order[bounds[place] : bounds[place + 1]]) for place, pair in enumerate(pairs)]
 
     def spans(self, rows: Times, kind: Kind) -> Spans:
         """The union of the device events of one kind among `rows`."""
