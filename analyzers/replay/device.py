@@ -7,6 +7,7 @@ operation on another stream, the return of a call that waited. Everything else f
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from analyzers.idle import blocking_returns
 from analyzers.lanes import LaneView
 from analyzers.replay.builder import Builder, Point, backward, causes, gradient_hooks, median, not_before
 from analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
-from analyzers.replay.window import Window
+from analyzers.replay.window import UNTOLD_FRAC, Window
 from gpuscope.trace.intervals import Spans, measure_within
 from gpuscope.trace.links import innermost, outermost
 from gpuscope.trace.names import NO_NAME, NamePool
@@ -30,6 +31,10 @@ HAND_OVER_NS = 20_000
 takes 1–10 µs to be seen by another stream."""
 CLOCK_NS = 2_000
 """By which a profiler's host and device stamps of one rank may disagree."""
+PAUSE_NS = 10_000
+"""A GPU starts a queued kernel 1–3 µs after the one before it; a pause longer than this has another reason."""
+CALL_NS = 5_000
+"""What a call that finds nothing to wait for costs at most."""
 _OPTIMIZER = ("Optimizer.step", "gpuscope::optimizer", "optimizer")
 
 
@@ -46,6 +51,8 @@ class Operations:
     """Row of the host call, or NA."""
     at: Times
     """When it was launched, or its start."""
+    call: Times
+    """The same number for what one call launched; NA where the launch is not told."""
     before: Times
     """Place of the operation before it on its stream, -1 of the first."""
 
@@ -63,9 +70,12 @@ class Delays:
 def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     """The graph of one lane. Raises `UnreplayableError` where launches are not recorded."""
     ops = _operations(trace, view, window)
-    untold = int((ops.launch == NA).sum())
-    if untold > 0.01 * len(ops.rows):
-        raise UnreplayableError(f"the launches of {untold} of {len(ops.rows)} device operations are not recorded")
+    untold = int((ops.call == NA).sum())
+    if untold > UNTOLD_FRAC * len(ops.rows) or bool((ops.launch == NA).all()):
+        raise UnreplayableError(
+            f"the launches of {untold} of {len(ops.rows)} device operations are not recorded: "
+            "profile a warm-up step first, for profilers lose calls as they start"
+        )
     builder = Builder(view.lane.rank)
     rows = np.flatnonzero(trace["host_events"]["rank"] == view.lane.rank)
     step_of = np.searchsorted([step.start for step in window.steps], ops.start, "right") - 1
@@ -75,7 +85,7 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     ends = builder.host(points, points[0].at, causes(trace, rows, threads))
     delays = _delays(ops)
     nodes = _device_nodes(trace, builder, ops, step_of, backward(trace, rows))
-    _order(builder, ops, nodes, ends, launcher, returns, delays)
+    _order(builder, ops, nodes, ends, launcher, delays)
     _between_streams(trace, builder, ops, nodes, delays, rows, [step.start for step in window.steps])
     _waits(trace, builder, ops, nodes, ends, waiter, returns)
     return builder.finish(_marks(builder, ops, nodes, window))
@@ -91,10 +101,26 @@ def _operations(trace: Trace, view: LaneView, window: Window) -> Operations:
     stream, launch = device["stream"][rows], device["launch"][rows]
     start, end = device["start"][rows], device["end"][rows]
     at = np.where(launch == NA, start, host["start"][np.where(launch == NA, 0, launch)])
+    call = launch.copy()
+    lost = np.flatnonzero((launch == NA) & (device["correlation"][rows] != NA))
+    before = _call_before(trace, view, device["correlation"][rows][lost])
+    # The call itself was lost: it was made after the last one before it that was not.
+    at[lost] = np.where(before == NA, start[lost], np.minimum(host["end"][np.maximum(before, 0)], start[lost]))
+    call[lost] = np.where(before == NA, NA, -2 - lost)
     before = np.full(len(rows), -1, np.int64)
     for own in (np.flatnonzero(stream == which) for which in np.unique(stream)):
         before[own[1:]] = own[:-1]
-    return Operations(rows, start, end, stream, device["kind"][rows].astype(np.int64), launch, at, before)
+    return Operations(rows, start, end, stream, device["kind"][rows].astype(np.int64), launch, at, call, before)
+
+
+def _call_before(trace: Trace, view: LaneView, correlation: Times) -> Times:
+    """The last recorded runtime call with a lower id: ids count a process's calls in order. NA where there is none."""
+    host = trace["host_events"]
+    known = (host["rank"] == view.lane.rank) & (host["category"] == Category.RUNTIME) & host.known("correlation")
+    calls = np.flatnonzero(known)
+    calls = calls[np.argsort(host["correlation"][calls], kind="stable")]
+    at = np.searchsorted(host["correlation"][calls], correlation) - 1
+    return np.where(at >= 0, calls[np.maximum(at, 0)], NA) if len(calls) else np.full(len(correlation), NA, np.int64)
 
 
 @dataclass(frozen=True)
@@ -138,10 +164,9 @@ def _labels(trace: Trace, calls: Times, rows: Times) -> list[str]:
 
 def _points(ops: Operations, step_of: Times, returns: Returns) -> tuple[list[Point], Times, list[int]]:
     """What the host does in order; per operation the place of its launch (-1: none), per return its place."""
-    told = np.flatnonzero(ops.launch != NA)
-    _, first = np.unique(ops.launch[told], return_index=True)
-    first = told[first]
-    entries = [(int(ops.at[op]), 0, int(op)) for op in first.tolist()]
+    told = np.flatnonzero(ops.call != NA)
+    _, first = np.unique(ops.call[told], return_index=True)
+    entries = [(int(ops.at[op]), 0, int(op)) for op in told[first].tolist()]
     entries += [(int(end), 1, place) for place, end in enumerate(returns.end.tolist())]
     entries.sort()
     points: list[Point] = []
@@ -151,12 +176,12 @@ def _points(ops: Operations, step_of: Times, returns: Returns) -> tuple[list[Poi
     for at, what, which in entries:
         if what == 0:
             step = int(step_of[which])
-            place_of[int(ops.launch[which])] = len(points)
+            place_of[int(ops.call[which])] = len(points)
             points.append(Point(at, at, step=step))
         else:
             waiter[which] = len(points)
             points.append(Point(at, int(returns.begin[which]), True, returns.labels[which], step))
-    launcher = np.array([place_of.get(call, -1) for call in ops.launch.tolist()], np.int64)
+    launcher = np.array([place_of.get(call, -1) for call in ops.call.tolist()], np.int64)
     return points, launcher, waiter
 
 
@@ -173,7 +198,8 @@ def _delays(ops: Operations) -> Delays:
         own = (ops.start - ops.at)[idle & (ops.work == kind)]
         by_kind[kind] = median(own, overall) if len(own) >= 5 else overall
     queued = told & (ops.at + 2 * overall < previous)
-    return Delays(by_kind, median((ops.start - previous)[queued & (ops.start >= previous)], 1_000), 2_000)
+    pause = (ops.start - previous)[queued]
+    return Delays(by_kind, median(pause[(pause >= 0) & (pause <= PAUSE_NS)], 1_500), 2_000)
 
 
 def _device_nodes(
@@ -219,10 +245,10 @@ def call_of(trace: Trace, row: int, behind: bool) -> Call:
 
 def _order(
     builder: Builder, ops: Operations, nodes: list[tuple[int, int]], ends: list[int], launcher: Times,
-    returns: Returns, delays: Delays,
+    delays: Delays,
 ) -> None:  # fmt: skip
     """Launch → operation, and operation → the next of its stream."""
-    blocking = set(returns.rows.tolist())
+    copies = [label.startswith(("HtoD", "DtoH")) for label in builder.labels]
     seen: set[int] = set()
     for place, (first, _) in enumerate(nodes):
         before = int(ops.before[place])
@@ -235,7 +261,8 @@ def _order(
         lag = int(delays.launch[ops.work[place]])
         call = int(ops.launch[place])
         free = before < 0 or ops.end[before] <= ops.at[place]
-        if call in blocking and free and call not in seen:
+        crossing = builder.nodes[first].get("label", -1) >= 0 and copies[builder.nodes[first]["label"]]
+        if crossing and free and call not in seen:
             lag = max(0, int(ops.start[place] - ops.at[place]))  # the host stages the copy
         seen.add(call)
         builder.edge(ends[point], first, lag, Edge.LAUNCH)
@@ -325,33 +352,40 @@ def _waits(
     waiter: list[int], returns: Returns,
 ) -> None:  # fmt: skip
     """Operation → the call that waited for it: on each stream the last one launched before and done by then."""
-    names = trace["host_events"]["name"][returns.rows]
+    copied = {int(call): place for place, call in enumerate(ops.launch.tolist()) if call != NA}
+    own_copy = np.array([copied.get(call, -1) for call in returns.rows.tolist()], np.int64)
+    sources = _waited_for(ops, returns, own_copy)
+    reached = [max((int(ops.end[source]) for source in found), default=NA) for found in sources]
+    # Calls of one name that copy in one direction return alike.
+    copy_kind = np.where(own_copy < 0, -1, trace["device_events"]["copy_kind"][ops.rows][own_copy])
+    names = trace["host_events"]["name"][returns.rows].tolist()
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for place, key in enumerate(zip(names, copy_kind.tolist(), strict=True)):
+        alike[key].append(place)
+    for places in alike.values():
+        held = [place for place in places if reached[place] > returns.begin[place] + CLOCK_NS]
+        delay = median(np.array([returns.end[place] - reached[place] for place in held], np.int64), 0)
+        free = [int(returns.end[place] - returns.begin[place]) for place in places if place not in held]
+        own = min(median(np.array(free, np.int64), CALL_NS), CALL_NS)
+        for place in held:
+            node = builder.nodes[ends[waiter[place]]]
+            node["dur"] = min(node["dur"], own)
+            for source in sources[place]:
+                builder.edge(nodes[source][1], ends[waiter[place]], delay - node["dur"], Edge.SYNC)
+
+
+def _waited_for(ops: Operations, returns: Returns, own_copy: Times) -> list[list[int]]:
+    """Per call, what it waited for: the copy it makes, in stream order behind all else, or on each stream the last
+    operation launched before the call and done by its return."""
     streams = [np.flatnonzero(ops.stream == which) for which in np.unique(ops.stream)]
-    found: list[tuple[int, list[int], int]] = []
-    for place, (begin, end) in enumerate(zip(returns.begin.tolist(), returns.end.tolist(), strict=True)):
-        sources: list[int] = []
-        for own in streams:
-            ready = own[(ops.at[own] <= begin + CLOCK_NS) & (ops.end[own] <= end + CLOCK_NS)]
-            if len(ready):
-                sources.append(int(ready[-1]))
-        reached = max((int(ops.end[source]) for source in sources), default=NA)
-        found.append((place, sources, reached))
-    delays: dict[int, int] = {}
-    owns: dict[int, int] = {}
-    for code in np.unique(names).tolist():
-        mine = [entry for entry in found if names[entry[0]] == code]
-        blocked = [(p, r) for p, _, r in mine if r > returns.begin[p]]
-        delays[code] = median(np.array([returns.end[p] - r for p, r in blocked], np.int64), 0)
-        free = [int(returns.end[p] - returns.begin[p]) for p, _, r in mine if r <= returns.begin[p]]
-        owns[code] = median(np.array(free, np.int64), 2_000)
-    for place, sources, reached in found:
-        node, code = ends[waiter[place]], int(names[place])
-        if reached <= builder.nodes[node]["start"]:
-            continue  # it did not wait: all of it is its own cost
-        builder.nodes[node]["dur"] = min(builder.nodes[node]["dur"], owns[code])
-        for source in sources:
-            lag = max(0, delays[code]) - builder.nodes[node]["dur"]
-            builder.edge(nodes[source][1], node, lag, Edge.SYNC)
+    found: list[list[int]] = []
+    for begin, end, copy in zip(returns.begin.tolist(), returns.end.tolist(), own_copy.tolist(), strict=True):
+        ready = [
+            own[(ops.at[own] <= begin + CLOCK_NS) & (ops.end[own] <= end + CLOCK_NS)]
+            for own in (streams if copy < 0 else ())
+        ]
+        found.append([copy] if copy >= 0 else [int(own[-1]) for own in ready if len(own)])
+    return found
 
 
 def _marks(builder: Builder, ops: Operations, nodes: list[tuple[int, int]], window: Window) -> list[int]:

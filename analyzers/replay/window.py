@@ -8,12 +8,17 @@ import numpy as np
 
 from analyzers.lanes import LaneView, StepWindow
 from gpuscope.trace.schema import NA
+from gpuscope.trace.table import Mask, Table, Times
 from gpuscope.trace.trace import Trace
 
 STEPS_KEPT = 10
 """Steps replayed at most: enough to see how steps vary, a bounded graph for runs of thousands."""
 EVENTS_KEPT = 50_000
 """Device events replayed at most per rank: about 20 MB of graph."""
+
+
+UNTOLD_FRAC = 0.05
+"""Share of operations whose launch may be unknown: each keeps its measured start, and no change moves it."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,35 @@ class Window:
 def window(trace: Trace, view: LaneView) -> Window | None:
     """The steps of a lane to replay; None where not even one of them is small enough to keep.
 
-    The middle ones: the first are often warm-up. They are the same for all ranks of a run that record the same.
+    The middle ones of the longest run whose launches are recorded: the first are often warm-up, and profilers lose
+    calls at the start. They are the same for all ranks of a run that record the same.
     """
     steps = [step for step in view.steps if step.step != NA]
     steps = steps or [StepWindow(NA, *view.window)]
-    starts = trace["device_events"]["start"][view.rows]
+    device = trace["device_events"]
     bounds = np.array([step.start for step in steps] + [steps[-1].end])
-    counts = np.diff(np.searchsorted(starts, bounds))
-    largest = max(1, int(counts.max()))
-    kept = min(STEPS_KEPT, EVENTS_KEPT // largest, len(steps))
+    places = np.searchsorted(device["start"][view.rows], bounds)
+    low, high = _longest(_told(device, view.rows, places)) if view.lane.device != NA else (0, len(steps))
+    largest = max(1, int(np.diff(places)[low:high].max()))
+    kept = min(STEPS_KEPT, EVENTS_KEPT // largest, high - low)
     if not kept:
         return None
-    first = (len(steps) - kept) // 2
+    first = low + (high - low - kept) // 2
     return Window(tuple(steps[first : first + kept]), first + kept == len(steps))
+
+
+def _told(device: Table, rows: Times, places: Times) -> Mask:
+    """Per step, whether the launches of its operations can be told, but for a few."""
+    lost = np.concatenate(([0], np.cumsum((device["launch"][rows] == NA) & (device["correlation"][rows] != NA))))
+    counts = np.diff(places)
+    return np.asarray(lost[places[1:]] - lost[places[:-1]] <= UNTOLD_FRAC * counts)
+
+
+def _longest(told: Mask) -> tuple[int, int]:
+    """The longest run, as [low, high); all where there is none: then the graph says what is missing."""
+    best, begin = (0, 0), 0
+    for place, good in enumerate([*told.tolist(), False]):
+        if not good:
+            best = max(best, (begin, place), key=lambda run: run[1] - run[0])
+            begin = place + 1
+    return best if best[1] else (0, len(told))
