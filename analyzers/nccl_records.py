@@ -101,8 +101,8 @@ def _choices(found: Sequence[Row]) -> list[ChoiceEntry]:
     for (op, size, nbytes, algorithm, protocol, channels), own in groups.items():
         told = [row["ranks"] for row in own if row["ranks"] is not None]
         entries.append({
-            "op": op, "group_size": size, "bytes": nbytes, "algorithm": algorithm, "protocol": protocol, "channels": channels,
-            "ranks": sum(told) if told else None, "count": sum(row["count"] for row in own),
+            "op": op, "group_size": size, "bytes": nbytes, "algorithm": algorithm, "protocol": protocol,
+            "channels": channels, "ranks": sum(told) if told else None, "count": sum(row["count"] for row in own),
         })  # fmt: skip
     return sorted(entries, key=lambda entry: (entry["op"] or "", entry["bytes"], -entry["count"]))
 

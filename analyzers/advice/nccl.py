@@ -6,7 +6,7 @@ another choice gains; without them the advice is to record the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from analyzers.advice.base import Case, Proposal, Rule
 from analyzers.advice.nccl_grammar import MOST_CTAS, algorithm_name, for_operation, wrong
@@ -17,11 +17,8 @@ from gpuscope.report.schema import FindingEntry
 
 _VERIFY = "record again with NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING: bandwidth[] shows choice and busbw"
 _RERUN = Refused("what another transport gives, a trace of this one can't tell: run again, or measure with nccl-tests")
-_ALTERNATIVES = {
-    "all_reduce": ("ring", "tree", "nvls"),
-    "all_gather": ("ring", "nvls"),
-    "reduce_scatter": ("ring", "nvls"),
-}
+_ALTERNATIVES: Mapping[str, Sequence[str]] = {"all_reduce": ("ring", "tree"), "all_gather": (), "reduce_scatter": ()}
+"""Not NVLS: where NCCL does not take it unasked it is most likely not there, and forcing it fails."""
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -77,6 +74,7 @@ def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield from _protocols(finding, row)
     if finding["code"] == "bandwidth":
         yield from _channels(finding, row)
+        yield from _switches(case, finding, row)
         yield from _networks(case, finding)
 
 
@@ -127,6 +125,21 @@ def _channels(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
         risk=f"{wanted - now} more SMs taken from kernels that run beside communication",
         verify=_VERIFY + "; compute beside communication must not get slower",
         changes=(Algorithm(channels=wanted, op=row["op"]),),
+    )
+
+
+def _switches(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    """NVLS that somebody has switched off. It is left to NCCL, never forced: that fails where it is not supported."""
+    if _variable(case, "NCCL_NVLS_ENABLE") != "0":
+        return
+    yield Proposal(
+        code="nccl_nvls",
+        action="Let NCCL use NVLink switches that reduce (NVLS) again",
+        why=f"{finding['message']}. NCCL's log says that NCCL_NVLS_ENABLE=0 is set",
+        setting=env("NCCL_NVLS_ENABLE", "2"),
+        risk="more device memory; it may have been switched off for a reason: multicast missing in a virtual machine",
+        verify="NCCL's log tells nvls channels; " + _VERIFY,
+        changes=(Algorithm(algorithm="nvls", protocol="simple", op=row["op"]),),
     )
 
 

@@ -3,34 +3,76 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuscope.commands.opening import open_with_progress
 from gpuscope.commands.options import inputs
+from gpuscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpuscope.trace.trace import Trace
 
 
-@click.command(short_help="Write a run for Perfetto, on one clock.")
+@click.command(short_help="Write a run for Perfetto, or a configuration for NCCL's tuner.")
 @inputs
 @click.option(
     "--perfetto",
     type=click.Path(path_type=Path),
     metavar="OUT.json.gz",
-    required=True,
     help="Write a trace that ui.perfetto.dev and chrome://tracing open.",
+)
+@click.option(
+    "--nccl-tuner",
+    type=click.Path(path_type=Path),
+    metavar="OUT.csv",
+    help="Write what NCCL should choose by size, for its example tuner plugin; nothing where no choice would gain.",
 )
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 def command(
-    paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, perfetto: Path, force: bool
+    paths: tuple[str, ...],
+    ranks: frozenset[int] | None,
+    partial: bool,
+    nsys: str | None,
+    perfetto: Path | None,
+    nccl_tuner: Path | None,
+    force: bool,
 ) -> None:
-    """Merge all ranks of a run on one clock and write them for another tool.
+    """Write a run for another tool: all ranks merged on one clock, or NCCL's choices mended.
 
     \b
     gpuscope export run/ --perfetto run.json.gz
+    gpuscope export run/ nccl.log --nccl-tuner tuner.csv
     """
     from analyzers.perfetto import write
     from gpuscope import output
 
-    output.check_free([perfetto], force, paths)
+    wanted = [path for path in (perfetto, nccl_tuner) if path is not None]
+    if not wanted:
+        raise UsageError("nothing to write", hint="pass --perfetto OUT.json.gz or --nccl-tuner OUT.csv")
+    output.check_free(wanted, force, paths)
     trace = open_with_progress(paths, ranks, partial, nsys)
-    output.write(perfetto, lambda temporary: write(trace, temporary))
+    if perfetto is not None:
+        output.write(perfetto, lambda temporary: write(trace, temporary))
+    if nccl_tuner is not None:
+        _write_tuner(trace, nccl_tuner)
+
+
+def _write_tuner(trace: Trace, path: Path) -> None:
+    from analyzers.nccl_model.tuner import check, tuning
+    from gpuscope.output import write_text
+
+    found = tuning(trace)
+    if not found.changes:
+        click.echo(f"No other choice is certain to gain: {path} is not written, NCCL chooses better alone.", err=True)
+        return
+    check(found.rows)
+    write_text(path, found.text())
+    click.echo(f"{len(found.changes)} choices changed. Any not in the log become ring with Simple.", err=True)
+    if found.without_ll128:
+        click.echo(
+            f"{found.without_ll128} of NCCL's choices were LL128: they become Simple, since the plugin would force "
+            "LL128 also where it corrupts data.",
+            err=True,
+        )

@@ -75,7 +75,8 @@ def available(op: str, choice: Choice, place: Place) -> bool:
     if algorithm in ("nvls", "nvls_tree"):
         hosts = place.nodes == 1 if algorithm == "nvls" else place.nodes > 1
         only = algorithm == "nvls" or op == "all_reduce"
-        switch = place.nvlink and constants.NVLS_EFFICIENCY[place.generation] > 0
+        # NCCL sets NVLS up for more than two GPUs of a host only (src/transport/nvls.cc, ncclNvlsInit).
+        switch = place.nvlink and constants.NVLS_EFFICIENCY[place.generation] > 0 and place.ranks > 2 * place.nodes
         return protocol == "simple" and hosts and only and switch
     if algorithm == "tree":
         return op == "all_reduce"
@@ -155,6 +156,9 @@ def bandwidth(op: str, nbytes: int, choice: Choice, place: Place, links: float) 
         return 0.5 * bus * (factors[size] if size < len(factors) else 1.0)
     if choice.algorithm == "pat" or (choice.algorithm == "nvls" and op != "all_reduce"):
         return bus
+    if choice.algorithm == "nvls":
+        # A GPU sends its whole array to be reduced, and its n-th of the result: NCCL's figure ignores the latter.
+        return min(bus * place.ranks / _ring_steps(op, place), links * place.ranks / (place.ranks + 1))
     return bus * place.ranks / _ring_steps(op, place)
 
 

@@ -92,9 +92,13 @@ def row(**changed: Any) -> dict[str, Any]:
 def test_alternatives_for_bandwidth() -> None:
     found = {one.setting["name"] + "=" + one.setting["value"]: one for one in told("bandwidth", bandwidth=[row()],
              nccl=nccl())}  # fmt: skip
-    assert set(found) == {"NCCL_ALGO=allreduce:Tree", "NCCL_ALGO=allreduce:NVLS", "NCCL_PROTO=allreduce:Simple",
-                          "NCCL_MIN_CTAS=32"}  # fmt: skip
+    assert set(found) == {"NCCL_ALGO=allreduce:Tree", "NCCL_PROTO=allreduce:Simple", "NCCL_MIN_CTAS=32"}
     assert found["NCCL_MIN_CTAS=32"].changes == (Algorithm(channels=32, op="all_reduce"),)
+
+
+def test_nvls_is_given_back_not_forced() -> None:
+    found = [one.setting for one in told("bandwidth", bandwidth=[row()], nccl=nccl(NCCL_NVLS_ENABLE="0"))]
+    assert {"kind": "env", "name": "NCCL_NVLS_ENABLE", "value": "2"} in found
 
 
 def test_what_the_user_has_set_stays() -> None:

@@ -45,6 +45,11 @@ def test_bandwidth_of_a_ring_is_the_links() -> None:
     assert bandwidth("all_reduce", 1 << 30, Choice("ring", "ll"), HGX, 200.0) == pytest.approx(100 * 8 / 14)
 
 
+def test_nvls_sends_the_array_and_its_share_of_the_result() -> None:
+    """n = 8, 16 channels: NCCL's 2 · 0.85 · 15/16 · 8/14 = 0.91 of the links is more than the 8/9 they can carry."""
+    assert bandwidth("all_reduce", 1 << 30, Choice("nvls", "simple", 16), HGX, 200.0) == pytest.approx(200 * 8 / 9)
+
+
 def test_unchanged_it_is_the_fit() -> None:
     """56 µs + 1 MB · 1.75 / 200 GB/s = 64.75 µs, ± 10 %."""
     found = predict("all_reduce", 1_000_000, HGX, RING, RING, FITTED)
@@ -89,11 +94,12 @@ def test_refused_where_it_would_be_a_guess(now: Choice | None, then: Choice, fit
 
 
 def test_what_nccl_has() -> None:
-    """Trees only all-reduce; NVLS only on a switch that reduces; PAT only with one GPU per host."""
+    """Trees only all-reduce; NVLS only on a switch that reduces, for more than two; PAT only with one GPU per host."""
     ampere = Place(8, 1, True, "ampere")
     assert available("all_reduce", Choice("tree", "ll"), HGX)
     assert not available("all_gather", Choice("tree", "ll"), HGX)
     assert available("all_gather", Choice("nvls", "simple"), HGX)
     assert not available("all_reduce", Choice("nvls", "simple"), ampere)
+    assert not available("all_reduce", Choice("nvls", "simple"), Place(2, 1, True, "hopper"))
     assert available("all_gather", Choice("pat", "simple"), Place(8, 8, False, "hopper"))
     assert not available("all_to_all", RING, HGX)
