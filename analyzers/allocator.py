@@ -44,7 +44,7 @@ def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 -
     found = histories(trace)
     entries = [_entry(history, frames) for history in found]
     worst = max(range(len(entries)), key=lambda place: _trouble(entries[place]), default=None)
-    if worst is not None and any(_trouble(entries[worst])):
+    if worst is not None and any(_trouble(entries[worst])) and entries[worst]["replay"] is not None:
         entries[worst]["replay"] = _replayed(found[worst], try_changes=True)
     for history in found:
         if history.inconsistent:
@@ -94,7 +94,7 @@ def _entry(history: History, frames: Frames) -> MemoryEntry:
             if growth.event.action == AllocatorAction.OOM
         ],
         "retries": _retries(history),
-        "replay": _replayed(history, try_changes=False) if history.events else None,
+        "replay": _replayed(history, try_changes=False) if history.events and not history.inconsistent else None,
     }
 
 

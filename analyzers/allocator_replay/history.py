@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -240,12 +241,25 @@ def _history(trace: Trace, source: int, device: int) -> History:
     settings = _padded(settings, after)
     rank = int(table["rank"][rows[0]] if len(rows) else segments["rank"][own[0]])
     events, before, wrong = _backwards(_events(table, rows), after, settings)
+    wrong += _overlapping(after) + (_overlapping(before) if not wrong else 0)
     return History(
         rank, device, trace.sources[source].path, settings, text if isinstance(text, str) else None,
         # PYTORCH_ALLOC_CONF came with 2.9, as did this setting.
         told is not None and "graph_capture_record_stream_reuse" in told, events, before, after, wrong,
         {code: trace.names[code] for code in np.unique(table["frames"][rows]).tolist() if code != NO_NAME},
     )  # fmt: skip
+
+
+def _overlapping(state: State) -> int:
+    """Segments that lie within each other, and blocks that do or lie in no segment."""
+    mapped = sorted((at, at + segment.size) for at, segment in state.segments.items())
+    held = sorted((at, at + held.size) for at, held in state.held.items())
+    wrong = sum(first[1] > second[0] for spans in (mapped, held) for first, second in pairwise(spans))
+    starts = [start for start, _ in mapped]
+    for start, _ in held:
+        at = bisect_right(starts, start) - 1
+        wrong += at < 0 or start >= mapped[at][1]
+    return wrong
 
 
 def _events(table: Table, rows: Times) -> list[Event]:

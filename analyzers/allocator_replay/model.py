@@ -347,6 +347,10 @@ class Allocator:
                     reclaimed += block.size
                     self._release(block)
 
+    def keep_clear_of(self, address: int) -> None:
+        """Give no address near or below this one."""
+        self._next_address = max(self._next_address, address + ADDRESS_SPACE)
+
     def anywhere(self, size: int) -> int:
         """An address above all others, as cudaMalloc and cuMemAddressReserve mostly give."""
         address = self._next_address

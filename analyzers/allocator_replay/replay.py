@@ -13,6 +13,10 @@ from analyzers.allocator_replay.releases import releases
 from analyzers.allocator_replay.settings import Settings
 from gpuscope.trace.schema import AllocatorAction
 
+ALLOC, FREE_REQUESTED = AllocatorAction.ALLOC, AllocatorAction.FREE_REQUESTED
+FREE_COMPLETED = AllocatorAction.FREE_COMPLETED
+"""Named once: hundreds of thousands of events are compared with them."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -61,9 +65,12 @@ class _Replay:
         self.places = _Places()
         self.allocator = Allocator(settings, limit, self.places)
         self.places.allocator = self.allocator
+        self.allocator.keep_clear_of(max((event.address for event in history.events), default=0))
+        self.allocator.keep_clear_of(max(history.before.segments, default=0))
         self.live: dict[int, Block] = {}
         self.failed = self.served = self.placed = self.requests = 0
-        self.emptied = {release.first for release in releases(history) if release.kind != "retry"}
+        shrinks = any(event.action in SHRINKS for event in history.events)
+        self.emptied = {one.first for one in releases(history) if one.kind != "retry"} if shrinks else set()
         self.private = sorted(
             (at, at + segment.size, segment.private)
             for at, segment in history.after.segments.items()
@@ -86,9 +93,11 @@ class _Replay:
 
     def _step(self, row: int, event: Event) -> None:
         action = event.action
-        if action == AllocatorAction.ALLOC:
+        if action is ALLOC:
             self._alloc(event)
-        elif action == AllocatorAction.FREE_COMPLETED:
+        elif action is FREE_REQUESTED:
+            return  # what counts is when it is free for reuse
+        elif action is FREE_COMPLETED:
             block = self.live.pop(event.address, None)
             if block is not None:
                 self.allocator.free(block)
@@ -114,6 +123,8 @@ class _Replay:
         self.live[event.address] = block
 
     def _key(self, event: Event) -> Key:
+        if not self.private:
+            return event.stream, -1
         inside = (private for start, end, private in self.private if start <= event.address < end)
         return event.stream, next(inside, -1)
 

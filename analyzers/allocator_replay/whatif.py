@@ -29,6 +29,9 @@ CANDIDATES: tuple[tuple[str, str], ...] = (
 """What is tried, the least intrusive first; the values are those of PyTorch's notes on CUDA memory management and
 their neighbours by powers of two."""
 
+MANY_EVENTS = 500_000
+"""A replay takes some seconds per million events: beyond this only the first candidate is tried."""
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -71,10 +74,6 @@ def baseline(history: History) -> Baseline:
 
 
 def _doubt(history: History, found: Baseline) -> str:
-    if not history.events:
-        return "the snapshot holds no history: record with torch.cuda.memory._record_memory_history()"
-    if history.inconsistent:
-        return f"{history.inconsistent} events contradict the blocks they speak of"
     failed = sum(event.action == AllocatorAction.OOM for event in history.events)
     if failed and found.limit is not None and not found.outcome.failed:
         return "the request that failed when recorded finds memory in the replay"
@@ -89,7 +88,7 @@ def changes(history: History, found: Baseline) -> list[Change]:
     if found.why_not:
         return []
     tried: list[Change] = []
-    for option, value in CANDIDATES:
+    for option, value in CANDIDATES if len(history.events) <= MANY_EVENTS else CANDIDATES[:1]:
         settings = changed(history.settings, option, value)
         # Garbage is collected only under a limit (a fraction of the device's memory set for the process).
         if settings == history.settings or (settings.gc_threshold and found.limit is None):
