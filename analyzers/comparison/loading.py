@@ -11,6 +11,7 @@ from typing import cast
 
 from analyzers.comparison.compare import Side
 from gpuscope.errors import AnalysisError, InputError, UsageError
+from gpuscope.report.json import dumps
 from gpuscope.report.schema import SCHEMA_VERSION, Report
 
 _NUMBER = re.compile(r"#?(\d+)")
@@ -102,4 +103,5 @@ def _analysed(named: str, reading: Reading) -> Report:
         analysis = run(items, options, begun=progress.file)
     if analysis.failed:
         raise AnalysisError(f"{named}: an analysis failed: {analysis.failed[0]}")
-    return analysis.report
+    # As a report file would be: plain numbers, and null for what JSON has no word for.
+    return cast(Report, json.loads(dumps(analysis.report)))

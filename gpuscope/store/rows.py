@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 from gpuscope.report import arrangement
-from gpuscope.report.json import dumps
 from gpuscope.report.schema import BreakdownEntry, RankEntry, Report, StepEntry
 from gpuscope.report.vocabulary import PARTS
 
@@ -25,7 +24,7 @@ def run_row(report: Report) -> Row:
         "world_size": report["trace"]["world_size"], "ranks_present": len(report["trace"]["ranks_present"]),
         **{key: verdict[key] for key in ("bound_by", "cause", "share_frac", "confidence", "abstained", "why")},
         "steps": max((entry["steps"] for entry in ranks), default=0),
-        "step_ns": _mean(times), "window_ns": _mean([entry["window_ns"] for entry in ranks]), "report": dumps(report),
+        "step_ns": _mean(times), "window_ns": _mean([entry["window_ns"] for entry in ranks]),
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from gpuscope.errors import InputError, UsageError
+from gpuscope.report.json import dumps
 from gpuscope.report.schema import Report
 from gpuscope.store.library import sqlite_utils
 from gpuscope.store.rows import run_row, section_rows
@@ -45,8 +46,11 @@ class Store:
         """Store a report under its key and return the run's number; the same key again replaces what is there,
         but for its number, its first date and, where no other is given, its label."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
+        text = dumps(report)
+        # Plain numbers only, as JSON has them: SQLite knows no numpy scalar and no NaN.
+        report = cast(Report, json.loads(text))
         row = {
-            **run_row(report), "key": key, "analysed_at": now,
+            **run_row(report), "report": text, "key": key, "analysed_at": now,
             "paths": json.dumps([os.path.abspath(path) for path in paths]),
             "options": json.dumps(options, sort_keys=True),
         }  # fmt: skip

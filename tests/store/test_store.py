@@ -59,6 +59,15 @@ def test_tables_hold_what_the_report_holds(path: Path, report: Report) -> None:
         assert store.report(run) == report
 
 
+def test_numbers_that_sqlite_has_no_word_for(path: Path, report: Report) -> None:
+    """numpy's scalars as plain numbers, infinities as NULL."""
+    import numpy as np
+
+    row = {**report["collectives"][0], "count": np.int64(3), "busbw_gbps": np.inf}
+    add(path, {**report, "collectives": [row]})  # type: ignore[typeddict-item]
+    assert query(path, "SELECT count, busbw_gbps FROM collectives") == [(3, None)]
+
+
 def test_views_answer(path: Path, report: Report) -> None:
     add(path, report)
     assert {name for (name,) in query(path, "SELECT name FROM sqlite_master WHERE type = 'view'")} == set(VIEWS)
