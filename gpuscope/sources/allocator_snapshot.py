@@ -24,7 +24,10 @@ MAX_BYTES = 2 << 30
 """Some 200 bytes an event with its stack: ten million events, of which 200,000 are kept by default."""
 FRAMES = 24
 _PICKLE = b"\x80"
-_LIMIT = 1 << 62
+_LIMIT = 1 << 57
+"""Addresses have at most 57 bits, and no device has as many bytes."""
+_TIME_LIMIT = 1 << 52
+"""µs: the year 2112."""
 _ACTIONS = {action.name.lower(): action for action in AllocatorAction}
 _NO_ACTIONS = frozenset({"snapshot", "user_defined", "workspace_snapshot"})
 """Marks in the history that are no work of the allocator."""
@@ -162,7 +165,7 @@ class _Reader:
                 "requested": requested if state != BlockState.INACTIVE else NA, "state": int(state),
                 "frames": self._frames(frames),
             })  # fmt: skip
-            address += size
+            address = min(address + size, _LIMIT)
         return rows
 
     def _events(self, source: int, device: int, trace: Sequence[Any]) -> None:
@@ -170,7 +173,7 @@ class _Reader:
         for entry in trace:
             name = entry.get("action") if isinstance(entry, dict) else None
             action, size = _ACTIONS.get(str(name)), _number(entry.get("size")) if name is not None else NA
-            if name in _NO_ACTIONS:
+            if str(name) in _NO_ACTIONS:
                 continue
             address = _number(entry.get("addr")) if action is not None else NA
             if action is None or size == NA or (address == NA) != (action == AllocatorAction.OOM):
@@ -179,7 +182,7 @@ class _Reader:
             time = _number(entry.get("time_us"))
             rows.append({
                 "action": int(action), "address": address, "bytes": size, "stream": _or_0(entry.get("stream")),
-                "time": time if time == NA else time * 1000, "device_free": _number(entry.get("device_free")),
+                "time": time * 1000 if 0 <= time < _TIME_LIMIT else NA, "device_free": _number(entry.get("device_free")),
                 "frames": self._frames(entry.get("frames")),
             })  # fmt: skip
         self._add("allocator_events", rows, {"rank": self.rank, "source": source, "device": device})
