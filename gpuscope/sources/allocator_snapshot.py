@@ -180,9 +180,10 @@ class _Reader:
                 self._lost += 1
                 continue
             time = _number(entry.get("time_us"))
+            time = time * 1000 if 0 <= time < _TIME_LIMIT else NA
             rows.append({
                 "action": int(action), "address": address, "bytes": size, "stream": _or_0(entry.get("stream")),
-                "time": time * 1000 if 0 <= time < _TIME_LIMIT else NA, "device_free": _number(entry.get("device_free")),
+                "time": time, "device_free": _number(entry.get("device_free")),
                 "frames": self._frames(entry.get("frames")),
             })  # fmt: skip
         self._add("allocator_events", rows, {"rank": self.rank, "source": source, "device": device})
