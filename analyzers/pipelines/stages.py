@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,23 +67,29 @@ def _from_ranges(trace: Trace, table: Table) -> StageMap | None:
     if len(stage) < world:
         return StageMap({rank: (0, own) for rank, own in stage.items()}, basis,
                         f"only {len(stage)} of {world} ranks have computations here: record all ranks")  # fmt: skip
-    width = len(stage) // (max(stage.values()) + 1)
-    linked = _components(_messages(trace)) or _group_members(trace)
-    pipelines = [sorted(own & stage.keys(), key=lambda rank: stage[rank]) for own in linked]
     stages = list(range(max(stage.values()) + 1))
-    if sorted(rank for own in pipelines for rank in own) == sorted(stage) and all(
-        [stage[rank] for rank in own] == stages for own in pipelines
-    ):
-        basis += "; ranks that send to each other are one pipeline"
-    else:
-        of_stage = [sorted(rank for rank, own in stage.items() if own == at) for at in stages]
-        if any(len(own) != width for own in of_stage):
-            return StageMap({rank: (0, own) for rank, own in stage.items()}, basis,
-                            "stages with different numbers of ranks")  # fmt: skip
-        pipelines = [[own[at] for own in of_stage] for at in range(width)]
-        basis += "; ranks of a stage are taken to belong to pipelines in their order" if width > 1 else ""
-    ordered = sorted(pipelines)
-    return StageMap({rank: (at, stage[rank]) for at, own in enumerate(ordered) for rank in own}, basis)
+    of_stage = [sorted(rank for rank, own in stage.items() if own == at) for at in stages]
+    width = len(stage) // len(stages)
+    if any(len(own) != width for own in of_stage):
+        return StageMap({rank: (0, own) for rank, own in stage.items()}, basis,
+                        "stages with different numbers of ranks")  # fmt: skip
+    linked = [
+        (_components(_messages(trace)), "; ranks that send to each other are one pipeline"),
+        (_group_members(trace), "; process groups tell which ranks are one pipeline"),
+        ([set(own) for own in zip(*of_stage, strict=True)], "; pipelines take the ranks of each stage in their order"),
+    ]
+    ordered = ((_by_stage(own, stage), how) for own, how in linked)
+    pipelines, how = next(
+        (found, how)
+        for found, how in ordered  # the last one always fits
+        if len(found) == width and all([stage[rank] for rank in own] == stages for own in found)
+    )
+    return StageMap({rank: (at, stage[rank]) for at, own in enumerate(pipelines) for rank in own}, basis + how)
+
+
+def _by_stage(pipelines: Iterable[set[int]], stage: Mapping[int, int]) -> list[list[int]]:
+    """The ranks of each pipeline that have a stage, in its order."""
+    return sorted(sorted(own & stage.keys(), key=lambda rank: stage[rank]) for own in pipelines)
 
 
 def _world(trace: Trace) -> int | None:
