@@ -195,6 +195,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "pipeline",
         "nccl",
         "bandwidth",
+        "traffic",
         "topology",
         "advice",
         "memory",
