@@ -102,7 +102,7 @@ def test_ranks_that_are_absent_are_told(trace: Path) -> None:
 
 def test_empty_tables_keep_their_columns(trace: Path, tmp_path: Path) -> None:
     gpuscope("analyze", trace, "--csv", tmp_path / "tables")
-    assert "setting" in pd.read_csv(tmp_path / "tables" / "suggestions.csv").columns
+    assert "caused_wait_ns" in pd.read_csv(tmp_path / "tables" / "stragglers.csv").columns
 
 
 def test_info(trace: Path) -> None:
