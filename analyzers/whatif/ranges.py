@@ -4,8 +4,9 @@ A step is `forward`, `backward` (once or more) and `optimizer`, as the ranges of
 synchronisation of gradients. The time of each is what its rank spent between the end of the one before and its
 own end. Exposed communication in the last backward is taken out of it, and put behind it as the synchronisation.
 
-Only for jobs that communicate in the last backward alone. Under FSDP, tensor or pipeline parallelism ranks wait
-for each other in many places, which these ranges don't tell: there are no operations then.
+Only for jobs that communicate in the last backward alone. Under FSDP or tensor parallelism ranks wait for each other
+in many places, which these ranges don't tell: there are no operations then. Pipelines have their own
+(`analyzers.pipelines.ranges`).
 """
 
 from __future__ import annotations
