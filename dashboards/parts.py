@@ -39,6 +39,7 @@ def figure(fig: go.Figure, name: str, height: int = 320, **more: Any) -> dcc.Gra
     """A plotly figure; its camera button saves `name`.png. `more` goes to `dcc.Graph`, its `config` on top of ours."""
     config = {
         "displaylogo": False,
+        "showSendToCloud": False,  # plotly's own button would upload the figure
         "responsive": True,
         "toImageButtonOptions": {"format": "png", "filename": name, "scale": 2},
         "modeBarButtonsToRemove": ["select2d", "lasso2d"],

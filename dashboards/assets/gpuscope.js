@@ -65,11 +65,11 @@ window.dash_clientside.gpuscope = (() => {
     },
     // A cell of rank by step, a kernel's name: shown in the timeline.
     cell(click) {
-      const cell = click && click.points.length && click.points[0].customdata;
+      const cell = click && click.points.length && click.points[0];
       if (!cell) return [keep(), keep()];
       const query = params();
-      query.set("ranks", cell[0]);
-      query.set("steps", `${cell[1]}-${cell[1]}`);
+      query.set("ranks", cell.y);
+      query.set("steps", `${cell.x}-${cell.x}`);
       ["from", "to", "event", "mark"].forEach((key) => query.delete(key));
       return ["/timeline", text(query)];
     },

@@ -111,15 +111,19 @@ class Events:
         return None
 
     def locate(self, evidence: Evidence) -> str:
-        """The event (`d12`, `h3`) that a piece of evidence starts with; empty where it is only a span."""
+        """The event (`d12`, `h3`) that a piece of evidence lies in, by name and time; empty where it is only a span."""
+        code = self.trace.names.find(evidence["name"])
+        at = self.ties.shown(evidence["rank"], evidence["start_ns"])
         for letter, name in (("d", "device_events"), ("h", "host_events")):
-            table = self.trace[name]
-            low, high = np.searchsorted(table["rank"], [evidence["rank"], evidence["rank"] + 1])
-            near = low + np.searchsorted(table["start"][low:high], [evidence["start_ns"], evidence["start_ns"] + 1])
-            rows = np.arange(near[0], near[1])
-            named = rows[table["name"][rows] == self.trace.names.find(evidence["name"])]
-            if len(named):
-                return f"{letter}{named[0]}"
+            for track in self.tracks:
+                if track.table != name or track.rank != evidence["rank"]:
+                    continue
+                low, high = np.searchsorted(track.reach, at, "left"), np.searchsorted(track.start, at, "right")
+                places = np.arange(low, high)
+                rows = track.rows[places[track.end[places] >= at]]
+                named = rows[self.trace[name]["name"][rows] == code]
+                if len(named):
+                    return f"{letter}{named[-1]}"
         return ""
 
 

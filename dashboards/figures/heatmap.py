@@ -14,7 +14,7 @@ WRITTEN = 120
 
 
 def heatmap(cells: Mapping[tuple[int, int], int], what: str, dark: bool) -> go.Figure:
-    """Times in ns by (rank, step); cells without a value stay empty. `customdata` of a cell is [rank, step]."""
+    """Times in ns by (rank, step); cells without a value stay empty. x is the step, y the rank."""
     ranks = sorted({rank for rank, _ in cells})
     steps = sorted({step for _, step in cells})
     size, unit = units.time_unit(max(cells.values(), default=0))
@@ -29,7 +29,6 @@ def heatmap(cells: Mapping[tuple[int, int], int], what: str, dark: bool) -> go.F
             y=[str(rank) for rank in ranks],
             z=[[None if value is None else value / size for value in row(rank)] for rank in ranks],
             text=[[units.duration(value) for value in row(rank)] for rank in ranks],
-            customdata=[[[rank, step] for step in steps] for rank in ranks],
             hovertemplate="rank %{y}, step %{x}<br>" + what + ": %{text}<extra></extra>",
             colorscale=theme.SEQUENTIAL,
             colorbar={"title": {"text": unit}, "thickness": 14},

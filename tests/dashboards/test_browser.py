@@ -27,9 +27,7 @@ def marks(browser: Browser) -> int:
 
 
 def click_mark(browser: Browser, name: str) -> None:
-    """A real click in the middle of the first mark whose hover begins with `name`."""
-    from selenium.webdriver import ActionChains
-
+    """A click in the middle of the first mark whose hover begins with `name`."""
     x, y = browser.script(
         f"""
         const plot = {TIMELINE}, box = plot.getBoundingClientRect();
@@ -41,6 +39,13 @@ def click_mark(browser: Browser, name: str) -> None:
         }}""",
         name,
     )
+    click(browser, x, y)
+
+
+def click(browser: Browser, x: float, y: float) -> None:
+    """A click of the mouse at a place of the window."""
+    from selenium.webdriver import ActionChains
+
     width, height = browser.script("return [window.innerWidth, window.innerHeight]")
     browser.script("window.scrollTo(0, 0)")
     assert 0 < x < width, "the mark is not on the screen"
@@ -69,6 +74,8 @@ def test_every_page_is_drawn_without_complaint(browser: Browser, served: str, ru
             "g.data.every(t => !(t.x || t.z || t.values || t.ids || t.node || []).length && !t.z)).length"
         )
         assert empty == 0, f"{path}: a figure without data"
+        buttons = browser.script("return [...document.querySelectorAll('.modebar-btn')].map(one => one.dataset.title)")
+        assert not [title for title in buttons if "hare" in title or "loud" in title]  # nothing leaves this machine
     assert browser.errors() == []
 
 
@@ -103,7 +110,7 @@ def test_zoom_and_pan_ask_the_server_for_detail_and_stand_in_the_address(browser
     browser.wait(lambda: shown_range(browser) == [100_000_000, 110_000_000])
     assert 0 < marks(browser) <= 4000
     # The address leads back to the same window.
-    browser.open(browser.driver.current_url, "/timeline")
+    browser.open(browser.driver.current_url, "/timeline", anew=True)
     assert shown_range(browser) == [100_000_000, 110_000_000]
     assert browser.errors() == []
 
@@ -150,10 +157,13 @@ def test_search_and_filters(browser: Browser, served: str) -> None:
 
 def test_a_cell_leads_to_its_rank_and_step(browser: Browser, served: str) -> None:
     browser.open(f"{served}/ranks?run=2&measure=wait_suffered_ns", "/ranks")
-    browser.script(
-        "document.querySelector('#ranks-heatmap .js-plotly-plot').emit('plotly_click', "
-        "{points: [{x: '1', y: '0', z: 0.1, customdata: [0, 1], curveNumber: 0, pointNumber: [0, 1]}], event: {}})"
+    x, y = browser.script(
+        """
+        const plot = document.querySelector('#ranks-heatmap .js-plotly-plot'), box = plot.getBoundingClientRect();
+        const [xa, ya] = [plot._fullLayout.xaxis, plot._fullLayout.yaxis];
+        return [box.x + xa._offset + xa.c2p(1), box.y + ya._offset + ya.c2p(0)];"""
     )
+    click(browser, x, y)
     browser.drawn("/timeline")
     asked = query(browser)
     assert (asked["ranks"], asked["steps"]) == ("0", "1-1")
@@ -161,7 +171,7 @@ def test_a_cell_leads_to_its_rank_and_step(browser: Browser, served: str) -> Non
 
 
 def test_dark_and_back(browser: Browser, served: str) -> None:
-    browser.open(f"{served}/", "/")
+    browser.open(f"{served}/ranks", "/ranks")
     scheme = "return document.documentElement.dataset.mantineColorScheme"
     assert browser.script(scheme) == "light"
     browser.find("#theme-button").click()

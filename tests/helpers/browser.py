@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 Answer = TypeVar("Answer")
 
@@ -15,9 +16,17 @@ class Browser:
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
-    def open(self, address: str, page: str) -> None:
-        """Open an address and wait until its page is drawn and its graphs too."""
-        self.driver.get(address)
+    def open(self, address: str, page: str, anew: bool = False) -> None:
+        """Go to an address and wait until its page is drawn; loads everything only the first time, or `anew`."""
+        parts, now = urlsplit(address), urlsplit(self.driver.current_url)
+        if anew or parts.netloc != now.netloc:
+            self.driver.get(address)
+        else:  # as a click on a link inside the application does
+            self.script(
+                "document.querySelector('[data-page]')?.removeAttribute('data-page');"
+                "history.pushState({}, '', arguments[0]); dispatchEvent(new CustomEvent('_dashprivate_pushstate'))",
+                parts.path + ("?" + parts.query if parts.query else ""),
+            )
         self.drawn(page)
 
     def drawn(self, page: str) -> None:
@@ -26,7 +35,7 @@ class Browser:
         self.wait(lambda: self.script("return !document.querySelector('[data-dash-is-loading]')"))
         self.wait(
             lambda: self.script(
-                "return [...document.querySelectorAll('.js-plotly-plot')].every(g => g.querySelector('.main-svg'))"
+                "return [...document.querySelectorAll('.dash-graph')].every(g => g.querySelector('.main-svg'))"
             )
         )
 
@@ -42,7 +51,7 @@ class Browser:
         """The text of the page."""
         return str(self.script("return document.body.innerText"))
 
-    def wait(self, ask: Callable[[], Answer], seconds: float = 15) -> Answer:
+    def wait(self, ask: Callable[[], Answer], seconds: float = 30) -> Answer:
         """What `ask` answers once that is true. Raises `AssertionError` when it does not come to be."""
         until = time.monotonic() + seconds
         while not (answer := ask()):
