@@ -64,7 +64,7 @@ def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 -
     found = [*_of_trace(trace, placement), *_of_tools(trace, placement)]
     if found:
         result.sections["bandwidth"] = [row for series in found for row in _rows(series, topologies, choices)]
-        result.sections["fits"] = [_fit(series) for series in found]
+        result.sections["fits"] = [fit for series in found for fit in _fits(series, choices)]
     return result
 
 
@@ -174,18 +174,29 @@ def _finite(value: float) -> float | None:
     return value if value == value else None
 
 
-def _fit(series: Series) -> FitEntry:
+def _fits(series: Series, choices: Choices) -> list[FitEntry]:
+    """A fit per algorithm and protocol that NCCL chose: a line over sizes of several is none of theirs."""
+    chosen: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
+    for index, nbytes in enumerate(series.bytes):
+        now = choices.of(series.op, nbytes, series.group_size)
+        chosen[(now.algorithm, now.protocol) if now else (None, None)].append(index)
+    return [_fit(series, own, algorithm, protocol) for (algorithm, protocol), own in chosen.items()]
+
+
+def _fit(series: Series, own: Sequence[int], algorithm: str | None, protocol: str | None) -> FitEntry:
+    sizes, times = np.array(series.bytes, np.int64)[own], np.array(series.dur, np.int64)[own]
     factor = busbw_factor(series.op, series.group_size)
     model: CostModel | str = f"{series.op} has no bus bandwidth"
     if series.lower_bound:
         model = "times hold waiting: record all ranks of the group"
     elif factor:
-        model = fit_or_why(np.array(series.bytes) * factor, np.array(series.dur, np.int64))
+        model = fit_or_why(sizes * factor, times)
     told = model if isinstance(model, CostModel) else None
     beta_error = told.beta_error if told else None
     return {
         "tool": series.tool, "op": series.op, "group": series.group, "group_size": series.group_size,
-        "sizes": len(set(series.bytes)), "alpha_ns": told.alpha if told else None,
+        "algorithm": algorithm, "protocol": protocol, "sizes": len(np.unique(sizes)),
+        "alpha_ns": told.alpha if told else None,
         "alpha_error_ns": told.alpha_error if told else None,
         "busbw_gbps": 1 / told.beta if told and told.beta else None,
         "busbw_error_gbps": beta_error / told.beta**2 if told and told.beta and beta_error is not None else None,

@@ -130,22 +130,25 @@ def _group_size(row: Row, sizes: set[int]) -> int:
     return next(iter(sizes))
 
 
-def _models(trace: Trace) -> dict[tuple[str, int], CostModel]:
-    """The fit of each operation and number of ranks, of the trace before those of tools."""
-    found: dict[tuple[str, int], CostModel] = {}
+Models = dict[tuple[str, int, str | None, str | None], CostModel]
+"""By operation, number of ranks, algorithm and protocol."""
+
+
+def _models(trace: Trace) -> Models:
+    """The fits, of the trace before those of tools."""
+    found: Models = {}
     for fit in sorted(bandwidth(trace, ()).sections.get("fits", ()), key=lambda fit: fit["tool"] != "trace"):
         if fit["alpha_ns"] is not None:
             beta = 1 / fit["busbw_gbps"] if fit["busbw_gbps"] else 0.0
             basis = f"fitted to {fit['sizes']} message sizes"
-            found.setdefault((fit["op"], fit["group_size"]), CostModel(fit["alpha_ns"], beta, fit["error_frac"], basis))
+            key = fit["op"], fit["group_size"], fit["algorithm"], fit["protocol"]
+            found.setdefault(key, CostModel(fit["alpha_ns"], beta, fit["error_frac"], basis))
     return found
 
 
-def _better(
-    op: str, nbytes: int, facts: Facts, size: int, now: Choice, models: dict[tuple[str, int], CostModel]
-) -> tuple[Choice, str] | None:
+def _better(op: str, nbytes: int, facts: Facts, size: int, now: Choice, models: Models) -> tuple[Choice, str] | None:
     """The choice that takes least at worst, if that is less than now takes at best."""
-    place, model = facts.place(size), models.get((op, size))
+    place, model = facts.place(size), models.get((op, size, now.algorithm, now.protocol))
     if isinstance(place, Refused) or model is None:
         return None
     present = predict(op, nbytes, place, now, now, model)

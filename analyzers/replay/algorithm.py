@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from analyzers.alpha_beta import CostModel, fit
 from analyzers.nccl_model.predict import changed, predict
 from analyzers.replay.changes import Algorithm, Refused
-from analyzers.replay.costs import bus_bytes, costs
+from analyzers.replay.costs import Costs, bus_bytes, costs
 from analyzers.replay.graph import Graph, UnreplayableError
 from analyzers.replay.links import rescaled
 from analyzers.replay.rewriting import Rewritten, Setting
@@ -16,6 +22,7 @@ def algorithm(graph: Graph, change: Algorithm, setting: Setting) -> Rewritten:
     Refused as a whole where it can't be told for one of the calls: half a change is none that anyone can set.
     """
     found = costs(graph, setting)
+    models = _models(graph, found, setting)
     ratio: dict[int, float] = {}
     basis: set[str] = set()
     for call, own in enumerate(graph.calls):
@@ -29,7 +36,7 @@ def algorithm(graph: Graph, change: Algorithm, setting: Setting) -> Rewritten:
             raise UnreplayableError(place.why)
         now = setting.nccl.choice(own.op, own.bytes, own.group_size or 0)
         then = changed(now, change) if now is not None else None
-        model = found.model(graph, call)
+        model = models[call]
         told = predict(own.op, own.bytes, place, now, then or now, model)
         if isinstance(told, Refused):
             raise UnreplayableError(told.why)
@@ -38,3 +45,19 @@ def algorithm(graph: Graph, change: Algorithm, setting: Setting) -> Rewritten:
     if not ratio:
         raise UnreplayableError(f"the replayed steps hold no {change.op or 'collective'} of known size")
     return Rewritten(rescaled(graph, found, ratio), "; ".join(sorted(basis)))
+
+
+def _models(graph: Graph, found: Costs, setting: Setting) -> dict[int, CostModel]:
+    """The cost model of each call: fitted to the calls of its operation and group that NCCL carried out alike."""
+    alike: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for call, own in enumerate(graph.calls):
+        now = setting.nccl.choice(own.op, own.bytes or 0, own.group_size or 0) if setting.nccl is not None else None
+        alike[own.op, own.group, f"{now.algorithm}/{now.protocol}" if now else ""].append(call)
+    models: dict[int, CostModel] = {}
+    for (op, group, _), calls in alike.items():
+        model = found.models[op, group]
+        if sum(key[:2] == (op, group) for key in alike) > 1:
+            sizes = np.array([bus_bytes(graph, call) or 0.0 for call in calls])
+            model = fit(sizes, found.transfer[np.array(calls)]) or replace(model, error=None)
+        models |= dict.fromkeys(calls, model)
+    return models

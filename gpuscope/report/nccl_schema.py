@@ -46,6 +46,9 @@ class FitEntry(TypedDict):
     op: str
     group: str | None
     group_size: int
+    algorithm: str | None
+    protocol: str | None
+    """NCCL's choice for these sizes, as its log tells; None where untold. Sizes chosen for otherwise are apart."""
     sizes: int
     """Distinct message sizes."""
     alpha_ns: float | None

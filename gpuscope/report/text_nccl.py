@@ -152,7 +152,8 @@ def _fits(entries: Sequence[FitEntry], writer: Writer) -> None:
             + (f" ± {units.bandwidth(entry['busbw_error_gbps'])}" if entry["busbw_error_gbps"] is not None else ""),
             units.share(entry["error_frac"]),
         )
-        words = (entry["tool"] if entry["tool"] != TRACE else "", entry["group"] or "")
+        choice = f"{entry['algorithm']}/{entry['protocol']}" if entry["algorithm"] else ""
+        words = (entry["tool"] if entry["tool"] != TRACE else "", choice, entry["group"] or "")
         by = " ".join(word for word in words if word)
         table.add_row(writer.text(entry["op"]), *(writer.text(cell) for cell in cells), writer.cell(by))
     writer.show(table)

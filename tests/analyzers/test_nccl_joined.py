@@ -47,6 +47,8 @@ def test_choices_join_the_collectives_of_the_same_operation_and_size(tmp_path: P
     report = gpuscope.analyze(folder).report
     rows = [(row["bytes"], row["algorithm"], row["protocol"], row["channels"]) for row in report["bandwidth"]]
     assert rows == [(MB, "tree", "ll", 4), (8 * MB, "ring", "simple", 24)]
+    # A line over sizes of two algorithms would be neither's.
+    assert [(fit["algorithm"], fit["sizes"]) for fit in report["fits"]] == [("tree", 1), ("ring", 1)]
     assert report["nccl"]["environment"] == [{"name": "NCCL_P2P_LEVEL", "value": "PHB"}]
     assert report["trace"]["ranks_present"] == [0, 1]
 
