@@ -72,10 +72,10 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     ops = _operations(trace, view, window)
     untold = int((ops.call == NA).sum())
     if untold > UNTOLD_FRAC * len(ops.rows) or bool((ops.launch == NA).all()):
-        raise UnreplayableError(
-            f"the launches of {untold} of {len(ops.rows)} device operations are not recorded: "
-            "profile a warm-up step first, for profilers lose calls as they start"
-        )
+        how = "profile a warm-up step first, for profilers lose calls as they start"
+        if bool((trace["device_events"]["correlation"][ops.rows] == NA).mean() > UNTOLD_FRAC):
+            how = "no call launched them, as it is with migrations of unified memory, or their ids are not recorded"
+        raise UnreplayableError(f"the launches of {untold} of {len(ops.rows)} device operations are not told: {how}")
     builder = Builder(view.lane.rank)
     rows = np.flatnonzero(trace["host_events"]["rank"] == view.lane.rank)
     step_of = np.searchsorted([step.start for step in window.steps], ops.start, "right") - 1

@@ -39,6 +39,7 @@ class Replayer:
     def __init__(self, trace: Trace, lanes: Sequence[LaneSummary], recorded: Sequence[Recorded]) -> None:
         self.why = _missing(recorded)
         self.broken = any(entry.broken for entry in recorded)
+        self.ranks = len({entry.rank for entry in recorded})
         self.steps = 0
         """Steps replayed."""
         self.measured_step_ns: int | None = None

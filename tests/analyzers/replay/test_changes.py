@@ -1,0 +1,197 @@
+"""Each change on a job small enough to replay by hand: program, change, step time in ns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.jobs import Host, Issue, Launch, Program, Step, Wait, job, steps
+
+from analyzers.replay.changes import (
+    BucketSize,
+    CapturedGraphs,
+    Change,
+    EvenStages,
+    GroupModules,
+    KeepParameters,
+    LinkSpeed,
+    LoaderWorkers,
+    MoreRanks,
+    NoAllocatorStalls,
+    NoCollector,
+    NoHostWork,
+    Overlap,
+    PinnedCopies,
+    Prefetch,
+    RemovedSyncs,
+    ReplacedRank,
+    SequenceParallel,
+    WireBytes,
+)  # fmt: skip
+from analyzers.replay.graph import Graph, UnreplayableError
+from analyzers.replay.rewrites import rewrite
+from analyzers.replay.rewriting import Setting
+
+ALL_RANKS = Setting(backend="gloo", gpu="", complete=True)
+ON_GPU = Setting(backend="nccl", gpu="NVIDIA A100", complete=True)
+
+
+def after(graph: Graph, change: Change, setting: Setting = ALL_RANKS, bias: int = 0) -> int:
+    (step,) = steps(rewrite(graph, change, replace(setting, bias=bias)).graph)
+    return step
+
+
+@pytest.mark.parametrize(
+    ("change", "part"), [(NoCollector(), "gc"), (NoAllocatorStalls(), "allocator"), (NoHostWork(), "host_other")]
+)
+def test_a_part_of_the_hosts_time_gone(change: Change, part: str) -> None:
+    """100 of the host, 30 of it the part, then a kernel of 20: 120 becomes 90."""
+    told: dict[str, Any] = {part: 30}
+    graph = job([Step(), Host(100, **told), Launch(20), Wait(stream=7), Step()])
+    assert (steps(graph), after(graph, change)) == ([120], 90)
+    with pytest.raises(UnreplayableError, match="hold no"):
+        after(job([Step(), Host(100), Step()]), change)
+
+
+def test_a_sync_gone_lets_the_host_run_ahead() -> None:
+    """10, kernel to 110, wait, 50, kernel 160–180. Without the first wait: host at 60, kernel 110–130."""
+    graph = job([
+        Step(), Host(10), Launch(100), Wait(stream=7, label="aten::item/cudaStreamSynchronize"), Host(50), Launch(20),
+        Wait(stream=7, label="cudaDeviceSynchronize"), Step(),
+    ])  # fmt: skip
+    assert (steps(graph), after(graph, RemovedSyncs("aten::item"), ON_GPU)) == ([180], 130)
+    with pytest.raises(UnreplayableError, match="no blocking call of aten::nonzero"):
+        after(graph, RemovedSyncs("aten::nonzero"), ON_GPU)
+
+
+def test_captured_graphs_launch_without_the_host() -> None:
+    """Two kernels of 10 that the host takes 40 each to launch: 90. Captured, both are launched at 0: 20."""
+    graph = job([Step(), Host(40), Launch(10), Host(40), Launch(10), Wait(stream=7), Step()])
+    assert (steps(graph), after(graph, CapturedGraphs(), ON_GPU)) == ([90], 20)
+    with pytest.raises(UnreplayableError, match="without a device"):
+        after(job([Step(), Host(40), Step()]), CapturedGraphs())
+
+
+def test_a_pinned_copy_goes_beside_compute() -> None:
+    """Kernel 0–100, a copy behind it to 140 that blocks the host, then 10 of host and a kernel of 20: 170.
+    Pinned, the copy runs 0–40, the host is at 10, the kernel runs 100–120."""
+    graph = job([
+        Step(), Launch(100), Launch(40, copy="HtoD pageable"), Wait(stream=7, label="aten::to/cudaMemcpyAsync"),
+        Host(10), Launch(20), Wait(stream=7, label="cudaDeviceSynchronize"), Step(),
+    ])  # fmt: skip
+    assert (steps(graph), after(graph, PinnedCopies(), ON_GPU)) == ([170], 120)
+
+
+def test_loader_workers_load_beside_the_step() -> None:
+    """A batch takes 90 ms, the rest 30: 120. Two workers bring one every 45, four one every 23: 45 and 30, and the
+    hand-over of up to 1 ms, 0.1 expected."""
+    ms = 1_000_000
+    graph = job([Step(), Host(90 * ms, input=90 * ms), Host(30 * ms), Step()])
+    assert after(graph, LoaderWorkers(2)) == 45.1 * ms
+    assert [after(graph, LoaderWorkers(4), bias=bias) for bias in (-1, 0, 1)] == [30 * ms, 30.1 * ms, 31 * ms]
+
+
+def test_a_rank_as_fast_as_its_peers() -> None:
+    """Rank 1 takes 60 more before the collective than ranks 0 and 2; all wait for it: 85 becomes 25."""
+    graph = job(*([Step(), Host(busy), Issue("all_reduce", 8, 5), Wait(calls=(0,)), Step()] for busy in (20, 80, 20)))
+    assert (steps(graph), after(graph, ReplacedRank(1)), after(graph, ReplacedRank(0))) == ([85], 25, 85)
+    with pytest.raises(UnreplayableError, match="rank 7"):
+        after(graph, ReplacedRank(7))
+
+
+def backward(*buckets: tuple[int, int, int]) -> list[Program]:
+    """Two ranks; (host ns before, bytes, transfer ns) of each gradient bucket, then the wait for all of them."""
+    issued: list[Host | Issue] = []
+    for busy, size, transfer in buckets:
+        issued += [Host(busy), Issue("all_reduce", size, transfer)]
+    return [[Step(), *issued, Wait(calls=tuple(range(len(buckets)))), Step()]] * 2
+
+
+# Over two ranks an all-reduce's bytes cross the bus once: transfers of 1000 + bytes fit exactly.
+THREE = backward((5000, 1000, 2000), (1000, 2000, 3000), (1000, 4000, 5000))
+
+
+def test_one_bucket_for_three() -> None:
+    """Issued at 5000, 6000, 7000; transfers 5000–7000, 7000–10000, 10000–15000. In one: issued at 7000, 7000 bytes
+    take 8000: 15000. In two of 3000 and 4000: 6000–10000 (4000), 10000–15000."""
+    graph = job(*THREE)
+    assert steps(graph) == [15000]
+    assert after(graph, BucketSize(size=10_000)) == 15000
+    assert after(graph, BucketSize(size=3000)) == 15000
+
+
+def test_buckets_that_cost_mostly_their_fixed_part() -> None:
+    """Three sizes with 1000 + bytes each, ready at once: 1000+10, 1000+20, 1000+40 in a row is 3070; in one 1070."""
+    graph = job(*backward((500, 10, 1010), (0, 20, 1020), (0, 40, 1040)))
+    assert (steps(graph), after(graph, BucketSize(size=1000))) == ([3570], 1570)
+
+
+def test_a_bucket_cut_is_ready_earlier() -> None:
+    """1000 bytes at 1000, 2000 at 2000, 8000 ready evenly from 2000 to 22000 and then sent in 9000: 31000. In buckets
+    of at least 2000: 3000 at 2000, then quarters of 8000 at 7000, 12000, 17000, 22000, the last one in 3000: 25000."""
+    graph = job(*backward((1000, 1000, 2000), (1000, 2000, 3000), (20000, 8000, 9000)))
+    assert (steps(graph), after(graph, BucketSize(size=2000))) == ([31000], 25000)
+
+
+def test_gradients_sent_behind_the_backward() -> None:
+    """All issued with the last at 7000: 2000 + 3000 + 5000 in a row."""
+    assert after(job(*THREE), Overlap(on=False)) == 17000
+
+
+def test_a_faster_link() -> None:
+    """Twice the bandwidth: 1500, 2000, 3000 from 5000 on: 5000–6500–8500–11500. Half the fixed cost: 1500 + 2500 +
+    4500 from 5000 on: 13500."""
+    graph = job(*THREE)
+    assert (after(graph, LinkSpeed(bandwidth=2)), after(graph, LinkSpeed(latency=0.5))) == (11500, 13500)
+    assert after(graph, WireBytes(0.5)) == 11500  # half the bytes are twice the bandwidth, where all are gradients
+
+
+def test_more_ranks() -> None:
+    """Four ranks for two: 2·3/4 for 2·1/2 of the bytes is 1.5 times, the fixed part twice (log2), at best as it was, at
+    worst three times (a ring of 3 steps for 1): 5000 + 3·1000·f + 1.5·7000."""
+    graph = job(*THREE)
+    found = [after(graph, MoreRanks(2), bias=bias) for bias in (-1, 0, 1)]
+    assert found == [5000 + 3000 * factor + 10500 for factor in (1, 2, 3)]
+
+
+def modules(*gathers: tuple[int, int]) -> list[Program]:
+    """Two ranks that gather each module (transfer, compute ns) before computing it, forward and then backward."""
+    forward = [item for place, (transfer, compute) in enumerate(gathers) for item in
+               (Issue("all_gather", 64, transfer, backward=False), Wait(calls=(place,)), Host(compute))]  # fmt: skip
+    count = len(gathers)
+    back = [item for place, (transfer, compute) in enumerate(gathers) for item in
+            (Issue("all_gather", 64, transfer), Wait(calls=(count + place,)), Host(compute))]  # fmt: skip
+    return [[Step(), *forward, *back, Step()]] * 2
+
+
+def test_parameters_kept_are_not_gathered_again() -> None:
+    """Two modules of 10 + 100 each way: 440; without the backward's gathers 420."""
+    graph = job(*modules((10, 100), (10, 100)))
+    assert (steps(graph), after(graph, KeepParameters())) == ([440], 420)
+
+
+def test_prefetched_parameters_are_there() -> None:
+    """Gathered one module ahead, only the first of each pass is waited for: 4·100 + 2·10."""
+    graph = job(*modules((10, 100), (10, 100)))
+    assert after(graph, Prefetch(1)) == 420
+    with pytest.raises(UnreplayableError, match="more than 5"):
+        after(graph, Prefetch(5))
+
+
+def test_grouped_modules_pay_the_fixed_cost_once() -> None:
+    """One size only, so the cost is gloo's assumed 1 ms + bytes/link, scaled to what was measured: about half."""
+    graph = job(*modules((1000, 0), (1000, 0)))
+    assert steps(graph) == [4000]
+    assert after(graph, GroupModules(2)) == pytest.approx(2000, rel=0.01)
+
+
+@pytest.mark.parametrize("change", [SequenceParallel(), Overlap(on=True), EvenStages(), KeepParameters()])
+def test_what_the_trace_can_not_tell_is_refused(change: Change) -> None:
+    with pytest.raises(UnreplayableError):
+        after(job(*THREE), change)
+
+
+def test_buckets_need_all_ranks() -> None:
+    with pytest.raises(UnreplayableError, match="every rank"):
+        after(job(*THREE), BucketSize(1000), Setting("nccl", "A100", complete=False))

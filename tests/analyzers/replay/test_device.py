@@ -1,0 +1,75 @@
+"""The graph of a rank with a device, from a trace written by hand; times in µs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.jobs import steps
+from helpers.kineto import Event, call, kernel, op, write
+
+import gpuscope
+from analyzers.lanes import views
+from analyzers.replay.device import device_graph
+from analyzers.replay.engine import replay
+from analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
+from analyzers.replay.window import window
+
+
+def graph(path: Path, *events: Event) -> Graph:
+    trace = gpuscope.open_trace(write(path / "trace.json", *events))
+    (view,) = views(trace)
+    kept = window(trace, view)
+    assert kept is not None
+    return device_graph(trace, view, kept)
+
+
+def launched(number: int, at: int, begin: int, dur: int, name: str = "gemm", stream: int = 7) -> list[Event]:
+    return [op(at, 4), call(at, 3, number), kernel(begin, dur, number, name, stream)]
+
+
+def test_launches_queues_and_waits(tmp_path: Path) -> None:
+    """k1 10–110; k2 launched at 20 is queued: 111–161; the host waits until 164 and launches k3 at 180: 190–200.
+    Launches take 10, the pause in the queue is 1, the wait returns 3 later. k1 in 40: k2 51–101, k3 130–140."""
+    found = graph(
+        tmp_path, *launched(1, 0, 10, 100), *launched(2, 20, 111, 50),
+        call(40, 124, 3, "cudaStreamSynchronize"), *launched(4, 180, 190, 10),
+    )  # fmt: skip
+    assert steps(found) == [190_000]  # from the first kernel's start, 10, to the last one's end, 200
+    dur = np.where(found.nodes["dur"] == 100_000, 40_000, found.nodes["dur"])
+    assert steps(found.with_nodes(dur=dur)) == [130_000]
+
+
+def test_a_collective_waits_for_what_was_launched_before_it_and_compute_for_the_collective(tmp_path: Path) -> None:
+    """gemm 10–110 on stream 7; NCCL on 20 from 112 to 212; the next gemm, launched long before, starts at 214."""
+    found = graph(
+        tmp_path, *launched(1, 0, 10, 100), *launched(2, 20, 112, 100, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20),
+        *launched(3, 40, 214, 10),
+    )  # fmt: skip
+    assert steps(found) == [214_000]
+    events = found.edges["why"] == Edge.EVENT
+    kinds = found.nodes["kind"]
+    pairs = zip(kinds[found.edges["src"][events]].tolist(), kinds[found.edges["dst"][events]].tolist(), strict=True)
+    assert sorted(pairs) == [(Node.DEVICE, Node.ARRIVAL), (Node.TRANSFER, Node.DEVICE)]
+
+
+def test_a_lost_launch_comes_after_the_call_before_it(tmp_path: Path) -> None:
+    """Of 41 kernels the call of the second is lost: it is placed behind the first one's, and nothing else moves."""
+    events = [event for n in range(41) for event in launched(n + 1, 20 * n, 20 * n + 10, 5, f"k{n}")]
+    events = [event for event in events if not (event["cat"] == "cuda_runtime" and event["args"]["correlation"] == 2)]
+    found = graph(tmp_path, *events)
+    assert abs(steps(found)[0] - (20 * 40 + 15 - 10) * 1000) < 1000
+    assert int((found.edges["why"] == Edge.LAUNCH).sum()) == 41
+
+
+def test_without_launches_there_is_no_replay(tmp_path: Path) -> None:
+    with pytest.raises(UnreplayableError, match="launches of 9 of 10"):
+        graph(tmp_path, *launched(1, 0, 10, 5), *(kernel(20 * n, 5) for n in range(1, 10)))
+
+
+def test_measured_starts_are_not_replayed_with(tmp_path: Path) -> None:
+    """Only releases of the host's first point hold the graph to the clock."""
+    found = graph(tmp_path, *launched(1, 0, 10, 100), *launched(2, 20, 111, 50))
+    moved = found.with_nodes(start=found.nodes["start"] * 0, end=found.nodes["end"] * 0)
+    assert replay(moved).start.tolist() == replay(found).start.tolist()

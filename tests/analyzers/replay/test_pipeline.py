@@ -1,0 +1,68 @@
+"""Pipelines laid out anew: two stages, by hand; times in ns."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzers.pipelines.flushes import Computation, Flush
+from analyzers.replay.changes import EvenStages, MicroBatches, Schedule
+from analyzers.replay.graph import UnreplayableError
+from analyzers.replay.pipeline import PipelineReplay, delays_of, length, plan, recorded
+
+
+def flush(*stages: str) -> Flush:
+    """`F0:0-10 B0:20-40`: kind and micro-batch, start and end; stage s holds model chunk s."""
+    found = []
+    for stage, text in enumerate(stages):
+        own = []
+        for item in text.split():
+            name, span = item.split(":")
+            start, end = map(int, span.split("-"))
+            own.append(Computation(name[0], int(name[1:]), stage, start, end))
+        found.append(tuple(own))
+    return Flush(0, 0, tuple(found))
+
+
+# GPipe, F 10, B 20, messages in no time: the first stage idles from 20 to 40 and from 60 on.
+GPIPE = flush("F0:0-10 F1:10-20 B0:50-70 B1:70-90", "F0:10-20 F1:20-30 B0:30-50 B1:50-70")
+
+
+def test_the_recorded_order_gives_the_recorded_length() -> None:
+    assert length(recorded(GPIPE), delays_of(GPIPE)) == 90
+
+
+def test_messages_and_pauses_are_kept() -> None:
+    """Stage 1 gets F0 5 late; stage 0 gets B0 7 late, and pauses 2 between its forwards."""
+    found = delays_of(flush("F0:0-10 B0:42-62", "F0:15-25 B0:25-35"))
+    assert found.message == {"F": 5, "B": 7}
+    found = delays_of(flush("F0:0-10 F1:12-22 B0:60-70 B1:70-80", "F0:10-20 F1:22-32 B0:32-60 B1:60-70"))
+    assert found.pause == (pytest.approx([1, 0]))
+
+
+def test_more_micro_batches_of_the_same_batch() -> None:
+    """4 for 2: F 5, B 10. Stage 1 works from 5 to 65, the first one's last backward ends at 75: 15 saved.
+    At worst a quarter of the time does not shrink: 6.25 and 12.5, so 93.75: nothing is gained."""
+    replay = PipelineReplay((GPIPE,), 0.0, 0.0, 90.0)
+    assert replay.saved(MicroBatches(4), -1) == 15
+    assert replay.saved(MicroBatches(4), 1) == pytest.approx(-3.75, abs=5)
+    assert replay.saved(MicroBatches(2), 0) == 0
+
+
+def test_an_even_split() -> None:
+    """Stage 0 takes 10 and 10, stage 1 30 and 30: 10 + 2·60 + 10; even 20 and 20: 20 + 2·40 + 20."""
+    uneven = flush("F0:0-10 F1:10-20 B0:100-110 B1:130-140", "F0:10-40 F1:40-70 B0:70-100 B1:100-130")
+    assert PipelineReplay((uneven,), 0.0, 0.0, 140.0).saved(EvenStages(), 0) == 140 - 120
+
+
+def test_one_forward_one_backward_orders_alike() -> None:
+    """Two stages, two micro-batches: the last stage alternates, B0 at 20 for 30: the first one's ends at 80 + …"""
+    tasks = plan(GPIPE, Schedule("1f1b"), 0)
+    assert [[(t.kind, t.micro_batch) for t in own] for own in tasks] == [
+        [("F", 0), ("F", 1), ("B", 0), ("B", 1)], [("F", 0), ("B", 0), ("F", 1), ("B", 1)]]  # fmt: skip
+    # Stage 1: F0 10–20, B0 20–40, F1 40–50, B1 50–70; stage 0: B0 40–60, B1 70–90.
+    assert length(tasks, delays_of(GPIPE)) == 90
+
+
+def test_what_can_not_be_told_is_refused() -> None:
+    with pytest.raises(UnreplayableError, match="weight gradients"):
+        plan(GPIPE, Schedule("zbv"), 0)

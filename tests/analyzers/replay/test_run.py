@@ -1,0 +1,104 @@
+"""The replay of real recordings: unchanged, and against faults of known size."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+import gpuscope
+from analyzers.analysis import Analysis
+from analyzers.lanes import views
+from analyzers.replay.changes import (
+    LinkSpeed,
+    LoaderWorkers,
+    MicroBatches,
+    NoHostWork,
+    Predicted,
+    Refused,
+    ReplacedRank,
+    Schedule,
+)  # fmt: skip
+from analyzers.replay.recording import record
+from analyzers.replay.run import MAX_ERROR, Replayer
+
+MS = 1_000_000
+
+
+def analysis(path: Path) -> tuple[Analysis, Replayer]:
+    found = gpuscope.analyze(path)
+    assert isinstance(found.replayer, Replayer)
+    return found, found.replayer
+
+
+def predicted(outcome: Predicted | Refused) -> Predicted:
+    assert isinstance(outcome, Predicted), outcome
+    assert outcome.low <= outcome.after <= outcome.high
+    return outcome
+
+
+def test_a_slow_rank_replaced(samples: Path) -> None:
+    """Rank 1 computed 60 ms more in each step (sample_traces/MANIFEST.md)."""
+    found, replayer = analysis(samples / "ddp_slow_rank")
+    assert replayer.error_frac is not None
+    assert replayer.error_frac < 0.033
+    assert found.report["replay"] == replayer.section()
+    outcome = predicted(replayer.predict(ReplacedRank(1)))
+    assert outcome.before - outcome.after == pytest.approx(60 * MS, rel=0.1)
+    other = predicted(replayer.predict(ReplacedRank(0)))
+    assert other.after == pytest.approx(other.before, rel=0.02)
+
+
+def test_a_slow_loader_with_workers(samples: Path) -> None:
+    """80 ms per batch; of the three steps, from device event to device event, the last ends with the trace, so two
+    hold a batch's loading: 53 ms per step. The same job with a fast loader took 58 ms per step (`ddp_healthy`)."""
+    _, replayer = analysis(samples / "ddp_slow_loader")
+    outcome = predicted(replayer.predict(LoaderWorkers(4)))
+    assert outcome.before - outcome.after == pytest.approx(160 / 3 * MS, rel=0.05)
+    assert outcome.after == pytest.approx(58 * MS, rel=0.05)
+
+
+def test_checkpoints_moved_away(samples: Path) -> None:
+    """Both ranks write checkpoints for 80 ms in each step."""
+    _, replayer = analysis(samples / "ddp_host_stall")
+    outcome = predicted(replayer.predict([NoHostWork()]))
+    assert outcome.before - outcome.after >= 80 * MS
+
+
+def test_several_changes_one_after_the_other(samples: Path) -> None:
+    _, replayer = analysis(samples / "ddp_slow_rank")
+    both = predicted(replayer.predict([ReplacedRank(1), LinkSpeed(bandwidth=2)]))
+    assert both.after <= predicted(replayer.predict(ReplacedRank(1))).after
+    assert isinstance(replayer.predict([ReplacedRank(1), MicroBatches(8)]), Refused)
+
+
+def test_a_pipeline_unchanged_saves_nothing(samples: Path) -> None:
+    """1F1B and GPipe order two micro-batches on two stages alike on the last stage, and wait alike on the first."""
+    _, replayer = analysis(samples / "pp_few_micro_batches")
+    same = predicted(replayer.predict(MicroBatches(2)))
+    assert (same.before, predicted(replayer.predict(Schedule("gpipe"))).after) == (same.after, same.after)
+    assert isinstance(replayer.predict(Schedule("zbv")), Refused)
+
+
+def test_a_replay_that_misses_predicts_nothing(samples: Path) -> None:
+    _, replayer = analysis(samples / "ddp_slow_rank")
+    replayer.why = f"the unchanged replay misses the measured step by more than {MAX_ERROR:.0%}"
+    assert replayer.predict(ReplacedRank(1)) == Refused(replayer.why)
+
+
+def test_graphs_travel_between_processes(samples: Path) -> None:
+    trace = gpuscope.open_trace(samples / "ddp_slow_rank" / "rank0.json.gz")
+    (entry,) = record(trace, views(trace))
+    again = pickle.loads(pickle.dumps(entry))
+    assert entry.graph is not None
+    assert (len(again.graph), again.numbers, again.steps_ns) == (len(entry.graph), entry.numbers, entry.steps_ns)
+
+
+@pytest.mark.parametrize(
+    "name", ["kineto/hta_2_of_128", "kineto/hta_nccl_args", "nsys/zx3xyy/result.sqlite", "cpu_gloo/fsdp"]
+)
+def test_unchanged_replay_of_other_peoples_traces(shared_traces: Path, name: str) -> None:
+    _, replayer = analysis(shared_traces / name)
+    assert replayer.error_frac is not None
+    assert replayer.error_frac < 0.033
