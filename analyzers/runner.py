@@ -22,8 +22,9 @@ from analyzers.reporting import build
 from analyzers.summary import LaneSummary, summarise
 from analyzers.whatif.ranges import operations
 from gpuscope.sources.base import ReadOptions
+from gpuscope.sources.lives import left_out
 from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, read_file, total_size
-from gpuscope.sources.run_manifest import ended, run_folders
+from gpuscope.sources.run_manifest import ended, mesh, run_folders
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
 
@@ -92,7 +93,8 @@ def run(
     results = [result for part in parts for result in part.results]
     trace = merge([part.trace for part in parts])
     results += [run_one(analyzer, trace, lanes) for analyzer in analyzers_of(RunAnalyzer)]
-    results += [_how_it_ended(folder) for folder in run_folders(item.path for item in items)]
+    folders = run_folders(item.path for item in items)
+    results += [_how_it_ended(folder, [item.path for item in items]) for folder in folders]
     if options.ranks is not None and (absent := sorted(set(options.ranks) - set(trace.ranks))):
         asked = Result("ranks")
         shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
@@ -101,11 +103,13 @@ def run(
     replayer = Replayer(trace, lanes, [entry for part in parts for entry in part.recorded])
     results.append(replayer.result())
     report = build(trace, lanes, results)
+    if len(folders) == 1 and not report["trace"]["parallelism"]:  # one group of all ranks has no telling name
+        report["trace"]["parallelism"] = mesh(folders[0])
     report["suggestions"], report["advice"] = advise(report, replayer.predict)
     return Analysis(report, replayer)
 
 
-def _how_it_ended(folder: Path) -> Result:
+def _how_it_ended(folder: Path, read: Sequence[Path]) -> Result:
     """What a run folder's manifest says went wrong, as problems of the report."""
     result, told = Result("run"), ended(folder)
     if told is not None and told.badly:
@@ -113,6 +117,8 @@ def _how_it_ended(folder: Path) -> Result:
         result.problem("error", "run_ended_early", 1, f"{folder.name}: the run {told.status}: {failures}")
     for message in told.wrong if told else ():
         result.problem("error", "run_trouble", 1, f"{folder.name}: {message}")
+    if message := left_out(folder, read):
+        result.problem("info", "restarts_left_out", 1, message)
     return result
 
 

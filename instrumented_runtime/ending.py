@@ -8,15 +8,31 @@ import sys
 import threading
 from multiprocessing.util import Finalize
 from types import TracebackType
+from typing import NoReturn
 
 from instrumented_runtime.session import Session, status_of
 
 
+def _heed_exit(session: Session) -> None:
+    """Have `sys.exit(n)` count as a failure: it passes no excepthook, and atexit is not told of n.
+
+    A script that catches it and goes on to another step takes it back.
+    """
+    leave = sys.exit
+
+    def exit_noted(code: object = None, /) -> NoReturn:
+        status, error = status_of(SystemExit(code))
+        session.at_exit = None if status == "completed" else (status, error)
+        leave(code)  # type: ignore[arg-type]
+
+    sys.exit = exit_noted  # type: ignore[assignment]
+
+
 def close_at_the_end(session: Session) -> None:
     """Have `session` closed however this process ends, short of SIGKILL; the end itself goes its way."""
-    atexit.register(session.close)
+    atexit.register(session.close_at_exit)
     # A process that multiprocessing forked runs no atexit, but this.
-    Finalize(None, session.close, exitpriority=100)
+    Finalize(None, session.close_at_exit, exitpriority=100)
     excepthook = sys.excepthook
 
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -24,6 +40,7 @@ def close_at_the_end(session: Session) -> None:
         session.close(*status_of(error))
 
     sys.excepthook = on_exception
+    _heed_exit(session)
 
     def on_terminate(number: int, frame: object) -> None:
         del frame

@@ -78,14 +78,14 @@ def rank_environment(folder: RunFolder, options: RecordOptions, given: Mapping[s
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool]:
-    """Exit code as a shell tells it (128 + signal), and whether somebody stopped it."""
+    """Exit code as a shell tells it (128 + signal), and whether somebody stopped it, which then is that signal."""
     process = subprocess.Popen(command, env=environment)
-    interrupted = False
+    interrupted = 0
 
     def pass_on(number: int, frame: object) -> None:
         nonlocal interrupted
         del frame
-        interrupted = True
+        interrupted = number
         process.send_signal(number)
 
     before = signal.signal(signal.SIGTERM, pass_on)
@@ -98,12 +98,14 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool
                 # The terminal has sent it to the command as well: let it write its traces.
                 if interrupted:
                     kill_tree(process.pid)
-                interrupted = True
+                interrupted = signal.SIGINT
             except subprocess.TimeoutExpired:
                 kill_tree(process.pid)
     finally:
         signal.signal(signal.SIGTERM, before)
-    return (code if code >= 0 else 128 - code), interrupted
+    if interrupted:  # launchers end with codes of their own then
+        return 128 + interrupted, True
+    return (code if code >= 0 else 128 - code), False
 
 
 def kill_tree(pid: int) -> None:

@@ -224,6 +224,12 @@ def _check_combinations(config: TrainConfig, degrees: Degrees) -> None:
         f"{kind!r} takes no tensor-parallel parameters, which cp or dp beside tp would need",
         "use fsdp with tp",
     )
+    check(
+        config.model.experts == 0 or degrees.tp == 1,
+        "parallel.tp",
+        "cuts no mixture-of-experts blocks",
+        "--parallel ep for these, or model.experts=0",
+    )
     check(degrees.ep == 1 or degrees.tp == 1, "parallel.ep", "not together with tp: experts would be cut twice")
     check(degrees.ep == 1 or degrees.pp == 1, "parallel.ep", "not together with pp")
     check(

@@ -69,6 +69,8 @@ class Session:
         self.path, self.options = path, options
         self.steps = 0
         self.closing = False
+        self.at_exit: tuple[str, str | None] | None = None
+        """How the script said it would end, since its last step: status and error."""
         self._auto_step = auto_step
         self._stepped_by_script = self._stepped_by_optimizer = False
         self._metadata = dict(metadata or {})
@@ -135,6 +137,11 @@ class Session:
             if not self._tried(capture, "step", self.steps):
                 self._captures.remove(capture)
         self.steps += 1
+        self.at_exit = None
+
+    def close_at_exit(self) -> None:
+        """Close as the script has said that it ends; completed where it said nothing."""
+        self.close(*(self.at_exit or ("completed",)))
 
     def close(self, status: str = "completed", error: str | None = None) -> None:
         """Stop the captures and close this rank's part; a second call does nothing."""

@@ -71,6 +71,9 @@ def _torchrun(config: TrainConfig, folder: RunFolder, words: Sequence[str], npro
     environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
     environment.setdefault("KINETO_LOG_LEVEL", "6")  # its two lines per rank and trace say nothing
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    if max_restarts:
+        # Else the store of the first life serves the next one too, with gloo's addresses of the dead (torch 2.13).
+        environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     agent = ["torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     agent += [f"--max-restarts={max_restarts}", "-m"]
     worker = ["instrumented_runtime.commands.train", "train", "--launched", *words]

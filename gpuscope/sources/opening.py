@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpuscope.errors import InputError, UsageError
 from gpuscope.sources.base import ReadOptions, Source, check_readable, source_for
+from gpuscope.sources.lives import last_life
 from gpuscope.sources.records import (
     ALLOCATOR_SNAPSHOT,
     FLIGHT_RECORDER,
@@ -27,6 +28,8 @@ from gpuscope.trace.trace import Trace
 PathLike = str | os.PathLike[str]
 _IN_FOLDERS = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", ".parquet", "_pqtdir", "_arwdir")
 """What may be a trace inside a folder; a file named outright is sniffed whatever its name."""
+
+NOTHING_RECORDED = "record fewer steps sooner (--wait, --warmup, --active), or --whole where no optimizer steps"
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,19 @@ def _expand(named: PathLike) -> list[Path]:
     if path.is_dir():
         if _is_trace(path):
             return [path]
-        traces = _folder(path)
-        found = [*traces, *nccl_records_beside(path)] if traces else records_below(path)
+        traces = last_life(path, _folder(path))
+        found = [*traces, *nccl_records_beside(path)] if traces else last_life(path, records_below(path))
         told = ended(path)
         if told is not None and told.hung:  # then the dumps say why, and the traces can't
-            found += [dump for dump in records_below(path, {FLIGHT_RECORDER}) if dump not in found]
+            dumps = last_life(path, records_below(path, {FLIGHT_RECORDER}))
+            found += [dump for dump in dumps if dump not in found]
         found += [snapshot for snapshot in snapshots_below(path) if snapshot not in found]
         if not found:
+            if told is not None:
+                raise InputError(
+                    f"{path}: the run recorded no trace; its status is «{told.status}»{told.first_failure}",
+                    hint=NOTHING_RECORDED,
+                )
             raise InputError(
                 f"{path}: no trace in this folder",
                 hint="gpuscope reads *.json, *.json.gz, *.sqlite, *.nsys-rep, *.qdrep, *.parquet, allocator snapshots "

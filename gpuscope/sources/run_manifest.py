@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+_TRACES = ("torch_profiler", "nsys")
 _CONNECTION_LOST = ("connection", "reset by peer", "timed out", "broken pipe")
 
 
@@ -31,14 +32,16 @@ class Ended:
         """Whether the run did not come to its own end."""
         return self.status not in ("completed", "")
 
+    @property
+    def first_failure(self) -> str:
+        """The likeliest culprit, to be put after a sentence; empty where no rank says anything."""
+        return f": {self.failures[0]}" if self.failures else ""
+
 
 def ended(folder: Path) -> Ended | None:
     """What the manifest in `folder` says; None where there is none that can be read."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(manifest, dict) or not {"run_id", "status"} <= set(manifest):
+    manifest = _read(folder)
+    if manifest is None:
         return None
     problems = [entry for entry in _dicts(manifest.get("problems")) if entry.get("severity") == "error"]
     ranks = sorted(_dicts(manifest.get("ranks")), key=_blame)
@@ -50,10 +53,35 @@ def ended(folder: Path) -> Ended | None:
     )
 
 
+def recorded_traces(folder: Path) -> list[str]:
+    """The traces that a manifest lists, as paths within its folder."""
+    files = _dicts((_read(folder) or {}).get("files"))
+    return [str(entry["path"]) for entry in files if entry.get("kind") in _TRACES and "path" in entry]
+
+
+def mesh(folder: Path) -> dict[str, int]:
+    """Ranks per kind of parallelism as `gpuscope train` noted them, those of one rank left out."""
+    told = (_read(folder) or {}).get("parallelism")
+    sizes = told.get("mesh") if isinstance(told, dict) else None
+    if not isinstance(sizes, dict):
+        return {}
+    known = {kind: size for kind, size in sizes.items() if isinstance(size, int) and not isinstance(size, bool)}
+    dp = known.pop("replicate", 1) * known.pop("shard", 1)
+    return {kind: size for kind, size in {**known, "dp": dp}.items() if size > 1}
+
+
 def run_folders(paths: Iterable[Path]) -> list[Path]:
     """The folders, next above these files, that hold a manifest."""
     near = dict.fromkeys(folder for path in paths for folder in path.absolute().parents[:2])
     return [folder for folder in near if (folder / MANIFEST).is_file()]
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return manifest if isinstance(manifest, dict) and {"run_id", "status"} <= set(manifest) else None
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from instrumented_runtime.run_folder import RankFolder
 FOLDER = "flight_recorder"
 PREFIX = "nccl_trace_rank_"
 VERSION = "2.10"
+OURS = "instrumented_runtime/gloo_trace.py"
 
 
 class FlightRecorder(Quiet):
@@ -36,6 +37,10 @@ class FlightRecorder(Quiet):
         """Have torch record, where the first group is yet to be made."""
         self._folder = folder
         LOG.capacity = self._entries
+        if folder.part.restart:  # NCCL's own dumps of this life beside those of the one before, not over them
+            for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+                if os.environ.get(name, "").startswith(str(folder.path)):
+                    os.environ[name] = str(folder.file(f"{FOLDER}/{PREFIX}"))
         # An empty variable makes torch abort.
         if not os.environ.get("TORCH_FR_BUFFER_SIZE"):
             os.environ["TORCH_FR_BUFFER_SIZE"] = str(self._entries)
@@ -75,6 +80,7 @@ def filled(dump: Mapping[str, Any], groups: Iterable[Group], collectives: Sequen
     entries = []
     for told in dump.get("entries", []):
         key = (told["process_group"][0], told["collective_seq_id"])
+        told = told | {"frames": _of_the_script(told.get("frames", []))}
         entry = known.pop(key, None) if told["profiling_name"].startswith("gloo:") else None
         entries.append(told if entry is None else told | _progress(entry))
     missing = [*known.values(), *(entry for entry in collectives if entry.is_p2p)]
@@ -94,6 +100,13 @@ def filled(dump: Mapping[str, Any], groups: Iterable[Group], collectives: Sequen
         "pg_status": {**dump.get("pg_status", {}), **_status(groups, collectives)},
         "entries": entries,
     }
+
+
+def _of_the_script(frames: Any) -> Any:
+    """A stack without the innermost frame of ours, through which every call to gloo goes."""
+    if not isinstance(frames, list):
+        return frames
+    return [frame for frame in frames if not str(frame.get("filename", "")).endswith(OURS)]
 
 
 def _progress(entry: Collective) -> dict[str, Any]:

@@ -68,7 +68,9 @@ def enter_nsys() -> None:
 def command_under_nsys(command: Sequence[str], folder: Path, *, whole: bool) -> list[str]:
     """`command` of one rank under nsys, its report in the run folder."""
     nsys = shutil.which("nsys") or "nsys"
-    output = folder / "nsys" / REPORT
+    # Another life of the rank, after torchrun has started it again, must not meet the report of the one before.
+    restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    output = folder / "nsys" / (f"restart{restart}.{REPORT}" if restart else REPORT)
     output.parent.mkdir(exist_ok=True)
     profile = nsys_command(nsys, str(output), version=nsys_version(nsys), has_cuda=has_cuda_device(), whole=whole)
     return [*profile, *command]
@@ -77,7 +79,7 @@ def command_under_nsys(command: Sequence[str], folder: Path, *, whole: bool) -> 
 def reports(folder: Path) -> list[tuple[Path, int | None]]:
     """The reports in a run folder, each with its rank."""
     found = sorted((folder / "nsys").glob("*.nsys-rep"))
-    ranks = (path.name.split(".")[1] for path in found)
+    ranks = (path.name.split(".")[-2] for path in found)
     return [(path, int(rank) if rank.isdigit() else None) for path, rank in zip(found, ranks, strict=True)]
 
 

@@ -156,6 +156,33 @@ class StepFault(Fault):
         return {"first": self.first, "last": config.train.steps - 1, "every": self.every}
 
 
+@dataclass(frozen=True)
+class DeadlockFault(Fault):
+    """A fault that acts once, in `step`, on one `rank`, and leads to a hang of all."""
+
+    finding = "hang"
+    rank: int = 1
+    step: int = 2
+
+    def ranks(self, config: TrainConfig, world_size: int) -> list[int]:  # noqa: ARG002
+        return [self.rank]
+
+    def steps(self, config: TrainConfig) -> dict[str, int]:  # noqa: ARG002
+        return {"first": self.step, "last": self.step, "every": 1}
+
+    def configure(self, config: TrainConfig, world_size: int) -> TrainConfig:
+        require(world_size > 1 or self.alone, self.name, "rank", "needs two processes or more", "--nproc 2")
+        require_rank(self.rank, world_size, self.name)
+        return config
+
+    alone: ClassVar[bool] = False
+    """Whether a single process can have it."""
+
+    def due(self, context: StepContext) -> bool:
+        """Whether the trainer is where it acts, on whatever rank: in the first micro-step of `step`."""
+        return context.step == self.step and context.micro_step == 0
+
+
 def require(good: bool, fault: str, option: str, problem: str, hint: str | None = None) -> None:
     """Raise `UsageError` that names the fault's option unless `good`."""
     if not good:

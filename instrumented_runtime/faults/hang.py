@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from instrumented_runtime.faults import Fault, StepContext, require_rank
-
-if TYPE_CHECKING:
-    from instrumented_runtime.config import TrainConfig
+from instrumented_runtime.faults import DeadlockFault, StepContext
 
 
 @dataclass(frozen=True)
-class Hang(Fault):
+class Hang(DeadlockFault):
     """In `step`, before its forward, `rank` waits for a lock that nobody gives back; after `seconds` it
     goes on (0 = never)."""
 
     name = "hang"
     what = "a lock on the training thread, before the forward"
     unit = "deadlocks"
-    finding = "hang"
-    rank: int = 1
-    step: int = 2
+    alone = True
     seconds: float = 0.0
-
-    def ranks(self, config: TrainConfig, world_size: int) -> list[int]:  # noqa: ARG002
-        return [self.rank]
-
-    def steps(self, config: TrainConfig) -> dict[str, int]:  # noqa: ARG002
-        return {"first": self.step, "last": self.step, "every": 1}
 
     def ns_per_step(self) -> int | None:
         return round(self.seconds * 1e9) or None
 
-    def configure(self, config: TrainConfig, world_size: int) -> TrainConfig:
-        require_rank(self.rank, world_size, self.name)
-        return config
-
     def before_forward(self, context: StepContext) -> None:
-        if (context.rank, context.step, context.micro_step) != (self.rank, self.step, 0):
+        if context.rank != self.rank or not self.due(context):
             return
         context.ledger.add(self.name, context.step, ns=self.ns_per_step())
         context.ledger.flush()  # nobody may come back to do it

@@ -5,40 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from instrumented_runtime.faults import Fault, StepContext, require, require_rank
+from instrumented_runtime.faults import DeadlockFault, StepContext, require
 
 if TYPE_CHECKING:
     from instrumented_runtime.config import TrainConfig
 
 
 @dataclass(frozen=True)
-class Mismatched(Fault):
+class Mismatched(DeadlockFault):
     """In `step`, `rank` enters another collective than its peers' all-reduce: one of half the size
     (kind=size), an all-gather (kind=op), or the same two all-reduces the other way round (kind=order)."""
 
     name = "mismatched"
     what = "a collective of the default group, before the forward"
     unit = "collectives that differ"
-    finding = "hang"
     kind: Literal["size", "op", "order"] = "size"
-    rank: int = 1
-    step: int = 2
     elements: int = 4096
 
-    def ranks(self, config: TrainConfig, world_size: int) -> list[int]:  # noqa: ARG002
-        return [self.rank]
-
-    def steps(self, config: TrainConfig) -> dict[str, int]:  # noqa: ARG002
-        return {"first": self.step, "last": self.step, "every": 1}
-
     def configure(self, config: TrainConfig, world_size: int) -> TrainConfig:
-        require(world_size > 1, self.name, "rank", "needs two processes or more", "--nproc 2")
-        require_rank(self.rank, world_size, self.name)
         require(self.elements >= 2, self.name, "elements", "must be at least 2")
-        return config
+        return super().configure(config, world_size)
 
     def before_forward(self, context: StepContext) -> None:
-        if context.step != self.step or context.micro_step:
+        if not self.due(context):
             return
         import torch
 

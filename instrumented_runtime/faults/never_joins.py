@@ -4,36 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from instrumented_runtime.faults import Fault, StepContext, require, require_rank
-
-if TYPE_CHECKING:
-    from instrumented_runtime.config import TrainConfig
+from instrumented_runtime.faults import DeadlockFault, StepContext
 
 
 @dataclass(frozen=True)
-class NeverJoins(Fault):
+class NeverJoins(DeadlockFault):
     """In `step`, every rank but `rank` enters an all-reduce of a group of all ranks; `rank` goes on to
     its next collective and waits there."""
 
     name = "never_joins"
     what = "an all-reduce before the forward, in a process group of its own"
     unit = "collectives entered (0: stayed away)"
-    finding = "hang"
-    rank: int = 1
-    step: int = 2
-
-    def ranks(self, config: TrainConfig, world_size: int) -> list[int]:  # noqa: ARG002
-        return [self.rank]
-
-    def steps(self, config: TrainConfig) -> dict[str, int]:  # noqa: ARG002
-        return {"first": self.step, "last": self.step, "every": 1}
-
-    def configure(self, config: TrainConfig, world_size: int) -> TrainConfig:
-        require(world_size > 1, self.name, "rank", "needs two processes or more", "--nproc 2")
-        require_rank(self.rank, world_size, self.name)
-        return config
 
     def on_model(self, context: StepContext) -> None:
         import torch.distributed as dist
@@ -43,7 +25,7 @@ class NeverJoins(Fault):
         context.state[self.name] = dist.new_group(timeout=timeout, group_desc="evaluation")
 
     def before_forward(self, context: StepContext) -> None:
-        if context.step != self.step or context.micro_step:
+        if not self.due(context):
             return
         import torch
         import torch.distributed as dist

@@ -34,7 +34,8 @@ class _Slow(Dataset["Tensor"]):
 
 @dataclass(frozen=True)
 class SlowLoader(StepFault):
-    """Loading takes `ms` longer per step, in the training process, on `rank` (-1 = all ranks)."""
+    """Loading takes `ms` longer per step, on `rank` (-1 = all ranks): in the training process, or in `workers`
+    processes of its own, which hide it behind the steps before; they act in every step and enter no ledger."""
 
     name = "slow_loader"
     what = "DataLoader.__next__ on the training thread"
@@ -43,6 +44,7 @@ class SlowLoader(StepFault):
     cause = "input"
     ms: float = 30.0
     rank: int = -1
+    workers: int = 0
 
     def ranks(self, config: TrainConfig, world_size: int) -> list[int] | None:  # noqa: ARG002
         return None if self.rank < 0 else [self.rank]
@@ -51,8 +53,7 @@ class SlowLoader(StepFault):
         return round(self.ms * 1e6)
 
     def configure(self, config: TrainConfig, world_size: int) -> TrainConfig:  # noqa: ARG002
-        # Worker processes would hide the delay behind the previous step.
-        return config.replace("data", workers=0)
+        return config.replace("data", workers=self.workers)
 
     def wrap_dataset(self, dataset: Tokens, context: StepContext) -> Tokens:
         return _Slow(dataset, self, context) if self.rank in (-1, context.rank) else dataset

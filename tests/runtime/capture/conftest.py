@@ -40,8 +40,8 @@ def run(tmp_path: Path) -> Run:
 def record(run: Run, tmp_path: Path) -> Run:
     """`record(options…, "--", command…, **variables)`: as `run`, with the run's `folder` and `manifest`."""
 
-    def record(*words: str | Path, **variables: str) -> SimpleNamespace:
-        done = run(*GPUSCOPE, "record", "-o", "run", *words, **variables)
+    def record(*words: str | Path, timeout: float = 90, **variables: str) -> SimpleNamespace:
+        done = run(*GPUSCOPE, "record", "-o", "run", *words, timeout=timeout, **variables)
         done.folder = tmp_path / "run"
         manifest = done.folder / "manifest.json"
         done.manifest = json.loads(manifest.read_text()) if manifest.exists() else None
@@ -73,6 +73,8 @@ for step in range(10):
     model(torch.ones(8, 64)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+    if step == 6 and rank == 1 and fail == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        sys.exit(3)
     if step == 6 and rank == 1 and fail == "exception":
         raise RuntimeError("boom")
     if step == 6 and rank == 1 and fail == "kill":

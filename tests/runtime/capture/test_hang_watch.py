@@ -84,7 +84,7 @@ def test_a_hang_is_dumped_within_the_timeout(
     assert done.code == 0, done.err
     (hang,) = (problem for problem in done.manifest["problems"] if problem["code"] == "hang")
     assert hang["message"].startswith("hang: rank 0 waits in all_reduce #")
-    assert "rank 1 never joined: it is at train.py:18 in <module>" in hang["message"]
+    assert "rank 1 never joined: it is at train.py:20 in <module>" in hang["message"]
     assert hang["message"] in done.err
 
     dump = pickle.loads((done.folder / "flight_recorder/nccl_trace_rank_0").read_bytes())

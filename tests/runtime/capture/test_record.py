@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from gpuscope.sources.lives import left_out
+from gpuscope.sources.opening import inputs
+
 Run = Callable[..., SimpleNamespace]
 RECORD = (sys.executable, "-c", "from gpuscope.cli import main; main()", "record")
 
@@ -102,10 +105,27 @@ def test_ctrl_c_ends_in_a_readable_folder(tmp_path: Path, torchrun: tuple[str, .
     time.sleep(0.3)
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
+    assert process.returncode == 130
     told = json.loads((tmp_path / "run/manifest.json").read_text())
     assert told["status"] == "interrupted"
     assert {rank["status"] for rank in told["ranks"]} <= {"interrupted", "failed"}
     assert all((tmp_path / "run" / entry["path"]).exists() for entry in told["files"])
+
+
+def test_a_job_that_torchrun_starts_again(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
+    # Else torch 2.13 leaves gloo's old addresses in the store, and the second life connects to the dead.
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    words = ["--wait", "1", "--active", "3", "--", *torchrun, "--max-restarts", "1", ddp_script]
+    done = record(*words, timeout=180, FAIL="once", **own_store)
+    assert done.code == 0, done.err
+    lives = {(rank["restart"], rank["rank"]): rank for rank in done.manifest["ranks"]}
+    assert [lives[key]["status"] for key in ((0, 1), (1, 0), (1, 1))] == ["failed", "completed", "completed"]
+    assert lives[0, 1]["error"] == "SystemExit: 3"
+    traces = {entry["path"] for entry in done.manifest["files"] if entry["kind"] == "torch_profiler"}
+    assert traces == {f"{life}rank{rank}.json.gz" for life in ("", "restart1/") for rank in (0, 1)}
+    # Ranks of two lives never ran together: the last life is analysed, the other one named.
+    assert [item.path.parent.name for item in inputs([done.folder])] == ["restart1", "restart1"]
+    assert "Left out: the first life" in left_out(done.folder, [done.folder / "restart1/rank0.json.gz"])
 
 
 def test_a_script_without_an_optimizer(record: Run, tmp_path: Path) -> None:

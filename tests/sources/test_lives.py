@@ -1,0 +1,62 @@
+"""A run folder of a job that was started again, and one of a job that was stopped before anything was recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuscope.errors import InputError
+from gpuscope.sources.lives import last_life, left_out
+from gpuscope.sources.opening import inputs
+from gpuscope.sources.run_manifest import mesh
+
+LIVES = ["rank0.json.gz", "rank1.json.gz", "restart1/rank0.json.gz", "restart2/measures/rank0.jsonl"]
+
+
+def run_folder(folder: Path, **facts: object) -> Path:
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps({"run_id": "r", "status": "completed", **facts}))
+    return folder
+
+
+def traces(*paths: str) -> list[dict[str, str]]:
+    return [{"path": path, "kind": "measures" if "measures" in path else "torch_profiler"} for path in paths]
+
+
+def test_the_last_life_that_left_a_trace(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", files=traces(*LIVES))
+    found = [folder / path for path in LIVES[:3]]
+    assert last_life(folder, found) == [folder / "restart1/rank0.json.gz"]
+    assert last_life(tmp_path, found) == found  # no run folder: names of folders mean nothing
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        ("restart1/rank0.json.gz", "this is restart 1. Left out: the first life; name its traces (run/rank*)"),
+        ("rank1.json.gz", "this is the first life. Left out: restart 1; name its traces (run/restart1)"),
+    ],
+)
+def test_the_other_lives_are_named(tmp_path: Path, read: str, said: str) -> None:
+    folder = run_folder(tmp_path / "run", files=traces(*LIVES))
+    assert said in left_out(folder, [folder / read])
+
+
+def test_a_job_of_one_life(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", files=traces(*LIVES[:2]))
+    assert left_out(folder, [folder / LIVES[0]]) == ""
+
+
+def test_a_run_stopped_before_it_recorded_a_trace(tmp_path: Path) -> None:
+    rank = {"rank": 0, "status": "failed", "error": "ValueError: bad"}
+    folder = run_folder(tmp_path / "run", status="interrupted", ranks=[rank])
+    with pytest.raises(InputError, match="recorded no trace; its status is «interrupted»: rank 0 failed: ValueError"):
+        inputs([folder])
+
+
+def test_degrees_of_the_mesh(tmp_path: Path) -> None:
+    sizes = {"pp": 1, "replicate": 2, "shard": 2, "cp": 1, "ep": 1, "tp": 2}
+    assert mesh(run_folder(tmp_path / "run", parallelism={"mesh": sizes})) == {"tp": 2, "dp": 4}
+    assert mesh(tmp_path) == {}
