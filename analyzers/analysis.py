@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuscope.report import nccl_schema, schema
+from gpuscope.report import memory_schema, nccl_schema, schema
 from gpuscope.report.schema import Report
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ SECTIONS: dict[str, type] = {
     "fits": nccl_schema.FitEntry,
     "traffic": nccl_schema.TrafficEntry,
     "topology": nccl_schema.TopologyEntry,
+    "memory": memory_schema.MemoryEntry,
 }
-"""Sections of the report that are tables, and what a row of each holds. Not every report has the last four."""
+"""Sections of the report that are tables, and what a row of each holds. Not every report has the last five."""
 
 
 @dataclass(frozen=True)

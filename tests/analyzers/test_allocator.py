@@ -207,6 +207,13 @@ def test_the_advice_is_what_the_replay_found(tmp_path: Path) -> None:
     assert suggestion["predicted"]["step_ns_before"] == suggestion["predicted"]["step_ns_after"]
 
 
+def test_the_section_is_a_table(tmp_path: Path) -> None:
+    table = gpuscope.analyze(snapshot(tmp_path / "s.pickle", CACHED, grown_twice())).tables["memory"]
+    assert table["peak_reserved_bytes"].tolist() == [440 * MIB]
+    assert table["fragmentation.requests"].tolist() == [1]
+    assert table["replay.best.option"].tolist() == ["expandable_segments"]
+
+
 def test_no_advice_where_nothing_is_wrong(shared_traces: Path) -> None:
     path = shared_traces / "memory/wedsonlin_medium_1024_training.pickle"
     entry, findings = analysed(path)
