@@ -59,7 +59,8 @@ def _device_waits(graph: Graph, setting: Setting, what: str) -> Mask:
 
 def removed_syncs(graph: Graph, change: RemovedSyncs, setting: Setting) -> Rewritten:
     """The host goes on where it waited; the work it waited for is still done."""
-    waits = _device_waits(graph, setting, "blocking calls")
+    # Named, it may also be one in which the training thread waits for other ranks: c10d::barrier.
+    waits = graph.of(Node.WAIT) if change.name else _device_waits(graph, setting, "blocking calls")
     if change.name is not None:
         named = np.array([change.name in label.split("/") for label in graph.labels] + [False], np.bool_)
         waits &= named[graph.nodes["label"]]
