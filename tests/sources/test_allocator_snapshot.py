@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -115,3 +116,26 @@ def test_events_of_ascend_have_no_time(shared_traces: Path) -> None:
     assert len(trace["allocator_events"]) == 8092
     assert set(trace["allocator_events"]["time"].tolist()) == {NA}
     assert int(trace["segments"]["bytes"].sum()) == 614 * MIB
+
+
+def test_memory_events_are_of_devices(tmp_path: Path) -> None:
+    """Kineto writes host memory too (device type 0), of which there are no totals."""
+
+    def sample(kind: int, device: int, **told: int) -> dict[str, object]:
+        args = {"Device Type": kind, "Device Id": device, "Bytes": 512} | {
+            f"Total {name.title()}": size for name, size in told.items()
+        }
+        return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": 2.5, "args": args}
+
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 3, "args": {"device": 0}},
+        {"ph": "i", "cat": "cpu_instant_event", "name": "mark", "pid": 1, "tid": 1, "ts": 2, "args": {}},
+        sample(1, 0, allocated=1024, reserved=4096),
+        sample(0, -1, allocated=8, reserved=0),
+        sample(1, 0, allocated=2048),
+    ]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": 1000, "traceEvents": events}))
+    samples = gpuscope.open_trace(path)["memory_samples"]
+    rows = [[int(samples[column][row]) for column in ("time", "allocated", "reserved")] for row in range(len(samples))]
+    assert rows == [[3500, 1024, 4096], [3500, 2048, NA]]
