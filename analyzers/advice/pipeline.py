@@ -17,12 +17,13 @@ VERIFY = "record again: the bubble of each stage (report, section pipeline); `gp
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """More micro-batches, another schedule, an even split."""
-    if finding["code"] == "pipeline_bubble":
+    if finding["code"] in ("pipeline_bubble", "few_micro_batches"):
         for count in COUNTS:
             yield _micro_batches(case, finding, count)
         for name in SCHEDULES:
             yield _schedule(case, finding, name)
-    yield _even(case, finding)
+    if finding["code"] != "few_micro_batches":
+        yield _even(case, finding)
 
 
 def _micro_batches(case: Case, finding: FindingEntry, count: int) -> Proposal:
@@ -76,4 +77,4 @@ def _even(case: Case, finding: FindingEntry) -> Proposal:
     )
 
 
-RULE = Rule("pipeline", ("pipeline_bubble", "pipeline_imbalance", "slow_stage"), propose)
+RULE = Rule("pipeline", ("pipeline_bubble", "few_micro_batches", "pipeline_imbalance", "slow_stage"), propose)
