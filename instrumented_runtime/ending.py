@@ -23,7 +23,7 @@ def _heed_exit(session: Session) -> None:
     def exit_noted(code: object = None, /) -> NoReturn:
         status, error = status_of(SystemExit(code))
         session.at_exit = None if status == "completed" else (status, error)
-        leave(code)  # type: ignore[arg-type]
+        leave(code)
 
     sys.exit = exit_noted  # type: ignore[assignment]
 

@@ -1,0 +1,1 @@
+"""Predicted gains against measured ones, on real runs of the instrumented runtime."""

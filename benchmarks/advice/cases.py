@@ -1,0 +1,81 @@
+"""What is predicted and then really changed: a run with a problem, the change, and the same run without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analyzers.replay.changes import (
+    BucketSize,
+    Change,
+    LoaderWorkers,
+    MicroBatches,
+    NoCollector,
+    NoHostWork,
+    RemovedSyncs,
+    ReplacedRank,
+)
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One side of a case, in the words of `gpuscope train`."""
+
+    settings: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    barrier: bool = False
+    """A `dist.barrier()` in the middle of each step."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """`before` as recorded, `after` with the change made. `common` settings and `parallel` are of both."""
+
+    name: str
+    parallel: str
+    change: Change
+    before: Variant
+    after: Variant
+    common: tuple[str, ...] = ()
+
+
+SMALL = ("data.batch=2", "data.sequence=32")
+"""So little compute that communication counts."""
+PIPELINE = ("data.batch=16", "pipeline.schedule=gpipe")
+
+
+def _buckets(name: str, before: float, after: float) -> Case:
+    return Case(
+        name, "ddp", BucketSize(round(after * MIB)),
+        Variant((f"ddp.bucket_cap_mb={before}",)), Variant((f"ddp.bucket_cap_mb={after}",)), SMALL,
+    )  # fmt: skip
+
+
+def _faulty(name: str, change: Change, fault: str, after: Variant) -> Case:
+    return Case(name, "ddp", change, Variant(faults=(fault,)), after)
+
+
+def _micro_batches(before: int, after: int) -> Case:
+    return Case(
+        f"micro-batches {before} → {after}", "pp", MicroBatches(after),
+        Variant((f"pipeline.micro_batches={before}",)), Variant((f"pipeline.micro_batches={after}",)), PIPELINE,
+    )  # fmt: skip
+
+
+CASES = (
+    _buckets("buckets 0.01 → 25 MiB", 0.01, 25),
+    _buckets("buckets 0.05 → 0.5 MiB", 0.05, 0.5),
+    _buckets("buckets 0.5 → 0.05 MiB", 0.5, 0.05),
+    _faulty("1 loader worker", LoaderWorkers(1), "slow_loader:ms=30", Variant(faults=("slow_loader:ms=30,workers=1",))),
+    _faulty(
+        "2 loader workers", LoaderWorkers(2), "slow_loader:ms=60", Variant(faults=("slow_loader:ms=60,workers=2",))
+    ),
+    Case("barrier in the step removed", "ddp", RemovedSyncs("c10d::barrier"), Variant(barrier=True), Variant()),
+    _faulty("logging off the step", NoHostWork(), "host_stall:kind=logging,ms=40", Variant()),
+    _faulty("no garbage collection", NoCollector(), "host_stall:kind=gc,ms=40", Variant()),
+    _micro_batches(2, 4),
+    _micro_batches(1, 4),
+    _faulty("slow rank (30 ms) replaced", ReplacedRank(1), "slow_rank:ms=30", Variant()),
+    _faulty("slow rank (80 ms) replaced", ReplacedRank(1), "slow_rank:ms=80", Variant()),
+)

@@ -1,0 +1,108 @@
+"""What a case's turns say: what was predicted from each turn before, and what the turn after really took.
+
+A machine with other work slows both turns of a round alike, and one round more than another. So what is compared is
+each round's own ratio of after to before; times are the median round's before, by the medians of these ratios.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+import gpuscope
+from analyzers.lanes import count_steps, views
+from analyzers.replay.changes import Predicted, Refused
+from benchmarks.advice.cases import Case
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Medians over the rounds of a case, ns per step; or why nothing was predicted."""
+
+    case: Case
+    before: float
+    measured: float
+    others: float
+    """Share of the machine's CPU time that others took meanwhile, at most in half the rounds."""
+    predicted: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    rounds: int = 0
+    """In which the replay predicted something."""
+    refused: str = ""
+    """Why it did not, in the other rounds."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the range holds the measured time."""
+        return self.low <= self.measured <= self.high
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return abs(self.predicted - self.measured) / self.measured
+
+
+def outcome(case: Case, folder: Path) -> Outcome:
+    """The medians of a case that was recorded into `folder`."""
+    rounds = json.loads((folder / "rounds.json").read_text(encoding="utf-8"))
+    before, measured, refused = [], [], ""
+    told: list[Predicted] = []
+    for place in rounds["rounds"]:
+        before.append(step_ns(folder / f"before{place}"))
+        measured.append(step_ns(folder / f"after{place}") / before[-1])
+        replayer = gpuscope.analyze(folder / f"before{place}").replayer
+        found = replayer.predict(case.change) if replayer is not None else Refused("nothing was replayed")
+        if isinstance(found, Predicted):
+            told.append(found)
+        else:
+            refused = found.why
+    base = median(before)
+    found_ratios = {
+        name: base * median(getattr(one, field) / one.before for one in told)
+        for name, field in (("predicted", "after"), ("low", "low"), ("high", "high"))
+        if told
+    }
+    others = median(rounds["others"])
+    return Outcome(case, base, base * median(measured), others, **found_ratios, rounds=len(told), refused=refused)
+
+
+def step_ns(folder: Path) -> float:
+    """window / steps, mean over ranks: what a prediction's `before` and `after` are (docs/definitions.md)."""
+    lanes = views(gpuscope.open_trace(folder))
+    return mean((view.window[1] - view.window[0]) / max(1, count_steps(view.steps)) for view in lanes)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The outcomes as Markdown."""
+    lines = [
+        "| change | before | predicted | range | measured | error | held | others |",
+        "|---|--:|--:|--:|--:|--:|---|--:|",
+    ]
+    for one in outcomes:
+        if not one.rounds:
+            lines.append(
+                f"| {one.case.name} | | refused: {one.refused} | | {one.measured / 1e6:.1f} ms | | | {one.others:.0%} |"
+            )
+            continue
+        lines.append(
+            f"| {one.case.name} | {one.before / 1e6:.1f} ms | {one.predicted / 1e6:.1f} ms "
+            f"| {one.low / 1e6:.1f}–{one.high / 1e6:.1f} | {one.measured / 1e6:.1f} ms | {one.error:.1%} "
+            f"| {'yes' if one.held else 'no'} | {one.others:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """How many ranges held, and the median error, in a sentence."""
+    told = [one for one in outcomes if one.rounds]
+    if not told:
+        return "Nothing was predicted."
+    refused = f", {len(outcomes) - len(told)} refused" if len(told) < len(outcomes) else ""
+    return (
+        f"{sum(one.held for one in told)} of {len(told)} ranges hold the measured time{refused}; "
+        f"median error {median(one.error for one in told):.1%}, worst {max(one.error for one in told):.1%}."
+    )

@@ -1,0 +1,115 @@
+"""One of two gloo processes that run both sides of a case in turn, and record each turn into a folder of its own.
+
+Started by torchrun: `worker.py FOLDER ROUNDS SECONDS CASE…`. Both sides live in the same processes and take turns of
+a few steps, so that whatever else the machine does slows them alike.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.advice.cases import CASES, Case, Variant
+from benchmarks.advice.quiet import Others, wait_for_quiet
+from instrumented_runtime import gloo_trace
+from instrumented_runtime.assemble import assemble
+from instrumented_runtime.faults import Fault, StepContext, parse_faults
+from instrumented_runtime.mesh import World, join_world
+from instrumented_runtime.parallel_spec import validate
+from instrumented_runtime.run_options import record_options
+from instrumented_runtime.session import gpuscope_session
+from instrumented_runtime.trainer import Trainer
+
+WAIT, WARMUP, ACTIVE = 1, 1, 4
+"""Steps of a turn. After the turn of the other side the first ones find cold caches and full loader queues."""
+QUIET = 0.1
+"""Share of the machine's CPU time that others may take in a quiet round."""
+FIRST = 4
+"""Steps before anything is recorded: DDP rebuilds its buckets after the first, and memory is touched."""
+
+
+@dataclass(frozen=True)
+class Barrier(Fault):
+    """All ranks meet before the backward pass, as scripts do that time themselves."""
+
+    def before_backward(self, context: StepContext) -> None:  # noqa: ARG002
+        dist.barrier()
+
+
+class Side:
+    """A trainer, and its turns."""
+
+    def __init__(self, case: Case, variant: Variant, world: World) -> None:
+        self.config = assemble(
+            parallel=case.parallel, world_size=world.size, settings=[*case.common, *variant.settings]
+        )
+        faults = parse_faults(variant.faults)
+        for fault in faults:
+            self.config = fault.configure(self.config, world.size)
+        degrees = validate(self.config, world.size)
+        self.trainer = Trainer(self.config, world, degrees, (*faults, *([Barrier()] * variant.barrier)))
+        self.batches: Iterator[Tensor] = self.trainer.batches()
+        self.done = 0
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Train so many steps; yields after each."""
+        for _ in range(count):
+            self.trainer.step(self.done, self.batches)
+            self.done += 1
+            yield self.done
+
+    def turn(self, folder: Path) -> float:
+        """Record one turn; the share of the machine that others took meanwhile."""
+        options = {**record_options(self.config), "wait": WAIT, "warmup": WARMUP, "active": ACTIVE}
+        options |= {"environment": False, "flight_recorder": 0, "hang_timeout_s": 0.0}
+        with gpuscope_session(folder, **options) as session:
+            dist.barrier()
+            others = Others()
+            for _ in self.steps(WAIT + WARMUP + ACTIVE):
+                session.step()
+            return others.share()
+
+
+def run_case(case: Case, folder: Path, rounds: int, seconds: float, world: World) -> None:
+    """Rounds until so many were quiet or the time is over; the quietest are told in `rounds.json`."""
+    sides = {name: Side(case, variant, world) for name, variant in (("before", case.before), ("after", case.after))}
+    for side in sides.values():
+        list(side.steps(FIRST))
+    until = time.monotonic() + seconds
+    others: list[float] = []
+    # The same decision on every rank: the shares are, the clocks are not.
+    while len(others) < rounds or (sum(share <= QUIET for share in others) < rounds and _go_on(until)):
+        wait_for_quiet(QUIET, until)
+        place = len(others)
+        # Each side goes first in every second round.
+        names = sorted(sides, reverse=place % 2 == 0)
+        others.append(max([sides[name].turn(folder / f"{name}{place}") for name in names]))
+    if world.rank == 0:
+        quietest = sorted(range(len(others)), key=lambda place: others[place])[:rounds]
+        told = {"rounds": quietest, "others": [others[place] for place in quietest], "of": len(others)}
+        (folder / "rounds.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def _go_on(until: float) -> bool:
+    go = torch.tensor([int(time.monotonic() < until)])
+    dist.broadcast(go, 0)
+    return bool(go)
+
+
+def main(folder: str, rounds: str, seconds: str, *numbers: str) -> None:
+    gloo_trace.install()
+    with join_world(assemble(parallel="ddp", world_size=2)) as world:
+        for number in numbers:
+            run_case(CASES[int(number)], Path(folder, number), int(rounds), float(seconds), world)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
