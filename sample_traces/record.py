@@ -28,6 +28,8 @@ SAMPLES: dict[str, list[str]] = {
     "ddp_healthy": DDP,
     "ddp_slow_loader": [*DDP, "--fault", "slow_loader:ms=80"],
     "ddp_slow_rank": [*DDP, "--fault", "slow_rank:ms=60"],
+    "ddp_rotating_rank": [*DDP, "--fault", "slow_rank:ms=1500,rotate=1"],
+    "ddp_slow_link": [*DDP, "--fault", "slow_link:mbit=50"],  # needs root and tc
     # So little to compute that the number of messages shows.
     "ddp_tiny_buckets": [*DDP, *SMALL_BATCH, "--fault", "tiny_buckets:mb=0.01"],
     "ddp_host_stall": [*DDP, "--fault", "host_stall:kind=checkpoint,ms=80,every=1"],
