@@ -172,6 +172,7 @@ def _last(job: Job, rank: int) -> HangLast:
 
 def _finding(found: Found) -> FindingEntry:
     latest = max((r.created for own in found.job.records.values() for r in own if r.created), default=0)
+    latest = max(latest, found.job.dumped_ns)
     shown: dict[tuple[int, Record], list[int]] = defaultdict(list)
     first = {cause["rank"] for cause in found.causes}
     for wait in sorted(found.waits, key=lambda wait: wait.record.p2p):

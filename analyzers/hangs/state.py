@@ -61,6 +61,8 @@ class Job:
     """Groups whose operations the ranks number differently."""
     collectives: dict[tuple[int, str], list[Record]] = field(default_factory=dict)
     """Of each rank in each group, by number."""
+    dumped_ns: int = 0
+    """When the last dump was written, where one says so (those of `gpuscope record` do), else 0."""
     p2p_groups: set[str] = field(default_factory=set)
     """Groups with point-to-point operations: their `Status` may count either kind."""
 
@@ -108,6 +110,7 @@ def read(trace: Trace) -> Job:
     ranks = trace["ranks"]
     sizes = ranks["world_size"][ranks.known("world_size")]
     job = Job(trace.ranks, int(sizes.max()) if len(sizes) else None)
+    job.dumped_ns = max((source.facts.get("dumped_ns", 0) for source in trace.sources), default=0)
     _records(trace, job)
     _status(trace, job)
     _members(trace, job)

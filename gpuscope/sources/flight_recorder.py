@@ -111,9 +111,8 @@ class _Reader:
         builder = self.builder
         world = max((len(ranks) for ranks in self.members.values()), default=0)
         library = str(self.dump.get("nccl_version") or self.dump.get("comm_lib_version") or "")
-        source = builder.source(
-            path, FlightRecorderSource.name, str(self.dump["version"]), len(self.entries), {"nccl_version": library}
-        )
+        facts = {"nccl_version": library, "dumped_ns": _number(self.dump.get("dumped_ns"))}
+        source = builder.source(path, FlightRecorderSource.name, str(self.dump["version"]), len(self.entries), facts)
         backends = [str(entry["profiling_name"]).partition(":")[0] for entry in self.entries]
         builder.add(
             "ranks",

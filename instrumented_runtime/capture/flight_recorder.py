@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ def filled(dump: Mapping[str, Any], groups: Iterable[Group], collectives: Sequen
         "version": dump.get("version", VERSION),
         "pg_config": config,
         "comm_lib_version": dump.get("comm_lib_version", ""),
+        "dumped_ns": time.time_ns(),  # torch does not say it; without it nobody knows how long the last one waited
         "pg_status": {**dump.get("pg_status", {}), **_status(groups, collectives)},
         "entries": entries,
     }

@@ -185,3 +185,11 @@ def test_command_prints_text_or_the_report(tmp_path: Path) -> None:
     told = CliRunner().invoke(cli, ["hang", str(tmp_path), "--json", "--fail-on-hang"], standalone_mode=False)
     assert json.loads(told.stdout)["findings"][0]["ranks"] == [1]
     assert told.return_value == 1
+
+
+def test_a_wait_lasts_until_the_dump_where_it_says_when_that_was(tmp_path: Path) -> None:
+    begun = 1_700_000_000_000_000_002  # of the second operation, after which nobody enqueues anything
+    for rank, entries in enumerate([[entry(WORLD, 1, done=True), entry(WORLD, 2)], [entry(WORLD, 1, done=True)]]):
+        dump(tmp_path, rank, [WORLD], entries, dumped_ns=begun + 5_000_000_000 + rank)
+    (finding,) = report(tmp_path)["findings"]
+    assert [(one["rank"], one["dur_ns"]) for one in finding["evidence"]] == [(0, 5_000_000_001)]

@@ -85,3 +85,10 @@ def test_nccls_entries_as_collectives() -> None:
     assert (first.op, first.seq, first.completed_ns) == ("_all_gather_base", 7, None)
     assert (second.op, second.p2p_seq, second.src, second.dst) == ("send", 5, 4, 6)
     assert second.completed_ns is not None
+
+
+def test_stacks_begin_in_the_script() -> None:
+    ours = {"name": "method", "filename": "/x/instrumented_runtime/gloo_trace.py", "line": 1}
+    entry = recorded(1) | {"frames": [ours, *recorded(1)["frames"]]}
+    (told,) = filled({"entries": [entry]}, [TP], [])["entries"]
+    assert [frame["filename"] for frame in told["frames"]] == ["train.py"]
