@@ -7,7 +7,7 @@ that no nanosecond is lost. One process per rank and device; its streams and hos
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -43,25 +43,24 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def _events(trace: Trace) -> Iterator[bytes]:
-    offsets = clocks.estimate(trace, match(trace)).offset
+    clock = clocks.estimate(trace, match(trace))
     names = [msgspec.json.encode(name) for name in trace.names.names]
     device, host = trace["device_events"], trace["host_events"]
     starts = [int(table["start"].min()) for table in (device, host) if len(table)]
     base = min(starts, default=0)
     yield from _metadata(trace)
-    yield from _spans(device, names, offsets, base, [label.name.lower() for label in Kind])
-    yield from _spans(host, names, offsets, base, [label.name.lower() for label in Category])
-    yield from _flows(trace, offsets, base)
+    yield from _spans(device, names, clock, base, [label.name.lower() for label in Kind])
+    yield from _spans(host, names, clock, base, [label.name.lower() for label in Category])
+    yield from _flows(trace, clock, base)
 
 
-def _spans(
-    table: Table, names: list[bytes], offsets: Mapping[int, int], base: int, labels: list[str]
-) -> Iterator[bytes]:
+def _spans(table: Table, names: list[bytes], clock: clocks.Clocks, base: int, labels: list[str]) -> Iterator[bytes]:
     is_device = "stream" in table.columns
     kind = table["kind" if is_device else "category"]
+    starts = clock.common(table["rank"], table["start"]) - base
     for row in range(len(table)):
         rank = int(table["rank"][row])
-        start = int(table["start"][row]) - offsets.get(rank, 0) - base
+        start = int(starts[row])
         duration = int(table["end"][row] - table["start"][row])
         tid = _stream_tid(table, row) if is_device else _FIRST_THREAD + int(table["thread"][row])
         yield b'{"ph":"X","cat":"%s","name":%s,"pid":%d,"tid":%d,"ts":%s,"dur":%s,"args":{"row":%d}}' % (
@@ -85,18 +84,18 @@ def _us(ns: int) -> bytes:
     return f"{sign}{ns // 1000}.{ns % 1000:03d}".encode()
 
 
-def _flows(trace: Trace, offsets: Mapping[int, int], base: int) -> Iterator[bytes]:
+def _flows(trace: Trace, clock: clocks.Clocks, base: int) -> Iterator[bytes]:
     """An arrow from each launch to what it launched."""
     device, host = trace["device_events"], trace["host_events"]
+    at, begun = (clock.common(table["rank"], table["start"]) - base for table in (device, host))
     for row in np.flatnonzero((device["launch"] != NA) & (device["device"] != NA)).tolist():
         rank, launch = int(device["rank"][row]), int(device["launch"][row])
-        shift = offsets.get(rank, 0) + base
         head = b'"cat":"launch","name":"launch","id":%d,"pid":%d' % (row, rank)
         yield b'{"ph":"s",%s,"tid":%d,"ts":%s}' % (
-            head, _FIRST_THREAD + int(host["thread"][launch]), _us(int(host["start"][launch]) - shift)
+            head, _FIRST_THREAD + int(host["thread"][launch]), _us(int(begun[launch]))
         )  # fmt: skip
         yield b'{"ph":"f","bp":"e",%s,"tid":%d,"ts":%s}' % (
-            head, _stream_tid(device, row), _us(int(device["start"][row]) - shift)
+            head, _stream_tid(device, row), _us(int(at[row]))
         )  # fmt: skip
 
 

@@ -63,9 +63,7 @@ def main() -> None:
         found = communication.run(run, [lane for part in parts for lane in part.lanes])
     worst = max(found.sections["stragglers"], key=lambda entry: entry["root_wait_ns"])
     print(f"{job.ranks} ranks, {len(run['collectives']):,} collectives by rank")
-    print(
-        f"late is rank {job.late_rank}; found: rank {worst['rank']}, {worst['root_wait_ns'] / 1e9:.2f} s, {worst['phase']}"
-    )
+    print(f"late is rank {job.late_rank}; found: {worst}")
     print(f"per file, all analyses: {per_file}")
     print(f"matched and attributed over all ranks: {together}")
     print(f"peak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
