@@ -7,6 +7,7 @@ operation on another stream, the return of a call that waited. Everything else f
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -296,7 +297,7 @@ def _between_streams(
         if ops.work[src] != Kind.COMMUNICATION or waitable[src] <= ops.at[dst]
     }  # fmt: skip
     pairs.update(_collectives_inputs(ops))
-    _waited_collectives(trace, ops, pairs, rows)
+    _waited_collectives(trace, ops, pairs, rows, waitable)
     delay = np.array([ops.start[dst] - ops.end[src] for src, dst in pairs], np.int64)
     seen = delay[(delay >= 0) & (delay <= HAND_OVER_NS)]
     lag = median(seen, delays.event)
@@ -320,7 +321,9 @@ def _collectives_inputs(ops: Operations) -> dict[tuple[int, int], None]:
     return found
 
 
-def _waited_collectives(trace: Trace, ops: Operations, pairs: dict[tuple[int, int], None], rows: Times) -> None:
+def _waited_collectives(
+    trace: Trace, ops: Operations, pairs: dict[tuple[int, int], None], rows: Times, waitable: Times
+) -> None:
     """Collectives whose wait left no mark, for they were done in time: waited for together with one that came
     later, else by the optimizer, the first that can't do without."""
     compute = np.flatnonzero(ops.work == Kind.COMPUTE)
@@ -335,9 +338,10 @@ def _waited_collectives(trace: Trace, ops: Operations, pairs: dict[tuple[int, in
     for place in np.flatnonzero(ops.work == Kind.COMMUNICATION).tolist():
         if place in waited:
             continue
-        later = [dst for dst in visible if ops.start[dst] >= ops.end[place] and ops.stream[dst] != ops.stream[place]]
-        if later:
-            pairs[place, later[0]] = None
+        later = visible[bisect_left(visible, ops.end[place], key=lambda dst: ops.start[dst]) :]
+        can = (dst for dst in later if ops.stream[dst] != ops.stream[place] and ops.at[dst] >= waitable[place])
+        if (first_later := next(can, None)) is not None:
+            pairs[place, first_later] = None
             continue
         at = np.searchsorted(begins, ops.at[place], "right")
         if at < len(begins):

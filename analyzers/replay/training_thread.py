@@ -7,6 +7,7 @@ at an operator that waits, or at a pause of the training thread that ends when t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def thread_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     threads = np.array(training_threads(host, trace.names, rows), np.int64)
     own = rows[np.isin(host["thread"][rows], threads) & (host["category"][rows] != Category.COMMUNICATION)]
     collectives = _collectives(trace, rows, own, threads, window)
-    waits = _Waits(trace, own, threads, collectives).found(window)
+    waits = _Waits(trace, own[_within(trace, own, window)], threads, collectives).found(window)
     builder = Builder(rank)
     parts = {**causes(trace, rows, threads), "compute": _compute(trace, view)}
     points, issues, marks, waiters = _points(window, collectives, waits)
@@ -76,6 +77,12 @@ def thread_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     _carry_out(trace, builder, collectives, [ends[place] for place in issues], backward(trace, own))
     _wait(trace, builder, collectives, waits, [ends[place] for place in waiters], (own, ends, points))
     return builder.finish([_mark(builder, ends, place) for place in marks])
+
+
+def _within(trace: Trace, rows: Times, window: Window) -> Mask:
+    """Host events that touch the window."""
+    host = trace["host_events"]
+    return np.asarray((host["start"][rows] < window.end) & (host["end"][rows] > window.start))
 
 
 def _compute(trace: Trace, view: LaneView) -> Spans:
@@ -133,22 +140,19 @@ class _Waits:
         spans = [*self._operators(), *self._pauses()]
         spans = sorted(span for span in spans if span[0] >= window.start and span[1] <= window.end)
         waits: list[Wait] = []
-        waited: set[int] = set()
         last = window.start
         ended, waitable = self.collectives.end.tolist(), self.collectives.waitable.tolist()
+        issued, left = self.collectives.issued.tolist(), list(range(len(ended)))
         for begin, end, label in spans:
             begin = max(begin, last)
             if end <= begin:
                 continue
-            sources = tuple(
-                place
-                for place in range(len(ended))
-                if place not in waited and waitable[place] <= begin and ended[place] <= end + EARLY_NS
-            )
+            asked = takewhile(lambda place, begin=begin: issued[place] <= begin, left)  # type: ignore[misc]
+            sources = {place for place in asked if waitable[place] <= begin and ended[place] <= end + EARLY_NS}
             if not sources and not label:
                 continue
-            waited.update(sources)
-            waits.append(Wait(begin, end, sources, label))
+            left = [place for place in left if place not in sources]
+            waits.append(Wait(begin, end, tuple(sorted(sources)), label))
             last = end
         return waits
 
