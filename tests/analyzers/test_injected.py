@@ -30,6 +30,21 @@ def test_steady_slow_rank(samples: Path) -> None:
     assert (entry["phase"], entry["operation"], entry["recurrent"]) == ("before forward", "aten::mm", True)
 
 
+def test_rotating_slow_rank(samples: Path) -> None:
+    """Ranks take turns to compute 1.5 s longer: in each step the wait goes to the one whose turn it was."""
+    found = report(samples / "ddp_rotating_rank")
+    turns = truth(samples / "ddp_rotating_rank")["injected"]
+    injected = {
+        (row["rank"], step): ns for row in turns for step, ns in zip(row["steps"], row["ns"], strict=True)
+    }  # fmt: skip
+    for cell in found["rank_steps"]:
+        assert cell["wait_caused_ns"] == pytest.approx(injected.get((cell["rank"], cell["step"]), 0), rel=0.05)
+    assert [(e["phase"], e["operation"]) for e in found["stragglers"]] == [("before forward", "aten::mm")] * 2
+    assert not [entry for entry in found["stragglers"] if entry["recurrent"]]
+    (finding,) = [finding for finding in found["findings"] if finding["code"] == "straggler"]
+    assert (finding["ranks"], "the last rank changes" in finding["message"]) == ([0, 1], True)
+
+
 def test_slow_link_is_no_straggler(samples: Path) -> None:
     """Over 50 Mbit/s every transfer is slow on both ranks: the link is at fault, and no rank comes last again."""
     found = report(samples / "ddp_slow_link")
