@@ -35,7 +35,7 @@ def card(title: str, *children: Any, note: str = "", corner: Any = None) -> Comp
     return dmc.Paper([*body, *children], withBorder=True, p="md", radius="md", mb="md")
 
 
-def figure(fig: go.Figure, name: str, height: int = 320, **more: Any) -> dcc.Graph:
+def figure(fig: go.Figure | dict[str, Any], name: str, height: int = 320, **more: Any) -> dcc.Graph:
     """A plotly figure; its camera button saves `name`.png. `more` goes to `dcc.Graph`, its `config` on top of ours."""
     config = {
         "displaylogo": False,

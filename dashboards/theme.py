@@ -62,3 +62,10 @@ def template(dark: bool) -> go.layout.Template:
             "colorscale": {"sequential": SEQUENTIAL},
         }
     )
+
+
+@cache
+def template_json(dark: bool) -> dict[str, Any]:
+    """`template` as plotly.js reads it."""
+    made: dict[str, Any] = template(dark).to_plotly_json()
+    return made

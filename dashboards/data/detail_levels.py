@@ -16,7 +16,7 @@ import numpy as np
 from dashboards.data.tracks import Track
 from gpuscope.trace.table import Array, Times
 
-MAX_MARKS = 4_000
+MAX_MARKS = 3_000
 """A browser draws so many bars again in well under a second."""
 MAX_CELLS = 1_600
 """About the pixels of a wide screen: finer can't be seen."""

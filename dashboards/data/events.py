@@ -84,8 +84,12 @@ class Events:
         return min(shown[0]), max(shown[1])
 
     def collective_row(self, ref: str) -> int | None:
-        """The row of `collectives` that an event carried out; None for any other event."""
-        return self._collective_of[ref[0]].get(int(ref[1:]))
+        """The row of `collectives` that an event, or the host call behind it, carried out; None for any other."""
+        row = int(ref[1:])
+        found = self._collective_of[ref[0]].get(row)
+        if found is None and ref[0] == "d":
+            found = self._collective_of["h"].get(int(self.trace["device_events"]["launch"][row]))
+        return found
 
     def event_of_collective(self, row: int) -> str:
         """The event that carried a collective out: `d12`, `h3`, or empty."""

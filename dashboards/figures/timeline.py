@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from dashboards import theme
 from dashboards.data.detail_levels import Marks
@@ -56,33 +56,44 @@ Name = Callable[[Track, int], str]
 """The name of the event at a place of a track."""
 
 
-def timeline(marks: Sequence[Marks], name: Name, frame: Frame) -> go.Figure:
-    """One row per track, in this order, with its marks as bars; `customdata` holds the reference of each event."""
-    fig = go.Figure()
-    for look, columns in _by_look(marks, name, frame):
-        label, colour, pattern = LOOKS[look]
-        fig.add_bar(
-            orientation="h", name=label, width=0.82, marker_color=colour, marker_line_width=0,
-            marker_pattern=theme.pattern(pattern),
-            textposition="inside", insidetextanchor="middle", textangle=0, textfont_size=11, constraintext="none",
-            hovertemplate="%{hovertext}<extra></extra>", **columns,
-        )  # fmt: skip
-    rows = list(range(len(marks)))
-    fig.update_layout(
-        template=theme.template(frame.dark), barmode="overlay", bargap=0, dragmode="pan", hovermode="closest",
-        legend={"uirevision": "keep", "itemsizing": "constant"}, margin={"l": 10, "r": 10, "t": 60, "b": 36},
-        shapes=list(_shapes(marks, frame)), hoverdistance=4,
-    )  # fmt: skip
-    ticks = _ticks(frame)
-    fig.update_xaxes(
-        range=[frame.window[0] - frame.base, frame.window[1] - frame.base], tickmode="array", tickvals=ticks,
-        ticktext=units.axis(ticks), showgrid=True, zeroline=False,
-    )  # fmt: skip
-    fig.update_yaxes(
-        range=[len(rows) - 0.4, -0.6], fixedrange=True, tickmode="array", tickvals=rows, showgrid=False,
-        ticktext=[_label(one.track) for one in marks], zeroline=False,
-    )  # fmt: skip
-    return fig
+def timeline(marks: Sequence[Marks], name: Name, frame: Frame) -> dict[str, Any]:
+    """One row per track, in this order, with its marks as bars; `customdata` holds the reference of each event.
+
+    A plain dict: a `go.Figure` looks at each of thousands of values, and copies them, for longer than all the rest.
+    """
+    bars = [_bars(look, columns) for look, columns in _by_look(marks, name, frame)]
+    ticks, rows = _ticks(frame), list(range(len(marks)))
+    layout = {
+        "template": theme.template_json(frame.dark),
+        "barmode": "overlay",
+        "bargap": 0,
+        "dragmode": "pan",
+        "hovermode": "closest",
+        "hoverdistance": 4,
+        "showlegend": True,
+        "legend": {"uirevision": "keep", "itemsizing": "constant"},
+        "margin": {"l": 10, "r": 10, "t": 60, "b": 36},
+        "shapes": list(_shapes(marks, frame)),
+        "xaxis": {
+            "range": [at - frame.base for at in frame.window], "tickmode": "array", "tickvals": ticks,
+            "ticktext": units.axis(ticks), "showgrid": True, "zeroline": False,
+        },
+        "yaxis": {
+            "range": [len(rows) - 0.4, -0.6], "fixedrange": True, "tickmode": "array", "tickvals": rows,
+            "ticktext": [_label(one.track) for one in marks], "showgrid": False, "zeroline": False,
+        },
+    }  # fmt: skip
+    return {"data": bars, "layout": layout}
+
+
+def _bars(look: int, columns: dict[str, list[Any]]) -> dict[str, Any]:
+    label, colour, pattern = LOOKS[look]
+    return {
+        "type": "bar", "orientation": "h", "name": label, "width": 0.82,
+        "marker": {"color": colour, "line": {"width": 0}, "pattern": theme.pattern(pattern)},
+        "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "textfont": {"size": 11},
+        "constraintext": "none", "hovertemplate": "%{hovertext}<extra></extra>", **columns,
+    }  # fmt: skip
 
 
 def _label(track: Track) -> str:
@@ -98,6 +109,7 @@ def _by_look(marks: Sequence[Marks], name: Name, frame: Frame) -> Iterator[tuple
     """Columns of the bars of each look, in order of the look."""
     per_ns = WIDTH / (frame.window[1] - frame.window[0])
     columns: dict[int, dict[str, list[Any]]] = {}
+    hovering = cache(lambda full: plain(units.crop(full, NAME)))
     for row, of_track in enumerate(marks):
         track = of_track.track
         letter = {"device_events": "d", "host_events": "h", "steps": "s"}[track.table]
@@ -112,7 +124,7 @@ def _by_look(marks: Sequence[Marks], name: Name, frame: Frame) -> Iterator[tuple
             own["base"].append(start - frame.base)
             own["x"].append(end - start)
             own["text"].append(_fitting(full, (finish - begin) * per_ns) if count == 1 else "")
-            own["hovertext"].append(_hover(full, start - frame.base, end - start, count, longest))
+            own["hovertext"].append(_hover(hovering(full), start - frame.base, end - start, count, longest))
             own["customdata"].append(f"{letter}{int(track.rows[place])}")
     yield from sorted(columns.items())
 
@@ -122,8 +134,7 @@ def _fitting(name: str, pixels: float) -> str:
     return plain(units.crop(name, room)) if room >= 3 else ""
 
 
-def _hover(name: str, at: int, width: int, count: int, longest: int) -> str:
-    shown = plain(units.crop(name, NAME))
+def _hover(shown: str, at: int, width: int, count: int, longest: int) -> str:
     if count == 1:
         return f"{shown}<br>{units.duration(width)} at {units.offset(at)}"
     return (

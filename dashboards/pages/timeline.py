@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import dash_mantine_components as dmc
-import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
@@ -110,7 +109,7 @@ def _note(choice: Choice, events: Events) -> Component | None:
     return dmc.Text(" ".join(said), size="sm", c="dimmed") if said else None
 
 
-def draw(events: Events, choice: Choice, window: tuple[int, int], view: View, dark: bool) -> go.Figure:
+def draw(events: Events, choice: Choice, window: tuple[int, int], view: View, dark: bool) -> dict[str, Any]:
     """The figure of these tracks in a window."""
     names, steps = events.trace.names, events.trace["steps"]
 

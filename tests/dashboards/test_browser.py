@@ -108,7 +108,7 @@ def test_zoom_and_pan_ask_the_server_for_detail_and_stand_in_the_address(browser
     # What plotly tells of a drag or scroll: ten milliseconds from 100 ms on.
     browser.script(f"{TIMELINE}.emit('plotly_relayout', {{'xaxis.range[0]': 100000000, 'xaxis.range[1]': 110000000}})")
     browser.wait(lambda: shown_range(browser) == [100_000_000, 110_000_000])
-    assert 0 < marks(browser) <= 4000
+    assert 0 < marks(browser) <= 3000
     # The address leads back to the same window.
     browser.open(browser.driver.current_url, "/timeline", anew=True)
     assert shown_range(browser) == [100_000_000, 110_000_000]

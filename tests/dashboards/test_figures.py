@@ -45,7 +45,7 @@ def test_names_are_text_in_a_figure(pair: OpenRun) -> None:
     events = pair.events
     assert events is not None
     fig = draw(events, events.choose(None, ["streams"]), events.window, View(), dark=False)
-    told = " ".join(text for trace in fig.data for text in [*trace.hovertext, *trace.text])
+    told = " ".join(text for bars in fig["data"] for text in [*bars["hovertext"], *bars["text"]])
     assert "&lt;script&gt;window.broken" in told
     assert "&lt;img src=x" in told
     assert SCRIPT not in told
@@ -62,6 +62,6 @@ def test_the_selected_event_is_outlined(pair: OpenRun) -> None:
     assert place is not None
     frame = timeline.Frame(events.window, events.first, selected=place)
     fig = timeline.timeline(marks(choice.tracks, events.window), lambda *_: "x", frame)
-    (outline,) = fig.layout.shapes
+    (outline,) = fig["layout"]["shapes"]
     # Kernel 0 runs from 1050 to 1350 µs; the axis starts with the first event, the step at 1000 µs.
-    assert (outline.x0, outline.x1) == (50_000, 350_000)
+    assert (outline["x0"], outline["x1"]) == (50_000, 350_000)
