@@ -211,16 +211,16 @@ def _device_nodes(
     row_of = {event: row for row, event in enumerate(table["event"].tolist()) if event != NA}
     in_backward = measure_within(behind, ops.at, ops.at + 1) > 0
     found: list[tuple[int, int]] = []
-    for place, event in enumerate(ops.rows.tolist()):
-        start, end = int(ops.start[place]), int(ops.end[place])
-        common = {"lane": int(ops.stream[place]), "step": int(step_of[place]), "work": int(ops.work[place])}
-        row = row_of.get(event)
-        if ops.work[place] != Kind.COMMUNICATION:
-            label = builder.label(_copy_label(names, device, event)) if ops.work[place] == Kind.MEMORY else -1
+    columns = (ops.rows, ops.start, ops.end, ops.stream, step_of, ops.work)
+    for event, start, end, stream, step, work in zip(*(column.tolist() for column in columns), strict=True):
+        common = {"lane": stream, "step": step, "work": work}
+        if work != Kind.COMMUNICATION:
+            label = builder.label(_copy_label(names, device, event)) if work == Kind.MEMORY else -1
             node = builder.node(Node.DEVICE, dur=end - start, start=start, end=end, label=label, **common)
             found.append((node, node))
             continue
-        call = -1 if row is None else builder.call(call_of(trace, row, bool(in_backward[place])))
+        row = row_of.get(event)
+        call = -1 if row is None else builder.call(call_of(trace, row, bool(in_backward[len(found)])))
         arrival = builder.node(Node.ARRIVAL, start=start, end=start, call=call, **common)
         transfer = builder.node(Node.TRANSFER, dur=end - start, start=start, end=end, call=call, **common)
         builder.edge(arrival, transfer, 0, Edge.JOIN)

@@ -13,8 +13,10 @@ from gpuscope.trace.trace import Trace
 
 STEPS_KEPT = 10
 """Steps replayed at most: enough to see how steps vary, a bounded graph for runs of thousands."""
-EVENTS_KEPT = 50_000
-"""Device events replayed at most per rank: about 20 MB of graph."""
+EVENTS_KEPT = 20_000
+"""Device events per rank up to which further steps are taken: a graph of them takes about half a second."""
+LARGEST_STEP = 100_000
+"""Device events of the largest step that is still kept: about 30 MB of graph."""
 
 
 UNTOLD_FRAC = 0.05
@@ -53,9 +55,9 @@ def window(trace: Trace, view: LaneView) -> Window | None:
     places = np.searchsorted(device["start"][view.rows], bounds)
     low, high = _longest(_told(device, view.rows, places)) if view.lane.device != NA else (0, len(steps))
     largest = max(1, int(np.diff(places)[low:high].max()))
-    kept = min(STEPS_KEPT, EVENTS_KEPT // largest, high - low)
-    if not kept:
+    if largest > LARGEST_STEP:
         return None
+    kept = min(STEPS_KEPT, max(1, EVENTS_KEPT // largest), high - low)
     first = low + (high - low - kept) // 2
     return Window(tuple(steps[first : first + kept]), first + kept == len(steps))
 
