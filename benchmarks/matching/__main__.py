@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--kernels", type=int, default=2, help="kernels between two collectives")
     asked = parser.parse_args()
-    job = Job(dp=16, tp=8, pp=8, layers=asked.layers, steps=asked.steps, kernels=asked.kernels, late_rank=300)
+    job = Job(dp=16, tp=8, pp=8, layers=asked.layers, steps=asked.steps, kernels=asked.kernels, late_rank=5)
     made = simulate(job)
     per_file, together = Watch(), Watch()
     parts: list[Part] = []
