@@ -11,7 +11,7 @@ from analyzers.replay.costs import Costs, bus_bytes, costs
 from analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
 from analyzers.replay.links import gradients
 from analyzers.replay.regroup import Bucket, Piece, Scale, regrouped
-from analyzers.replay.rewriting import Rewritten, Setting, nodes_by_call
+from analyzers.replay.rewriting import Rewritten, Setting, by_issue, nodes_by_call
 
 
 def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten:
@@ -53,7 +53,7 @@ def scales(graph: Graph, calls: list[int], found: Costs, setting: Setting) -> Sc
     """
     node = nodes_by_call(graph, Node.ARRIVAL)
     final: dict[tuple[int, int], int] = {}
-    for call in sorted(calls, key=lambda call: int(graph.nodes["start"][node[call]])):
+    for call in by_issue(graph, calls):
         final[graph.calls[call].rank, int(graph.nodes["step"][node[call]])] = call
     last = set(final.values())
     worse = 1 + setting.bias * max(found.error(graph, call) for call in calls)
@@ -82,7 +82,7 @@ def overlap(graph: Graph, change: Overlap, setting: Setting) -> Rewritten:
     for place, dst in zip(place_of.tolist(), graph.edges["dst"][place_of].tolist(), strict=True):
         into[dst].append(place)
     last: dict[tuple[int, int], int] = {}
-    for call in sorted(calls, key=lambda call: int(graph.nodes["start"][node[call]])):
+    for call in by_issue(graph, calls):
         last[graph.calls[call].rank, int(graph.nodes["step"][node[call]])] = int(node[call])
     edges: list[tuple[int, int, int, int]] = []
     for call in calls:

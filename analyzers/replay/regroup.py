@@ -16,7 +16,7 @@ import numpy as np
 
 from analyzers.replay.costs import Costs, bus_bytes
 from analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
-from analyzers.replay.rewriting import nodes_by_call
+from analyzers.replay.rewriting import by_issue, nodes_by_call
 from gpuscope.trace.schema import Kind
 
 
@@ -62,7 +62,7 @@ def _by_step(graph: Graph, calls: Sequence[int]) -> list[dict[int, list[int]]]:
     """Per step, per rank, its calls in order."""
     node = nodes_by_call(graph, Node.ARRIVAL)
     steps: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for call in sorted(calls, key=lambda call: int(graph.nodes["start"][node[call]])):
+    for call in by_issue(graph, calls):
         steps[int(graph.nodes["step"][node[call]])][graph.calls[call].rank].append(call)
     for own in steps.values():
         sizes = {tuple(graph.calls[call].bytes for call in mine) for mine in own.values()}

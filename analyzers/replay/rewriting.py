@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,14 @@ def nodes_by_call(graph: Graph, kind: Node) -> Times:
     places = np.flatnonzero(graph.of(kind) & (graph.nodes["call"] >= 0))
     found[graph.nodes["call"][places]] = places
     return found
+
+
+def by_issue(graph: Graph, calls: Iterable[int]) -> list[int]:
+    """Calls in the order of their issue; two threads or streams may start neighbours the other way round."""
+    arrival, launch = nodes_by_call(graph, Node.ARRIVAL), graph.edges["why"] == Edge.LAUNCH
+    issued = graph.nodes["start"].copy()
+    issued[graph.edges["dst"][launch]] = graph.nodes["end"][graph.edges["src"][launch]]
+    return sorted(calls, key=lambda call: int(issued[arrival[call]]))
 
 
 def edges_into(graph: Graph, nodes: Mask, *why: Edge) -> Mask:

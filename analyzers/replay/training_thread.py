@@ -18,6 +18,7 @@ from analyzers.replay.graph import Edge, Graph, Node
 from analyzers.replay.window import Window
 from gpuscope.trace.host_device import is_waiting_op, training_threads
 from gpuscope.trace.intervals import Spans, measure_within, union
+from gpuscope.trace.kinds import POINT_TO_POINT
 from gpuscope.trace.links import innermost, outermost
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.table import Mask, Times
@@ -94,7 +95,7 @@ def _compute(trace: Trace, view: LaneView) -> Spans:
 def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, window: Window) -> Collectives:
     table, host = trace["collectives"], trace["host_events"]
     found = np.flatnonzero(np.isin(table["host_event"], rows))
-    found = found[np.argsort(table["start"][found], kind="stable")]
+    found = _in_order_of_issue(trace, found[np.argsort(table["start"][found], kind="stable")])
     issuing = own[trace.names.matching(lambda name: name.startswith(_ISSUES))[host["name"][own]]]
     issuing = issuing[(host["category"][issuing] == Category.OP)]
     issuing = issuing[np.argsort(host["start"][issuing], kind="stable")]
@@ -107,6 +108,20 @@ def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, window: 
     found, start, thread, issued = found[inside], start[inside], thread[inside], issued[inside]
     waitable = not_before(gradient_hooks(trace, own), issued, [step.start for step in window.steps])
     return Collectives(found, start, table["end"][found], thread, issued, ~np.isin(thread, threads), waitable)
+
+
+def _in_order_of_issue(trace: Trace, found: Times) -> Times:
+    """Rows in order of start, a group's by their sequence numbers: of two on two threads of gloo's either may start
+    first. A group with messages keeps the order of start, since its numbers are of two kinds."""
+    table = trace["collectives"]
+    placed = found.copy()
+    messages = trace.names.matching(lambda name: name in POINT_TO_POINT)[table["op"][found]]
+    for group in np.unique(table["group"][found]).tolist():
+        own = np.flatnonzero(table["group"][found] == group)
+        numbers = table["seq"][found[own]]
+        if not messages[own].any() and (numbers != NA).all() and len(np.unique(numbers)) == len(numbers):
+            placed[own] = found[own][np.argsort(numbers)]
+    return placed
 
 
 @dataclass(frozen=True)
