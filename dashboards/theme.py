@@ -56,7 +56,7 @@ def template(dark: bool) -> go.layout.Template:
             "xaxis": axis,
             "yaxis": axis,
             "margin": {"l": 60, "r": 28, "t": 56, "b": 40},
-            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1, "x": 0},
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": text, "activecolor": BLUE},
             "hoverlabel": {"font": {"family": FONT}, "align": "left", "namelength": -1},
             "colorscale": {"sequential": SEQUENTIAL},

@@ -88,6 +88,7 @@ window.dash_clientside.gpuscope = (() => {
       const query = params();
       const before = text(query);
       const cause = window.dash_clientside.callback_context.triggered.map((one) => one.prop_id.split(".")[0]);
+      if (cause.length !== 1) return [keep(), keep()];  // the page has just been drawn, nobody did anything
       if (cause.includes("timeline-window")) {
         query.set("from", shown.from);
         query.set("to", shown.to);

@@ -37,6 +37,8 @@ DEEPEST = 12
 """Rows of one thread and group; what is nested deeper shares the last one."""
 NESTED = "└ "
 """Labels of nested levels begin with it; the thread's name stands at the level above."""
+BLOCK = 64
+"""Events whose maxima are kept, so that long runs of events are answered without looking at each."""
 STEP = len(Kind) + len(Category)
 """Look of a step; device events have their `Kind` as look, host events `len(Kind) + Category`."""
 
@@ -64,6 +66,9 @@ class Track:
     """How many are shorter, ties broken by row (int32): the greatest of some events is the longest."""
     by_length: Array
     """Places of the events, the shortest first (int32): inverse of `shorter`."""
+    shorter_blocks: Array
+    end_blocks: Times
+    """The greatest of `shorter` and of `end` in each whole block of BLOCK events."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -73,13 +78,21 @@ def make_track(
     key: str, rank: int, group: Group, label: str, table: TableName, rows: Times, start: Times, end: Times, look: Array
 ) -> Track:
     """A track of events in any order."""
-    order = np.lexsort((-end, start))
-    rows, start, end, look = rows[order], start[order], end[order], look[order]
+    if bool((np.diff(start) < 0).any()):
+        order = np.lexsort((-end, start))
+        rows, start, end, look = rows[order], start[order], end[order], look[order]
     by_length = np.argsort(end - start, kind="stable").astype(np.int32)
     shorter = np.empty(len(rows), np.int32)
     shorter[by_length] = np.arange(len(rows), dtype=np.int32)
     reach = np.maximum.accumulate(end) if len(end) else end
-    return Track(key, rank, group, label, table, rows, start, end, look, reach, shorter, by_length)
+    blocks = (block_max(shorter), block_max(end))
+    return Track(key, rank, group, label, table, rows, start, end, look, reach, shorter, by_length, *blocks)
+
+
+def block_max(values: Array) -> Array:
+    """The greatest of each whole block of BLOCK values, shape (n // BLOCK,)."""
+    whole = len(values) // BLOCK * BLOCK
+    return np.asarray(values[:whole].reshape(-1, BLOCK).max(axis=1)) if whole else values[:0]
 
 
 def tracks(trace: Trace, ties: Ties) -> list[Track]:

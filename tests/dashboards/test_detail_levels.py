@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dashboards.data.detail_levels import count_in, marks
-from dashboards.data.tracks import Track, _depth, make_track
+from dashboards.data.detail_levels import count_in, marks, range_max
+from dashboards.data.tracks import Track, _depth, block_max, make_track
 
 
 def track(*spans: tuple[int, int]) -> Track:
@@ -61,6 +61,16 @@ def test_every_event_in_the_window_is_in_one_mark_and_covered_by_it(seed: int, o
         assert len(found) <= 300
         covered = [any(a <= s and e <= b for a, b in zip(found.start, found.end, strict=True)) for s, e in inside[:200]]
         assert all(covered)
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 1000])
+def test_maxima_by_blocks_are_those_of_the_values(length: int) -> None:
+    random = np.random.default_rng(length)
+    values = random.integers(0, 10_000, length)
+    for cuts in (np.array([0]), np.unique(random.integers(0, length, 9)), np.arange(length)):
+        until = [*cuts[1:].tolist(), length]
+        expected = [int(values[low:high].max()) for low, high in zip(cuts.tolist(), until, strict=True)]
+        assert range_max(values, block_max(values), cuts, length).tolist() == expected
 
 
 def test_the_limit_holds_over_many_tracks() -> None:
