@@ -41,8 +41,8 @@ class Case:
 
 
 SMALL = ("data.batch=2", "data.sequence=32")
-"""So little compute that communication counts."""
-PIPELINE = ("data.batch=16", "pipeline.schedule=gpipe")
+"""Steps so short that what is changed is a large part of them, and that a turn fits between other jobs."""
+PIPELINE = ("data.batch=16", "data.sequence=64", "pipeline.schedule=gpipe")
 
 
 def _buckets(name: str, before: float, after: float) -> Case:
@@ -53,7 +53,7 @@ def _buckets(name: str, before: float, after: float) -> Case:
 
 
 def _faulty(name: str, change: Change, fault: str, after: Variant) -> Case:
-    return Case(name, "ddp", change, Variant(faults=(fault,)), after)
+    return Case(name, "ddp", change, Variant(faults=(fault,)), after, SMALL)
 
 
 def _micro_batches(before: int, after: int) -> Case:
@@ -71,7 +71,7 @@ CASES = (
     _faulty(
         "2 loader workers", LoaderWorkers(2), "slow_loader:ms=60", Variant(faults=("slow_loader:ms=60,workers=2",))
     ),
-    Case("barrier in the step removed", "ddp", RemovedSyncs("c10d::barrier"), Variant(barrier=True), Variant()),
+    Case("barrier in the step removed", "ddp", RemovedSyncs("c10d::barrier"), Variant(barrier=True), Variant(), SMALL),
     _faulty("logging off the step", NoHostWork(), "host_stall:kind=logging,ms=40", Variant()),
     _faulty("no garbage collection", NoCollector(), "host_stall:kind=gc,ms=40", Variant()),
     _micro_batches(2, 4),
