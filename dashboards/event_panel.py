@@ -38,7 +38,9 @@ def panel(found: Details, events: Events, view: View) -> Component:
                  f"({units.exact_ns(event.start)} on its rank's clock)"),
     ]  # fmt: skip
     rows += [(key.replace("_", " "), _value(key, value)) for key, value in found.facts]
-    if found.launch is not None:
+    if found.launch is not None and found.on_host:
+        rows.append(("the host's own record", link(found.launch, events, view)))
+    elif found.launch is not None:
         wait = event.start - found.launch.start
         rows.append(("launched by", link(found.launch, events, view)))
         rows.append(("launch to start", units.duration(wait)))

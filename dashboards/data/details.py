@@ -42,6 +42,8 @@ class Details:
     facts: list[tuple[str, int | str]] = field(default_factory=list)
     """Columns of its row that have a value."""
     step: int | None = None
+    on_host: bool = False
+    """A CPU run's training thread stands for the device: `launch` is the very event, seen by the host."""
     launch: Event | None = None
     operator: Event | None = None
     ranges: list[Event] = field(default_factory=list)
@@ -102,6 +104,7 @@ def details(events: Events, ref: str) -> Details | None:
         event=found,
         facts=_facts(events, "device_events" if device else "host_events", row),
         step=_step(events, found.rank, int(host["start"][called]) if called != NA else found.start),
+        on_host=device and int(events.trace["device_events"]["device"][row]) == NA,
         launch=event(events, f"h{launch}") if launch != NA else None,
         operator=operators[-1] if operators else None,
         ranges=of(Category.ANNOTATION),
