@@ -18,7 +18,7 @@ from analyzers.lanes import LaneView
 from analyzers.replay.builder import Builder, Point, backward, causes, gradient_hooks, median, not_before
 from analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
 from analyzers.replay.window import UNTOLD_FRAC, Window
-from gpuscope.trace.intervals import Spans, measure_within
+from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.links import innermost, outermost
 from gpuscope.trace.names import NO_NAME, NamePool
 from gpuscope.trace.schema import NA, Category, Kind
@@ -83,7 +83,7 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     returns = _returns(trace, view, ops, rows)
     points, launcher, waiter = _points(ops, step_of, returns)
     threads = np.unique(trace["host_events"]["thread"][ops.launch[ops.launch != NA]])
-    ends = builder.host(points, points[0].at, causes(trace, rows, threads))
+    ends = builder.host(points, points[0].at, {**causes(trace, rows, threads), "staging": _staging(trace, ops)})
     delays = _delays(ops)
     nodes = _device_nodes(trace, builder, ops, step_of, backward(trace, rows))
     _order(builder, ops, nodes, ends, launcher, delays)
@@ -122,6 +122,15 @@ def _call_before(trace: Trace, view: LaneView, correlation: Times) -> Times:
     calls = calls[np.argsort(host["correlation"][calls], kind="stable")]
     at = np.searchsorted(host["correlation"][calls], correlation) - 1
     return np.where(at >= 0, calls[np.maximum(at, 0)], NA) if len(calls) else np.full(len(correlation), NA, np.int64)
+
+
+def _staging(trace: Trace, ops: Operations) -> Spans:
+    """When the host was in a call that copies from pageable memory to the device: it stages the data itself."""
+    device, host = trace["device_events"], trace["host_events"]
+    staged = trace.names.matching(lambda name: name.startswith("HtoD pageable"))
+    told = (ops.launch != NA) & (device["copy_kind"][ops.rows] != NO_NAME)
+    calls = np.unique(ops.launch[told][staged[device["copy_kind"][ops.rows][told]]])
+    return union(host["start"][calls], host["end"][calls])
 
 
 @dataclass(frozen=True)

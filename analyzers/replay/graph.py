@@ -64,7 +64,8 @@ class Edge(IntEnum):
 
 
 NODE_COLUMNS = (
-    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "compute", *CAUSES,
+    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "compute", "staging",
+    *CAUSES,
 )  # fmt: skip
 EDGE_COLUMNS = ("src", "dst", "lag", "why")
 
@@ -93,7 +94,8 @@ class Graph:
     Of a node: `kind` (`Node`), `rank`, `lane` (stream or thread; -1 the host), `dur` ns, `release` (never starts
     before, ns; `NA` where nothing of before the window holds it), `step` (place among the replayed steps),
     `start` and `end` as measured, ns, for comparison only, `work` (`Kind` of a device operation), `call` (place in
-    `calls`), `label` (place in `labels`), `compute` and the causes: ns of a host segment's `dur`.
+    `calls`), `label` (place in `labels`); `compute`, `staging` (of copies from pageable memory) and the causes: ns of
+    a host segment's `dur`.
     Of an edge: `src` ends `lag` ns before `dst` starts at the earliest; `why` (`Edge`).
     """
 

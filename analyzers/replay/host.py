@@ -74,17 +74,21 @@ def removed_syncs(graph: Graph, change: RemovedSyncs, setting: Setting) -> Rewri
 
 
 def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewritten:
-    """Host-to-device copies neither block the host nor wait for compute before them; as long as measured."""
+    """Host-to-device copies from pageable memory neither block the host nor wait for compute before them.
+
+    They run as long as measured; the host does not stage them. Where it turns out badly, it still does (copying into
+    pinned memory is what the loader's own pinning thread would otherwise do).
+    """
     del change
     waits = _device_waits(graph, setting, "copies to it")
     labels = [*graph.labels, ""]
-    crossing = np.array([label.startswith("HtoD") for label in labels], np.bool_)
+    crossing = np.array([label.startswith("HtoD pageable") for label in labels], np.bool_)
     copies = graph.of(Node.DEVICE) & crossing[graph.nodes["label"]]
     if not copies.any():
-        raise UnreplayableError("the replayed steps hold no host-to-device copy")
+        raise UnreplayableError("the replayed steps hold no host-to-device copy from pageable memory")
     src, dst, why = graph.edges["src"], graph.edges["dst"], graph.edges["why"]
-    # Calls that waited for such a copy, and were copies themselves.
-    copying = np.array(["emcpy" in label.rsplit("/", 1)[-1] for label in labels], np.bool_)
+    # Calls that waited for such a copy, and were part of one: the copy itself, or the framework's wait behind it.
+    copying = np.array(["cpy" in label.lower() or "copy" in label.lower() for label in labels], np.bool_)
     held = np.zeros(len(graph), np.bool_)
     held[dst[(why == Edge.SYNC) & copies[src]]] = True
     blocked = waits & held & copying[graph.nodes["label"]]
@@ -93,11 +97,13 @@ def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewri
     staged = (why == Edge.LAUNCH) & copies[dst]
     usual = graph.edges["lag"][(why == Edge.LAUNCH) & ~copies[dst]]
     launch = int(np.median(usual)) if len(usual) else 0
-    unstaged = np.where(staged, np.minimum(graph.edges["lag"], launch), graph.edges["lag"])
-    lag = graph.edges["lag"] if setting.bias > 0 else unstaged
+    lag, dur = graph.edges["lag"], graph.nodes["dur"]
+    if setting.bias <= 0:
+        lag = np.where(staged, np.minimum(lag, launch), lag)
+        dur = np.where(on_host(graph), dur - graph.nodes["staging"], dur)
     found = graph.with_edges(lag=lag).keep_edges(~(edges_into(graph, blocked, Edge.SYNC) | ordered))
-    found = found.with_nodes(dur=np.where(blocked, 0, graph.nodes["dur"])).add([], bypass)
-    return Rewritten(found, f"{int(copies.sum())} copies beside compute, as long as measured")
+    found = found.with_nodes(dur=np.where(blocked, 0, dur)).add([], bypass)
+    return Rewritten(found, f"{int(copies.sum())} copies beside compute, as long as measured, not staged by the host")
 
 
 def _around(graph: Graph, copies: Mask) -> list[tuple[int, int, int, int]]:

@@ -23,6 +23,11 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
     loading = np.where(on_host(graph), graph.nodes["input"], 0)
     if not loading.any():
         raise UnreplayableError("the replayed steps hold no wait for the data loader")
+    if setting.loader_processes:
+        raise UnreplayableError(
+            "batches come from worker processes already, and how long one takes them is not recorded: record once with "
+            "num_workers=0"
+        )
     if change.workers < 1:
         raise UnreplayableError("without workers the training thread loads itself; the trace does not tell how long")
     batch = {rank: _per_step(graph, loading, rank) for rank in graph.ranks}

@@ -31,6 +31,8 @@ class Recorded:
     why: str = ""
     closed: bool = False
     """Whether the last step ends with the trace: it then lacks what follows its last device event."""
+    loader_processes: bool = False
+    """Whether its batches come from worker processes."""
     broken: bool = False
     """Whether `why` tells of a fault of the program, not of the trace."""
 
@@ -57,7 +59,10 @@ def _record(trace: Trace, view: LaneView, devices: int) -> Recorded:
     except Exception as error:  # as any analysis: a fault here hides nothing else
         return Recorded(rank, None, why=f"{type(error).__name__}: {error}", broken=True)
     steps = tuple(step.end - step.start for step in kept.steps)
-    return Recorded(rank, graph, tuple(step.step for step in kept.steps), steps, closed=kept.closed)
+    own = np.unique(trace["host_events"]["name"][trace["host_events"]["rank"] == rank])
+    processes = bool(trace.names.matching(lambda name: "_MultiProcessingDataLoaderIter" in name)[own].any())
+    numbers = tuple(step.step for step in kept.steps)
+    return Recorded(rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes)
 
 
 def variation(entry: Recorded) -> float | None:

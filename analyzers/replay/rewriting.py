@@ -24,6 +24,8 @@ class Setting:
     """Whether all ranks of the job are there."""
     nccl: Facts | None = None
     """What the run tells of NCCL's choices; None where that was not asked."""
+    loader_processes: bool = False
+    """Whether the data loader has worker processes already."""
     bias: int = 0
     """-1: what is assumed turns out well, 0: as expected, 1: badly."""
 

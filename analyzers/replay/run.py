@@ -50,7 +50,8 @@ class Replayer:
         self._trace = trace
         self._before = _step_ns(lanes)
         self._variation = _variation(recorded)
-        self._setting = _setting(trace)
+        processes = any(entry.loader_processes for entry in recorded)
+        self._setting = replace(_setting(trace), loader_processes=processes)
         if not self.why:
             self._build(trace, recorded)
 

@@ -89,6 +89,8 @@ def test_loader_workers_load_beside_the_step() -> None:
     ms = 1_000_000
     graph = job([Step(), Host(90 * ms, input=90 * ms), Host(30 * ms), Step()])
     assert after(graph, LoaderWorkers(2)) == 45.1 * ms
+    with pytest.raises(UnreplayableError, match="num_workers=0"):
+        after(graph, LoaderWorkers(2), replace(ALL_RANKS, loader_processes=True))
     assert [after(graph, LoaderWorkers(4), bias=bias) for bias in (-1, 0, 1)] == [30 * ms, 30.1 * ms, 31 * ms]
 
 

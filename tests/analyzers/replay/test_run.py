@@ -102,3 +102,13 @@ def test_unchanged_replay_of_other_peoples_traces(shared_traces: Path, name: str
     _, replayer = analysis(shared_traces / name)
     assert replayer.error_frac is not None
     assert replayer.error_frac < 0.033
+
+
+def test_workers_for_somebody_elses_loader(shared_traces: Path) -> None:
+    """One job recorded with 0 and with 4 loader workers: the first predicts the second's step."""
+    _, without = analysis(shared_traces / "kineto" / "resnet50_num_workers_0")
+    found, with_4 = analysis(shared_traces / "kineto" / "resnet50_num_workers_4")
+    outcome = predicted(without.predict(LoaderWorkers(4)))
+    (rank,) = found.report["ranks"]
+    assert outcome.after == pytest.approx(rank["window_ns"] / len(found.report["steps"]), rel=0.05)
+    assert isinstance(with_4.predict(LoaderWorkers(8)), Refused)
