@@ -11,7 +11,7 @@ from analyzers.alpha_beta import CostModel, assume, fit
 from analyzers.replay.graph import Graph, Node
 from analyzers.replay.rewriting import Setting, nodes_by_call
 from gpuscope.bandwidth import busbw_factor
-from gpuscope.trace.table import Times
+from gpuscope.trace.table import Array, Times
 
 ASSUMED_ERROR = 0.5
 """Relative error of a model that rests on a link's assumed figures: real links reach half to all of their peak, and
@@ -64,11 +64,24 @@ def costs(graph: Graph, setting: Setting) -> Costs:
         told = np.array([place for place in places if known[place]], np.int64)
         fitted = fit(sizes[known[places]], dur[told]) if len(told) else None
         members = graph.calls[places[0]].group_size
-        models[key] = fitted or assume(setting.backend, setting.gpu, members or 2)
+        assumed = assume(setting.backend, setting.gpu, members or 2)
+        models[key] = fitted or _calibrated(assumed, sizes[known[places]], dur[told])
         for place, size in zip(places, sizes.tolist(), strict=True):
             if not known[place] and size:
                 transfer[place] = min(int(dur[place]), models[key].expected(size))
     return Costs(models, transfer)
+
+
+def _calibrated(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
+    """The assumed fixed cost with the bandwidth that the transfers (ns) of `sizes` bytes showed.
+
+    Fixed costs differ far less between machines than links do: what goes beyond them is the bytes'.
+    """
+    beyond = float(taken.sum()) - assumed.alpha * len(taken)
+    if not len(taken) or beyond <= 0 or sizes.sum() <= 0:
+        return assumed
+    basis = f"with the fixed cost {assumed.basis} and the bandwidth that they showed"
+    return CostModel(assumed.alpha, beyond / float(sizes.sum()), None, basis)
 
 
 def _joined(graph: Graph, node: Times) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

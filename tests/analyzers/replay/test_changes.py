@@ -149,6 +149,14 @@ def test_a_faster_link() -> None:
     assert after(graph, WireBytes(0.5)) == 11500  # half the bytes are twice the bandwidth, where all are gradients
 
 
+def test_a_slow_link_is_told_from_its_transfers() -> None:
+    """One size, so nothing is fitted: of 101 ms gloo's assumed 1 ms is fixed, and the rest the bytes'. On a link ten
+    times as fast 1 + 10 ms."""
+    ms = 1_000_000
+    graph = job(*backward((0, 1_000_000, 101 * ms)))
+    assert after(graph, LinkSpeed(bandwidth=10)) == 11 * ms
+
+
 def test_more_ranks() -> None:
     """Four ranks for two: 2·3/4 for 2·1/2 of the bytes is 1.5 times, the fixed part twice (log2), at best as it was, at
     worst three times (a ring of 3 steps for 1): 5000 + 3·1000·f + 1.5·7000."""
