@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -74,26 +74,10 @@ def build(trace: Trace, lanes: Sequence[LaneSummary], results: Sequence[Result])
         "analyzers": _analyzers(results),
     }
     if "slowdown" in sections:
-        report["slowdown"] = sections["slowdown"]
         report["verdict"]["why"] += verdict.besides(sections["slowdown"], report["verdict"])
-    if "pipeline" in sections:
-        report["pipeline"] = sections["pipeline"]
-    if "replay" in sections:
-        report["replay"] = sections["replay"]
-    if "hang" in sections:
-        report["hang"] = sections["hang"]
-    if "nccl" in sections:
-        report["nccl"] = sections["nccl"]
-    if "bandwidth" in sections:
-        report["bandwidth"] = sections["bandwidth"]
-    if "fits" in sections:
-        report["fits"] = sections["fits"]
-    if "traffic" in sections:
-        report["traffic"] = sections["traffic"]
-    if "topology" in sections:
-        report["topology"] = sections["topology"]
-    if "memory" in sections:
-        report["memory"] = sections["memory"]
+    # Only where an analysis gave them, in the order that the report declares.
+    given = {key: sections[key] for key in Report.__annotations__ if key in sections and key not in report}
+    report.update(cast(Report, given))
     return report
 
 
