@@ -30,8 +30,9 @@ takes 5–50 µs."""
 WAKE_NS = 300_000
 """A thread that was waiting goes on within this time of the collective's end (tens of µs on an idle machine), or on
 a busy one within as long as it had waited."""
-EARLY_NS = 200_000
-"""By which the waiting thread may go on before gloo's thread has recorded the end: both do so as the work is done."""
+EARLY_NS = 1_000_000
+"""By which the waiting thread may go on before gloo's thread has recorded the end: both do so as the work is done, and
+on a busy machine gloo's thread may have to wait for a core first."""
 DISPATCH_NS = 100_000
 WOKE_NS = 50_000
 """From issuing a collective to gloo's thread taking it up, and from its end to the training thread going on, where
@@ -188,17 +189,16 @@ class _Waits:
         pauses = np.diff(self.bounds)
         for end in np.unique(self.collectives.end).tolist():
             low, high = np.searchsorted(self.bounds, [end - EARLY_NS, end + WAKE_NS])
-            # The longest pause that ends about then; or the one the end lies in.
+            # The longest pause that ends about then, or that the end lies in.
             places = range(max(int(low), 1), min(int(high) + 1, len(self.bounds)))
-            at = max(places, key=lambda place: int(pauses[place - 1]), default=0)
-            if not at:
-                continue
-            before, after = int(self.bounds[at - 1]), int(self.bounds[at])
-            blocked = min(end, after) - before
-            if blocked < BLOCKED_NS or after - end > max(WAKE_NS, blocked):
-                continue
-            if not self._computes((before + after) // 2):
-                found.append((before, after, ""))
+            for at in sorted(places, key=lambda place: -int(pauses[place - 1])):
+                before, after = int(self.bounds[at - 1]), int(self.bounds[at])
+                blocked = min(end, after) - before
+                if blocked < BLOCKED_NS:
+                    continue
+                if after - end <= max(WAKE_NS, blocked) and not self._computes((before + after) // 2):
+                    found.append((before, after, ""))
+                    break
         return found
 
     def _computes(self, at: int) -> bool:
