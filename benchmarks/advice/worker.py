@@ -32,6 +32,8 @@ WAIT, WARMUP, ACTIVE = 1, 1, 4
 """Steps of a turn. After the turn of the other side the first ones find cold caches and full loader queues."""
 QUIET = 0.1
 """Share of the machine's CPU time that others may take in a quiet round."""
+LEAST = 3
+"""Rounds that count however busy the machine was: with fewer there is no median."""
 FIRST = 4
 """Steps before anything is recorded: DDP rebuilds its buckets after the first, and memory is touched."""
 
@@ -79,21 +81,22 @@ class Side:
 
 
 def run_case(case: Case, folder: Path, rounds: int, seconds: float, world: World) -> None:
-    """Rounds until so many were quiet or the time is over; the quietest are told in `rounds.json`."""
+    """Rounds until so many were quiet or the time is over; the quiet ones, or the least disturbed, are told in
+    `rounds.json`."""
     sides = {name: Side(case, variant, world) for name, variant in (("before", case.before), ("after", case.after))}
     for side in sides.values():
         list(side.steps(FIRST))
     until = time.monotonic() + seconds
     others: list[float] = []
     # The same decision on every rank: the shares are, the clocks are not.
-    while len(others) < rounds or (sum(share <= QUIET for share in others) < rounds and _go_on(until)):
+    while (quiet := sum(share <= QUIET for share in others)) < rounds and (_go_on(until) or len(others) < LEAST):
         wait_for_quiet(QUIET, until)
         place = len(others)
         # Each side goes first in every second round.
         names = sorted(sides, reverse=place % 2 == 0)
         others.append(max([sides[name].turn(folder / f"{name}{place}") for name in names]))
     if world.rank == 0:
-        quietest = sorted(range(len(others)), key=lambda place: others[place])[:rounds]
+        quietest = sorted(range(len(others)), key=lambda place: others[place])[: max(quiet, LEAST)]
         told = {"rounds": quietest, "others": [others[place] for place in quietest], "of": len(others)}
         (folder / "rounds.json").write_text(json.dumps(told), encoding="utf-8")
 
