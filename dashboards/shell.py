@@ -154,7 +154,7 @@ def draw(path: str, shown: Shown) -> Component:
         if key not in ("ranks", "steps")  # their fields say so themselves
     ]
     notes += _unknown(shown.view, shown)
-    return html.Div([*notes, _drawn(page, shown)], **attributes(data_page=path))
+    return html.Div([*notes, _drawn(page, shown)], key=path + shown.view.query(), **attributes(data_page=path))
 
 
 def _drawn(page: Page, shown: Shown) -> Component:

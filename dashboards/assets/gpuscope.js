@@ -61,7 +61,7 @@ window.dash_clientside.gpuscope = (() => {
       from = from < low - room ? low - room : from;
       to = to > high + room ? high + room : to;
       if (to - from < 10n) to = from + 10n;
-      return { from: String(from), to: String(to) };
+      return { from: String(from), to: String(to), moved: true };
     },
     // A cell of rank by step, a kernel's name: shown in the timeline.
     cell(click) {
@@ -84,18 +84,18 @@ window.dash_clientside.gpuscope = (() => {
       return ref && ref[0] !== "s" ? ref : keep();
     },
     // What the timeline shows stands in the address, in place of what stood there: no entry in the history per zoom.
-    address(shown, event, find, tracks) {
+    // Also called once when the page has just been drawn; then there is nothing new to write.
+    address(shown, event, find, tracks, bounds) {
       const query = params();
       const before = text(query);
-      const cause = window.dash_clientside.callback_context.triggered.map((one) => one.prop_id.split(".")[0]);
-      if (cause.length !== 1) return [keep(), keep()];  // the page has just been drawn, nobody did anything
-      if (cause.includes("timeline-window")) {
+      if (shown.moved) {
         query.set("from", shown.from);
         query.set("to", shown.to);
       }
-      if (cause.includes("timeline-event")) put(query, "event", event);
-      if (cause.includes("timeline-search")) put(query, "find", (find || "").trim());
-      if (cause.includes("timeline-tracks")) put(query, "tracks", (tracks || []).join(",") || "none");
+      put(query, "event", event);
+      put(query, "find", (find || "").trim());
+      const kinds = (tracks || []).join(",");
+      if (kinds !== bounds.tracks || query.has("tracks")) query.set("tracks", kinds || "none");
       if (text(query) === before) return [keep(), keep()];
       window.history.replaceState(window.history.state, "", window.location.pathname + text(query));
       return [text(query), text(query)];

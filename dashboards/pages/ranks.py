@@ -118,7 +118,7 @@ def _clocks(shown: Shown) -> Component:
             "that all ranks take part in."
         )
     else:
-        told = f"Times of different ranks compare to within {units.duration(error)}. No claim about ranks is finer than that."
+        told = f"Times of different ranks compare to within {units.duration(error)}; no claim about ranks is finer."
     return parts.card("Clocks", dmc.Text(told))
 
 

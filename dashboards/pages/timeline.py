@@ -38,7 +38,7 @@ def layout(shown: Shown) -> Component:
         dcc.Store(id=ids.TIMELINE_WINDOW, data={"from": str(window[0]), "to": str(window[1])}),
         dcc.Store(id=ids.TIMELINE_QUERY),
         dcc.Store(id=ids.TIMELINE_EVENT, data=view.event),
-        dcc.Store(id=ids.TIMELINE_BOUNDS, data=_bounds(events)),
+        dcc.Store(id=ids.TIMELINE_BOUNDS, data=_bounds(events, groups)),
         parts.card(
             "Timeline",
             _controls(events, groups, view, shown.run),
@@ -62,9 +62,9 @@ def layout(shown: Shown) -> Component:
     ])  # fmt: skip
 
 
-def _bounds(events: Events) -> dict[str, str]:
+def _bounds(events: Events, groups: list[str]) -> dict[str, str]:
     first, last = events.window
-    return {"from": str(first), "to": str(last), "base": str(events.first)}
+    return {"from": str(first), "to": str(last), "base": str(events.first), "tracks": ",".join(groups)}
 
 
 def _controls(events: Events, groups: list[str], view: View, run: OpenRun) -> Component:
@@ -188,6 +188,7 @@ def register(app: Dash, runs: Runs) -> None:
         Input(ids.TIMELINE_EVENT, "data"),
         Input(ids.TIMELINE_SEARCH, "value"),
         Input(ids.TIMELINE_TRACKS, "value"),
+        State(ids.TIMELINE_BOUNDS, "data"),
         prevent_initial_call=True,
     )
 

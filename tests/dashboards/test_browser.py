@@ -86,19 +86,20 @@ def test_from_a_finding_to_its_event(browser: Browser, served: str) -> None:
     assert re.match(r"rank 0 at \+\S+ s for \S+ ms: gloo:all_reduce", told)
     link.click()
     browser.drawn("/timeline")
-    panel = browser.find("#timeline-selected")
-    assert "gloo:all_reduce" in panel.text
-    assert "on other ranks" in panel.text  # and from there to the partner
-    browser.find("#timeline-selected a.event").click()
-    browser.wait(lambda: len(query(browser)["event"]) > 1)
+    assert "gloo:all_reduce" in browser.text("#timeline-selected")
+    assert "on other ranks" in browser.text("#timeline-selected")  # and from there to the partner
+    before = query(browser)["event"]
+    partner = browser.driver.find_elements("css selector", "#timeline-selected a.event")[-1]
+    assert partner.text.startswith("rank 1 ")
+    partner.click()
+    browser.wait(lambda: query(browser)["event"] != before)
+    browser.wait(lambda: "on rank 1," in browser.text("#timeline-selected"))
     assert browser.errors() == []
 
 
 def test_zoom_and_pan_ask_the_server_for_detail_and_stand_in_the_address(browser: Browser, served: str) -> None:
     browser.open(f"{served}/timeline", "/timeline")
     whole = shown_range(browser)
-    button = browser.find("#timeline-graph")
-    assert button is not None
     browser.script("[...document.querySelectorAll('button')].find(b => b.innerText == 'Zoom in').click()")
     browser.wait(lambda: shown_range(browser) != whole)
     half = shown_range(browser)
@@ -120,8 +121,8 @@ def test_names_with_html_are_text_everywhere(browser: Browser, served: str) -> N
     assert SCRIPT in browser.text()  # in the list of what was found
     click_mark(browser, "&lt;script&gt;")
     browser.wait(lambda: "event" in query(browser))
-    browser.wait(lambda: "launched by" in browser.find("#timeline-selected").text)
-    told = browser.find("#timeline-selected").text
+    browser.wait(lambda: "launched by" in browser.text("#timeline-selected"))
+    told = browser.text("#timeline-selected")
     assert SCRIPT in told
     assert "aten::mm" in told
     assert "train.py(7): step" in told
@@ -136,21 +137,18 @@ def test_names_with_html_are_text_everywhere(browser: Browser, served: str) -> N
 
 def test_search_and_filters(browser: Browser, served: str) -> None:
     browser.open(f"{served}/timeline?run=2", "/timeline")
-    field = browser.find("#timeline-search")
-    field.send_keys("ncclDev\n")
-    browser.wait(lambda: "4 events" in browser.find("#timeline-found").text)
-    ranks = browser.find("#filter-ranks")
-    ranks.send_keys("1\n")
+    browser.type("#timeline-search", "ncclDev\n")
+    browser.wait(lambda: "4 events" in browser.text("#timeline-found"))
+    browser.type("#filter-ranks", "1\n")
     browser.wait(lambda: query(browser).get("ranks") == "1")
-    browser.wait(lambda: "2 events" in browser.find("#timeline-found").text)
+    browser.wait(lambda: "2 events" in browser.text("#timeline-found"))
     # The filter goes along to other pages.
     browser.script("[...document.querySelectorAll('nav a')].find(a => a.innerText == 'Ranks').click()")
     browser.drawn("/ranks")
     rows = browser.script("return [...document.querySelector('#ranks-heatmap .js-plotly-plot').data[0].y]")
     assert rows == ["1"]
-    field = browser.find("#filter-ranks")
-    assert field.get_attribute("value") == "1"
-    field.send_keys("\b,x\n")
+    assert browser.find("#filter-ranks").get_attribute("value") == "1"
+    browser.type("#filter-ranks", "\b,x\n")
     browser.wait(lambda: "is no set of ranks" in browser.text())
     assert browser.errors() == []
 

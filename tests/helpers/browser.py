@@ -19,7 +19,7 @@ class Browser:
     def open(self, address: str, page: str, anew: bool = False) -> None:
         """Go to an address and wait until its page is drawn; loads everything only the first time, or `anew`."""
         parts, now = urlsplit(address), urlsplit(self.driver.current_url)
-        if anew or parts.netloc != now.netloc:
+        if anew or parts.netloc != now.netloc or address == self.driver.current_url:
             self.driver.get(address)
         else:  # as a click on a link inside the application does
             self.script(
@@ -47,9 +47,22 @@ class Browser:
         """The first element, once it is there."""
         return self.wait(lambda: next(iter(self.driver.find_elements("css selector", css)), None))
 
-    def text(self) -> str:
-        """The text of the page."""
-        return str(self.script("return document.body.innerText"))
+    def type(self, css: str, keys: str) -> None:
+        """Type into a field, once it stands still: a page that is drawn anew replaces its fields."""
+        from selenium.common.exceptions import StaleElementReferenceException
+
+        def typed() -> bool:
+            try:
+                self.find(css).send_keys(keys)
+            except StaleElementReferenceException:
+                return False
+            return True
+
+        self.wait(typed)
+
+    def text(self, css: str = "body") -> str:
+        """The text of the page, or of its first such element; empty where there is none."""
+        return str(self.script("return document.querySelector(arguments[0])?.innerText || ''", css))
 
     def wait(self, ask: Callable[[], Answer], seconds: float = 30) -> Answer:
         """What `ask` answers once that is true. Raises `AssertionError` when it does not come to be."""
