@@ -42,6 +42,8 @@ class Options:
     workers: int = 1
     """Processes to read large runs with. More than one needs a main module that can be imported again."""
     read: ReadOptions = field(default_factory=ReadOptions)
+    files: int = 1
+    """Files of the run: what each may keep for the replay depends on it."""
 
 
 @dataclass
@@ -84,6 +86,7 @@ def run(
     `keep` is given each file's trace with all its events, which are otherwise let go; files are then read here,
     one after the other.
     """
+    options = replace(options, files=len(items))
     if keep is not None:
         parts = _in_turn(items, options, begun, keep)
     else:
@@ -186,7 +189,7 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
         reduced = reduced.with_operations(derived.tables.get("operations", trace["operations"]))
     if options.steps is not None:
         reduced = _with_operations_of(reduced, options.steps)
-    return Part(reduced, summaries, results, record(trace, lanes))
+    return Part(reduced, summaries, results, record(trace, lanes, options.files))
 
 
 def _with_operations_of(trace: Trace, steps: tuple[int, int]) -> Trace:

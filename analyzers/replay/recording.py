@@ -18,6 +18,11 @@ from gpuscope.trace.trace import Trace
 
 _NO_HOST = "no host events: record CPU activities too (torch profiler) or CUDA API calls (nsys -t cuda)"
 
+_TOO_LARGE = (
+    "not even one step of each rank is small enough to be replayed: analyse fewer ranks (--ranks), or record fewer "
+    "micro-batches per step"
+)
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -37,21 +42,21 @@ class Recorded:
     """Whether `why` tells of a fault of the program, not of the trace."""
 
 
-def record(trace: Trace, lanes: Sequence[LaneView]) -> list[Recorded]:
-    """The graphs of a file's lanes; small, whatever the size of the file."""
+def record(trace: Trace, lanes: Sequence[LaneView], files: int = 1) -> list[Recorded]:
+    """The graphs of the lanes of one of so many files; small, whatever the size of the file or the run."""
     devices = Counter(view.lane.rank for view in lanes)
-    return [_record(trace, view, devices[view.lane.rank]) for view in lanes]
+    return [_record(trace, view, devices[view.lane.rank], files * len(devices)) for view in lanes]
 
 
-def _record(trace: Trace, view: LaneView, devices: int) -> Recorded:
+def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
     rank = view.lane.rank
     if devices > 1:
         return Recorded(rank, None, why=f"rank {rank} drives {devices} devices")
     if not bool((trace["host_events"]["rank"] == rank).any()):
         return Recorded(rank, None, why=_NO_HOST)
-    kept = window(trace, view)
+    kept = window(trace, view, ranks)
     if kept is None:
-        return Recorded(rank, None, why="a single step is too large to be kept: record fewer micro-batches per step")
+        return Recorded(rank, None, why=_TOO_LARGE)
     try:
         graph = (thread_graph if view.lane.device == NA else device_graph)(trace, view, kept)
     except UnreplayableError as error:

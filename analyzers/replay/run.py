@@ -144,7 +144,15 @@ class Replayer:
     def _basis(self) -> str:
         assert self.error_frac is not None
         steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
-        return f"{steps} replayed, {self.error_frac:.1%} off unchanged"
+        absent = self._absent()
+        like = f"; {absent} ranks are not in the trace and taken to be like these" if absent else ""
+        return f"{steps} replayed, {self.error_frac:.1%} off unchanged{like}"
+
+    def _absent(self) -> int:
+        """Ranks of the job that no file holds, as far as the trace tells its size."""
+        table = self._trace["ranks"]
+        sizes = table["world_size"][table.known("world_size")]
+        return max(0, int(sizes.max()) - len(np.unique(table["rank"]))) if len(sizes) else 0
 
     def section(self) -> Replay:
         """The `replay` section of the report."""

@@ -17,6 +17,8 @@ EVENTS_KEPT = 20_000
 """Device events per rank up to which further steps are taken: a graph of them takes about half a second."""
 LARGEST_STEP = 100_000
 """Device events of the largest step that is still kept: about 30 MB of graph."""
+RUN_KEPT = 400_000
+"""Device events over all ranks: a graph of them takes some hundred MB, a prediction some ten seconds."""
 
 
 UNTOLD_FRAC = 0.05
@@ -42,8 +44,8 @@ class Window:
         return self.steps[-1].end
 
 
-def window(trace: Trace, view: LaneView) -> Window | None:
-    """The steps of a lane to replay; None where not even one of them is small enough to keep.
+def window(trace: Trace, view: LaneView, ranks: int = 1) -> Window | None:
+    """The steps of a lane of a run of so many ranks to replay; None where not even one of them is small enough.
 
     The middle ones of the longest run whose launches are recorded: the first are often warm-up, and profilers lose
     calls at the start. They are the same for all ranks of a run that record the same.
@@ -55,9 +57,10 @@ def window(trace: Trace, view: LaneView) -> Window | None:
     places = np.searchsorted(device["start"][view.rows], bounds)
     low, high = _longest(_told(device, view.rows, places)) if view.lane.device != NA else (0, len(steps))
     largest = max(1, int(np.diff(places)[low:high].max()))
-    if largest > LARGEST_STEP:
+    share = RUN_KEPT // ranks
+    if largest > min(LARGEST_STEP, share):
         return None
-    kept = min(STEPS_KEPT, max(1, EVENTS_KEPT // largest), high - low)
+    kept = min(STEPS_KEPT, max(1, min(EVENTS_KEPT, share) // largest), high - low)
     first = low + (high - low - kept) // 2
     return Window(tuple(steps[first : first + kept]), first + kept == len(steps))
 

@@ -112,3 +112,13 @@ def test_workers_for_somebody_elses_loader(shared_traces: Path) -> None:
     (rank,) = found.report["ranks"]
     assert outcome.after == pytest.approx(rank["window_ns"] / len(found.report["steps"]), rel=0.05)
     assert isinstance(with_4.predict(LoaderWorkers(8)), Refused)
+
+
+def test_a_run_of_many_ranks_keeps_less_of_each(samples: Path) -> None:
+    """All ranks together keep at most `RUN_KEPT` events: of a million ranks not even one step each."""
+    trace = gpuscope.open_trace(samples / "ddp_healthy" / "rank0.json.gz")
+    (alone,) = record(trace, views(trace))
+    (one_of_many,) = record(trace, views(trace), files=1_000_000)
+    assert alone.graph is not None
+    assert one_of_many.graph is None
+    assert "--ranks" in one_of_many.why
