@@ -1,7 +1,8 @@
 """A pipeline in another schedule, with other micro-batches or an even split: its computations laid out anew.
 
-Kept as measured: how long each computation takes, one mean delay of messages each way, one mean pause per stage
-between computations. The order on each stage is the schedule's. All but the pipeline's part of a step stays.
+Kept as measured: how long each computation takes, one mean delay of messages each way, per stage one mean pause
+between computations of each two kinds. The order on each stage is the schedule's. All but the pipeline's part of a
+step stays.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class Delays:
 
     message: Mapping[str, float]
     """By kind of the computation that waits for it."""
-    pause: Sequence[float]
-    """Per stage, between two computations where nothing else is waited for."""
+    pause: Sequence[Mapping[str, float]]
+    """Per stage, between two computations where nothing else is waited for, by their kinds: `FB` holds the loss on the
+    last stage, `FF` does not. Kinds that never follow each other in the trace are taken to do so at once."""
 
 
 @dataclass(frozen=True)
@@ -207,17 +209,17 @@ def delays_of(flush: Flush) -> Delays:
     ends = {one.key: one.end for own in flush.stages for one in own}
     last_chunk = max(one.model_chunk for own in flush.stages for one in own)
     message: dict[str, list[int]] = defaultdict(list)
-    pauses: list[float] = []
+    pauses: list[Mapping[str, float]] = []
     for own in flush.stages:
-        pause: list[int] = []
+        pause: dict[str, list[int]] = defaultdict(list)
         for before, one in zip((None, *own[:-1]), own, strict=True):
             source = _other(one.kind, one.model_chunk, one.micro_batch, last_chunk)
             there = ends.get(source) if source is not None else None
             if there is not None and (before is None or there > before.end):
                 message[one.kind].append(max(0, one.start - there))
             elif before is not None:
-                pause.append(max(0, one.start - before.end))
-        pauses.append(fmean(pause) if pause else 0.0)
+                pause[before.kind + one.kind].append(max(0, one.start - before.end))
+        pauses.append({kinds: fmean(seen) for kinds, seen in pause.items()})
     return Delays({kind: fmean(found) for kind, found in message.items()}, pauses)
 
 
@@ -239,8 +241,10 @@ def length(tasks: Plan, delays: Delays) -> float:
             nodes.append({"kind": Node.DEVICE, "lane": stage, "dur": round(task.dur), "release": 0})
     edges: list[tuple[int, int, int, int]] = []
     for stage, own in enumerate(tasks):
-        pause = round(delays.pause[stage])
-        edges += [(place[a.key], place[b.key], pause, Edge.PROGRAM) for a, b in pairwise(own)]
+        pause = delays.pause[stage]
+        edges += [
+            (place[a.key], place[b.key], round(pause.get(a.kind + b.kind, 0.0)), Edge.PROGRAM) for a, b in pairwise(own)
+        ]
         for task in own:
             there = _other(task.kind, task.model_chunk, task.micro_batch, last_chunk)
             if there in place:
