@@ -20,12 +20,12 @@ def _heed_exit(session: Session) -> None:
     """
     leave = sys.exit
 
-    def exit_noted(code: object = None, /) -> NoReturn:
+    def exit_noted(code: str | int | None = None, /) -> NoReturn:
         status, error = status_of(SystemExit(code))
         session.at_exit = None if status == "completed" else (status, error)
         leave(code)
 
-    sys.exit = exit_noted  # type: ignore[assignment]
+    sys.exit = exit_noted
 
 
 def close_at_the_end(session: Session) -> None:
