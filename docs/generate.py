@@ -33,8 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "report.svg"
 PICTURED = "sample_traces/ddp_slow_rank"
 PICTURE_WIDTH = 100
-PICTURE_ENDS_BEFORE = ("MEDIUM", "LOW", "Collectives")
-"""The picture is the report's first screen: up to the first line that begins so, after the gravest finding."""
+PICTURE_ENDS_BEFORE = ("Gain not told", "Collectives")
+"""The picture is the report down to its advice: up to the first line that begins so."""
 WIDTH = 80
 """Columns of the terminal that output in the documentation was printed on."""
 

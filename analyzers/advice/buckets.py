@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzers.advice.base import Case, Proposal, Rule
-from analyzers.advice.settings import config, env, in_dialect, megabytes, python
+from analyzers.advice.settings import config, cost, env, in_dialect, megabytes, python
 from analyzers.replay.changes import BucketSize
 from gpuscope.report.schema import FindingEntry, Setting
 
@@ -47,7 +47,7 @@ def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize) -> Pr
     return Proposal(
         code="bucket_size",
         action=f"Gather gradients in buckets of {megabytes(change.size)} MiB{default}",
-        why=f"{finding['message']}. Fewer, larger messages pay the fixed cost less often; a smaller last bucket "
+        why=f"{cost(finding)}; fewer, larger messages pay the fixed cost less often; a smaller last bucket "
         "leaves less to send after the backward pass; the replay weighs one against the other",
         setting=setting,
         risk="larger buckets start later and take as much memory again (none with gradient_as_bucket_view=True); "

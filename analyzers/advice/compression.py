@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzers.advice.base import Case, Proposal, Rule
-from analyzers.advice.settings import config, in_dialect, python
+from analyzers.advice.settings import config, cost, in_dialect, python
 from analyzers.replay.changes import WireBytes
 from gpuscope.report.schema import FindingEntry, Setting
 
@@ -22,7 +22,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     yield Proposal(
         code="wire_bytes",
         action="Reduce gradients in 16 bits instead of 32",
-        why=f"{finding['message']}; half the bytes take half that part of the time",
+        why=f"{cost(finding)}; half the bytes take half that part of the time",
         setting=setting,
         risk="rounds every gradient, and each partial sum, to 16 bits: compare the loss curve; fp16 can overflow",
         verify="record again: bytes of the gradient collectives halve; watch the loss for a few hundred steps",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzers.advice.base import Case, Proposal, Rule
-from analyzers.advice.settings import env, in_dialect, python
+from analyzers.advice.settings import cost, env, in_dialect, python
 from analyzers.replay.changes import NoAllocatorStalls, PinnedCopies
 from gpuscope.report.schema import FindingEntry
 
@@ -23,7 +23,7 @@ def _pinned(case: Case, finding: FindingEntry) -> Proposal:
     return Proposal(
         code="pinned_copies",
         action="Copy batches from pinned memory, asynchronously (.to(device, non_blocking=True))",
-        why=f"{finding['message']}; a copy from pinned memory runs beside compute",
+        why=f"{cost(finding)}; a copy from pinned memory runs beside compute",
         setting=setting or python("DataLoader.pin_memory", "True"),
         risk="pinned memory is taken from the host's for good; a buffer must not be changed before its copy has run",
         verify="record again: copies named «Pinned -> Device»; the cause `copy` falls",
@@ -35,7 +35,7 @@ def _segments(finding: FindingEntry) -> Proposal:
     return Proposal(
         code="expandable_segments",
         action="Let the allocator grow its segments instead of freeing and allocating them",
-        why=f"{finding['message']}; a segment that grows needs no cudaFree, which waits for the whole device",
+        why=f"{cost(finding)}; a segment that grows needs no cudaFree, which waits for the whole device",
         setting=env("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
         risk="not with CUDA IPC of tensors in older drivers; before torch 2.9 the variable is PYTORCH_CUDA_ALLOC_CONF",
         verify="record again after warm-up: no cudaMalloc and cudaFree within a step",

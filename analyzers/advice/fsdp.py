@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzers.advice.base import Case, Proposal, Rule
-from analyzers.advice.settings import config, in_dialect, python
+from analyzers.advice.settings import config, cost, in_dialect, python
 from analyzers.replay.changes import GroupModules, KeepParameters, Prefetch
 from gpuscope.report.schema import FindingEntry
 
@@ -30,7 +30,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
                 code="fsdp_prefetch",
                 action=f"Gather parameters {depth} modules ahead, in forward and in backward "
                 "(set_modules_to_backward_prefetch too)",
-                why=f"{finding['message']}; an all-gather issued earlier hides behind more compute",
+                why=f"{cost(finding)}; an all-gather issued earlier hides behind more compute",
                 setting=setting,
                 risk=f"holds up to {depth} further modules' parameters unsharded",
                 verify=VERIFY,
@@ -48,7 +48,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield Proposal(
             code="fsdp_keep_parameters",
             action="Keep parameters gathered between forward and backward",
-            why=f"{finding['message']}; the backward pass then gathers nothing",
+            why=f"{cost(finding)}; the backward pass then gathers nothing",
             setting=keep,
             risk="every rank holds the whole model's parameters in the compute type during the step",
             verify="record again: half as many all-gathers; watch peak memory",
@@ -60,7 +60,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield Proposal(
                 code="fsdp_group_modules",
                 action=f"Shard {count} layers as one unit",
-                why=f"{finding['message']}; larger messages pay the fixed cost less often",
+                why=f"{cost(finding)}; larger messages pay the fixed cost less often",
                 setting=setting,
                 risk=f"{count} layers' parameters are unsharded at once",
                 verify="record again: fewer, larger all-gathers",

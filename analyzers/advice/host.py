@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 
 from analyzers.advice.base import Case, Proposal, Rule
-from analyzers.advice.settings import config, in_dialect, python
+from analyzers.advice.settings import config, cost, in_dialect, python
 from analyzers.replay.changes import CapturedGraphs, NoCollector, NoHostWork, Refused, RemovedSyncs
 from gpuscope.report.schema import FindingEntry
 
@@ -24,7 +24,7 @@ def _sync(case: Case, finding: FindingEntry) -> Iterator[Proposal]:  # noqa: ARG
     yield Proposal(
         code="remove_syncs",
         action=f"Do without the blocking calls within a step, or make them once in {EVERY} steps",
-        why=f"{finding['message']}. Seen at: {', '.join(names)}",
+        why=f"{cost(finding)}; seen at: {', '.join(names)}",
         setting=python(
             "the call that blocks (.item(), .cpu(), print(loss), nonzero, .to(device))", f"step % {EVERY} == 0"
         ),
@@ -41,7 +41,7 @@ def _launch(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     yield Proposal(
         code="cuda_graphs",
         action="Launch the step's kernels as CUDA graphs",
-        why=f"{finding['message']}; a graph launches hundreds of kernels for the price of one",
+        why=f"{cost(finding)}; a graph launches hundreds of kernels for the price of one",
         setting=setting or python("torch.compile.mode", '"reduce-overhead"'),
         risk="shapes must not change from step to step; the first steps compile; graphs hold their memory; "
         "code that reads values on the host breaks a graph",
@@ -55,7 +55,7 @@ def _numa(finding: FindingEntry) -> Proposal:
     return Proposal(
         code="numa_binding",
         action="Bind each rank to the CPU cores beside its GPU",
-        why=f"{finding['message']}; a launch from the other socket's cores takes longer",
+        why=f"{cost(finding)}; a launch from the other socket's cores takes longer",
         setting=config("torchrun --numa-binding", "node"),
         risk="loader workers share the bound cores; needs torch 2.9 or later (else numactl --cpunodebind)",
         verify="record again: mean duration of cudaLaunchKernel falls",
@@ -69,7 +69,7 @@ def _gc(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     yield Proposal(
         code="manual_gc",
         action=f"Collect garbage at the same step on all ranks, once in {EVERY} steps",
-        why=f"{finding['message']}; one rank that collects makes all others wait",
+        why=f"{cost(finding)}; one rank that collects makes all others wait",
         setting=setting or python("gc", f"gc.freeze(); gc.disable(); gc.collect(1) every {EVERY} steps"),
         risk="memory held by reference cycles is freed later",
         verify="record again: the cause `gc` is gone; resident memory stays flat over a thousand steps",
@@ -82,7 +82,7 @@ def _host_other(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     yield Proposal(
         code="host_work_aside",
         action="Move the work of the evidence off the launching thread",
-        why=f"{finding['message']}. Seen: {', '.join(_distinct(finding))}",
+        why=f"{cost(finding)}; seen: {', '.join(_distinct(finding))}",
         setting=setting
         or python("torch.distributed.checkpoint.async_save", "for checkpoints; a thread or rarer for the rest"),
         risk="an asynchronous checkpoint needs a copy of the state in host memory",

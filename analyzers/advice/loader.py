@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzers.advice.base import Case, Proposal, Rule
-from analyzers.advice.settings import config, in_dialect, python
+from analyzers.advice.settings import config, cost, in_dialect, python
 from analyzers.replay.changes import LoaderWorkers
 from gpuscope.report.schema import FindingEntry
 
@@ -26,7 +26,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             code="loader_workers",
             action=f"Load batches in {workers} worker process{'es' if workers > 1 else ''} "
             "(with persistent_workers=True)",
-            why=f"{finding['message']}; a worker loads the next batches while the device computes",
+            why=f"{cost(finding)}; a worker loads the next batches while the device computes",
             setting=setting,
             risk="each worker is a process with its own memory, per rank; needs as many free CPU cores; "
             "the order of random augmentations changes",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from analyzers.advice.base import Case, Proposal, Rule
 from analyzers.advice.nccl_grammar import MOST_CTAS, algorithm_name, for_operation, wrong
-from analyzers.advice.settings import env
+from analyzers.advice.settings import cost, env
 from analyzers.replay.changes import Algorithm, Refused
 from gpuscope.report.nccl_schema import BandwidthEntry
 from gpuscope.report.schema import FindingEntry
@@ -61,7 +61,7 @@ def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield Proposal(
             code="nccl_log",
             action=f"Record which algorithm and protocol NCCL chooses for {row['op']}",
-            why=f"{finding['message']}; whether another choice would gain can be told only from NCCL's own",
+            why=f"{cost(finding)}; whether another choice would gain can be told only from NCCL's own",
             setting=env("NCCL_DEBUG_SUBSYS", "INIT,ENV,TUNING"),
             risk="with NCCL_DEBUG=INFO a line per operation in the log",
             verify="bandwidth[].algorithm of the next report is not null",
@@ -86,7 +86,7 @@ def _algorithms(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal
         yield Proposal(
             code="nccl_algorithm",
             action=f"Let NCCL carry out {op} by {algorithm} instead of {now}",
-            why=f"{finding['message']}; {op} of {row['group'] or 'one group'} takes most of it",
+            why=f"{cost(finding)}; {op} of {row['group'] or 'one group'} takes most of it",
             setting=env("NCCL_ALGO", for_operation(op, algorithm_name(algorithm))),
             risk=f"holds for every {op} of the job, whatever its size; NCCL's later versions may choose better",
             verify=_VERIFY,
@@ -102,7 +102,7 @@ def _protocols(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]
     yield Proposal(
         code="nccl_protocol",
         action=f"Let NCCL use protocol {protocol} for {op} instead of {now}",
-        why=f"{finding['message']}; {protocol} has the "
+        why=f"{cost(finding)}; {protocol} has the "
         + ("least fixed cost" if protocol == "ll" else "most bandwidth"),
         setting=env("NCCL_PROTO", for_operation(op, {"ll": "LL", "simple": "Simple"}[protocol])),
         risk=f"holds for every {op} of the job: "
@@ -120,7 +120,7 @@ def _channels(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
     yield Proposal(
         code="nccl_channels",
         action=f"Give NCCL at least {wanted} channels instead of {now}",
-        why=f"{finding['message']}; with {now} channels {row['op']} may not fill its links",
+        why=f"{cost(finding)}; with {now} channels {row['op']} may not fill its links",
         setting=env("NCCL_MIN_CTAS", str(wanted)),
         risk=f"{wanted - now} more SMs taken from kernels that run beside communication",
         verify=_VERIFY + "; compute beside communication must not get slower",
@@ -135,7 +135,7 @@ def _switches(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterato
     yield Proposal(
         code="nccl_nvls",
         action="Let NCCL use NVLink switches that reduce (NVLS) again",
-        why=f"{finding['message']}. NCCL's log says that NCCL_NVLS_ENABLE=0 is set",
+        why=f"{cost(finding)}; NCCL's log says that NCCL_NVLS_ENABLE=0 is set",
         setting=env("NCCL_NVLS_ENABLE", "2"),
         risk="more device memory; it may have been switched off for a reason: multicast missing in a virtual machine",
         verify="NCCL's log tells nvls channels; " + _VERIFY,
@@ -153,7 +153,7 @@ def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield Proposal(
             code="nccl_buffer",
             action="Give each of NCCL's connections 8 MiB of buffer instead of 4",
-            why=f"{finding['message']}; a network of long latency needs more bytes under way",
+            why=f"{cost(finding)}; a network of long latency needs more bytes under way",
             setting=env("NCCL_BUFFSIZE", str(8 << 20)),
             risk="twice the device memory for NCCL's buffers, on every channel and peer",
             verify="nccl-tests at the job's sizes with both values, then " + _VERIFY,
@@ -163,7 +163,7 @@ def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield Proposal(
             code="nccl_collnet",
             action="Let the InfiniBand switches reduce (SHARP)",
-            why=f"{finding['message']}; switches that reduce halve the bytes that each host sends",
+            why=f"{cost(finding)}; switches that reduce halve the bytes that each host sends",
             setting=env("NCCL_COLLNET_ENABLE", "1"),
             risk="needs NCCL's SHARP plugin and switches that have it switched on; without, NCCL goes on as before",
             verify="NCCL's log names CollNet; " + _VERIFY,
@@ -187,7 +187,7 @@ def _transports(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield Proposal(
             code="nccl_transport",
             action=f"Let NCCL use {what} again",
-            why=f"{finding['message']}. NCCL's log says that {name}={off} is set",
+            why=f"{cost(finding)}; NCCL's log says that {name}={off} is set",
             setting=env(name, on),
             risk="it may have been switched off for a reason: a hang, an IOMMU, a container without shared memory",
             verify="NCCL's log names the other transport for these pairs (nccl.transports)",
@@ -204,7 +204,7 @@ def _allowed_channels(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield Proposal(
                 code="nccl_channels",
                 action=f"Allow NCCL {most} channels everywhere",
-                why=f"{finding['message']}. NCCL's log says that {name}={told} is set",
+                why=f"{cost(finding)}; NCCL's log says that {name}={told} is set",
                 setting=env("NCCL_MAX_CTAS", str(most)),
                 risk=f"unset NCCL_MAX_NCHANNELS; up to {most} SMs go to communication",
                 verify="nccl.communicators[] has as many channels everywhere",

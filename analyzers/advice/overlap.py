@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzers.advice.base import Case, Proposal, Rule
-from analyzers.advice.settings import config, in_dialect
+from analyzers.advice.settings import config, cost, in_dialect
 from analyzers.replay.changes import Overlap
 from gpuscope.report.schema import FindingEntry
 
@@ -26,7 +26,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     yield Proposal(
         code="overlap",
         action="Reduce gradients while the backward pass still computes",
-        why=f"{finding['message']}; the gradients of the last layers are ready long before those of the first",
+        why=f"{cost(finding)}; the gradients of the last layers are ready long before those of the first",
         setting=setting,
         risk="needs further buffers of the bucket's size; communication takes SMs from compute",
         verify="record again: overlap_frac of the ranks rises",

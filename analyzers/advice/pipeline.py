@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzers.advice.base import Case, Proposal, Rule
-from analyzers.advice.settings import config, in_dialect, python
+from analyzers.advice.settings import config, cost, in_dialect, python
 from analyzers.replay.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.report.schema import FindingEntry
 
@@ -37,7 +37,7 @@ def _micro_batches(case: Case, finding: FindingEntry, count: int) -> Proposal:
     return Proposal(
         code="micro_batches",
         action=f"Cut the batch into {count} micro-batches",
-        why=f"{finding['message']}; filling and draining the pipeline costs as many micro-batches as it has stages",
+        why=f"{cost(finding)}; filling and draining the pipeline costs as many micro-batches as it has stages",
         setting=setting or python("pipelining schedule.n_microbatches", str(count)),
         risk="smaller micro-batches use the device less well, which the replay does not know; GPipe keeps the "
         "activations of all of them",
@@ -54,7 +54,7 @@ def _schedule(case: Case, finding: FindingEntry, name: str) -> Proposal:
     return Proposal(
         code="pipeline_schedule",
         action=f"Run the pipeline by {SCHEDULES[name]}",
-        why=f"{finding['message']}; this schedule leaves less of it",
+        why=f"{cost(finding)}; this schedule leaves less of it",
         setting=setting or python("torch.distributed.pipelining", SCHEDULES[name]),
         risk="interleaved and zero-bubble schedules send more often and hold more activations",
         verify=VERIFY,
@@ -69,7 +69,7 @@ def _even(case: Case, finding: FindingEntry) -> Proposal:
     return Proposal(
         code="even_stages",
         action="Split the model so that all stages take equally long",
-        why=f"{finding['message']}; every micro-batch waits for the slowest stage",
+        why=f"{cost(finding)}; every micro-batch waits for the slowest stage",
         setting=setting or python("the split of the layers over stages", "fewer layers on the slow stage"),
         risk="layers can't be cut: the real split is less even than the predicted one",
         verify=VERIFY,

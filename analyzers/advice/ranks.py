@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzers.advice.base import Case, Proposal, Rule
-from analyzers.advice.settings import config
+from analyzers.advice.settings import config, cost
 from analyzers.replay.changes import ReplacedRank
 from gpuscope.report.schema import FindingEntry
 
@@ -25,7 +25,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield Proposal(
             code="slow_rank",
             action=f"Mend or replace rank {rank}: its own work is what the others wait for",
-            why=f"{finding['message']}; with this rank as fast as the median of its peers the step is shorter",
+            why=f"{cost(finding)}; with this rank as fast as the median of its peers the step is shorter",
             setting=config("hosts of the job", f"without the one of rank {rank}, until it is checked"),
             risk="none for the run; if its data are the cause (longer sequences, more tokens per expert) the lateness "
             "moves with the data, not with the host",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from analyzers.advice.base import Case
-from gpuscope.report.schema import Setting
+from gpuscope.report import units
+from gpuscope.report.schema import FindingEntry, Setting
 
 
 def env(name: str, value: str) -> Setting:
@@ -39,3 +40,10 @@ def in_dialect(case: Case, names: Mapping[str, Setting]) -> Setting | None:
 def megabytes(size: int) -> str:
     """Bytes as a whole number of MiB, the unit of DDP's buckets."""
     return str(size >> 20)
+
+
+def cost(finding: FindingEntry) -> str:
+    """What a finding costs, in words: the beginning of a reason; the finding's own message says the rest."""
+    if not finding["share_frac"]:
+        return finding["message"]
+    return f"{finding['code']} takes {units.share(finding['share_frac'])} of the time"

@@ -22,7 +22,8 @@ from gpuscope.report.terminal import Bar, Writer
 from gpuscope.report.units import crop
 from gpuscope.report.vocabulary import CLASSES, PARTS, cause_label
 
-EVIDENCE_SHOWN = 3
+EVIDENCE_SHOWN = {"high": 3, "medium": 1, "low": 1}
+"""Places per finding: what costs little need not fill the screen."""
 KERNELS_SHOWN = 10
 COLLECTIVES_SHOWN = 10
 FAINT_FRAC = 0.001
@@ -150,14 +151,15 @@ def _finding(finding: FindingEntry, unit: str, starts: dict[int, int], writer: W
         where,
     )
     writer.line(finding["message"], indent=2)
-    for evidence in finding["evidence"][:EVIDENCE_SHOWN]:
+    shown = EVIDENCE_SHOWN[finding["severity"]]
+    for evidence in finding["evidence"][:shown]:
         place = arrangement.place_ns(evidence, starts)
         at = "" if place is None else f"at {units.offset(place)} "
         before = f"rank {evidence['rank']} {at}for {units.duration(evidence['dur_ns'])}: "
         writer.line(before, writer.name(evidence["name"], max(writer.console.width - 4 - len(before), 20)), indent=4)
         note = f"; {crop(evidence['note'], 3 * NAME)}" if evidence["note"] else ""
         writer.line(writer.text(f"{units.exact_ns(evidence['start_ns'])}{note}", "dim"), indent=6)
-    more = len(finding["evidence"]) - EVIDENCE_SHOWN
+    more = len(finding["evidence"]) - shown
     if more > 0:
         writer.line(writer.text(f"and {units.plural(more, 'more place')} (--html, --json)", "dim"), indent=4)
 
