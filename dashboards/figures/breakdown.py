@@ -70,6 +70,8 @@ def bars(ranks: Sequence[RankEntry], dark: bool) -> go.Figure:
             hovertemplate="%{y}<br>" + piece.label + ": %{text}<extra></extra>",
         )  # fmt: skip
     fig.update_layout(template=theme.template(dark), barmode="stack", bargap=0.25, legend_traceorder="normal")
+    if len(fig.data) > 4:
+        fig.update_layout(margin_t=82)  # the legend takes two lines: clear of the buttons
     fig.update_xaxes(title="share of the window", ticksuffix=" %", range=[0, 100])
     fig.update_yaxes(autorange="reversed", type="category")
     return fig

@@ -72,7 +72,7 @@ def _breakdown(shown: Shown) -> Component:
         note += f" Of {len(ranks)} ranks those with the least and the most compute; the rank filter chooses others."
         ranks = [entry for entry in ranks if any(entry is one for one in chosen)]
     fig = breakdown.bars(ranks, shown.dark)
-    height = 150 + 34 * len(ranks)
+    height = 176 + 34 * len(ranks)
     return parts.card(
         "Where the time goes",
         parts.figure(fig, "breakdown", max(height, 200)),
