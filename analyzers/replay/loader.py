@@ -8,6 +8,7 @@ from analyzers.replay.changes import LoaderWorkers
 from analyzers.replay.engine import replay
 from analyzers.replay.graph import Graph, UnreplayableError
 from analyzers.replay.rewriting import Rewritten, Setting, on_host
+from gpuscope.report import units
 from gpuscope.trace.table import Times
 
 HAND_OVER_NS = 1_000_000
@@ -44,7 +45,8 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
     longest = max(batch.values())
     return Rewritten(
         free.with_nodes(dur=dur),
-        f"{longest / 1e6:.1f} ms of loading per batch spread over {change.workers} workers, taken to have a core each",
+        f"{longest / 1e6:.1f} ms of loading per batch spread over {units.plural(change.workers, 'worker')}, "
+        "taken to have a core each",
     )
 
 

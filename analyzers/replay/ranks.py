@@ -9,6 +9,7 @@ import numpy as np
 from analyzers.replay.changes import ReplacedRank
 from analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
 from analyzers.replay.rewriting import Rewritten, Setting
+from gpuscope.report import units
 from gpuscope.trace.schema import Kind
 from gpuscope.trace.table import Array, Mask, Times
 
@@ -41,7 +42,8 @@ def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewri
             columns = {name: np.rint(graph.nodes[name] * np.minimum(factor, 1)).astype(np.int64) for name in CAUSES}
     found = graph.with_nodes(dur=np.rint(dur).astype(np.int64), **columns)
     return Rewritten(
-        found, f"rank {change.rank} with the median time of {len(graph.ranks) - 1} peers between collectives"
+        found,
+        f"rank {change.rank} with the median time of {units.plural(len(graph.ranks) - 1, 'peer')} between collectives",
     )
 
 
