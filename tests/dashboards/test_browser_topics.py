@@ -1,0 +1,104 @@
+"""In a real Chromium: every page on other people's runs and on a memory snapshot, what-if, comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+pytest.importorskip("dash")
+
+from helpers.browser import Browser
+
+from analyzers.runner import Options
+from dashboards.app import create_app
+from dashboards.data.runs import Runs, open_run
+from dashboards.pages.base import pages
+from dashboards.server import listen
+from gpuscope.store.store import opened
+
+NO_BLANK_PANEL = """return [...document.querySelectorAll('main .mantine-Paper-root')].every(panel =>
+    panel.querySelector('.main-svg, .ag-root, table, p, li, input') || panel.innerText.trim().length > 20)"""
+OTHERS = ("kineto/hta_2_of_128", "nsys/nsys-ai/mfu_2gpu_before.sqlite", "memory/wedsonlin_medium_1024_training.pickle")
+
+
+def serve(runs: Runs) -> Iterator[str]:
+    with listen("127.0.0.1", 0) as server:
+        server.set_app(create_app(runs).server)
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def others(shared_traces: Path) -> Iterator[str]:
+    """A dashboard of other people's runs."""
+    yield from serve(Runs([open_run(str(n), str(shared_traces / name), Options()) for n, name in enumerate(OTHERS, 1)]))
+
+
+@pytest.fixture(scope="module")
+def ours(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A dashboard of four runs of ours, and a store in which two of them are one job's history."""
+    store = tmp_path_factory.mktemp("store") / "runs.db"
+    names = ("ddp_healthy", "ddp_slow_rank", "ddp_slow_loader", "pp_unbalanced_stage")
+    runs = [open_run(str(number), str(samples / name), Options()) for number, name in enumerate(names, 1)]
+    with opened(store, write=True) as kept:
+        for run in runs[:2]:
+            kept.add(run.report, run.label, [run.label], {}, "nightly")
+    yield from serve(Runs(runs, store))
+
+
+@pytest.mark.parametrize("run", ["1", "2", "3"])
+def test_every_page_on_other_peoples_runs(browser: Browser, others: str, run: str) -> None:
+    """No complaint in the console, and no panel without a drawing, a table or a sentence."""
+    browser.open(f"{others}/?run={run}", "/")
+    for page in pages():
+        browser.open(f"{others}{page.path}?run={run}", page.path)
+        assert "can't be drawn" not in browser.text()
+        browser.wait(lambda: browser.script(NO_BLANK_PANEL))  # tables come a moment later
+        assert len(browser.text("main")) > 40, page.path
+    assert browser.errors() == []
+
+
+def test_memory_of_a_snapshot(browser: Browser, others: str) -> None:
+    browser.open(f"{others}/memory?run=3", "/memory")
+    text = browser.text("main")
+    assert "24,012 MiB" in text
+    assert all(title in text for title in ("Over time", "In use at the peak", "Segments and holes"))
+
+
+def test_a_pipeline_beside_its_ideal(browser: Browser, ours: str) -> None:
+    browser.open(f"{ours}/pipeline?run=4", "/pipeline")
+    assert all(title in browser.text("main") for title in ("As it was", "As it would be", "Bubble by stage"))
+
+
+def test_a_slider_replays_at_once_and_stands_in_the_address(browser: Browser, ours: str) -> None:
+    """One loader worker takes the loader-bound step from 112 to 57 ms."""
+    browser.open(f"{ours}/advice?run=3", "/advice")
+    assert "Load batches in 1 worker process" in browser.text("main")
+    thumb = browser.find('[aria-label="loader workers"][role=slider], [aria-label="loader workers"] [role=slider]')
+    thumb.send_keys("\ue014")  # the right arrow: sliders are reached by keyboard
+    browser.wait(lambda: "workers=1" in browser.script("return location.search"))
+    browser.wait(lambda: "loader workers: 1" in browser.text("main"))
+    assert "111.6 ms → 57.3" in browser.text("main")
+    assert browser.errors() == []
+
+
+def test_what_cannot_be_told_says_why(browser: Browser, ours: str) -> None:
+    browser.open(f"{ours}/advice?run=1&micro=3&without=graphs", "/advice")
+    text = browser.text("main")
+    assert "Can't be told: micro-batches: 8" in text
+    assert "Can't be told: CUDA graphs" in text
+
+
+def test_comparison_and_history(browser: Browser, ours: str) -> None:
+    browser.open(f"{ours}/compare?run=1&with=2", "/compare")
+    text = browser.text("main")
+    assert "Regression: step" in text
+    assert "late ranks (straggler)" in text
+    assert "nightly: step time of its stored runs" in text
+    assert browser.errors() == []
