@@ -20,11 +20,11 @@ from gpuscope.trace.trace import Trace
 _CATEGORIES = (
     ("attention", re.compile(r"flash|fmha|attention|attn|softmax_warp|mha_", re.IGNORECASE)),
     ("matmul", re.compile(
-        r"gemm|gemv|matmul|addmm|\bmm\b|aten::(mm|bmm|linear)|conv|wgrad|dgrad|xmma|cutlass|cublas|Cijk_|nvjet|splitK"
+        r"(?<!fb)gemm|gemv|matmul|addmm|\bmm\b|aten::(mm|bmm|linear)|conv|wgrad|dgrad|xmma|cutlass|cublas|Cijk_|nvjet|splitK"
         r"|wmma|MatMul", re.IGNORECASE)),
     ("normalisation", re.compile(r"norm|\bbn_|batchnorm|rms", re.IGNORECASE)),
     ("optimizer", re.compile(r"multi_tensor|adam|sgd|lamb|optimizer", re.IGNORECASE)),
-    ("embedding", re.compile(r"embedding|index_select|gather|scatter", re.IGNORECASE)),
+    ("embedding", re.compile(r"embedding|_embs_|index_select|gather|scatter", re.IGNORECASE)),
     ("reduction", re.compile(r"reduce|softmax|cross_entropy|nll_loss|sum|argmax|topk|sort|scan", re.IGNORECASE)),
     ("elementwise", re.compile(
         r"elementwise|vectorized|pointwise|triton_poi|CatArray|fill|copy|add|mul|relu|gelu|dropout|cast|SubTensorOp"
