@@ -102,8 +102,7 @@ def _protocols(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]
     yield Proposal(
         code="nccl_protocol",
         action=f"Let NCCL use protocol {protocol} for {op} instead of {now}",
-        why=f"{cost(finding)}; {protocol} has the "
-        + ("least fixed cost" if protocol == "ll" else "most bandwidth"),
+        why=f"{cost(finding)}; {protocol} has the " + ("least fixed cost" if protocol == "ll" else "most bandwidth"),
         setting=env("NCCL_PROTO", for_operation(op, {"ll": "LL", "simple": "Simple"}[protocol])),
         risk=f"holds for every {op} of the job: "
         + ("large ones lose half of their bandwidth" if protocol == "ll" else "small ones take longer"),
