@@ -49,7 +49,9 @@ def main(rounds: int, seconds: float, wanted: tuple[str, ...], keep: Path | None
             record(numbers, folder, rounds, seconds)
         outcomes = [outcome(CASES[number], folder / str(number)) for number in numbers]
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    print(f"{time.strftime('%Y-%m-%d')}, torch {torch.__version__}, gloo, 2 processes, {machine}, {rounds} rounds\n")
+    took = sorted({one.rounds for one in outcomes})
+    counted = f"{took[0]}" if len(took) == 1 else f"{took[0]} to {took[-1]}"
+    print(f"{time.strftime('%Y-%m-%d')}, torch {torch.__version__}, gloo, 2 processes, {machine}, {counted} rounds\n")
     print(table(outcomes))
     print(f"\n{summary(outcomes)}")
 
