@@ -37,8 +37,8 @@ def _segments(finding: FindingEntry) -> Proposal:
         action="Let the allocator grow its segments instead of freeing and allocating them",
         why=f"{cost(finding)}; a segment that grows needs no cudaFree, which waits for the whole device",
         setting=env("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
-        risk="calls that the cache does not make itself (torch.cuda.empty_cache() in the loop, workspaces of libraries) "
-        "stay: look what the evidence lies in; before torch 2.9 the variable is PYTORCH_CUDA_ALLOC_CONF",
+        risk="calls that the cache does not make itself (torch.cuda.empty_cache() in the loop, workspaces of "
+        "libraries) stay: look what the evidence lies in; before torch 2.9 the variable is PYTORCH_CUDA_ALLOC_CONF",
         verify="record again after warm-up: no cudaMalloc and cudaFree within a step",
         changes=(NoAllocatorStalls(),),
     )
