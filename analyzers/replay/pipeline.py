@@ -58,8 +58,20 @@ class Delays:
     message: Mapping[str, float]
     """By kind of the computation that waits for it."""
     pause: Sequence[Mapping[str, float]]
-    """Per stage, between two computations where nothing else is waited for, by their kinds: `FB` holds the loss on the
-    last stage, `FF` does not. Kinds that never follow each other in the trace are taken to do so at once."""
+    """Per stage, between two computations where nothing else is waited for, by their kinds."""
+
+    def between(self, stage: int, first: str, second: str) -> float:
+        """The pause between computations of two kinds. Of kinds that never follow each other in the trace: what follows
+        the first one otherwise (on the last stage the loss)."""
+        seen = self.pause[stage]
+        if first + second in seen:
+            return seen[first + second]
+        others = [pause for kinds, pause in seen.items() if kinds[0] == first]
+        return fmean(others) if others else 0.0
+
+    def scaled(self, scale: float) -> Delays:
+        """With pauses as much shorter as micro-batches are: the loss of a smaller one takes less."""
+        return replace(self, pause=[{kinds: pause * scale for kinds, pause in own.items()} for own in self.pause])
 
 
 @dataclass(frozen=True)
@@ -82,8 +94,8 @@ class PipelineReplay:
         values: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for flush in self.flushes:
             delays = delays_of(flush)
-            after = plan(flush, change, bias)
-            values[flush.step][flush.pipeline] += length(averaged(flush), delays) - length(after, delays)
+            after = length(plan(flush, change, bias), delays.scaled(shrink(flush, change, bias)))
+            values[flush.step][flush.pipeline] += length(averaged(flush), delays) - after
         return fmean(median(own.values()) for own in values.values())
 
     def basis(self, change: PipelineChange) -> str:
@@ -165,11 +177,15 @@ def plan(flush: Flush, change: PipelineChange, bias: int) -> Plan:
         raise UnreplayableError("a batch has at least one micro-batch")
     if found.name == "unknown":
         raise UnreplayableError(f"the schedule is not one of those known: {found.why}")
-    scale = found.micro_batches / change.count if change.keep_batch else 1.0
-    if change.keep_batch:
-        fixed = {-1: 0.0, 0: FIXED_SHARE / 2, 1: FIXED_SHARE}[bias]
-        scale = fixed + (1 - fixed) * scale
-    return _ordered(flush, found.name, change.count, scale)
+    return _ordered(flush, found.name, change.count, shrink(flush, change, bias))
+
+
+def shrink(flush: Flush, change: PipelineChange, bias: int) -> float:
+    """What of its time a micro-batch takes after the change: less where the batch is cut into more of them."""
+    if not isinstance(change, MicroBatches) or not change.keep_batch or change.count < 1:
+        return 1.0
+    fixed = {-1: 0.0, 0: FIXED_SHARE / 2, 1: FIXED_SHARE}[bias]
+    return fixed + (1 - fixed) * flush.micro_batches / change.count
 
 
 def _ordered(flush: Flush, name: str, micro_batches: int, scale: float) -> Plan:
@@ -241,9 +257,9 @@ def length(tasks: Plan, delays: Delays) -> float:
             nodes.append({"kind": Node.DEVICE, "lane": stage, "dur": round(task.dur), "release": 0})
     edges: list[tuple[int, int, int, int]] = []
     for stage, own in enumerate(tasks):
-        pause = delays.pause[stage]
         edges += [
-            (place[a.key], place[b.key], round(pause.get(a.kind + b.kind, 0.0)), Edge.PROGRAM) for a, b in pairwise(own)
+            (place[a.key], place[b.key], round(delays.between(stage, a.kind, b.kind)), Edge.PROGRAM)
+            for a, b in pairwise(own)
         ]
         for task in own:
             there = _other(task.kind, task.model_chunk, task.micro_batch, last_chunk)

@@ -71,9 +71,10 @@ def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
 
 
 def variation(entry: Recorded) -> float | None:
-    """Twice the standard error of the mean step, relative: how far the mean of as many others may lie from it.
+    """Twice the standard error of the difference of two means of as many steps, relative: how far another run's mean
+    step may lie from this one's by chance.
 
     None where there are fewer than two comparable steps.
     """
     times = np.array(entry.steps_ns[: -1 if entry.closed else None], np.float64)
-    return float(2 * times.std(ddof=1) / np.sqrt(len(times)) / times.mean()) if len(times) > 1 else None
+    return float(2 * times.std(ddof=1) * np.sqrt(2 / len(times)) / times.mean()) if len(times) > 1 else None

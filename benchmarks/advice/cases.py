@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from analyzers.replay.changes import (
     BucketSize,
@@ -18,6 +19,9 @@ from analyzers.replay.changes import (
 MIB = 1 << 20
 
 
+Garbage = Literal["collected", "left"]
+
+
 @dataclass(frozen=True)
 class Variant:
     """One side of a case, in the words of `gpuscope train`."""
@@ -26,6 +30,8 @@ class Variant:
     faults: tuple[str, ...] = ()
     barrier: bool = False
     """A `dist.barrier()` in the middle of each step."""
+    garbage: Garbage | None = None
+    """Reference cycles made at the end of each step, and whether they are collected there."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,8 @@ class Case:
     common: tuple[str, ...] = ()
 
 
-SMALL = ("data.batch=2", "data.sequence=32")
-"""Steps so short that what is changed is a large part of them, and that a turn fits between other jobs."""
+SMALL = ("data.batch=8", "data.sequence=64")
+"""Steps of about a tenth of a second on two cores: what is changed is a large part of them."""
 PIPELINE = ("data.batch=16", "data.sequence=64", "pipeline.schedule=gpipe")
 
 
@@ -73,7 +79,7 @@ CASES = (
     ),
     Case("barrier in the step removed", "ddp", RemovedSyncs("c10d::barrier"), Variant(barrier=True), Variant(), SMALL),
     _faulty("logging off the step", NoHostWork(), "host_stall:kind=logging,ms=40", Variant()),
-    _faulty("no garbage collection", NoCollector(), "host_stall:kind=gc,ms=40", Variant()),
+    Case("no garbage collection", "ddp", NoCollector(), Variant(garbage="collected"), Variant(garbage="left"), SMALL),
     _micro_batches(2, 4),
     _micro_batches(1, 4),
     _faulty("slow rank (30 ms) replaced", ReplacedRank(1), "slow_rank:ms=30", Variant()),

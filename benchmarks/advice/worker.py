@@ -6,6 +6,7 @@ a few steps, so that whatever else the machine does slows them alike.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -24,16 +25,19 @@ from instrumented_runtime.assemble import assemble
 from instrumented_runtime.faults import Fault, StepContext, parse_faults
 from instrumented_runtime.mesh import World, join_world
 from instrumented_runtime.parallel_spec import validate
+from instrumented_runtime.ranges import span
 from instrumented_runtime.run_options import record_options
 from instrumented_runtime.session import gpuscope_session
 from instrumented_runtime.trainer import Trainer
 
-WAIT, WARMUP, ACTIVE = 1, 1, 4
+WAIT, WARMUP, ACTIVE = 1, 1, 8
 """Steps of a turn. After the turn of the other side the first ones find cold caches and full loader queues."""
 QUIET = 0.1
 """Share of the machine's CPU time that others may take in a quiet round."""
 LEAST = 3
 """Rounds that count however busy the machine was: with fewer there is no median."""
+CYCLES = 20_000
+"""Lists made per step that only the collector can free."""
 FIRST = 4
 """Steps before anything is recorded: DDP rebuilds its buckets after the first, and memory is touched."""
 
@@ -44,6 +48,21 @@ class Barrier(Fault):
 
     def before_backward(self, context: StepContext) -> None:  # noqa: ARG002
         dist.barrier()
+
+
+@dataclass(frozen=True)
+class Littering(Fault):
+    """Reference cycles at the end of each step, collected there as `gc.collect()` in a loop does, or left."""
+
+    collected: bool
+
+    def on_step_end(self, context: StepContext) -> None:
+        for _ in range(CYCLES):
+            cycle: list[object] = []
+            cycle.append(cycle)
+        if self.collected:
+            with span("gc", step=context.step):
+                gc.collect()
 
 
 class Side:
@@ -57,7 +76,7 @@ class Side:
         for fault in faults:
             self.config = fault.configure(self.config, world.size)
         degrees = validate(self.config, world.size)
-        self.trainer = Trainer(self.config, world, degrees, (*faults, *([Barrier()] * variant.barrier)))
+        self.trainer = Trainer(self.config, world, degrees, (*faults, *_own(variant)))
         self.batches: Iterator[Tensor] = self.trainer.batches()
         self.done = 0
 
@@ -78,6 +97,12 @@ class Side:
             for _ in self.steps(WAIT + WARMUP + ACTIVE):
                 session.step()
             return others.share()
+
+
+def _own(variant: Variant) -> list[Fault]:
+    """What this benchmark adds itself to a side."""
+    added: list[Fault] = [Barrier()] if variant.barrier else []
+    return [*added, Littering(variant.garbage == "collected")] if variant.garbage else added
 
 
 def run_case(case: Case, folder: Path, rounds: int, seconds: float, world: World) -> None:

@@ -74,10 +74,10 @@ def test_several_changes_one_after_the_other(samples: Path) -> None:
 
 
 def test_a_pipeline_unchanged_saves_nothing(samples: Path) -> None:
-    """1F1B and GPipe order two micro-batches on two stages alike on the last stage, and wait alike on the first."""
+    """As many micro-batches, in the order that it was."""
     _, replayer = analysis(samples / "pp_few_micro_batches")
     same = predicted(replayer.predict(MicroBatches(2)))
-    assert (same.before, predicted(replayer.predict(Schedule("gpipe"))).after) == (same.after, same.after)
+    assert (same.before, predicted(replayer.predict(Schedule("1f1b"))).after) == (same.after, same.after)
     assert isinstance(replayer.predict(Schedule("zbv")), Refused)
 
 
