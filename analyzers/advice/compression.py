@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzers.advice.base import Case, Proposal, Rule
-from analyzers.advice.settings import config, cost, in_dialect, python
+from analyzers.advice.settings import config, cost, in_dialect, on_cpu, python
 from analyzers.replay.changes import WireBytes
 from gpuscope.report.schema import FindingEntry, Setting
 
@@ -28,11 +28,6 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         verify="record again: bytes of the gradient collectives halve; watch the loss for a few hundred steps",
         changes=(WireBytes(HALF),),
     )
-
-
-def on_cpu(case: Case) -> bool:
-    """Whether the training threads are the devices (gloo: no bf16 hook there)."""
-    return all(rank["device"] is None for rank in case.report["ranks"])
 
 
 def names(cpu: bool) -> dict[str, Setting]:

@@ -47,3 +47,8 @@ def cost(finding: FindingEntry) -> str:
     if not finding["share_frac"]:
         return finding["message"]
     return f"{finding['code']} takes {units.share(finding['share_frac'])} of the time"
+
+
+def on_cpu(case: Case) -> bool:
+    """Whether the training threads are the devices."""
+    return all(rank["device"] is None for rank in case.report["ranks"])
