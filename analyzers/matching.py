@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -82,7 +83,17 @@ class Matched:
 
 
 def match(trace: Trace) -> Matched:
-    """Match the collectives and messages of all ranks of a trace."""
+    """Match the collectives and messages of all ranks of a trace; once for all analyses that ask, since no trace
+    changes."""
+    if trace not in _MATCHED:
+        _MATCHED[trace] = _match(trace)
+    return _MATCHED[trace]
+
+
+_MATCHED: WeakKeyDictionary[Trace, Matched] = WeakKeyDictionary()
+
+
+def _match(trace: Trace) -> Matched:
     table = trace["collectives"]
     found = groups_of(trace)
     message = _messages(table, trace.names)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import cast
 
 from analyzers.comparison.compare import Side
-from gpuscope.errors import AnalysisError, InputError, UsageError
+from gpuscope.errors import AnalysisError, UsageError
 from gpuscope.report.json import dumps
-from gpuscope.report.schema import SCHEMA_VERSION, Report
+from gpuscope.report.reading import read_report
+from gpuscope.report.schema import Report
 
 _NUMBER = re.compile(r"#?(\d+)")
-_HEAD = 1 << 16
 _NEEDED = ("trace", "verdict", "ranks", "steps", "collectives", "kernels", "findings", "suggestions")
 
 
@@ -43,8 +43,9 @@ def load(named: str, reading: Reading) -> Side:
     number = _NUMBER.fullmatch(named)
     if number and not os.path.exists(named):
         return _checked(_stored(int(number[1]), reading), reading)
-    if _is_report(Path(named)):
-        return _checked(Side(_report(Path(named)), named), reading)
+    report = read_report(Path(named), _NEEDED)
+    if report is not None:
+        return _checked(Side(report, named), reading)
     return Side(_analysed(named, reading), named)
 
 
@@ -54,32 +55,6 @@ def _stored(run: int, reading: Reading) -> Side:
 
     with opened(located(reading.store)) as store:
         return Side(store.report(run), f"run {run}", run)
-
-
-def _is_report(path: Path) -> bool:
-    """A report by its head, as `--json` writes it, whatever order another tool gave its keys."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as handle:
-        head = handle.read(_HEAD)
-    return head.lstrip()[:1] == b"{" and b'"gpuscope_version"' in head
-
-
-def _report(path: Path) -> Report:
-    try:
-        document = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{path}: a report that is cut off or damaged: {error}") from error
-    if document.get("schema_version") != SCHEMA_VERSION:
-        version = document.get("schema_version")
-        raise InputError(
-            f"{path}: {f'a report of schema {version}' if version else 'no report of gpuscope analyze'}",
-            hint=f"this gpuscope reads schema {SCHEMA_VERSION}; analyse the trace again",
-        )
-    missing = sorted(set(_NEEDED) - set(document))
-    if missing:
-        raise InputError(f"{path}: a report without {', '.join(missing)}", hint="analyse the trace again")
-    return cast(Report, document)
 
 
 def _checked(side: Side, reading: Reading) -> Side:

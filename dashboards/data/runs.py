@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
-
-import msgspec
 
 from analyzers.advice.base import Predict
 from analyzers.analysis import Analysis
 from analyzers.runner import Options, run
 from dashboards.data.events import Events
-from gpuscope.errors import InputError
+from gpuscope.report.reading import read_report
 from gpuscope.report.schema import Report
 from gpuscope.sources.opening import inputs
 from gpuscope.trace.merge import merge
@@ -88,7 +85,7 @@ def open_run(key: str, path: str, options: Options, begun: Callable[[str], None]
     Raises what reading and analysing raise.
     """
     label = Path(path).name or path
-    report = read_report(Path(path))
+    report = read_report(Path(path), ALWAYS)
     if report is not None:
         return OpenRun(key, label, report, None)
     traces: list[Trace] = []
@@ -97,27 +94,3 @@ def open_run(key: str, path: str, options: Options, begun: Callable[[str], None]
     has_events = len(trace["device_events"]) or len(trace["host_events"])
     predict = analysis.replayer.predict if analysis.replayer is not None else None
     return OpenRun(key, label, analysis.report, trace, Events(trace) if has_events else None, predict)
-
-
-def read_report(path: Path) -> Report | None:
-    """The report in a file that `gpuscope analyze --json` wrote; None where it is something else.
-
-    Raises `InputError` for a report that is cut off or lacks what every report has.
-    """
-    if not path.is_file() or path.suffix != ".json":
-        return None
-    with path.open("rb") as file:
-        head = file.read(256)
-    if b'"schema_version"' not in head or b'"gpuscope_version"' not in head:
-        return None
-    try:
-        document: Any = msgspec.json.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
-        raise InputError(f"{path}: a gpuscope report that is no JSON: {error}", hint="write it again") from error
-    missing = ALWAYS - set(document if isinstance(document, dict) else ())
-    if missing:
-        raise InputError(
-            f"{path}: a gpuscope report without {', '.join(sorted(missing))}",
-            hint="write it again with this version: gpuscope analyze PATH --json",
-        )
-    return cast("Report", document)
