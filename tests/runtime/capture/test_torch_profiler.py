@@ -51,6 +51,15 @@ def test_the_trace_says_whose_it_is(folder: RankFolder) -> None:
     assert told["parallel"] == {"tp": 2}
 
 
+def test_events_are_not_parsed_in_python(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(*_: Any, **__: Any) -> Any:
+        pytest.fail("each event became a Python object: seconds per step of a large model")
+
+    monkeypatch.setattr(torch.autograd.profiler.profile, "_parse_kineto_results", parse)
+    record(TorchProfiler(wait=0, warmup=1, active=1), folder, steps=3)
+    assert steps_in(folder) == [1]
+
+
 def test_whole_records_without_steps(folder: RankFolder) -> None:
     profiler = TorchProfiler(whole=True)
     profiler.start(folder)

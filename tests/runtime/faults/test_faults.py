@@ -151,7 +151,7 @@ def test_profiler_sees_what_the_ledger_says(text: str, operator: str, per_step: 
 
 @cache
 def operators(text: str) -> Counter[str]:
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         train(text)
     return Counter(event.name for event in profiler.events() or [])
 
