@@ -189,7 +189,7 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
         reduced = reduced.with_operations(derived.tables.get("operations", trace["operations"]))
     if options.steps is not None:
         reduced = _with_operations_of(reduced, options.steps)
-    return Part(reduced, summaries, results, record(trace, lanes, options.files))
+    return Part(reduced, summaries, results, record(trace, lanes, reduced["operations"], options.files))
 
 
 def _with_operations_of(trace: Trace, steps: tuple[int, int]) -> Trace:

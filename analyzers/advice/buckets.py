@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzers.advice.base import Case, Proposal, Rule
-from analyzers.advice.settings import config, cost, env, in_dialect, megabytes, on_cpu, python
-from analyzers.replay.changes import BucketSize, Refused
+from analyzers.advice.settings import config, cost, env, in_dialect, megabytes, python
+from analyzers.replay.changes import BucketSize
 from gpuscope.report.schema import FindingEntry, Setting
 
 MIB = 1 << 20
@@ -19,19 +19,13 @@ SIZES = tuple(size * MIB for size in (50, 100, 200, 10, 5))
 # Megatron in 32 unless --grad-reduce-in-bf16 is given.
 DEEPSPEED_ELEMENT, MEGATRON_ELEMENT = 2, 4
 
-SHARED_CORES = Refused(
-    "on a CPU the threads that communicate share the cores with the backward pass, which the replay does not model: "
-    "measured, it told such gains wrongly; try it, and `gpuscope diff BEFORE AFTER` tells"
-)
-"""docs/predictions.md: the direction was wrong in two of three cases."""
-
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The default, larger and smaller buckets, as far as the framework has a name for them."""
     for size, first in ((DEFAULT, DEFAULT_FIRST), *((size, size) for size in SIZES)):
         setting = _named(case, size, first)
         if setting is not None:
-            yield _proposal(finding, setting, BucketSize(size, first), on_cpu(case))
+            yield _proposal(finding, setting, BucketSize(size, first))
 
 
 def _named(case: Case, size: int, first: int) -> Setting | None:
@@ -48,7 +42,7 @@ def _named(case: Case, size: int, first: int) -> Setting | None:
     )
 
 
-def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize, cpu: bool) -> Proposal:
+def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize) -> Proposal:
     default = " (the default: first bucket of 1 MiB)" if change.first != change.size else ""
     return Proposal(
         code="bucket_size",
@@ -60,7 +54,6 @@ def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize, cpu: 
         "any explicit size also sets DDP's first bucket",
         verify="record again: count and bytes of the gradient collectives, and `gpuscope diff BEFORE AFTER`",
         changes=(change,),
-        outcome=SHARED_CORES if cpu else None,
     )
 
 

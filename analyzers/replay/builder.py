@@ -11,7 +11,7 @@ from analyzers.idle import COVERING
 from analyzers.replay.graph import CAUSES, Call, Edge, Graph, Node, edge_columns, node_columns
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union
 from gpuscope.trace.schema import Category
-from gpuscope.trace.table import Times
+from gpuscope.trace.table import Mask, Times
 from gpuscope.trace.trace import Trace
 
 _BACKWARD = ("autograd::engine::evaluate_function", "gpuscope::backward")
@@ -137,13 +137,17 @@ def gradient_hooks(trace: Trace, rows: Times) -> Spans:
     return union(host["start"][picked], host["end"][picked])
 
 
+def in_hooks(hooks: Spans, issued: Times) -> Mask:
+    """Per collective, whether a gradient's hook issued it."""
+    # Issued as the hook's operator ends, by the profiler's rounding at its very end.
+    return np.asarray((measure_within(hooks, issued, issued + 1) > 0) | (measure_within(hooks, issued - 1, issued) > 0))
+
+
 def not_before(hooks: Spans, issued: Times, steps: Sequence[int]) -> Times:
     """Per collective issued at an instant, when it can be waited for at the earliest: from its issue on; one that a
     gradient's hook issued, from the issue of its step's last such one on."""
     found = issued.copy()
-    hooked = measure_within(hooks, issued, issued + 1) > 0
-    # Issued as the hook's operator ends, by the profiler's rounding at its very end.
-    hooked |= measure_within(hooks, issued - 1, issued) > 0
+    hooked = in_hooks(hooks, issued)
     step = np.searchsorted(np.array(steps, np.int64), issued, "right")
     for which in np.unique(step[hooked]).tolist():
         own = hooked & (step == which)

@@ -65,7 +65,8 @@ def costs(graph: Graph, setting: Setting) -> Costs:
         fitted = fit(sizes[known[places]], dur[told]) if len(told) else None
         members = graph.calls[places[0]].group_size
         assumed = assume(setting.backend, setting.gpu, members or 2)
-        models[key] = fitted or _calibrated(assumed, sizes[known[places]], dur[told])
+        calibrated = _slowed if setting.one_host and not setting.gpu else _calibrated
+        models[key] = fitted or calibrated(assumed, sizes[known[places]], dur[told])
         for place, size in zip(places, sizes.tolist(), strict=True):
             if not known[place] and size:
                 transfer[place] = min(int(dur[place]), models[key].expected(size))
@@ -82,6 +83,19 @@ def _calibrated(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
         return assumed
     basis = f"with the fixed cost {assumed.basis} and the bandwidth that they showed"
     return CostModel(assumed.alpha, beyond / float(sizes.sum()), None, basis)
+
+
+def _slowed(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
+    """The assumed cost as many times as the transfers (ns) of `sizes` bytes took.
+
+    Within a host there is no link: its cores carry out the fixed part and the bytes alike, and are as busy for both.
+    """
+    expected = sum(assumed.expected(size) for size in sizes.tolist())
+    if not expected or not taken.sum():
+        return assumed
+    scale = float(taken.sum()) / expected
+    basis = f"{assumed.basis}, {scale:.1f} times that as they took"
+    return CostModel(assumed.alpha * scale, assumed.beta * scale, None, basis)
 
 
 def _joined(graph: Graph, node: Times) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

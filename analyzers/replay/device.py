@@ -16,6 +16,7 @@ import numpy as np
 from analyzers.idle import blocking_returns
 from analyzers.lanes import LaneView
 from analyzers.replay.builder import Builder, Point, backward, causes, gradient_hooks, median, not_before
+from analyzers.replay.gradients import with_gradients
 from analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
 from analyzers.replay.window import UNTOLD_FRAC, Window
 from gpuscope.trace.intervals import Spans, measure_within, union
@@ -86,6 +87,8 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     ends = builder.host(points, points[0].at, {**causes(trace, rows, threads), "staging": _staging(trace, ops)})
     delays = _delays(ops)
     nodes = _device_nodes(trace, builder, ops, step_of, backward(trace, rows))
+    issued = ops.at[[place for place, pair in enumerate(nodes) if builder.nodes[pair[0]].get("call", -1) >= 0]]
+    builder.calls = with_gradients(trace, view.lane.rank, builder.calls, issued, window.start)
     _order(builder, ops, nodes, ends, launcher, delays)
     _between_streams(trace, builder, ops, nodes, delays, rows, [step.start for step in window.steps])
     _waits(trace, builder, ops, nodes, ends, waiter, returns)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
 from analyzers.replay.buckets import scales
 from analyzers.replay.changes import GroupModules, KeepParameters, Prefetch
 from analyzers.replay.costs import costs
-from analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
+from analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
 from analyzers.replay.regroup import Bucket, Piece, regrouped
 from analyzers.replay.rewriting import Rewritten, Setting, edges_into, nodes_by_call
 
@@ -92,14 +93,12 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
         if calls:
             scale = scales(graph, calls, found, setting)
             first = calls is not scatters
-            changed = regrouped(
-                changed, calls, lambda sizes: _groups(sizes, change.count), found, scale, at_first=first
-            )
+            changed = regrouped(changed, calls, lambda own: _groups(own, change.count), found, scale, at_first=first)
     return Rewritten(
         changed, f"{before} collectives joined {change.count} by {change.count}; {found.basis(graph, parameters)}"
     )
 
 
-def _groups(sizes: list[int], count: int) -> list[Bucket]:
-    pieces = [Piece(old, nbytes, 1.0) for old, nbytes in enumerate(sizes)]
+def _groups(calls: Sequence[Call], count: int) -> list[Bucket]:
+    pieces = [Piece(old, call.bytes or 0) for old, call in enumerate(calls)]
     return [pieces[at : at + count] for at in range(0, len(pieces), count)]

@@ -71,6 +71,14 @@ EDGE_COLUMNS = ("src", "dst", "lag", "why")
 
 
 @dataclass(frozen=True)
+class Gradient:
+    """Part of a collective: its bytes, and how long before the collective's issue they were there, in ns."""
+
+    bytes: int
+    early: int
+
+
+@dataclass(frozen=True)
 class Call:
     """A collective or message as one rank saw it."""
 
@@ -85,6 +93,10 @@ class Call:
     group_size: int | None
     backward: bool
     """Issued while the rank was in its backward pass."""
+    issue: int = 0
+    """ns of the training thread that issuing it took; 0 where it is not the device."""
+    gradients: tuple[Gradient, ...] = ()
+    """What it holds, in the order in which it became ready; empty where that is not recorded."""
 
 
 @dataclass(frozen=True)

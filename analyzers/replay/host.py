@@ -64,13 +64,24 @@ def removed_syncs(graph: Graph, change: RemovedSyncs, setting: Setting) -> Rewri
     if change.name is not None:
         named = np.array([change.name in label.split("/") for label in graph.labels] + [False], np.bool_)
         waits &= named[graph.nodes["label"]]
-    if not waits.any():
+    gone = _collectives(graph, change.name)
+    if not waits.any() and not gone.any():
         called = "" if change.name is None else f" of {change.name}"
         raise UnreplayableError(f"the replayed steps hold no blocking call{called}: record CUDA runtime calls")
-    found = graph.keep_edges(~edges_into(graph, waits, Edge.SYNC))
+    # Of a collective nobody waits any more, neither its ranks for each other nor threads for its end.
+    held = gone[graph.edges["src"]] & (graph.edges["why"] == Edge.SYNC)
+    met = edges_into(graph, gone & graph.of(Node.TRANSFER), Edge.JOIN) & graph.of(Node.JOIN)[graph.edges["src"]]
+    found = graph.keep_edges(~(edges_into(graph, waits, Edge.SYNC) | held | met))
     return Rewritten(
-        found.with_nodes(dur=np.where(waits, 0, graph.nodes["dur"])), f"{int(waits.sum())} blocking calls taken out"
+        found.with_nodes(dur=np.where(waits | gone, 0, graph.nodes["dur"])),
+        f"{int(waits.sum()) or int((gone & graph.of(Node.TRANSFER)).sum())} blocking calls taken out",
     )
+
+
+def _collectives(graph: Graph, name: str | None) -> Mask:
+    """Nodes of collectives that a call of that name (c10d::barrier) issued for nothing but to wait."""
+    own = np.array([name == "c10d::barrier" and call.op == "barrier" for call in graph.calls] + [False], np.bool_)
+    return np.asarray(own[graph.nodes["call"]] & graph.of(Node.ARRIVAL, Node.TRANSFER))
 
 
 def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewritten:

@@ -25,8 +25,9 @@ from analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_co
 from gpuscope.trace.trace import Trace
 
 PipelineChange = EvenStages | MicroBatches | Schedule
-FIXED_SHARE = 0.25
-"""Share of a micro-batch's time that at worst does not shrink with it: launches, small kernels. An assumption."""
+FIXED_SHARE = 0.125
+"""Share of a micro-batch's time that does not shrink with it (launches, small kernels), where the trace tells none. An
+assumption; at best none is, at worst twice as much. So it is with what a trace tells, for it is an estimate too."""
 CHUNKS = 2
 """Model chunks per stage that an interleaved schedule is given where the job has one."""
 
@@ -83,6 +84,8 @@ class PipelineReplay:
     """Of the unchanged replay."""
     mean_error_frac: float
     """The same with means in place of each computation's time, as changes take them."""
+    fixed: Mapping[str, float]
+    """Told share of a micro-batch's time that does not shrink with it, by kind of computation."""
     step_ns: float
     """Mean step, from its first computation to the next step's; the flush itself where there is one step."""
 
@@ -94,9 +97,17 @@ class PipelineReplay:
         values: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for flush in self.flushes:
             delays = delays_of(flush)
-            after = length(plan(flush, change, bias), delays.scaled(shrink(flush, change, bias)))
+            scale = self.shrink(flush, change, bias)
+            after = length(plan(flush, change, scale), delays.scaled(fmean(scale.values())))
             values[flush.step][flush.pipeline] += length(averaged(flush), delays) - after
         return fmean(median(own.values()) for own in values.values())
+
+    def shrink(self, flush: Flush, change: PipelineChange, bias: int) -> dict[str, float]:
+        """What of its time a micro-batch takes after the change, by kind: less where the batch is cut into more."""
+        if not isinstance(change, MicroBatches) or not change.keep_batch or change.count < 1:
+            return dict.fromkeys("FB", 1.0)
+        fixed = {kind: min(1.0, (1 + bias) * self.fixed.get(kind, FIXED_SHARE)) for kind in "FB"}
+        return {kind: own + (1 - own) * flush.micro_batches / change.count for kind, own in fixed.items()}
 
     def basis(self, change: PipelineChange) -> str:
         """What a prediction rests on."""
@@ -106,16 +117,21 @@ class PipelineReplay:
         elif isinstance(change, Schedule):
             how = f"the same computations in the order of {change.name}"
         else:
+            share = fmean(self.fixed.get(kind, FIXED_SHARE) for kind in "FB")
+            why = "operators' dispatch, as recorded" if self.fixed else "an assumption"
             how = f"{change.count} micro-batches" + (
-                f" of the same batch, up to {FIXED_SHARE:.0%} of a micro-batch's time fixed"
+                f" of the same batch, {share:.0%} of a micro-batch's time taken to be fixed ({why})"
                 if change.keep_batch
                 else ""
             )
         return f"the pipelines of {steps} steps replayed, {self.error_frac:.1%} off unchanged; {how}"
 
 
-def pipeline_replay(trace: Trace) -> PipelineReplay | None:
-    """The pipelines of a run; None where there is none whose computations are told whole."""
+def pipeline_replay(trace: Trace, fixed: Mapping[str, float]) -> PipelineReplay | None:
+    """The pipelines of a run; None where there is none whose computations are told whole.
+
+    `fixed` is the share of a computation's time that its batch does not change, by kind, as far as the trace tells it.
+    """
     stages = stage_map(trace)
     if stages is None or stages.incomplete:
         return None
@@ -129,7 +145,7 @@ def pipeline_replay(trace: Trace) -> PipelineReplay | None:
         )
     except CircleError:
         return None
-    return PipelineReplay(tuple(found), error, mean_error, _step_ns(found))
+    return PipelineReplay(tuple(found), error, mean_error, fixed, _step_ns(found))
 
 
 def _step_ns(found: Sequence[Flush]) -> float:
@@ -161,8 +177,8 @@ def averaged(flush: Flush) -> list[list[Task]]:
     return found
 
 
-def plan(flush: Flush, change: PipelineChange, bias: int) -> Plan:
-    """The computations after a change. Raises `UnreplayableError`."""
+def plan(flush: Flush, change: PipelineChange, scale: Mapping[str, float]) -> Plan:
+    """The computations after a change, each taking `scale` of its time by kind. Raises `UnreplayableError`."""
     own = recorded(flush)
     if isinstance(change, EvenStages):
         kinds = {task.kind for tasks in own for task in tasks}
@@ -172,23 +188,15 @@ def plan(flush: Flush, change: PipelineChange, bias: int) -> Plan:
         raise UnreplayableError("weight gradients are computed apart here: only an even split is modelled")
     found = recognise(flush)
     if isinstance(change, Schedule):
-        return _ordered(flush, change.name, found.micro_batches, 1.0)
+        return _ordered(flush, change.name, found.micro_batches, scale)
     if change.count < 1:
         raise UnreplayableError("a batch has at least one micro-batch")
     if found.name == "unknown":
         raise UnreplayableError(f"the schedule is not one of those known: {found.why}")
-    return _ordered(flush, found.name, change.count, shrink(flush, change, bias))
+    return _ordered(flush, found.name, change.count, scale)
 
 
-def shrink(flush: Flush, change: PipelineChange, bias: int) -> float:
-    """What of its time a micro-batch takes after the change: less where the batch is cut into more of them."""
-    if not isinstance(change, MicroBatches) or not change.keep_batch or change.count < 1:
-        return 1.0
-    fixed = {-1: 0.0, 0: FIXED_SHARE / 2, 1: FIXED_SHARE}[bias]
-    return fixed + (1 - fixed) * flush.micro_batches / change.count
-
-
-def _ordered(flush: Flush, name: str, micro_batches: int, scale: float) -> Plan:
+def _ordered(flush: Flush, name: str, micro_batches: int, scale: Mapping[str, float]) -> Plan:
     """Each stage's tasks in the order of a schedule, a micro-batch as long as the mean one of its kind and chunk."""
     stages = len(flush.stages)
     chunks = max(len({one.model_chunk for one in own}) for own in flush.stages)
@@ -202,7 +210,7 @@ def _ordered(flush: Flush, name: str, micro_batches: int, scale: float) -> Plan:
         tasks: list[Task] = []
         for kind, chunk in _order(name, stage, stages, micro_batches, wanted):
             # Stages keep what they hold; more chunks are cut evenly, fewer joined.
-            dur = total[kind] * scale * chunks / wanted
+            dur = total[kind] * scale[kind] * chunks / wanted
             tasks.append(Task(kind, counts[kind, chunk], stage + chunk * stages, dur))
             counts[kind, chunk] += 1
         plans.append(tasks)

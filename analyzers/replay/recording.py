@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from analyzers.lanes import LaneView
+from analyzers.replay.contention import Repeated, repeated
 from analyzers.replay.device import device_graph
 from analyzers.replay.graph import Graph, UnreplayableError
+from analyzers.replay.overhead import fixed_shares
 from analyzers.replay.training_thread import thread_graph
 from analyzers.replay.window import window
 from gpuscope.trace.schema import NA
+from gpuscope.trace.table import Table
 from gpuscope.trace.trace import Trace
 
 _NO_HOST = "no host events: record CPU activities too (torch profiler) or CUDA API calls (nsys -t cuda)"
@@ -38,17 +41,21 @@ class Recorded:
     """Whether the last step ends with the trace: it then lacks what follows its last device event."""
     loader_processes: bool = False
     """Whether its batches come from worker processes."""
+    repeated: Repeated | None = None
+    """Compute that tells what communication beside it costs; None where steps are too few or not alike."""
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    """By kind of a pipeline's computations, the share that does not shrink with the micro-batch, where that is told."""
     broken: bool = False
     """Whether `why` tells of a fault of the program, not of the trace."""
 
 
-def record(trace: Trace, lanes: Sequence[LaneView], files: int = 1) -> list[Recorded]:
-    """The graphs of the lanes of one of so many files; small, whatever the size of the file or the run."""
+def record(trace: Trace, lanes: Sequence[LaneView], operations: Table, files: int = 1) -> list[Recorded]:
+    """The graphs of the lanes of one of so many files, with its `operations`; small, whatever the file or the run."""
     devices = Counter(view.lane.rank for view in lanes)
-    return [_record(trace, view, devices[view.lane.rank], files * len(devices)) for view in lanes]
+    return [_record(trace, view, operations, devices[view.lane.rank], files * len(devices)) for view in lanes]
 
 
-def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
+def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks: int) -> Recorded:
     rank = view.lane.rank
     if devices > 1:
         return Recorded(rank, None, why=f"rank {rank} drives {devices} devices")
@@ -67,7 +74,11 @@ def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
     own = np.unique(trace["host_events"]["name"][trace["host_events"]["rank"] == rank])
     processes = bool(trace.names.matching(lambda name: "_MultiProcessingDataLoaderIter" in name)[own].any())
     numbers = tuple(step.step for step in kept.steps)
-    return Recorded(rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes)
+    return Recorded(
+        rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
+        repeated=repeated(trace, view, kept),
+        fixed=fixed_shares(trace, rank, operations) if view.lane.device == NA and len(operations) else {},
+    )  # fmt: skip
 
 
 def variation(entry: Recorded) -> float | None:

@@ -26,7 +26,9 @@ class Piece:
 
     old: int
     bytes: int
-    until: float
+    until: float = 1.0
+    early: int | None = None
+    """ns before the old one's issue at which it was ready; None where that has to be guessed from the share."""
 
 
 class Scale(NamedTuple):
@@ -42,10 +44,10 @@ Bucket = Sequence[Piece]
 
 
 def regrouped(
-    graph: Graph, calls: Sequence[int], cut: Callable[[list[int]], list[Bucket]], found: Costs, scale: Scale,
+    graph: Graph, calls: Sequence[int], cut: Callable[[list[Call]], list[Bucket]], found: Costs, scale: Scale,
     *, at_first: bool = False,
 ) -> Graph:  # fmt: skip
-    """The graph with `calls` replaced: `cut` gives, of the sizes of a step's calls in order, the new ones.
+    """The graph with `calls` replaced: `cut` gives, of a step's calls in order, the new ones.
 
     A new one takes so many times what the model expects as the measured ones did.
     Raises `UnreplayableError` where ranks or steps disagree on the calls.
@@ -53,8 +55,7 @@ def regrouped(
     steps = _by_step(graph, calls)
     work = _Work(graph, found, scale, at_first)
     for own in steps:
-        sizes = [graph.calls[call].bytes or 0 for call in next(iter(own.values()))]
-        work.step(own, cut(sizes))
+        work.step(own, cut([graph.calls[call] for call in next(iter(own.values()))]))
     return work.finish(calls)
 
 
@@ -86,6 +87,8 @@ class _Work:
         self.calls: list[Call] = []
         self.last: dict[int, list[int]] = defaultdict(list)
         """Per rank, the new transfers in order."""
+        self.spent: dict[int, int] = defaultdict(int)
+        """ns that a host segment takes more."""
 
     into: defaultdict[int, list[int]]
     out: defaultdict[int, list[int]]
@@ -94,6 +97,7 @@ class _Work:
         """The new collectives of a step, on all ranks."""
         made: dict[int, list[tuple[int, int]]] = {}
         for rank, calls in own.items():
+            self._issue_costs(calls, buckets)
             made[rank] = [self._bucket(rank, calls, bucket, bucket is buckets[-1]) for bucket in buckets]
             self._order(rank, calls, made[rank])
             self._consumers(calls, buckets, made[rank])
@@ -102,6 +106,17 @@ class _Work:
             for pairs in made.values():
                 arrival, transfer = pairs[place]
                 self.edges += [(arrival, join, 0, Edge.JOIN), (join, transfer, 0, Edge.JOIN)]
+
+    def _issue_costs(self, calls: list[int], buckets: list[Bucket]) -> None:
+        """What the training thread spends on issuing: no more on the old ones, their mean on each new one."""
+        costs = [self.graph.calls[call].issue for call in calls]
+        if not any(costs):
+            return
+        for call, ns in zip(calls, costs, strict=True):
+            self.spent[self._source(call)] -= ns
+        for bucket in buckets:
+            last = bucket[0] if self.at_first else bucket[-1]
+            self.spent[self._source(calls[last.old])] += round(sum(costs) / len(costs))
 
     def _node(self, **columns: int) -> int:
         self.nodes.append(columns)
@@ -129,11 +144,17 @@ class _Work:
         """When a new collective is issued: with the old one, or as much earlier as its bytes are there."""
         graph = self.graph
         old = int(self.arrival[calls[last.old]])
-        earlier = 0 if self.at_first else round((1 - last.until) * self._interval(calls, last.old))
+        earlier = 0 if self.at_first else self._earlier(calls, last)
         for place in self.into[old]:
             src, lag, why = (int(graph.edges[name][place]) for name in ("src", "lag", "why"))
             if why == Edge.LAUNCH or why == Edge.EVENT:
                 self.edges.append((src, arrival, lag - earlier, why))
+
+    def _earlier(self, calls: list[int], last: Piece) -> int:
+        """ns before the old one's issue at which its bytes up to `last` were there."""
+        if last.early is not None:
+            return last.early
+        return round((1 - last.until) * self._interval(calls, last.old))
 
     def _interval(self, calls: list[int], which: int) -> int:
         """ns within which the bytes of an old collective became ready, at the pace of the step's others."""
@@ -209,5 +230,8 @@ class _Work:
         joins = graph.of(Node.JOIN) & np.isin(graph.nodes["call"], chosen)
         gone |= joins
         kept = ~(gone[graph.edges["src"]] | gone[graph.edges["dst"]])
-        left = graph.with_nodes(dur=np.where(gone, 0, graph.nodes["dur"])).keep_edges(kept)
+        dur = np.where(gone, 0, graph.nodes["dur"])
+        for node, ns in self.spent.items():
+            dur[node] = max(0, int(dur[node]) + ns)
+        left = graph.with_nodes(dur=dur).keep_edges(kept)
         return left.add(self.nodes, self.edges, self.calls)

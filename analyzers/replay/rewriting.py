@@ -22,6 +22,8 @@ class Setting:
     """Model of the devices; empty where training threads are the devices."""
     complete: bool
     """Whether all ranks of the job are there."""
+    one_host: bool = False
+    """Whether all ranks are known to run on one host."""
     nccl: Facts | None = None
     """What the run tells of NCCL's choices; None where that was not asked."""
     loader_processes: bool = False

@@ -11,11 +11,13 @@ import numpy as np
 
 from analyzers import clocks
 from analyzers.base import Result
+from analyzers.clocks import Clocks
 from analyzers.lanes import count_steps
 from analyzers.matching import match
 from analyzers.nccl_model.facts import Facts
 from analyzers.replay.changes import Change, Predicted, Refused
-from analyzers.replay.engine import CircleError, replay
+from analyzers.replay.contention import NONE, Contended, Repeated, Slowdown, slowdown
+from analyzers.replay.engine import CircleError, Replayed, replay
 from analyzers.replay.graph import Graph, UnreplayableError
 from analyzers.replay.pipeline import PipelineChange, PipelineReplay, pipeline_replay
 from analyzers.replay.ranks_joined import joined
@@ -50,6 +52,7 @@ class Replayer:
         self._trace = trace
         self._before = _step_ns(lanes)
         self._variation = _variation(recorded)
+        self._fixed = _mean_shares(recorded)
         processes = any(entry.loader_processes for entry in recorded)
         self._setting = replace(_setting(trace), loader_processes=processes)
         if not self.why:
@@ -58,9 +61,10 @@ class Replayer:
     def _build(self, trace: Trace, recorded: Sequence[Recorded]) -> None:
         matched = match(trace)
         graphs = [entry.graph for entry in recorded if entry.graph is not None]
-        graph = joined(graphs, trace, matched, clocks.estimate(trace, matched)) if len(graphs) > 1 else graphs[0]
+        clock = clocks.estimate(trace, matched)
+        graph = joined(graphs, trace, matched, clock) if len(graphs) > 1 else graphs[0]
         try:
-            replayed = _mean(graph)
+            replayed = _mean(graph, replay(graph))
         except CircleError as error:
             self.why = str(error)
             return
@@ -69,6 +73,7 @@ class Replayer:
         self.measured_step_ns, self.replayed_step_ns = round(measured), round(replayed)
         self.error_frac = abs(replayed - measured) / measured if measured > 0 else 0.0
         self._graph = graph
+        self._work = _on_one_clock(recorded, clock if len(graphs) > 1 else None)
         if self.error_frac > MAX_ERROR:
             self.why = (
                 f"the unchanged replay misses the measured step by {self.error_frac:.1%}, more than {MAX_ERROR:.0%}: "
@@ -128,7 +133,7 @@ class Replayer:
 
     @cached_property
     def _pipeline(self) -> PipelineReplay | None:
-        return pipeline_replay(self._trace) if len(self._trace["operations"]) else None
+        return pipeline_replay(self._trace, self._fixed) if len(self._trace["operations"]) else None
 
     def _replayed(self, changes: Sequence[Change], bias: int) -> tuple[float, str]:
         graph, basis = self._graph, []
@@ -139,7 +144,18 @@ class Replayer:
             graph = found.graph
             basis.append(found.basis)
         assert graph is not None
-        return _mean(graph), "; ".join(basis)
+        if self._slowdown.told:
+            basis.append(self._slowdown.text())
+        return _mean(*self._contended.replay(graph, bias)), "; ".join(basis)
+
+    @cached_property
+    def _slowdown(self) -> Slowdown:
+        return slowdown(self._graph, self._work) if self._graph is not None and self._work else NONE
+
+    @cached_property
+    def _contended(self) -> Contended:
+        assert self._graph is not None
+        return Contended(self._graph, self._slowdown)
 
     def _basis(self) -> str:
         assert self.error_frac is not None
@@ -171,6 +187,12 @@ class Replayer:
         return result
 
 
+def _mean_shares(recorded: Sequence[Recorded]) -> dict[str, float]:
+    """By kind of computation, the share that does not shrink with the micro-batch, mean over ranks."""
+    kinds = {kind for entry in recorded for kind in entry.fixed}
+    return {kind: float(np.mean([entry.fixed[kind] for entry in recorded if kind in entry.fixed])) for kind in kinds}
+
+
 def _missing(recorded: Sequence[Recorded]) -> str:
     """Why these can't be replayed together; empty if they can."""
     if not recorded:
@@ -183,9 +205,18 @@ def _missing(recorded: Sequence[Recorded]) -> str:
     return ""
 
 
-def _mean(graph: Graph) -> float:
+def _mean(graph: Graph, done: Replayed) -> float:
     """Mean step over ranks, in ns."""
-    return float(np.mean([times.mean() for times in replay(graph).steps(graph).values()]))
+    return float(np.mean([times.mean() for times in done.steps(graph).values()]))
+
+
+def _on_one_clock(recorded: Sequence[Recorded], clock: Clocks | None) -> dict[int, Repeated]:
+    """What ranks repeat, by rank, on the clock of the joined graph (None: that of the one rank)."""
+    return {
+        entry.rank: entry.repeated.shifted(-clock.offset.get(entry.rank, 0) if clock else 0)
+        for entry in recorded
+        if entry.repeated is not None
+    }
 
 
 def _step_ns(lanes: Sequence[LaneSummary]) -> float:
@@ -206,9 +237,11 @@ def _setting(trace: Trace) -> Setting:
         return Setting("", "", False)
     backend, gpu = int(ranks["backend"][0]), int(ranks["device_name"][0])
     sizes = ranks["world_size"][ranks.known("world_size")]
+    hosts = set(ranks["host"].tolist())
     return Setting(
         backend="" if backend == NO_NAME else trace.names[backend],
         gpu="" if gpu == NO_NAME or int(ranks["device"][0]) == NA else trace.names[gpu],
+        one_host=len(hosts) == 1 and NO_NAME not in hosts,
         complete=len(trace.ranks) >= (int(sizes.max()) if len(sizes) else 1),
         nccl=Facts(trace),
     )

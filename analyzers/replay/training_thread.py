@@ -6,7 +6,7 @@ at an operator that waits, or at a pause of the training thread that ends when t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from analyzers.lanes import LaneView
 from analyzers.replay.builder import Builder, Point, backward, causes, gradient_hooks, mean, not_before
 from analyzers.replay.device import call_of
+from analyzers.replay.gradients import with_gradients
 from analyzers.replay.graph import Edge, Graph, Node
 from analyzers.replay.window import Window
 from gpuscope.trace.host_device import is_waiting_op, training_threads
@@ -62,6 +63,8 @@ class Collectives:
     """Carried out on a thread of gloo's own."""
     waitable: Times
     """ns before which nobody waits for it."""
+    cost: Times
+    """ns of the training thread that issuing it took; 0 where that is not told."""
 
 
 def thread_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
@@ -77,6 +80,7 @@ def thread_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     points, issues, marks, waiters = _points(window, collectives, waits)
     ends = builder.host(points, window.start, parts)
     _carry_out(trace, builder, collectives, [ends[place] for place in issues], backward(trace, own))
+    builder.calls = with_gradients(trace, rank, builder.calls, collectives.issued, window.start)
     _wait(trace, builder, collectives, waits, [ends[place] for place in waiters], (own, ends, points))
     return builder.finish([_mark(builder, ends, place) for place in marks])
 
@@ -102,13 +106,15 @@ def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, window: 
     issuing = issuing[np.argsort(host["start"][issuing], kind="stable")]
     start, thread = table["start"][found], host["thread"][table["host_event"][found]]
     # One operator issues one collective, in order; where that does not hold, gloo's own start has to do.
-    issued = start
+    issued, cost = start, np.zeros(len(found), np.int64)
     if len(issuing) == len(found) and bool((host["start"][issuing] <= start).all()):
         issued = np.minimum(host["end"][issuing], start)
+        cost = issued - host["start"][issuing]
     inside = (issued >= window.start) & (issued < window.end)
-    found, start, thread, issued = found[inside], start[inside], thread[inside], issued[inside]
+    found, start, thread, issued, cost = (column[inside] for column in (found, start, thread, issued, cost))
     waitable = not_before(gradient_hooks(trace, own), issued, [step.start for step in window.steps])
-    return Collectives(found, start, table["end"][found], thread, issued, ~np.isin(thread, threads), waitable)
+    worker = ~np.isin(thread, threads)
+    return Collectives(found, start, table["end"][found], thread, issued, worker, waitable, cost)
 
 
 def _in_order_of_issue(trace: Trace, found: Times) -> Times:
@@ -247,7 +253,7 @@ def _carry_out(trace: Trace, builder: Builder, collectives: Collectives, issuers
     for place, row in enumerate(collectives.rows.tolist()):
         start, end = int(collectives.start[place]), int(collectives.end[place])
         issued, thread = int(collectives.issued[place]), int(collectives.thread[place])
-        call = builder.call(call_of(trace, row, bool(in_backward[place])))
+        call = builder.call(replace(call_of(trace, row, bool(in_backward[place])), issue=int(collectives.cost[place])))
         step = builder.nodes[issuers[place]]["step"]
         common = {"lane": thread, "call": call, "work": int(Kind.COMMUNICATION), "step": step}
         arrival = builder.node(Node.ARRIVAL, start=start, end=start, **common)

@@ -76,7 +76,9 @@ _CATEGORIES: dict[str, Category | Work] = {
 SHAPED = re.compile(
     r"aten::(mm|addmm|bmm|baddbmm|matmul|linear|convolution|_convolution"
     r"|_scaled_mm|_scaled_dot_product\w*|_flash_attention\w*|_efficient_attention\w*)$"
+    r"|torch::autograd::AccumulateGrad$"
 )
+"""Operators whose floating-point operations, or whose gradient's size, can be told from their inputs."""
 _DIRECTIONS = ("HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "HtoA", "AtoH", "AtoD", "DtoA", "AtoA")
 
 Routes = npt.NDArray[np.int8]

@@ -18,7 +18,7 @@ _SIZES = re.compile(r", sizes = (\[.*\])(?:, input_op_ids = |$)", re.DOTALL)
 
 
 def add_shapes(builder: TraceBuilder, tables: Tables, events: Events, placed: Sequence[HostRows]) -> None:
-    """Rows of `shapes` for the operators whose floating-point operations can be counted."""
+    """Rows of `shapes` for the operators of which an analysis uses them."""
     names = builder.names
     shaped = [code for code in events.operators.tolist() if SHAPED.match(names[code])]
     if not shaped:

@@ -229,7 +229,7 @@ ACTIVITY = TableSchema(
 
 SHAPES = TableSchema(
     "shapes",
-    "input shapes of operators whose floating-point operations can be counted from them",
+    "input shapes of operators whose floating-point operations can be counted from them, and of gradients",
     (
         Column("event", "int", "the operator", refs="host_events"),
         Column("dims", "name", "input dimensions, as JSON"),

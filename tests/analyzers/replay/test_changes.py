@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from helpers.jobs import Host, Issue, Launch, Program, Step, Wait, job, steps
 
+from analyzers.alpha_beta import assume
 from analyzers.replay.changes import (
     BucketSize,
     CapturedGraphs,
@@ -29,7 +30,7 @@ from analyzers.replay.changes import (
     SequenceParallel,
     WireBytes,
 )  # fmt: skip
-from analyzers.replay.graph import Graph, UnreplayableError
+from analyzers.replay.graph import Gradient, Graph, UnreplayableError
 from analyzers.replay.rewrites import rewrite
 from analyzers.replay.rewriting import Setting
 
@@ -136,9 +137,48 @@ def test_a_bucket_cut_is_ready_earlier() -> None:
     assert (steps(graph), after(graph, BucketSize(size=2000))) == ([31000], 25000)
 
 
+def test_a_bucket_is_cut_between_its_gradients() -> None:
+    """8000 bytes at 22000 of which 6000 were there at 7000: buckets of 2000 hold 3000 at 2000, these 6000 from 7000 to
+    14000, and the last 2000, in 3000 from 22000 on."""
+    graph = job(*backward((1000, 1000, 2000), (1000, 2000, 3000), (20000, 8000, 9000)))
+    held = {1000: (Gradient(1000, 0),), 2000: (Gradient(2000, 0),), 8000: (Gradient(6000, 15000), Gradient(2000, 0))}
+    told = replace(graph, calls=tuple(replace(call, gradients=held[call.bytes or 0]) for call in graph.calls))
+    found = rewrite(told, BucketSize(size=2000), ALL_RANKS)
+    assert steps(found.graph) == [25000]
+    assert sorted(call.bytes or 0 for call in found.graph.calls[len(graph.calls) :]) == [
+        2000,
+        2000,
+        3000,
+        3000,
+        6000,
+        6000,
+    ]
+    assert found.basis.endswith("gradients as they were ready")
+
+
+def test_fewer_buckets_are_issued_in_less_time() -> None:
+    """Of each bucket's time before its issue 300 are the issue: one bucket for three saves 600."""
+    graph = job(*backward((500, 10, 1010), (500, 20, 1020), (500, 40, 1040)))
+    costly = replace(graph, calls=tuple(replace(call, issue=300) for call in graph.calls))
+    one = BucketSize(size=1000)
+    assert (after(graph, one), after(costly, one)) == (1500 + 1070, 1500 - 600 + 1070)
+
+
 def test_gradients_sent_behind_the_backward() -> None:
     """All issued with the last at 7000: 2000 + 3000 + 5000 in a row."""
     assert after(job(*THREE), Overlap(on=False)) == 17000
+
+
+def test_gradients_sent_as_they_become_ready() -> None:
+    """Sent behind 5000 of backward in 2000 and 3000: 10000. Ready at 1000 and 4000: 1000–3000 and 4000–7000."""
+    program = [Step(), Host(5000), Issue("all_reduce", 1000, 2000, backward=False),
+               Issue("all_reduce", 2000, 3000, backward=False), Wait(calls=(0, 1)), Step()]  # fmt: skip
+    graph = job(program, program)
+    early = {1000: (Gradient(600, 4500), Gradient(400, 4000)), 2000: (Gradient(2000, 1000),)}
+    told = replace(graph, calls=tuple(replace(call, gradients=early[call.bytes or 0]) for call in graph.calls))
+    assert (steps(told), after(told, Overlap(), ON_GPU)) == ([10_000], 7000)
+    with pytest.raises(UnreplayableError, match="takes cores"):
+        after(told, Overlap())
 
 
 def test_a_faster_link() -> None:
@@ -155,6 +195,28 @@ def test_a_slow_link_is_told_from_its_transfers() -> None:
     ms = 1_000_000
     graph = job(*backward((0, 1_000_000, 101 * ms)))
     assert after(graph, LinkSpeed(bandwidth=10)) == 11 * ms
+
+
+def test_within_a_host_there_is_no_link() -> None:
+    """One size, 10 times gloo's assumed 1 ms and bytes: cores are busy with both, so half the bytes save half of what
+    is assumed of them."""
+    graph = job(*backward((0, 1_000_000, 10_000_000)))
+    alone = after(graph, WireBytes(0.5), replace(ALL_RANKS, one_host=True))
+    model = assume("gloo", "", 2)
+    assert alone == pytest.approx(10_000_000 * model.expected(500_000) / model.expected(1_000_000), rel=1e-3)
+    assert after(graph, WireBytes(0.5)) == 1_000_000 + 4_500_000
+
+
+def test_a_barrier_gone_lets_ranks_drift() -> None:
+    """Rank 0 takes 10 and 30 around the barrier, rank 1 30 and 10: 60 with it, 40 without."""
+    barrier = (Issue("barrier", 0, 0, backward=False), Wait(calls=(0,), label="c10d::barrier"))
+    graph = job(*(
+        [Step(), Host(first), *barrier, Host(60 - 20 - first), Issue("all_reduce", 8, 5), Wait(calls=(1,)), Step()]
+        for first in (10, 30)
+    ))  # fmt: skip
+    assert (steps(graph), after(graph, RemovedSyncs("c10d::barrier"))) == ([65], 45)
+    unnamed = replace(graph, labels=("",) * len(graph.labels))
+    assert after(unnamed, RemovedSyncs("c10d::barrier")) == 45  # a wait behind the call itself
 
 
 def test_more_ranks() -> None:
