@@ -27,6 +27,7 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     calls, found = gradients(graph), costs(graph, setting)
     if any(graph.calls[call].op == "reduce_scatter" for call in calls):
         raise UnreplayableError("gradients are scattered module by module here: there are no buckets, group modules")
+    _need_cores(setting)
     scale = scales(graph, calls, found, setting)
     first = change.size if change.first is None else change.first
     changed = regrouped(graph, calls, lambda own: buckets(own, change.size, first), found, scale)
@@ -120,6 +121,15 @@ def overlap(graph: Graph, change: Overlap, setting: Setting) -> Rewritten:
     return Rewritten(graph.add([], edges), "every gradient bucket waits for the last one's issue")
 
 
+def _need_cores(setting: Setting) -> None:
+    """Raises `UnreplayableError` where buckets would take cores from the backward pass and nobody knows how many."""
+    if not setting.gpu and not setting.cores_told:
+        raise UnreplayableError(
+            "on a CPU the threads that communicate take cores from the backward pass, and what that costs is not "
+            "recorded: gpuscope record counts it, where collectives run beside it"
+        )
+
+
 def _beside(graph: Graph, setting: Setting) -> Rewritten:
     """Each collective of gradients issued with the last one that it holds."""
     early = {place: call.gradients[-1].early for place, call in enumerate(graph.calls) if call.gradients}
@@ -129,10 +139,7 @@ def _beside(graph: Graph, setting: Setting) -> Rewritten:
             "gradients are sent during the backward pass already, or the trace does not tell when each is ready: "
             "record operators with their shapes"
         )
-    if not setting.gpu:
-        raise UnreplayableError(
-            "on a CPU communication takes cores from the backward pass: how many, no step tells when it ran behind"
-        )
+    _need_cores(setting)
     node = nodes_by_call(graph, Node.ARRIVAL)
     by = np.zeros(len(graph), np.int64)
     by[node[list(early)]] = list(early.values())

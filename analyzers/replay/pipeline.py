@@ -63,16 +63,22 @@ class Delays:
 
     def between(self, stage: int, first: str, second: str) -> float:
         """The pause between computations of two kinds. Of kinds that never follow each other in the trace: what follows
-        the first one otherwise (on the last stage the loss)."""
+        the first one otherwise (on the last stage the loss), else what any do, on this stage if there is any."""
         seen = self.pause[stage]
         if first + second in seen:
             return seen[first + second]
-        others = [pause for kinds, pause in seen.items() if kinds[0] == first]
+        others = [pause for kinds, pause in seen.items() if kinds[0] == first] or list(seen.values())
+        others = others or [pause for own in self.pause for pause in own.values()]
         return fmean(others) if others else 0.0
 
     def scaled(self, scale: float) -> Delays:
-        """With pauses as much shorter as micro-batches are: the loss of a smaller one takes less."""
-        return replace(self, pause=[{kinds: pause * scale for kinds, pause in own.items()} for own in self.pause])
+        """With pauses that hold the loss as much shorter as micro-batches are; others hold what each one costs."""
+        return replace(
+            self,
+            pause=[
+                {kinds: pause * (scale if kinds == "FB" else 1) for kinds, pause in own.items()} for own in self.pause
+            ],
+        )
 
 
 @dataclass(frozen=True)

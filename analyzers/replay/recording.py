@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from analyzers.core_time import waits
 from analyzers.lanes import LaneView
-from analyzers.replay.contention import Repeated, repeated
 from analyzers.replay.device import device_graph
 from analyzers.replay.graph import Graph, UnreplayableError
 from analyzers.replay.overhead import fixed_shares
@@ -41,8 +41,8 @@ class Recorded:
     """Whether the last step ends with the trace: it then lacks what follows its last device event."""
     loader_processes: bool = False
     """Whether its batches come from worker processes."""
-    repeated: Repeated | None = None
-    """Compute that tells what communication beside it costs; None where steps are too few or not alike."""
+    core_waits: tuple[int, ...] = ()
+    """ns that the training thread waited for a core in each replayed step, where the recorder counted that."""
     fixed: Mapping[str, float] = field(default_factory=dict)
     """By kind of a pipeline's computations, the share that does not shrink with the micro-batch, where that is told."""
     broken: bool = False
@@ -76,9 +76,14 @@ def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks
     numbers = tuple(step.step for step in kept.steps)
     return Recorded(
         rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
-        repeated=repeated(trace, view, kept),
+        core_waits=_core_waits(trace, rank, numbers),
         fixed=fixed_shares(trace, rank, operations) if view.lane.device == NA and len(operations) else {},
     )  # fmt: skip
+
+
+def _core_waits(trace: Trace, rank: int, numbers: Sequence[int]) -> tuple[int, ...]:
+    told = waits(trace, rank)
+    return tuple(told[number] for number in numbers) if set(numbers) <= set(told) else ()
 
 
 def variation(entry: Recorded) -> float | None:

@@ -24,6 +24,8 @@ class Setting:
     """Whether all ranks of the job are there."""
     one_host: bool = False
     """Whether all ranks are known to run on one host."""
+    cores_told: bool = False
+    """Whether the trace tells what communication takes from compute on a CPU."""
     nccl: Facts | None = None
     """What the run tells of NCCL's choices; None where that was not asked."""
     loader_processes: bool = False

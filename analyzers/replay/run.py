@@ -11,12 +11,11 @@ import numpy as np
 
 from analyzers import clocks
 from analyzers.base import Result
-from analyzers.clocks import Clocks
 from analyzers.lanes import count_steps
 from analyzers.matching import match
 from analyzers.nccl_model.facts import Facts
 from analyzers.replay.changes import Change, Predicted, Refused
-from analyzers.replay.contention import NONE, Contended, Repeated, Slowdown, slowdown
+from analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
 from analyzers.replay.engine import CircleError, Replayed, replay
 from analyzers.replay.graph import Graph, UnreplayableError
 from analyzers.replay.pipeline import PipelineChange, PipelineReplay, pipeline_replay
@@ -52,6 +51,7 @@ class Replayer:
         self._trace = trace
         self._before = _step_ns(lanes)
         self._variation = _variation(recorded)
+        self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
         self._fixed = _mean_shares(recorded)
         processes = any(entry.loader_processes for entry in recorded)
         self._setting = replace(_setting(trace), loader_processes=processes)
@@ -61,8 +61,7 @@ class Replayer:
     def _build(self, trace: Trace, recorded: Sequence[Recorded]) -> None:
         matched = match(trace)
         graphs = [entry.graph for entry in recorded if entry.graph is not None]
-        clock = clocks.estimate(trace, matched)
-        graph = joined(graphs, trace, matched, clock) if len(graphs) > 1 else graphs[0]
+        graph = joined(graphs, trace, matched, clocks.estimate(trace, matched)) if len(graphs) > 1 else graphs[0]
         try:
             replayed = _mean(graph, replay(graph))
         except CircleError as error:
@@ -73,7 +72,6 @@ class Replayer:
         self.measured_step_ns, self.replayed_step_ns = round(measured), round(replayed)
         self.error_frac = abs(replayed - measured) / measured if measured > 0 else 0.0
         self._graph = graph
-        self._work = _on_one_clock(recorded, clock if len(graphs) > 1 else None)
         if self.error_frac > MAX_ERROR:
             self.why = (
                 f"the unchanged replay misses the measured step by {self.error_frac:.1%}, more than {MAX_ERROR:.0%}: "
@@ -137,7 +135,7 @@ class Replayer:
 
     def _replayed(self, changes: Sequence[Change], bias: int) -> tuple[float, str]:
         graph, basis = self._graph, []
-        setting = replace(self._setting, bias=bias)
+        setting = replace(self._setting, bias=bias, cores_told=self._slowdown.told)
         for change in changes:
             assert graph is not None
             found = rewrite(graph, change, setting)
@@ -150,7 +148,8 @@ class Replayer:
 
     @cached_property
     def _slowdown(self) -> Slowdown:
-        return slowdown(self._graph, self._work) if self._graph is not None and self._work else NONE
+        told = self._graph is not None and len(self._core_waits) == len(self._graph.ranks)
+        return slowdown(self._graph, self._core_waits) if self._graph is not None and told else NONE
 
     @cached_property
     def _contended(self) -> Contended:
@@ -208,15 +207,6 @@ def _missing(recorded: Sequence[Recorded]) -> str:
 def _mean(graph: Graph, done: Replayed) -> float:
     """Mean step over ranks, in ns."""
     return float(np.mean([times.mean() for times in done.steps(graph).values()]))
-
-
-def _on_one_clock(recorded: Sequence[Recorded], clock: Clocks | None) -> dict[int, Repeated]:
-    """What ranks repeat, by rank, on the clock of the joined graph (None: that of the one rank)."""
-    return {
-        entry.rank: entry.repeated.shifted(-clock.offset.get(entry.rank, 0) if clock else 0)
-        for entry in recorded
-        if entry.repeated is not None
-    }
 
 
 def _step_ns(lanes: Sequence[LaneSummary]) -> float:

@@ -109,12 +109,26 @@ def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, window: 
     issued, cost = start, np.zeros(len(found), np.int64)
     if len(issuing) == len(found) and bool((host["start"][issuing] <= start).all()):
         issued = np.minimum(host["end"][issuing], start)
-        cost = issued - host["start"][issuing]
+        cost = _costs(trace, own, host["start"][issuing], issued)
     inside = (issued >= window.start) & (issued < window.end)
     found, start, thread, issued, cost = (column[inside] for column in (found, start, thread, issued, cost))
     waitable = not_before(gradient_hooks(trace, own), issued, [step.start for step in window.steps])
     worker = ~np.isin(thread, threads)
     return Collectives(found, start, table["end"][found], thread, issued, worker, waitable, cost)
+
+
+def _costs(trace: Trace, own: Times, begun: Times, issued: Times) -> Times:
+    """What issuing cost the training thread: the call, and in a gradient's hook all that other hooks do not take."""
+    hooks = gradient_hooks(trace, own)
+    found = issued - begun
+    if not len(hooks.start) or not len(found):
+        return found
+    place = np.maximum(np.searchsorted(hooks.start, issued, "right") - 1, 0)
+    inside = (hooks.start[place] <= issued) & (issued <= hooks.end[place])
+    taken = hooks.end - hooks.start
+    others = np.delete(taken, place[inside])
+    usual = int(np.median(others)) if len(others) else 0
+    return np.where(inside, np.maximum(taken[place] - usual, 0), found)
 
 
 def _in_order_of_issue(trace: Trace, found: Times) -> Times:

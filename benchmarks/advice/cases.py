@@ -73,6 +73,7 @@ CASES = (
     _buckets("buckets 0.01 → 25 MiB", 0.01, 25),
     _buckets("buckets 0.05 → 0.5 MiB", 0.05, 0.5),
     _buckets("buckets 0.5 → 0.05 MiB", 0.5, 0.05),
+    _buckets("buckets 0.2 → 2 MiB", 0.2, 2),
     _faulty("1 loader worker", LoaderWorkers(1), "slow_loader:ms=30", Variant(faults=("slow_loader:ms=30,workers=1",))),
     _faulty(
         "2 loader workers", LoaderWorkers(2), "slow_loader:ms=60", Variant(faults=("slow_loader:ms=60,workers=2",))
@@ -82,6 +83,8 @@ CASES = (
     Case("no garbage collection", "ddp", NoCollector(), Variant(garbage="collected"), Variant(garbage="left"), SMALL),
     _micro_batches(2, 4),
     _micro_batches(1, 4),
+    _micro_batches(4, 2),
     _faulty("slow rank (30 ms) replaced", ReplacedRank(1), "slow_rank:ms=30", Variant()),
     _faulty("slow rank (80 ms) replaced", ReplacedRank(1), "slow_rank:ms=80", Variant()),
+    _faulty("slow rank (50 ms) replaced", ReplacedRank(1), "slow_rank:ms=50", Variant()),
 )

@@ -91,6 +91,9 @@ class Side:
         """Record one turn; the share of the machine that others took meanwhile."""
         options = {**record_options(self.config), "wait": WAIT, "warmup": WARMUP, "active": ACTIVE}
         options |= {"environment": False, "flight_recorder": 0, "hang_timeout_s": 0.0}
+        # What both sides and earlier turns left: else Python's collector goes through it in the middle of a turn.
+        gc.collect()
+        gc.freeze()
         with gpuscope_session(folder, **options) as session:
             dist.barrier()
             others = Others()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
+from instrumented_runtime.capture.core_time import KEY, CoreTime
 from instrumented_runtime.capture.profiler_guard import guard
 from instrumented_runtime.run_folder import RankFolder
 
@@ -47,6 +48,7 @@ class TorchProfiler:
         self._gave_way = False
         self._written = False
         self._steps = 0
+        self._cores = CoreTime()
 
     def start(self, folder: RankFolder) -> None:
         """Raises `InputError` where the script profiles itself: torch has one profiler per process."""
@@ -73,6 +75,7 @@ class TorchProfiler:
             self._profiler.preset_metadata_json(key, json.dumps(value))
         self._unguard = guard(lambda profiler: profiler is self._profiler.profiler, self._give_way)
         self._profiler.start()
+        self._cores.begin()
 
     def step(self, step: int) -> None:
         """Advance the schedule."""
@@ -80,7 +83,9 @@ class TorchProfiler:
         if self._gave_way:
             return
         try:
+            self._count(step)
             self._profiler.step()
+            self._cores.begin()
         except Exception:
             # What torch's profiler is now is unknown: never touch it again, nor stand in another one's way.
             self._gave_way = True
@@ -106,6 +111,13 @@ class TorchProfiler:
                 f"recorded {whole} whole steps of {asked}: the script ended",
                 severity="info" if whole else "data_loss",
             )
+
+    def _count(self, step: int) -> None:
+        """What the step waited for cores. Told anew each time, since a script may end early."""
+        if self._schedule is not None and self.first_step <= step <= self.last_step:
+            self._cores.step(step)
+            if told := self._cores.metadata():
+                self._profiler.add_metadata_json(KEY, json.dumps(told))
 
     def _give_way(self) -> None:
         from torch.profiler import ProfilerAction

@@ -34,7 +34,7 @@ from analyzers.replay.graph import Gradient, Graph, UnreplayableError
 from analyzers.replay.rewrites import rewrite
 from analyzers.replay.rewriting import Setting
 
-ALL_RANKS = Setting(backend="gloo", gpu="", complete=True)
+ALL_RANKS = Setting(backend="gloo", gpu="", complete=True, cores_told=True)
 ON_GPU = Setting(backend="nccl", gpu="NVIDIA A100", complete=True)
 
 
@@ -177,8 +177,9 @@ def test_gradients_sent_as_they_become_ready() -> None:
     early = {1000: (Gradient(600, 4500), Gradient(400, 4000)), 2000: (Gradient(2000, 1000),)}
     told = replace(graph, calls=tuple(replace(call, gradients=early[call.bytes or 0]) for call in graph.calls))
     assert (steps(told), after(told, Overlap(), ON_GPU)) == ([10_000], 7000)
-    with pytest.raises(UnreplayableError, match="takes cores"):
-        after(told, Overlap())
+    for change in (Overlap(), BucketSize(1000)):
+        with pytest.raises(UnreplayableError, match=r"take cores|no gradient communication"):
+            after(told, change, replace(ALL_RANKS, cores_told=False))
 
 
 def test_a_faster_link() -> None:

@@ -35,15 +35,19 @@ def test_the_recorded_order_gives_the_recorded_length() -> None:
 
 def test_messages_and_pauses_are_kept() -> None:
     """Stage 1 gets F0 5 late; stage 0 gets B0 7 late, and pauses 2 between its forwards. Other kinds pause
-    otherwise: on the last stage the loss stands behind its forward, and is as much shorter as a micro-batch."""
+    otherwise: on the last stage the loss stands before the backward, and is as much shorter as a micro-batch."""
     found = delays_of(flush("F0:0-10 B0:42-62", "F0:15-25 B0:25-35"))
     assert found.message == {"F": 5, "B": 7}
     found = delays_of(flush("F0:0-10 F1:12-22 B0:60-70 B1:70-80", "F0:10-20 F1:22-32 B0:32-60 B1:60-70"))
     assert found.pause == [{"FF": 2, "BB": 0}, {"FB": 0, "BB": 0}]
     loss = flush("F0:0-8 B0:28-36", "F0:8-16 B0:20-28")
     assert delays_of(loss).pause[1] == {"FB": 4}
-    # On the last stage four times 2 and 1 from 2 on, four backwards from 14, and the first stage's last one until 24.
-    assert PipelineReplay((loss,), 0.0, 0.0, {}, 36.0).saved(MicroBatches(4), -1) == 36 - 24
+    # All of 2, and pauses of 1, for no others are known: stage 1 from 2 on, its backwards at 14, 17, 20, 23;
+    # stage 0's last one from 25 on.
+    assert PipelineReplay((loss,), 0.0, 0.0, {}, 36.0).saved(MicroBatches(4), -1) == 36 - 27
+    # What is done for each forward stays as it is.
+    pausing = flush("F0:0-10 F1:12-22 B0:42-52 B1:62-72", "F0:10-20 F1:22-32 B0:32-42 B1:52-62")
+    assert delays_of(pausing).scaled(0.5).pause[0]["FF"] == 2
 
 
 def test_more_micro_batches_of_the_same_batch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,23 @@ def test_events_are_not_parsed_in_python(folder: RankFolder, monkeypatch: pytest
     monkeypatch.setattr(torch.autograd.profiler.profile, "_parse_kineto_results", parse)
     record(TorchProfiler(wait=0, warmup=1, active=1), folder, steps=3)
     assert steps_in(folder) == [1]
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="this kernel does not count cores")
+def test_the_trace_says_how_long_each_step_had_a_core(folder: RankFolder) -> None:
+    profiler = TorchProfiler(wait=1, warmup=1, active=2)
+    profiler.start(folder)
+    for step in range(4):
+        end = time.thread_time_ns() + (20_000_000 if step == 3 else 1_000_000)
+        while time.thread_time_ns() < end:
+            torch.ones(2)
+        profiler.step(step)
+    profiler.stop()
+    told = trace(folder)["gpuscope_cores"]
+    assert told["columns"] == ["step", "ran_ns", "waited_ns"]
+    assert [row[0] for row in told["steps"]] == [2, 3]
+    assert told["steps"][1][1] > 20_000_000 > told["steps"][0][1] > 1_000_000
+    assert told["cores"] >= 1
 
 
 def test_whole_records_without_steps(folder: RankFolder) -> None:

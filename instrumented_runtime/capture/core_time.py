@@ -1,0 +1,56 @@
+"""How long the training thread ran and how long it waited for a core, step by step, as Linux counts it.
+
+`/proc/thread-self/schedstat` (Documentation/scheduler/sched-stats.rst): ns on a core, ns runnable without one. On a
+machine whose cores are all taken (by gloo's threads, loader workers, other jobs) the second tells what that costs; no
+profiler event does.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+KEY = "gpuscope_cores"
+"""Of the trace's metadata."""
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+@dataclass
+class CoreTime:
+    """Of the thread that calls; says nothing where the kernel does not count."""
+
+    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    """(step, ns on a core, ns waiting for one)."""
+    _last: tuple[int, int] | None = None
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._last = _read()
+
+    def step(self, number: int) -> None:
+        """The step of that number, which began last, ends."""
+        before, now = self._last, _read()
+        if before is not None and now is not None:
+            self.steps.append((number, now[0] - before[0], now[1] - before[1]))
+
+    def metadata(self) -> dict[str, object] | None:
+        """For the trace; None where nothing was counted."""
+        columns = ("step", "ran_ns", "waited_ns")
+        if not self.steps:
+            return None
+        return {"cores": _cores(), "columns": columns, "steps": self.steps}
+
+
+def _read() -> tuple[int, int] | None:
+    try:
+        ran, waited, *_ = map(int, _SCHEDSTAT.read_text().split())
+    except (OSError, ValueError):
+        return None
+    # A kernel that does not count says 0.
+    return (ran, waited) if ran else None
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
