@@ -125,8 +125,8 @@ def _need_cores(setting: Setting) -> None:
     """Raises `UnreplayableError` where buckets would take cores from the backward pass and nobody knows how many."""
     if not setting.gpu and not setting.cores_told:
         raise UnreplayableError(
-            "on a CPU the threads that communicate take cores from the backward pass, and what that costs is not "
-            "recorded: gpuscope record counts it, where collectives run beside it"
+            "on a CPU the threads that communicate take cores from the backward pass, and the trace does not tell what "
+            "that costs: gpuscope record counts it, where nothing else holds the cores"
         )
 
 

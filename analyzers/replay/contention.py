@@ -20,6 +20,11 @@ ROUNDS = 3
 """Replays of a change: compute takes longer or shorter, which moves what it runs beside. The third moves little."""
 
 
+MOST = 3.0
+"""Slowdown at most: a rank computes on one thread, and gloo carries out its collectives on three (two of its own and
+the loop that they share)."""
+
+
 @dataclass(frozen=True)
 class Slowdown:
     """Compute takes 1 + `factor` times as long beside a collective of its rank; `error` is a standard one."""
@@ -49,8 +54,8 @@ def slowdown(graph: Graph, waits: Mapping[int, Sequence[int]]) -> Slowdown:
     """From what training threads waited for cores (ns per replayed step, by rank), all of it laid to collectives.
 
     A thread that computed for C ns beside collectives and waited for W of them would have taken C − W alone. `NONE`
-    where it waited for more than half of that: then others than its own collectives held the cores. The error is the
-    jackknife's, leaving out a step of a rank at a time.
+    beyond `MOST`: then others than its own collectives held the cores. The error is the jackknife's, leaving out a step
+    of a rank at a time.
     """
     waited: list[int] = []
     beside: list[int] = []
@@ -60,16 +65,16 @@ def slowdown(graph: Graph, waits: Mapping[int, Sequence[int]]) -> Slowdown:
         waited += own
         beside += [int(found[graph.nodes["step"] == step].sum()) for step in range(len(own))]
     both = np.array([waited, beside], np.float64)
-    if both.shape[1] < 2 or 2 * both[0].sum() > both[1].sum():
+    if both.shape[1] < 2 or (factor := _factor(*both.sum(1))) > MOST:
         return NONE
     without = [_factor(*np.delete(both, step, 1).sum(1)) for step in range(both.shape[1])]
     error = float(np.sqrt((len(without) - 1) * np.var(without)))
-    found_one = Slowdown(_factor(*both.sum(1)), error, float(both[0].mean()))
-    return found_one if found_one.told else NONE
+    told = Slowdown(factor, error, float(both[0].mean()))
+    return told if told.told else NONE
 
 
 def _factor(waited: float, beside: float) -> float:
-    return float(waited / max(beside - waited, 1))
+    return float(waited / (beside - waited)) if beside > waited else np.inf
 
 
 class Contended:

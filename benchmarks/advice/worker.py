@@ -93,7 +93,6 @@ class Side:
         options |= {"environment": False, "flight_recorder": 0, "hang_timeout_s": 0.0}
         # What both sides and earlier turns left: else Python's collector goes through it in the middle of a turn.
         gc.collect()
-        gc.freeze()
         with gpuscope_session(folder, **options) as session:
             dist.barrier()
             others = Others()

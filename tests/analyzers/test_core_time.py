@@ -41,10 +41,9 @@ def test_a_thread_without_a_core_is_found(tmp_path: Path) -> None:
 
     def found(*waited: int) -> list[FindingEntry]:
         rows = [[number, 0, ns] for number, ns in zip((2, 3), waited, strict=True)]
+        info = {"backend": "gloo", "rank": 0, "world_size": 1}
         counted = {"cores": 1, "columns": ["step", "ran_ns", "waited_ns"], "steps": rows}
-        path = write(
-            tmp_path / "rank0.json", *steps, *busy, gpuscope_cores=counted, distributedInfo={"backend": "gloo"}
-        )
+        path = write(tmp_path / "rank0.json", *steps, *busy, rank=None, gpuscope_cores=counted, distributedInfo=info)
         return [one for one in gpuscope.analyze(path).report["findings"] if one["code"] == "waits_for_core"]
 
     (finding,) = found(5_000_000, 15_000_000)

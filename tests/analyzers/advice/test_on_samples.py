@@ -34,12 +34,12 @@ def test_an_injected_fault_is_answered(samples: Path, run: str, code: str, value
 
 
 def test_buckets_on_a_cpu_are_named_without_a_gain(samples: Path) -> None:
-    """There the replay was measured to tell their gain wrongly (docs/predictions.md)."""
+    """Not where nobody counted what they take from the backward pass (docs/predictions.md)."""
     report = gpuscope.analyze(samples / "ddp_tiny_buckets").report
     assert "bucket_size" not in {one["code"] for one in report["suggestions"]}
     [untold] = [one for one in report["advice"]["unpredicted"] if one["code"] == "bucket_size"]
     assert untold["setting"] == {"kind": "python", "name": "DistributedDataParallel.bucket_cap_mb", "value": "None"}
-    assert "share the cores" in untold["why_not"]
+    assert "gpuscope record counts it" in untold["why_not"]
 
 
 def test_half_a_run_gets_no_advice_on_its_collectives(samples: Path) -> None:
