@@ -33,8 +33,8 @@ def record(numbers: list[int], folder: Path, rounds: int, seconds: float) -> Non
 
 
 @click.command()
-@click.option("--rounds", default=7, show_default=True, help="Quiet turns of each side.")
-@click.option("--seconds", default=60.0, show_default=True, help="How long to wait for them, per case.")
+@click.option("--rounds", default=15, show_default=True, help="Quiet turns of each side.")
+@click.option("--seconds", default=45.0, show_default=True, help="How long to wait for them, per case.")
 @click.option("--case", "wanted", multiple=True, help="Part of a case's name; all without it.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Folder to leave the traces in.")
 @click.option("--again", is_flag=True, help="Compare what --keep holds, without recording anew.")
