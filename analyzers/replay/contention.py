@@ -18,8 +18,6 @@ from gpuscope.trace.table import Array, Times
 
 ROUNDS = 3
 """Replays of a change: compute takes longer or shorter, which moves what it runs beside. The third moves little."""
-
-
 MOST = 3.0
 """Slowdown at most: a rank computes on one thread, and gloo carries out its collectives on three (two of its own and
 the loop that they share)."""
@@ -65,9 +63,9 @@ def slowdown(graph: Graph, waits: Mapping[int, Sequence[int]]) -> Slowdown:
         waited += own
         beside += [int(found[graph.nodes["step"] == step].sum()) for step in range(len(own))]
     both = np.array([waited, beside], np.float64)
-    if both.shape[1] < 2 or (factor := _factor(*both.sum(1))) > MOST:
-        return NONE
     without = [_factor(*np.delete(both, step, 1).sum(1)) for step in range(both.shape[1])]
+    if len(without) < 2 or not np.isfinite(without).all() or (factor := _factor(*both.sum(1))) > MOST:
+        return NONE
     error = float(np.sqrt((len(without) - 1) * np.var(without)))
     told = Slowdown(factor, error, float(both[0].mean()))
     return told if told.told else NONE
