@@ -126,7 +126,11 @@ def attribute(spans: Spans, view: LaneView | LaneSummary, evidence: Sequence[Evi
     return Attributed(spans.total, measure_within(spans, starts, ends), tuple(evidence))
 
 
-def longest(spans: Spans, count: int = 5) -> Times:
+EVIDENCE = 5
+"""Places that a finding shows."""
+
+
+def longest(spans: Spans, count: int = EVIDENCE) -> Times:
     """Indices of the longest spans, the longest first."""
     return np.argsort(spans.start - spans.end, kind="stable")[:count]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analyzers.base import Result, RunAnalyzer
+from analyzers.base import EVIDENCE, Result, RunAnalyzer
 from analyzers.core_time import waits
 from analyzers.findings import MIN_SHARE, severity
 from analyzers.lanes import StepWindow
@@ -13,9 +13,6 @@ from analyzers.summary import LaneSummary
 from gpuscope.report import units
 from gpuscope.report.schema import Evidence, FindingEntry
 from gpuscope.trace.trace import Trace
-
-SHOWN = 5
-"""Steps shown as evidence, as many as other findings show."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ def _finding(counted: Sequence[Waited]) -> FindingEntry:
         "ranks": [rank for rank in ranks if _share([one for one in counted if one.rank == rank]) >= MIN_SHARE],
         "cost_ns_per_step": round(sum(one.ns for one in counted) / len(counted)),
         "share_frac": share,
-        "evidence": [_evidence(one) for one in sorted(counted, key=lambda one: -one.ns)[:SHOWN]],
+        "evidence": [_evidence(one) for one in sorted(counted, key=lambda one: -one.ns)[:EVIDENCE]],
     }
 
 

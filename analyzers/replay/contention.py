@@ -12,8 +12,9 @@ import numpy as np
 
 from analyzers.replay.engine import Replayed, replay
 from analyzers.replay.graph import Graph, Node
+from analyzers.replay.rewriting import nodes_by_call
 from gpuscope.report import units
-from gpuscope.trace.intervals import Spans, measure_within, union
+from gpuscope.trace.intervals import measure_within, union
 from gpuscope.trace.table import Array, Times
 
 ROUNDS = 3
@@ -48,20 +49,20 @@ class Slowdown:
 NONE = Slowdown(0.0, 0.0, 0.0)
 
 
-def slowdown(graph: Graph, waits: Mapping[int, Sequence[int]]) -> Slowdown:
+def slowdown(graph: Graph, done: Replayed, waits: Mapping[int, Sequence[int]]) -> Slowdown:
     """From what training threads waited for cores (ns per replayed step, by rank), all of it laid to collectives.
 
-    A thread that computed for C ns beside collectives and waited for W of them would have taken C − W alone. `NONE`
-    beyond `MOST`: then others than its own collectives held the cores. The error is the jackknife's, leaving out a step
-    of a rank at a time.
+    `done` is the graph's own replay. A thread that computed for C ns beside collectives and waited for W of them would
+    have taken C − W alone. `NONE` beyond `MOST`: then others than its own collectives held the cores. The error is the
+    jackknife's, leaving out a step of a rank at a time.
     """
     waited: list[int] = []
     beside: list[int] = []
-    done = replay(graph)
+    found, nodes = _beside(graph, done), graph.nodes
     for rank, own in waits.items():
-        found = _beside(graph, rank, done)
         waited += own
-        beside += [int(found[graph.nodes["step"] == step].sum()) for step in range(len(own))]
+        mine = nodes["rank"] == rank
+        beside += [int(found[mine & (nodes["step"] == step)].sum()) for step in range(len(own))]
     both = np.array([waited, beside], np.float64)
     without = [_factor(*np.delete(both, step, 1).sum(1)) for step in range(both.shape[1])]
     if len(without) < 2 or not np.isfinite(without).all() or (factor := _factor(*both.sum(1))) > MOST:
@@ -78,10 +79,9 @@ def _factor(waited: float, beside: float) -> float:
 class Contended:
     """Replays changes of a graph with compute as much slower as it then runs beside collectives."""
 
-    def __init__(self, graph: Graph, found: Slowdown) -> None:
+    def __init__(self, graph: Graph, done: Replayed, found: Slowdown) -> None:
         self.found = found
-        self._size = len(graph)
-        self._before = _shares(graph, replay(graph)) if found.told else np.zeros(0)
+        self._before = _shares(graph, done)
 
     def replay(self, graph: Graph, bias: int = 0) -> tuple[Graph, Replayed]:
         """A graph made from the one given, its compute slowed; `bias` moves the slowdown by its standard error."""
@@ -91,7 +91,7 @@ class Contended:
         factor = max(0.0, self.found.factor + bias * self.found.error)
         compute = _compute(graph)
         before = np.zeros(len(graph))
-        before[: self._size] = _of_work(self._before, factor)
+        before[: len(self._before)] = _of_work(self._before, factor)
         changed = graph
         for _ in range(ROUNDS - 1):
             ratio = (1 + factor * _of_work(_shares(changed, done), factor)) / (1 + factor * before)
@@ -108,28 +108,22 @@ def _of_work(share: Array, factor: float) -> Array:
 
 def _shares(graph: Graph, done: Replayed) -> Array:
     """Of each node's compute the share beside its rank's collectives."""
-    beside = sum((_beside(graph, rank, done) for rank in graph.ranks), np.zeros(len(graph)))
-    return np.asarray(beside / np.maximum(_compute(graph), 1))
+    return np.asarray(_beside(graph, done) / np.maximum(_compute(graph), 1))
 
 
-def _beside(graph: Graph, rank: int, done: Replayed) -> Array:
-    """Of each node's compute the ns beside its rank's collectives; 0 for other ranks' nodes."""
+def _beside(graph: Graph, done: Replayed) -> Array:
+    """Of each node's compute the ns beside its rank's collectives: from the rank's arrival to the collective's end, for
+    gloo's threads work for other ranks' parts too."""
     found = np.zeros(len(graph))
-    compute = _compute(graph)
-    mine = np.flatnonzero((compute > 0) & (graph.nodes["rank"] == rank))
-    start, end = done.start[mine], done.end[mine]
-    found[mine] = compute[mine] * measure_within(_in_flight(graph, rank, done), start, end) / np.maximum(end - start, 1)
+    compute, rank_of = _compute(graph), graph.nodes["rank"]
+    arrival, transfer = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
+    for rank in graph.ranks:
+        own = rank_of[arrival] == rank
+        in_flight = union(done.start[arrival[own]], done.end[transfer[own]])
+        mine = np.flatnonzero((compute > 0) & (rank_of == rank))
+        start, end = done.start[mine], done.end[mine]
+        found[mine] = compute[mine] * measure_within(in_flight, start, end) / np.maximum(end - start, 1)
     return found
-
-
-def _in_flight(graph: Graph, rank: int, done: Replayed) -> Spans:
-    """From a rank's arrival at a collective to its end: gloo's threads work for other ranks' parts too."""
-    own = (graph.nodes["rank"] == rank) & (graph.nodes["call"] >= 0)
-    arrival, transfer = own & graph.of(Node.ARRIVAL), own & graph.of(Node.TRANSFER)
-    start, end = np.zeros((2, len(graph.calls)), np.int64)
-    start[graph.nodes["call"][arrival]] = done.start[arrival]
-    end[graph.nodes["call"][transfer]] = done.end[transfer]
-    return union(start, end)
 
 
 def _compute(graph: Graph) -> Times:

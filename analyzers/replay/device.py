@@ -88,9 +88,11 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     delays = _delays(ops)
     nodes = _device_nodes(trace, builder, ops, step_of, backward(trace, rows))
     issued = ops.at[[place for place, pair in enumerate(nodes) if builder.nodes[pair[0]].get("call", -1) >= 0]]
-    builder.calls = with_gradients(trace, view.lane.rank, builder.calls, issued, window.start)
+    hooks = gradient_hooks(trace, rows)
+    builder.calls = with_gradients(trace, view.lane.rank, hooks, builder.calls, issued, window.start)
     _order(builder, ops, nodes, ends, launcher, delays)
-    _between_streams(trace, builder, ops, nodes, delays, rows, [step.start for step in window.steps])
+    waitable = not_before(hooks, ops.at, [step.start for step in window.steps])
+    _between_streams(trace, builder, ops, nodes, delays, rows, waitable)
     _waits(trace, builder, ops, nodes, ends, waiter, returns)
     return builder.finish(_marks(builder, ops, nodes, window))
 
@@ -288,7 +290,7 @@ def _between_streams(
     nodes: list[tuple[int, int]],
     delays: Delays,
     rows: Times,
-    steps: list[int],
+    waitable: Times,
 ) -> None:
     """What one stream waited for on another: told by its start, and by how frameworks issue collectives."""
     previous = np.where(ops.before >= 0, ops.end[ops.before] + delays.queue, NA)
@@ -303,7 +305,6 @@ def _between_streams(
         found = found[(ops.stream[found] != ops.stream[place]) & (ops.at[found] < ops.at[place])]
         if len(found):
             pairs[int(found[-1]), place] = None
-    waitable = not_before(gradient_hooks(trace, rows), ops.at, steps)
     pairs = {
         (src, dst): None for src, dst in pairs
         if ops.work[src] != Kind.COMMUNICATION or waitable[src] <= ops.at[dst]

@@ -14,8 +14,9 @@ from math import prod
 
 import numpy as np
 
-from analyzers.replay.builder import gradient_hooks, in_hooks
+from analyzers.replay.builder import in_hooks
 from analyzers.replay.graph import Call, Gradient
+from gpuscope.trace.intervals import Spans
 from gpuscope.trace.table import Times
 from gpuscope.trace.trace import Trace
 
@@ -45,8 +46,10 @@ def _elements(dims: str) -> int:
         return 0
 
 
-def with_gradients(trace: Trace, rank: int, calls: Sequence[Call], issued: Times, since: int) -> list[Call]:
-    """The calls of a rank, each issued at an instant, with the gradients that they hold.
+def with_gradients(
+    trace: Trace, rank: int, hooks: Spans, calls: Sequence[Call], issued: Times, since: int
+) -> list[Call]:
+    """The calls of a rank with gradients' hooks, each issued at an instant, with the gradients that they hold.
 
     A call that a gradient's hook issued holds those that became ready since the one before was issued (and since
     `since`). Calls behind the backward pass, with no gradient between them, hold all since then together, and are
@@ -54,8 +57,7 @@ def with_gradients(trace: Trace, rank: int, calls: Sequence[Call], issued: Times
     nothing is told of it.
     """
     at, elements = accumulated(trace, rank)
-    rows = np.flatnonzero(trace["host_events"]["rank"] == rank)
-    hooked = in_hooks(gradient_hooks(trace, rows), issued)
+    hooked = in_hooks(hooks, issued)
     reducing = [
         place for place in np.argsort(issued, kind="stable").tolist()
         if calls[place].op == "all_reduce" or (calls[place].op == "reduce_scatter" and not hooked[place])

@@ -63,10 +63,11 @@ class Replayer:
         graphs = [entry.graph for entry in recorded if entry.graph is not None]
         graph = joined(graphs, trace, matched, clocks.estimate(trace, matched)) if len(graphs) > 1 else graphs[0]
         try:
-            replayed = _mean(graph, replay(graph))
+            self._unchanged = replay(graph)
         except CircleError as error:
             self.why = str(error)
             return
+        replayed = _mean(graph, self._unchanged)
         measured = float(np.mean([np.mean(entry.steps_ns) for entry in recorded]))
         self.steps = len(recorded[0].steps_ns)
         self.measured_step_ns, self.replayed_step_ns = round(measured), round(replayed)
@@ -148,13 +149,14 @@ class Replayer:
 
     @cached_property
     def _slowdown(self) -> Slowdown:
-        told = self._graph is not None and len(self._core_waits) == len(self._graph.ranks)
-        return slowdown(self._graph, self._core_waits) if self._graph is not None and told else NONE
+        if self._graph is None or len(self._core_waits) < len(self._graph.ranks):
+            return NONE
+        return slowdown(self._graph, self._unchanged, self._core_waits)
 
     @cached_property
     def _contended(self) -> Contended:
         assert self._graph is not None
-        return Contended(self._graph, self._slowdown)
+        return Contended(self._graph, self._unchanged, self._slowdown)
 
     def _basis(self) -> str:
         assert self.error_frac is not None

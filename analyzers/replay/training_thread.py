@@ -12,7 +12,7 @@ from itertools import takewhile
 import numpy as np
 
 from analyzers.lanes import LaneView
-from analyzers.replay.builder import Builder, Point, backward, causes, gradient_hooks, mean, not_before
+from analyzers.replay.builder import Builder, Point, backward, causes, gradient_hooks, in_hooks, mean, not_before
 from analyzers.replay.device import call_of
 from analyzers.replay.gradients import with_gradients
 from analyzers.replay.graph import Edge, Graph, Node
@@ -73,14 +73,15 @@ def thread_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     rows = np.flatnonzero(host["rank"] == rank)
     threads = np.array(training_threads(host, trace.names, rows), np.int64)
     own = rows[np.isin(host["thread"][rows], threads) & (host["category"][rows] != Category.COMMUNICATION)]
-    collectives = _collectives(trace, rows, own, threads, window)
+    hooks = gradient_hooks(trace, own)
+    collectives = _collectives(trace, rows, own, threads, hooks, window)
     waits = _Waits(trace, own[_within(trace, own, window)], threads, collectives).found(window)
     builder = Builder(rank)
     parts = {**causes(trace, rows, threads), "compute": _compute(trace, view)}
     points, issues, marks, waiters = _points(window, collectives, waits)
     ends = builder.host(points, window.start, parts)
     _carry_out(trace, builder, collectives, [ends[place] for place in issues], backward(trace, own))
-    builder.calls = with_gradients(trace, rank, builder.calls, collectives.issued, window.start)
+    builder.calls = with_gradients(trace, rank, hooks, builder.calls, collectives.issued, window.start)
     _wait(trace, builder, collectives, waits, [ends[place] for place in waiters], (own, ends, points))
     return builder.finish([_mark(builder, ends, place) for place in marks])
 
@@ -97,7 +98,7 @@ def _compute(trace: Trace, view: LaneView) -> Spans:
     return union(device["start"][rows], device["end"][rows])
 
 
-def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, window: Window) -> Collectives:
+def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, hooks: Spans, window: Window) -> Collectives:
     table, host = trace["collectives"], trace["host_events"]
     found = np.flatnonzero(np.isin(table["host_event"], rows))
     found = _in_order_of_issue(trace, found[np.argsort(table["start"][found], kind="stable")])
@@ -109,22 +110,21 @@ def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, window: 
     issued, cost = start, np.zeros(len(found), np.int64)
     if len(issuing) == len(found) and bool((host["start"][issuing] <= start).all()):
         issued = np.minimum(host["end"][issuing], start)
-        cost = _costs(trace, own, host["start"][issuing], issued)
+        cost = _costs(hooks, host["start"][issuing], issued)
     inside = (issued >= window.start) & (issued < window.end)
     found, start, thread, issued, cost = (column[inside] for column in (found, start, thread, issued, cost))
-    waitable = not_before(gradient_hooks(trace, own), issued, [step.start for step in window.steps])
+    waitable = not_before(hooks, issued, [step.start for step in window.steps])
     worker = ~np.isin(thread, threads)
     return Collectives(found, start, table["end"][found], thread, issued, worker, waitable, cost)
 
 
-def _costs(trace: Trace, own: Times, begun: Times, issued: Times) -> Times:
+def _costs(hooks: Spans, begun: Times, issued: Times) -> Times:
     """What issuing cost the training thread: the call, and in a gradient's hook all that other hooks do not take."""
-    hooks = gradient_hooks(trace, own)
     found = issued - begun
     if not len(hooks.start) or not len(found):
         return found
     place = np.maximum(np.searchsorted(hooks.start, issued, "right") - 1, 0)
-    inside = (hooks.start[place] <= issued) & (issued <= hooks.end[place])
+    inside = in_hooks(hooks, issued)
     taken = hooks.end - hooks.start
     others = np.delete(taken, place[inside])
     usual = int(np.median(others)) if len(others) else 0

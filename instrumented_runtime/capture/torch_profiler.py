@@ -75,7 +75,7 @@ class TorchProfiler:
             self._profiler.preset_metadata_json(key, json.dumps(value))
         self._unguard = guard(lambda profiler: profiler is self._profiler.profiler, self._give_way)
         self._profiler.start()
-        self._cores.begin()
+        self._begin(0)
 
     def step(self, step: int) -> None:
         """Advance the schedule."""
@@ -85,7 +85,7 @@ class TorchProfiler:
         try:
             self._count(step)
             self._profiler.step()
-            self._cores.begin()
+            self._begin(step + 1)
         except Exception:
             # What torch's profiler is now is unknown: never touch it again, nor stand in another one's way.
             self._gave_way = True
@@ -112,9 +112,17 @@ class TorchProfiler:
                 severity="info" if whole else "data_loss",
             )
 
+    def _counts(self, step: int) -> bool:
+        """Whether what a step waited for cores is told: of recorded steps, and of no other."""
+        return self._schedule is not None and self.first_step <= step <= self.last_step
+
+    def _begin(self, step: int) -> None:
+        if self._counts(step):
+            self._cores.begin()
+
     def _count(self, step: int) -> None:
         """What the step waited for cores. Told anew each time, since a script may end early."""
-        if self._schedule is not None and self.first_step <= step <= self.last_step:
+        if self._counts(step):
             self._cores.step(step)
             if told := self._cores.metadata():
                 self._profiler.add_metadata_json(KEY, json.dumps(told))

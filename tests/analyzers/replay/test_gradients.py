@@ -11,6 +11,7 @@ import pytest
 from helpers.kineto import Event, op, write
 
 import gpuscope
+from analyzers.replay.builder import gradient_hooks
 from analyzers.replay.gradients import with_gradients
 from analyzers.replay.graph import Call, Gradient
 from gpuscope.trace.trace import Trace
@@ -33,7 +34,8 @@ def bucket(size: int, op: str = "all_reduce") -> Call:
 
 def held(found: Trace, *calls: tuple[int, Call]) -> list[tuple[Gradient, ...]]:
     issued = np.array([at * 1000 for at, _ in calls], np.int64)
-    return [call.gradients for call in with_gradients(found, 0, [call for _, call in calls], issued, 0)]
+    hooks = gradient_hooks(found, np.arange(len(found["host_events"])))
+    return [call.gradients for call in with_gradients(found, 0, hooks, [call for _, call in calls], issued, 0)]
 
 
 def test_two_buckets_of_three_gradients(tmp_path: Path) -> None:
