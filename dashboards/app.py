@@ -6,9 +6,9 @@ from functools import cache
 
 from dash import Dash
 
-from dashboards import downloads, security, shell
-from dashboards.data.runs import Runs
-from dashboards.pages.base import pages
+from gpuscope.dashboards import downloads, security, shell
+from gpuscope.dashboards.data.open_runs import Runs
+from gpuscope.dashboards.page import pages
 
 
 def create_app(runs: Runs, token: str | None = None) -> Dash:

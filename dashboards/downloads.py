@@ -7,10 +7,10 @@ from pathlib import Path
 
 from flask import Flask, Response, abort, request
 
-from analyzers import perfetto
-from dashboards.data.cut import cut
-from dashboards.data.runs import Runs
-from dashboards.state import parse
+from gpuscope.analyzers.run import chrome_trace_export
+from gpuscope.dashboards.data.cut import cut
+from gpuscope.dashboards.data.open_runs import Runs
+from gpuscope.dashboards.state import parse
 
 
 def register(server: Flask, runs: Runs) -> None:
@@ -31,7 +31,7 @@ def register(server: Flask, runs: Runs) -> None:
         view = parse(request.query_string.decode())
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "window.json.gz"
-            perfetto.write(cut(events.trace, events.ties, view.window, view.ranks), path)
+            chrome_trace_export.write(cut(events.trace, events.ties, view.window, view.ranks), path)
             return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
 
 

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gpuscope.report import units
+from gpuscope.report.view import units
 
 
 def empty(what: str, how: str) -> Component:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 from flask import Flask, Response, redirect, request
 from werkzeug.wrappers import Response as BaseResponse
 
-from gpuscope.report import units
+from gpuscope.report.view import units
 
 COOKIE = "gpuscope-token"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})

@@ -8,12 +8,12 @@ import dash_mantine_components as dmc
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
-from dashboards import ids, parts
-from dashboards.data.runs import Runs
-from dashboards.pages.base import Page, Shown, pages
-from dashboards.parts import attributes
-from dashboards.state import View, parse
-from gpuscope.report import units
+from gpuscope.dashboards import ids, parts
+from gpuscope.dashboards.data.open_runs import Runs
+from gpuscope.dashboards.page import Page, Shown, pages
+from gpuscope.dashboards.parts import attributes
+from gpuscope.dashboards.state import View, parse
+from gpuscope.report.view import units
 
 _log = logging.getLogger(__name__)
 

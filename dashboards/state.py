@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode
 import click
 
 from gpuscope.commands.options import RankSet, StepRange
-from gpuscope.report import units
+from gpuscope.report.view import units
 
 _OWN = ("run", "ranks", "steps", "from", "to", "event")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from gpuscope.report.vocabulary import PARTS
+from gpuscope.report.view.vocabulary import PARTS
 
 # Okabe, Ito: Color Universal Design (2008).
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"

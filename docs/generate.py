@@ -27,7 +27,7 @@ from rich.text import Text
 import gpuscope
 from gpuscope.cli import cli
 from gpuscope.output import write_text
-from gpuscope.report.text import render
+from gpuscope.report.terminal.report_text import render
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "report.svg"

@@ -3,31 +3,53 @@
 >>> import gpuscope
 >>> trace = gpuscope.open_trace("rank0.json.gz")
 >>> trace.tables["device_events"]          # a plain pandas DataFrame
->>> report = gpuscope.analyze("run/")      # the report of `gpuscope analyze run/ --json`
+>>> analysis = gpuscope.analyze("run/")    # analysis.report is `gpuscope analyze run/ --json`
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "analyze", "open_trace"]
+from gpuscope.version import __version__
 
 if TYPE_CHECKING:
-    from gpuscope.sources import open_trace
-    from gpuscope.trace.trace import Trace as Trace
+    from gpuscope.analyzers.run.analysis import Analysis
+    from gpuscope.analyzers.run.runner import analyze
+    from gpuscope.errors import AnalysisError, GpuscopeError, InputError, UsageError
+    from gpuscope.sources.opening import open_trace
+    from gpuscope.trace.trace import Trace
 
-    def analyze(*paths: Any, **options: Any) -> Any: ...
+_HOME = {
+    "Analysis": "gpuscope.analyzers.run.analysis",
+    "AnalysisError": "gpuscope.errors",
+    "GpuscopeError": "gpuscope.errors",
+    "InputError": "gpuscope.errors",
+    "Trace": "gpuscope.trace.trace",
+    "UsageError": "gpuscope.errors",
+    "analyze": "gpuscope.analyzers.run.runner",
+    "open_trace": "gpuscope.sources.opening",
+}
+"""Where each public name lives. Looked up when asked for, so that `import gpuscope` stays quick."""
+
+__all__ = [
+    "Analysis",
+    "AnalysisError",
+    "GpuscopeError",
+    "InputError",
+    "Trace",
+    "UsageError",
+    "__version__",
+    "analyze",
+    "open_trace",
+]
 
 
 def __getattr__(name: str) -> Any:
-    # Looked up late: `import gpuscope` stays quick, and this package never imports the one above it.
-    if name == "open_trace":
-        from gpuscope.sources import open_trace
+    if name not in _HOME:
+        raise AttributeError(f"module 'gpuscope' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
 
-        return open_trace
-    if name == "analyze":
-        from gpuscope.plugins import API, load
 
-        return load(API, "analyze")
-    raise AttributeError(f"module 'gpuscope' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from gpuscope import __version__
 from gpuscope.errors import GpuscopeError
 from gpuscope.plugins import COMMANDS, load, plugins
+from gpuscope.version import __version__
 
 EPILOG = """Exit codes: 0 done; 1 a finding reaches --fail-on, or `check` fails; 2 wrong use; 3 an input is missing,
 can't be read or is cut off (--partial takes what is there); 4 an analysis failed."""

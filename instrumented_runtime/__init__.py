@@ -1,0 +1,1 @@
+"""What runs inside a training job: recording, the demo trainer, benchmarks, integrations."""

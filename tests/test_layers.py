@@ -2,85 +2,88 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers.import_graph import FACADE, ROOT, circle, file_graph, folders, imports, modules, place_graph
 
-ROOT = Path(__file__).parents[1]
+UPPER = ("analyzers", "instrumented_runtime", "dashboards")
 ALLOWED = {
-    "gpuscope": {"gpuscope"},
-    "analyzers": {"gpuscope", "analyzers"},
-    "instrumented_runtime": {"gpuscope", "instrumented_runtime"},
-    "dashboards": {"gpuscope", "analyzers", "dashboards"},
+    "ground": set(),
+    "analyzers": {"ground"},
+    "instrumented_runtime": {"ground"},
+    "dashboards": {"ground", "analyzers"},
 }
+MODULES = modules()
+GRAPH = file_graph(MODULES)
+FOLDERS = folders(MODULES)
+FILES_IN_A_FOLDER = 12
 
 
-def modules(package: str) -> Iterator[tuple[str, Path]]:
-    for path in sorted((ROOT / package).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+def layer(module: str) -> str:
+    """`ground` is gpuscope without the three packages above it."""
+    place = module.removeprefix("gpuscope.").partition(".")[0]
+    return place if place in UPPER else "ground"
 
 
-def imports(path: Path, top_level_only: bool) -> Iterator[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = list(_executed(tree)) if top_level_only else list(ast.walk(tree))
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _executed(tree: ast.AST) -> Iterator[ast.AST]:
-    """What runs when a module is imported: not the bodies of functions, not `if TYPE_CHECKING`."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            continue
-        yield node
-        yield from _executed(node)
-
-
-@pytest.mark.parametrize("package", ALLOWED)
-def test_no_import_upward(package: str) -> None:
-    ours = set(ALLOWED)
+def test_no_import_upward() -> None:
     upward = [
         f"{name} imports {target}"
-        for name, path in modules(package)
-        for target in imports(path, top_level_only=False)
-        if (top := target.split(".")[0]) in ours and top not in ALLOWED[package]
+        for name, targets in GRAPH.items()
+        for target in targets
+        if name != FACADE and layer(target) not in {layer(name), *ALLOWED[layer(name)]}
     ]
     assert not upward
 
 
+def test_packages_are_imported_by_their_installed_names() -> None:
+    """`import analyzers` works in a clone and nowhere else."""
+    assert not [
+        f"{path} imports {target}"
+        for folder in (*UPPER, "gpuscope", "tests", "benchmarks", "docs")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for target in imports(path)
+        if target.partition(".")[0] in UPPER
+    ]
+
+
+def test_nothing_inside_imports_the_facade() -> None:
+    assert not [name for name, targets in GRAPH.items() if FACADE in targets and name != "gpuscope.__main__"]
+
+
 def test_no_circle_between_files() -> None:
-    known = {name: path for package in ALLOWED for name, path in modules(package)}
-    graph = {
-        name: {target for target in imports(path, top_level_only=True) if target in known and target != name}
-        for name, path in known.items()
-    }
-    # A package's __init__ that gathers its own files is their door, not their user.
-    for name, path in known.items():
-        if path.name == "__init__.py":
-            graph[name] = {target for target in graph[name] if not target.startswith(f"{name}.")}
-    done: set[str] = set()
+    assert not circle({name: targets for name, targets in GRAPH.items() if name != FACADE})
 
-    def visit(name: str, trail: tuple[str, ...]) -> None:
-        assert name not in trail, " -> ".join((*trail[trail.index(name) :], name))
-        if name not in done:
-            for target in graph[name]:
-                visit(target, (*trail, name))
-            done.add(name)
 
-    for name in graph:
-        visit(name, ())
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder != FACADE])
+def test_no_circle_between_the_places_of_a_folder(folder: str) -> None:
+    assert not circle(place_graph(GRAPH, folder))
+
+
+def test_no_folder_holds_too_many_files() -> None:
+    held = Counter(name.rpartition(".")[0] for name in MODULES if name not in FOLDERS)
+    assert not {folder: count for folder, count in held.items() if count > FILES_IN_A_FOLDER}
+
+
+def test_every_file_has_a_name_of_its_own() -> None:
+    """No two files need their folders to be told apart."""
+    names = Counter(name.rpartition(".")[2] for name in MODULES if name not in FOLDERS)
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def test_a_library_is_imported_in_its_own_room_only() -> None:
+    """pyarrow by the readers of its formats, dash by the dashboard, torch by the runtime."""
+    home = {"dash": {"dashboards"}, "torch": {"instrumented_runtime"}, "nvtx": {"instrumented_runtime"}}
+    assert not [
+        f"{name} imports {library}"
+        for name, path in MODULES.items()
+        for library in {target.partition(".")[0] for target in imports(path)} & home.keys()
+        if layer(name) not in home[library]
+    ]
 
 
 def test_analysing_imports_neither_torch_nor_dash_nor_pyarrow(samples: Path) -> None:

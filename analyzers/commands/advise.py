@@ -29,9 +29,9 @@ def command(
     gpuscope advise --model llama-3-70b --cluster 16x8xH100 --global-batch 512
     gpuscope advise --model layers=48,width=6144,heads=48,ffn=24576,vocabulary=50304,sequence=4096 --cluster 4x8xA100
     """
-    from analyzers.planning.cluster import cluster_of
-    from analyzers.planning.model import model_named
-    from analyzers.planning.plan import default_batch, plan
+    from gpuscope.analyzers.planning.cluster import cluster_of
+    from gpuscope.analyzers.planning.plan import default_batch, plan
+    from gpuscope.analyzers.planning.transformer import model_named
 
     model, cluster = model_named(model_name, sequence), cluster_of(spec, network, gpu_memory)
     made = plan(model, model_name, cluster, global_batch or default_batch(model, cluster), limit)
@@ -40,8 +40,7 @@ def command(
 
         click.echo(json.dumps(made, indent=2, allow_nan=False))
         return
-    from gpuscope.report.console import ReportConsole
-    from gpuscope.report.terminal import Writer
-    from gpuscope.report.text_plan import render
+    from gpuscope.report.terminal.plan_text import render
+    from gpuscope.report.terminal.screen import ReportConsole, Writer
 
     render(made, Writer(ReportConsole()))

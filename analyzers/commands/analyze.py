@@ -12,7 +12,7 @@ from gpuscope.commands.options import StepRange, inputs
 from gpuscope.store.location import store_option
 
 if TYPE_CHECKING:
-    from analyzers.analysis import Analysis
+    from gpuscope.analyzers.run.analysis import Analysis
 
 SEVERITIES = ("low", "medium", "high")
 
@@ -64,7 +64,7 @@ def command(
     report = analysis.report
     if html is not None:
         from gpuscope.output import write_text
-        from gpuscope.report.html import render as render_html
+        from gpuscope.report.html.html_report import render as render_html
 
         write_text(html, render_html(report))
     if csv is not None:
@@ -75,12 +75,12 @@ def command(
         options = {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps, "partial": partial}
         keep(report, files, paths, options, store, label)
     if as_json:
-        from gpuscope.report.json import dumps
+        from gpuscope.report.json_report import dumps
 
         click.echo(dumps(report))
     else:
-        from gpuscope.report.console import ReportConsole
-        from gpuscope.report.text import render
+        from gpuscope.report.terminal.report_text import render
+        from gpuscope.report.terminal.screen import ReportConsole
 
         render(report, ReportConsole())
     for failure in analysis.failed:
@@ -98,11 +98,11 @@ def _analyse(
     nsys: str | None,
     steps: tuple[int, int] | None,
 ) -> tuple[Analysis, list[Path]]:
-    from analyzers.runner import Options, run
+    from gpuscope.analyzers.run.runner import Options, run
     from gpuscope.progress import reading
-    from gpuscope.sources import ReadOptions
     from gpuscope.sources.opening import inputs as find_inputs
     from gpuscope.sources.opening import total_size
+    from gpuscope.sources.source import ReadOptions
 
     items = find_inputs(paths, ranks)
     with reading(total_size(items), "reading", files=len(items)) as progress:

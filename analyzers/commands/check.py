@@ -11,7 +11,7 @@ from gpuscope.commands.options import Percent, StepRange, reading
 from gpuscope.store.location import store_option
 
 if TYPE_CHECKING:
-    from gpuscope.report.diff_schema import CheckCase, Diff
+    from gpuscope.report.schema.diff_document import CheckCase, Diff
 
 
 @click.command(short_help="Fail where a run is slower than its baseline, for CI.")
@@ -44,9 +44,9 @@ def command(
     gpuscope check run/ --baseline baseline.json --fail-on 5%
     gpuscope check run/ --baseline 12 --fail-on-finding high --junit gpuscope.xml
     """
-    from analyzers.comparison import checks
-    from analyzers.comparison.compare import compare
-    from analyzers.comparison.loading import Reading, load
+    from gpuscope.analyzers.comparison import checks
+    from gpuscope.analyzers.comparison.compare import compare
+    from gpuscope.analyzers.comparison.loading import Reading, load
     from gpuscope.output import check_free, write_text
 
     check_free([junit] if junit is not None else [], force, (path, baseline))
@@ -58,12 +58,12 @@ def command(
         cases.append(checks.new_findings(before.report, after.report, fail_on_finding))
     diff["checks"] = cases
     if junit is not None:
-        from gpuscope.report.junit import dumps
+        from gpuscope.report.junit_xml import dumps
 
         write_text(junit, dumps(cases, path))
     _print(diff, cases, as_json)
     if github:
-        from gpuscope.report.github import annotation
+        from gpuscope.report.github_annotations import annotation
 
         for case in cases:
             click.echo(annotation(case), err=True)
@@ -84,8 +84,7 @@ def _print(diff: Diff, cases: list[CheckCase], as_json: bool) -> None:
 
         click.echo(json.dumps(diff, indent=2, allow_nan=False))
         return
-    from gpuscope.report.console import ReportConsole
-    from gpuscope.report.terminal import Writer
+    from gpuscope.report.terminal.screen import ReportConsole, Writer
 
     writer = Writer(ReportConsole())
     for case in cases:

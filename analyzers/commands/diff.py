@@ -33,9 +33,9 @@ def command(
     gpuscope diff 3 after/ --suggestion bucket_size
     gpuscope diff baseline.json after.nsys-rep --json
     """
-    from analyzers.comparison.compare import compare
-    from analyzers.comparison.judging import DEFAULT_THRESHOLD
-    from analyzers.comparison.loading import Reading, load
+    from gpuscope.analyzers.comparison.compare import compare
+    from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD
+    from gpuscope.analyzers.comparison.loading import Reading, load
 
     how = Reading(ranks, steps, partial, nsys, store)
     limit = DEFAULT_THRESHOLD if threshold is None else threshold
@@ -45,8 +45,7 @@ def command(
 
         click.echo(json.dumps(diff, indent=2, allow_nan=False))
         return
-    from gpuscope.report.console import ReportConsole
-    from gpuscope.report.terminal import Writer
-    from gpuscope.report.text_diff import render
+    from gpuscope.report.terminal.diff_text import render
+    from gpuscope.report.terminal.screen import ReportConsole, Writer
 
     render(diff, Writer(ReportConsole()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpuscope.commands.opening import open_with_progress
+from gpuscope.commands.open_with_progress import open_with_progress
 from gpuscope.commands.options import inputs
 from gpuscope.errors import UsageError
 
@@ -45,8 +45,8 @@ def command(
     gpuscope export run/ --perfetto run.json.gz
     gpuscope export run/ nccl.log --nccl-tuner tuner.csv
     """
-    from analyzers.perfetto import write
     from gpuscope import output
+    from gpuscope.analyzers.run.chrome_trace_export import write
 
     wanted = [path for path in (perfetto, nccl_tuner) if path is not None]
     if not wanted:
@@ -60,7 +60,7 @@ def command(
 
 
 def _write_tuner(trace: Trace, path: Path) -> None:
-    from analyzers.nccl_model.tuner import check, tuning
+    from gpuscope.analyzers.nccl.tuner_file import check, tuning
     from gpuscope.output import write_text
 
     found = tuning(trace)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gpuscope.report.schema import Report
+    from gpuscope.report.schema.document import Report
 
 
 @click.command(short_help="Say which ranks made a job hang, from Flight Recorder dumps.")
@@ -28,24 +28,23 @@ def command(paths: tuple[str, ...], as_json: bool, fail_on_hang: bool) -> int:
     """
     report = _analyse(paths)
     if as_json:
-        from gpuscope.report.json import dumps
+        from gpuscope.report.json_report import dumps
 
         click.echo(dumps(report))
     else:
-        from gpuscope.report.console import ReportConsole
-        from gpuscope.report.terminal import Writer
-        from gpuscope.report.text_hang import render
+        from gpuscope.report.terminal.hang_text import render
+        from gpuscope.report.terminal.screen import ReportConsole, Writer
 
         render(report, Writer(ReportConsole()))
     return int(fail_on_hang and report.get("hang", {}).get("hung", False))
 
 
 def _analyse(paths: tuple[str, ...]) -> Report:
-    from analyzers.runner import Options, run
+    from gpuscope.analyzers.run.runner import Options, run
     from gpuscope.errors import AnalysisError
     from gpuscope.progress import reading
-    from gpuscope.sources import ReadOptions
     from gpuscope.sources.opening import inputs, total_size
+    from gpuscope.sources.source import ReadOptions
 
     items = inputs(_dumps(paths))
     with reading(total_size(items), "reading", files=len(items)) as progress:
@@ -61,8 +60,8 @@ def _dumps(paths: tuple[str, ...]) -> list[Path]:
     import glob
 
     from gpuscope.errors import InputError
-    from gpuscope.sources.base import source_for
     from gpuscope.sources.records import FLIGHT_RECORDER, is_record, records_below
+    from gpuscope.sources.source import source_for
 
     found: list[Path] = []
     others: list[Path] = []

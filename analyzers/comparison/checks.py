@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuscope.report.diff_schema import CheckCase, Diff
-from gpuscope.report.schema import Report
-from gpuscope.report.text_diff import verdict_line
+from gpuscope.report.schema.diff_document import CheckCase, Diff
+from gpuscope.report.schema.document import Report
+from gpuscope.report.terminal.diff_text import verdict_line
 
 _ORDER = ("low", "medium", "high")
 

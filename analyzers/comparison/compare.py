@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analyzers.comparison import moved
-from analyzers.comparison.intervals import mean_interval, sample
-from analyzers.comparison.judging import DEFAULT_THRESHOLD, change, judge
-from analyzers.comparison.proof import proofs
-from analyzers.comparison.series import Series, mean, series
-from gpuscope import __version__
-from gpuscope.report import units
-from gpuscope.report.diff_schema import DIFF_VERSION, Basis, Diff, DiffSide
-from gpuscope.report.schema import Report
+from gpuscope.analyzers.comparison import moved
+from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD, change, judge
+from gpuscope.analyzers.comparison.proof import proofs
+from gpuscope.analyzers.comparison.series import Series, mean, series
+from gpuscope.analyzers.comparison.welch import mean_interval, sample
+from gpuscope.report.schema.diff_document import DIFF_VERSION, Basis, Diff, DiffSide
+from gpuscope.report.schema.document import Report
+from gpuscope.report.view import units
+from gpuscope.version import __version__
 
 OTHER_WORK = 0.01
 """A step of one job repeats the same kernels; from this share on it is worth saying that it does not."""

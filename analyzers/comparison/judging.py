@@ -6,11 +6,11 @@ improvement. Entirely within: neutral. Across it: neutral too, but not conclusiv
 
 from __future__ import annotations
 
-from analyzers.comparison.intervals import Interval, Sample, difference, sample, steps_needed
-from analyzers.comparison.series import Series, mean, mean_window_ns
-from gpuscope.report import units
-from gpuscope.report.diff_schema import Change, DiffVerdict, Outcome
-from gpuscope.report.schema import Report
+from gpuscope.analyzers.comparison.series import Series, mean, mean_window_ns
+from gpuscope.analyzers.comparison.welch import Interval, Sample, difference, sample, steps_needed
+from gpuscope.report.schema.diff_document import Change, DiffVerdict, Outcome
+from gpuscope.report.schema.document import Report
+from gpuscope.report.view import units
 
 DEFAULT_THRESHOLD = 0.01
 """Steps tell of chance within a run only; two runs of the same job differ a little more, by clocks, placement and

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from analyzers.comparison.compare import Side
+from gpuscope.analyzers.comparison.compare import Side
 from gpuscope.errors import AnalysisError, UsageError
-from gpuscope.report.json import dumps
-from gpuscope.report.reading import read_report
-from gpuscope.report.schema import Report
+from gpuscope.report.json_report import dumps
+from gpuscope.report.read_report import read_report
+from gpuscope.report.schema.document import Report
 
 _NUMBER = re.compile(r"#?(\d+)")
 _NEEDED = ("trace", "verdict", "ranks", "steps", "collectives", "kernels", "findings", "suggestions")
@@ -66,10 +66,10 @@ def _checked(side: Side, reading: Reading) -> Side:
 
 
 def _analysed(named: str, reading: Reading) -> Report:
-    from analyzers.runner import Options, run
+    from gpuscope.analyzers.run.runner import Options, run
     from gpuscope.progress import reading as progress_of
-    from gpuscope.sources import ReadOptions
     from gpuscope.sources.opening import inputs, total_size
+    from gpuscope.sources.source import ReadOptions
 
     items = inputs([named], reading.ranks)
     with progress_of(total_size(items), "reading", files=len(items)) as progress:

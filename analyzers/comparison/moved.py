@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from analyzers.comparison.intervals import difference, sample
-from analyzers.comparison.series import Series, mean
-from gpuscope.report import arrangement
-from gpuscope.report.diff_schema import (
+from gpuscope.analyzers.comparison.series import Series, mean
+from gpuscope.analyzers.comparison.welch import difference, sample
+from gpuscope.report.schema.diff_document import (
     CauseChange,
     CollectiveChange,
     CollectiveSide,
@@ -19,8 +18,9 @@ from gpuscope.report.diff_schema import (
     KernelChange,
     PartChange,
 )
-from gpuscope.report.schema import CollectiveEntry, Report
-from gpuscope.report.vocabulary import PARTS, PartKey
+from gpuscope.report.schema.document import CollectiveEntry, Report
+from gpuscope.report.view import arrangement
+from gpuscope.report.view.vocabulary import PARTS, PartKey
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gpuscope.report import arrangement
-from gpuscope.report.schema import Report, StepEntry
+from gpuscope.report.schema.document import Report, StepEntry
+from gpuscope.report.view import arrangement
 
 Value = Callable[[StepEntry], int]
 

@@ -1,1 +1,1 @@
-"""Where a job hung: the parts that `analyzers.hang` puts together."""
+"""Where a job hung: the parts that `gpuscope.analyzers.hangs.hang_analysis` puts together."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from analyzers import clocks
-from analyzers.matching import match
-from analyzers.pipelines.stages import StageMap
+from gpuscope.analyzers.collectives import clocks
+from gpuscope.analyzers.collectives.matching import match
+from gpuscope.analyzers.pipelines.stages import StageMap
+from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
-from gpuscope.trace.table import Table
 from gpuscope.trace.trace import Trace
 
 

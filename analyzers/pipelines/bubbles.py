@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzers.pipelines.flushes import Computation, Flush
-from gpuscope.report.pipeline_schema import PipelineBubble
+from gpuscope.analyzers.pipelines.flushes import Computation, Flush
+from gpuscope.report.schema.pipeline_section import PipelineBubble
+from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, complement, measure_within, union
-from gpuscope.trace.table import Times
 
 PHASES = ("warm_up", "steady", "drain")
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analyzers.pipelines.stages import StageMap
-from analyzers.whatif.dependencies import BACKWARD, FORWARD, WEIGHT
-from gpuscope.trace.names import NamePool
+from gpuscope.analyzers.operations.dependencies import BACKWARD, FORWARD, WEIGHT
+from gpuscope.analyzers.pipelines.stages import StageMap
+from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
-from gpuscope.trace.table import Table
 
 KINDS = {FORWARD: "F", BACKWARD: "B", WEIGHT: "W"}
 

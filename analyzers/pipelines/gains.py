@@ -9,8 +9,8 @@ from statistics import fmean, median
 
 import numpy as np
 
-from analyzers.pipelines.flushes import Flush
-from analyzers.pipelines.replay import Key, Order, even, order_of, placed
+from gpuscope.analyzers.pipelines.flushes import Flush
+from gpuscope.analyzers.pipelines.ideal_layout import Key, Order, even, order_of, placed
 
 MORE = 2
 """So many times the micro-batches."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from analyzers.pipelines.flushes import Computation, Flush
-from gpuscope.report.pipeline_schema import ScheduleName
+from gpuscope.analyzers.pipelines.flushes import Computation, Flush
+from gpuscope.report.schema.pipeline_section import ScheduleName
 
 Order = list[tuple[str, int]]
 """(F or B, chunk within the stage) in the order of computing."""

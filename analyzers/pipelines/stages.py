@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.trace.names import NO_NAME
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
-from gpuscope.trace.table import Table
 from gpuscope.trace.trace import Trace
 
 _PIPELINE_GROUP = re.compile(r"^PIPELINE_MODEL_PARALLEL_GROUP$|(?:^|_)(?:pp|pipe|pipeline)(?:_|$)", re.IGNORECASE)
@@ -108,7 +108,7 @@ def _from_groups(trace: Trace) -> StageMap | None:
 
 _NO_ORDER = (
     "no ranges tell forward from backward and one micro-batch from another: record with `gpuscope train`, with "
-    "ranges `forward#micro_batch=0,stage=0` of instrumented_runtime.ranges, or with a schedule of "
+    "ranges `forward#micro_batch=0,stage=0` of gpuscope.instrumented_runtime.record.ranges, or with a schedule of "
     "torch.distributed.pipelining that writes `PP:0F0`"
 )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from analyzers.planning.cluster import Cluster
-from analyzers.planning.estimate import USABLE, step_seconds
-from analyzers.planning.layout import Layout, memory
-from analyzers.planning.model import Model
+from gpuscope.analyzers.planning.cluster import Cluster
+from gpuscope.analyzers.planning.estimate import USABLE, step_seconds
+from gpuscope.analyzers.planning.layout import Layout, memory
+from gpuscope.analyzers.planning.transformer import Model
 
 MICRO_BATCHES = (1, 2, 4, 8)
 LONG_SEQUENCE = 16384

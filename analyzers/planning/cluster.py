@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpuscope.device_peaks import peak_flops
 from gpuscope.errors import UsageError
-from gpuscope.links import Link, gpu_fabric, gpu_nvlink, gpu_pcie, link_named, links
+from gpuscope.hardware.device_peaks import peak_flops
+from gpuscope.hardware.link_rates import Link, gpu_fabric, gpu_nvlink, gpu_pcie, link_named, links
 
 MEMORY_GB = {
     "B200": 180, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "A100": 80, "L40S": 48, "L4": 24, "A10": 24,

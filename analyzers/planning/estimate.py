@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from analyzers.planning.cluster import Cluster
-from analyzers.planning.layout import Layout, bandwidths, bubble, micro_batches, volume
-from analyzers.planning.model import Model
+from gpuscope.analyzers.planning.cluster import Cluster
+from gpuscope.analyzers.planning.layout import Layout, bandwidths, bubble, micro_batches, volume
+from gpuscope.analyzers.planning.transformer import Model
 
 EFFICIENCY = 0.5
 """Of the peak while computing: published runs reach 40 to 57 % overall (Narayanan et al., arXiv:2104.04473, table 1;
@@ -17,7 +17,7 @@ USABLE = 0.9
 """Of a GPU's memory: the rest is left to CUDA's context, NCCL's buffers, temporary tensors and fragmentation."""
 ASSUMPTIONS = (
     f"compute runs at {EFFICIENCY * 100:.0f} % of the GPU's dense bf16 peak, whatever the sizes",
-    "links give their usable rate (gpuscope/links.toml); fixed costs of messages are left out",
+    "links give their usable rate (gpuscope/hardware/links.toml); fixed costs of messages are left out",
     "gradients are reduced behind the last micro-batch's backward, ZeRO-3 gathers behind all compute; tensor, context "
     "and expert communication is not hidden",
     "one-forward-one-backward pipeline without interleaving, equal stages; the load of experts is balanced",

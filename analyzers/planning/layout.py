@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analyzers.planning.cluster import Cluster
-from analyzers.planning.model import Model
+from gpuscope.analyzers.planning.cluster import Cluster
+from gpuscope.analyzers.planning.transformer import Model
 
 BYTES = 2
 """Of a weight, gradient or activation in bf16."""

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from analyzers.planning.candidates import Scored, best_of_each, scored
-from analyzers.planning.cluster import Cluster
-from analyzers.planning.estimate import ASSUMPTIONS, flops
-from analyzers.planning.layout import (
-    BYTES,
-    OPTIMIZER_BYTES,
-    bandwidths,
-    bubble,
-    micro_batches,
-    volume,
-)
-from analyzers.planning.model import Model
-from analyzers.planning.rules import rules
-from gpuscope import __version__
+from gpuscope.analyzers.planning.candidates import Scored, best_of_each, scored
+from gpuscope.analyzers.planning.cluster import Cluster
+from gpuscope.analyzers.planning.estimate import ASSUMPTIONS, flops
+from gpuscope.analyzers.planning.layout import BYTES, OPTIMIZER_BYTES, bandwidths, bubble, micro_batches, volume
+from gpuscope.analyzers.planning.rules import rules
+from gpuscope.analyzers.planning.transformer import Model
 from gpuscope.errors import UsageError
-from gpuscope.report import units
-from gpuscope.report.plan_schema import PLAN_VERSION, Plan, PlanEntry
+from gpuscope.report.schema.plan_document import PLAN_VERSION, Plan, PlanEntry
+from gpuscope.report.view import units
+from gpuscope.version import __version__
 
 TOKENS = 4 << 20
 """Tokens of a step where no batch is named: what Llama 2 (arXiv:2307.09288, section 2.2) trained with."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from analyzers.planning.candidates import LONG_SEQUENCE, Scored
-from analyzers.planning.cluster import Cluster
-from analyzers.planning.estimate import USABLE
-from analyzers.planning.model import Model
-from gpuscope.report import units
-from gpuscope.report.plan_schema import PlanRule
+from gpuscope.analyzers.planning.candidates import LONG_SEQUENCE, Scored
+from gpuscope.analyzers.planning.cluster import Cluster
+from gpuscope.analyzers.planning.estimate import USABLE
+from gpuscope.analyzers.planning.transformer import Model
+from gpuscope.report.schema.plan_document import PlanRule
+from gpuscope.report.view import units
 
 
 def rules(model: Model, cluster: Cluster, rows: list[Scored], batch: int) -> list[PlanRule]:

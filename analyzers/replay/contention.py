@@ -1,6 +1,7 @@
 """On a CPU compute is slower while communication runs beside it: its threads take cores from the training thread.
 
-How much the recorder tells, which counts how long the training thread waited for a core (`analyzers/core_time.py`).
+How much slower, the recorder tells: it counts how long the training thread waited for a core
+(`analyzers/device_time/cores.py`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzers.replay.engine import Replayed, replay
-from analyzers.replay.graph import Graph, Node
-from analyzers.replay.rewriting import nodes_by_call
-from gpuscope.report import units
+from gpuscope.analyzers.replay.engine import Replayed, replay
+from gpuscope.analyzers.replay.graph import Graph, Node
+from gpuscope.analyzers.replay.rewrite import nodes_by_call
+from gpuscope.report.view import units
+from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.intervals import measure_within, union
-from gpuscope.trace.table import Array, Times
 
 ROUNDS = 3
 """Replays of a change: compute takes longer or shorter, which moves what it runs beside. The third moves little."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzers.replay.graph import Graph
+from gpuscope.analyzers.replay.graph import Graph
+from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
-from gpuscope.trace.table import Times
 
 
 class CircleError(Exception):

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA
-from gpuscope.trace.table import Array, Mask, Times
 
 CAUSES = ("input", "gc", "allocator", "host_other")
 """Parts of a host segment that a change can take away (docs/definitions.md: «Stalls»)."""

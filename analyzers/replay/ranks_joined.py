@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from analyzers.clocks import Clocks
-from analyzers.matching import Instances, Matched
-from analyzers.replay.graph import Edge, Graph, Node, join
+from gpuscope.analyzers.collectives.clocks import Clocks
+from gpuscope.analyzers.collectives.matching import Instances, Matched
+from gpuscope.analyzers.replay.graph import Edge, Graph, Node, join
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from analyzers.replay.changes import (
+from gpuscope.analyzers.frame.changes import (
     BucketSize,
     Change,
     LoaderWorkers,

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import mean, median
 
 import gpuscope
-from analyzers.lanes import count_steps, views
-from analyzers.replay.changes import Predicted, Refused
 from benchmarks.advice.cases import Case
+from gpuscope.analyzers.frame.changes import Predicted, Refused
+from gpuscope.analyzers.frame.lanes import count_steps, views
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,15 @@ from torch import Tensor
 
 from benchmarks.advice.cases import CASES, Case, Variant
 from benchmarks.advice.quiet import Others, wait_for_quiet
-from instrumented_runtime import gloo_trace
-from instrumented_runtime.assemble import assemble
-from instrumented_runtime.faults import Fault, StepContext, parse_faults
-from instrumented_runtime.mesh import World, join_world
-from instrumented_runtime.parallel_spec import validate
-from instrumented_runtime.ranges import span
-from instrumented_runtime.run_options import record_options
-from instrumented_runtime.session import gpuscope_session
-from instrumented_runtime.trainer import Trainer
+from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.record.ranges import span
+from gpuscope.instrumented_runtime.record.session import gpuscope_session
+from gpuscope.instrumented_runtime.train.faults import Fault, StepContext, parse_faults
+from gpuscope.instrumented_runtime.train.mesh import World, join_world
+from gpuscope.instrumented_runtime.train.run_options import record_options
+from gpuscope.instrumented_runtime.train.settings.assemble import assemble
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 WAIT, WARMUP, ACTIVE = 1, 1, 8
 """Steps of a turn. After the turn of the other side the first ones find cold caches and full loader queues."""

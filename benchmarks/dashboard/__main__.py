@@ -21,12 +21,12 @@ from rich.table import Table
 
 import gpuscope
 from benchmarks.dashboard.synthetic import synthetic
-from dashboards import ids
-from dashboards.app import create_app
-from dashboards.data.detail_levels import marks
-from dashboards.data.events import SHOWN_AT_FIRST, Events
-from dashboards.data.runs import OpenRun, Runs
-from dashboards.server import listen
+from gpuscope.dashboards import ids
+from gpuscope.dashboards.app import create_app
+from gpuscope.dashboards.data.detail_levels import marks
+from gpuscope.dashboards.data.events import SHOWN_AT_FIRST, Events
+from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.server import listen
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ddp_healthy"
 """Its report stands in for that of the synthetic run; the timeline does not read it."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.table import Array
 from gpuscope.trace.schema import Category, Kind
-from gpuscope.trace.table import Array
 from gpuscope.trace.trace import Trace
 
 RANKS = 2

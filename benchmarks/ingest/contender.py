@@ -18,7 +18,7 @@ from typing import Any
 
 def gpuscope(task: str) -> Callable[[str], Any]:
     import gpuscope
-    from gpuscope.sources.base import all_sources
+    from gpuscope.sources.source import all_sources
 
     all_sources()  # imported late otherwise
     return gpuscope.open_trace if task == "load" else gpuscope.analyze

@@ -47,8 +47,8 @@ MODES: dict[str, list[str] | None] = {
 TRAINING = f"""
 import json, sys, time
 import torch, torch.distributed as dist
-from instrumented_runtime.mesh import leave_world
-from instrumented_runtime.ranges import span
+from gpuscope.instrumented_runtime.train.mesh import leave_world
+from gpuscope.instrumented_runtime.record.ranges import span
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 layers = [m for _ in range(6) for m in (torch.nn.Linear(512, 512), torch.nn.GELU())]
@@ -77,7 +77,7 @@ leave_world()
 TIMING = """
 import contextlib, json, sys, timeit
 import torch
-from instrumented_runtime.ranges import span
+from gpuscope.instrumented_runtime.record.ranges import span
 
 def per_call(function, number):
     return min(timeit.repeat(function, number=number, repeat=5)) / number * 1e9

@@ -11,10 +11,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from analyzers.replay.run import MAX_ERROR, Replayer
-from analyzers.runner import analyze
+from gpuscope.analyzers.replay.replayer import MAX_ERROR, Replayer
+from gpuscope.analyzers.run.runner import analyze
 from gpuscope.errors import GpuscopeError
-from gpuscope.report import units
+from gpuscope.report.view import units
 
 ROOT = Path(__file__).parents[2]
 FORMATS = (".json", ".json.gz", ".sqlite")

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import numpy as np
 
-from dashboards.data.clock import Ties
-from gpuscope.trace.rows import order_rows, select_rows
+from gpuscope.dashboards.data.run_clock import Ties
+from gpuscope.trace.columns.row_order import order_rows, select_rows
+from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA, SCHEMAS
-from gpuscope.trace.table import Table
 from gpuscope.trace.trace import Trace
 
 _TIMED = ("device_events", "host_events", "syncs", "collectives", "steps")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dashboards.data.tracks import BLOCK, Track
-from gpuscope.trace.table import Array, Times
+from gpuscope.dashboards.data.tracks import BLOCK, Track
+from gpuscope.trace.columns.table import Array, Times
 
 MAX_MARKS = 3_000
 """A browser draws so many bars again in well under a second."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dashboards.data.clock import Ties
-from dashboards.data.tracks import GROUPS, Group, Track, tracks
-from gpuscope.report.schema import Evidence
+from gpuscope.dashboards.data.run_clock import Ties
+from gpuscope.dashboards.data.tracks import GROUPS, Group, Track, tracks
+from gpuscope.report.schema.document import Evidence
+from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
-from gpuscope.trace.table import Times
 from gpuscope.trace.trace import Trace
 
 SHOWN_AT_FIRST: tuple[Group, ...] = ("steps", "streams", "ranges", "threads")

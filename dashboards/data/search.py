@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dashboards.data.details import Event, event
-from dashboards.data.events import Events
+from gpuscope.dashboards.data.event_details import Event, event
+from gpuscope.dashboards.data.events import Events
 
 SHOWN = 40
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.report import units
+from gpuscope.report.view import units
 from gpuscope.trace.trace import Trace
 
 MOST = 40

@@ -8,11 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from dashboards.data.clock import Ties
-from gpuscope.trace.distinct import distinct_pairs
-from gpuscope.trace.names import NO_NAME
+from gpuscope.dashboards.data.run_clock import Ties
+from gpuscope.trace.columns.distinct import distinct_pairs
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Array, Table, Times
 from gpuscope.trace.schema import NA, Category, Kind
-from gpuscope.trace.table import Array, Table, Times
 from gpuscope.trace.trace import Trace
 
 Group = Literal["steps", "streams", "ranges", "threads", "python", "os"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpuscope.commands.opening import open_with_progress
+from gpuscope.commands.open_with_progress import open_with_progress
 from gpuscope.commands.options import inputs
 from gpuscope.errors import UsageError
 

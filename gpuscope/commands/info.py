@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuscope.commands.opening import open_with_progress
+from gpuscope.commands.open_with_progress import open_with_progress
 from gpuscope.commands.options import inputs
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def command(
 
         click.echo(json.dumps(facts, indent=2))
     else:
-        from gpuscope.report.facts import render
+        from gpuscope.report.terminal.info_text import render
 
         render(facts)
 
@@ -61,7 +61,7 @@ def describe(trace: Trace) -> dict[str, Any]:
 def _rank(trace: Trace, row: int) -> dict[str, Any]:
     import numpy as np
 
-    from gpuscope.trace.names import NO_NAME
+    from gpuscope.trace.columns.name_pool import NO_NAME
     from gpuscope.trace.schema import NA
 
     ranks, steps, device = trace["ranks"], trace["steps"], trace["device_events"]

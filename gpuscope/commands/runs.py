@@ -11,7 +11,7 @@ import click
 from gpuscope.store.location import located, store_option
 
 if TYPE_CHECKING:
-    from gpuscope.report.terminal import Writer
+    from gpuscope.report.terminal.screen import Writer
 
 DAY = len("2026-01-31 12:00")
 CLASSES = ("cpu", "communication", "memory", "compute")
@@ -50,8 +50,7 @@ def command(
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    from gpuscope.report.console import ReportConsole
-    from gpuscope.report.terminal import Writer
+    from gpuscope.report.terminal.screen import ReportConsole, Writer
 
     _list(rows, Writer(ReportConsole()))
 
@@ -68,12 +67,12 @@ def show(ctx: click.Context, run: int, store: Path | None, as_json: bool) -> Non
     with opened(located(store or ctx.obj)) as open_store:
         report = open_store.report(run)
     if as_json:
-        from gpuscope.report.json import dumps
+        from gpuscope.report.json_report import dumps
 
         click.echo(dumps(report))
         return
-    from gpuscope.report.console import ReportConsole
-    from gpuscope.report.text import render
+    from gpuscope.report.terminal.report_text import render
+    from gpuscope.report.terminal.screen import ReportConsole
 
     render(report, ReportConsole())
 
@@ -97,7 +96,7 @@ def delete(ctx: click.Context, runs: tuple[int, ...], store: Path | None, yes: b
 
 
 def _list(rows: list[dict[str, Any]], writer: Writer) -> None:
-    from gpuscope.report import units, vocabulary
+    from gpuscope.report.view import units, vocabulary
 
     if not rows:
         writer.line("No such run.")

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from gpuscope.errors import InputError
-from gpuscope.sources.base import ReadOptions, rank_in_name
-from gpuscope.sources.chrome_json import Complete, Document, FlowStart, Metadata
-from gpuscope.sources.decimal_time import to_ns
-from gpuscope.sources.kineto import report_losses
-from gpuscope.sources.kineto_arguments import CommunicationArguments, integer
-from gpuscope.sources.kineto_collectives import add_collectives
+from gpuscope.sources.kineto.chrome_json import Complete, Document, FlowStart, Metadata
+from gpuscope.sources.kineto.collective_rows import add_collectives
+from gpuscope.sources.kineto.decimal_time import to_ns
+from gpuscope.sources.kineto.event_arguments import CommunicationArguments, integer
+from gpuscope.sources.kineto.kineto_source import report_losses
+from gpuscope.sources.source import ReadOptions, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA, Category, Kind
 

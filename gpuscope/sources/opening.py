@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscope.errors import InputError, UsageError
-from gpuscope.sources.base import ReadOptions, Source, check_readable, source_for
-from gpuscope.sources.lives import last_life
 from gpuscope.sources.records import (
     ALLOCATOR_SNAPSHOT,
     FLIGHT_RECORDER,
@@ -20,7 +18,9 @@ from gpuscope.sources.records import (
     records_below,
     snapshots_below,
 )
+from gpuscope.sources.restarts import last_life
 from gpuscope.sources.run_manifest import ended
+from gpuscope.sources.source import ReadOptions, Source, check_readable, source_for
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from gpuscope.errors import InputError
-from gpuscope.sources.arrow import require_pyarrow
-from gpuscope.sources.base import ReadOptions
+from gpuscope.sources.pyarrow_import import require_pyarrow
+from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA
-from gpuscope.trace.table import Array, Mask, Times
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
 _INTEGERS = {

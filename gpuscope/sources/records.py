@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from gpuscope.errors import InputError
-from gpuscope.sources.base import source_for
+from gpuscope.sources.source import source_for
 
 FLIGHT_RECORDER = "flight-recorder"
 ALLOCATOR_SNAPSHOT = "allocator-snapshot"

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from gpuscope.report import arrangement
-from gpuscope.report.schema import BreakdownEntry, RankEntry, Report, StepEntry
-from gpuscope.report.vocabulary import PARTS
+from gpuscope.report.schema.document import BreakdownEntry, RankEntry, Report, StepEntry
+from gpuscope.report.view import arrangement
+from gpuscope.report.view.vocabulary import PARTS
 
 Row = dict[str, Any]
 

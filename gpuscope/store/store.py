@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from gpuscope.errors import InputError, UsageError
-from gpuscope.report.json import dumps
-from gpuscope.report.schema import Report
+from gpuscope.report.json_report import dumps
+from gpuscope.report.schema.document import Report
 from gpuscope.store.library import sqlite_utils
 from gpuscope.store.rows import run_row, section_rows
 from gpuscope.store.tables import APPLICATION_ID, SCHEMA_VERSION, TABLES, migrations

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.trace import host_device, kinds
-from gpuscope.trace.links import launches
-from gpuscope.trace.names import NamePool
-from gpuscope.trace.operations import name_operations
+from gpuscope.trace import host_device
+from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.row_order import order_rows, select_rows
+from gpuscope.trace.columns.table import Array, Table, Times
+from gpuscope.trace.launch_links import launches
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.naming.communication_ops import name_operations
 from gpuscope.trace.problems import Problem, Severity, merged
-from gpuscope.trace.rows import order_rows, select_rows
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
 from gpuscope.trace.steps import KERNEL_SEQUENCE, find_steps
-from gpuscope.trace.table import Array, Table, Times
 from gpuscope.trace.trace import SourceFile, Trace
 
 ONE_DAY_NS = 86_400 * 10**9

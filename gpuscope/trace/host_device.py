@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.trace import kinds
+from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.intervals import Spans, join, subtract, union
-from gpuscope.trace.links import outermost
-from gpuscope.trace.names import NamePool
+from gpuscope.trace.launch_links import outermost
+from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import Category, Kind
-from gpuscope.trace.table import Mask, Table, Times
 
 _WAITS = ("c10d_functional::wait_tensor", "c10d::barrier", "c10d::monitored_barrier_")
 _BACKWARD = "autograd::engine::evaluate_function"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuscope.trace.table import Array, Times
+from gpuscope.trace.columns.table import Array, Times
 
 
 class Spans(NamedTuple):

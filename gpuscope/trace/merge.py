@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from gpuscope.trace.names import NO_NAME, NamePool
+from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
+from gpuscope.trace.columns.table import Array, Table
 from gpuscope.trace.problems import merged
 from gpuscope.trace.schema import NA, SCHEMAS, TableSchema
-from gpuscope.trace.table import Array, Table
 from gpuscope.trace.trace import Trace
 
 

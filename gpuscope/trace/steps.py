@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.trace.names import NamePool
+from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA, Category, Kind
-from gpuscope.trace.table import Array, Mask, Table, Times
 
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
 _STEP_NAME = re.compile(r"(?:^|[^a-z])(train(?:ing)?[ _]?step|step|iter(?:ation)?|batch)(?:[^a-z]|$)", re.IGNORECASE)

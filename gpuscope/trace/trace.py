@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuscope.trace.breakdown import Breakdown, break_down
-from gpuscope.trace.distinct import distinct_pairs
+from gpuscope.trace.columns.distinct import distinct_pairs
+from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
+from gpuscope.trace.columns.row_order import select_rows
+from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.intervals import Spans, union
-from gpuscope.trace.names import NamePool
 from gpuscope.trace.problems import Problem
-from gpuscope.trace.rows import select_rows
 from gpuscope.trace.schema import NA, SCHEMAS, Kind
-from gpuscope.trace.table import Table, Times
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Row = Mapping[str, Any]
+"""One row of a table as plain values: names as strings, None where absent."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,18 @@ class Trace:
         order = np.argsort(which, kind="stable")
         bounds = np.searchsorted(which[order], np.arange(len(pairs) + 1)).tolist()
         return [Lane(*pair, order[bounds[place] : bounds[place + 1]]) for place, pair in enumerate(pairs)]
+
+    def rows(self, name: str) -> list[Row]:
+        """The rows of a small table as plain values."""
+        table, names = self[name], self.names
+        columns: dict[str, list[Any]] = {}
+        for column in table.schema.columns:
+            values = table[column.name].tolist()
+            if column.dtype == "name":
+                columns[column.name] = [None if value == NO_NAME else names[value] for value in values]
+            else:
+                columns[column.name] = [None if value == NA else value for value in values]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def spans(self, rows: Times, kind: Kind) -> Spans:
         """The union of the device events of one kind among `rows`."""

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuscope.links import Link, network, pcie
+from gpuscope.hardware.link_rates import Link, network, pcie
 
 _DISPLAY_CLASSES = ("0x0300", "0x0302")
 _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
 from gpuscope.errors import GpuscopeError, UsageError
-from instrumented_runtime.mesh import leave_world
+from gpuscope.instrumented_runtime.train.mesh import leave_world
 
 T = TypeVar("T")
 

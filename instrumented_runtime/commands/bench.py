@@ -58,12 +58,12 @@ def collectives(
     The size is that of the whole array, as in nccl-tests: what an all-gather ends up with, what a
     reduce-scatter starts from. Starts its own processes on this machine, or joins those of torchrun.
     """
-    from gpuscope.links import link_named
-    from gpuscope.report.console import ReportConsole
-    from instrumented_runtime.bench import collectives as bench
-    from instrumented_runtime.bench.operations import OPERATIONS
-    from instrumented_runtime.bench.sizes import parse_size, sweep
-    from instrumented_runtime.bench.tables import print_collectives
+    from gpuscope.hardware.link_rates import link_named
+    from gpuscope.instrumented_runtime.bench import collectives_bench as bench
+    from gpuscope.instrumented_runtime.bench.bench_tables import print_collectives
+    from gpuscope.instrumented_runtime.bench.sizes import parse_size, sweep
+    from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS
+    from gpuscope.report.terminal.screen import ReportConsole
 
     peak = link_named(link) if link else None
     options = bench.CollectiveOptions(
@@ -94,10 +94,10 @@ def transfers(size: str | None, iterations: int, as_json: bool) -> None:
     """
     import torch
 
-    from gpuscope.report.console import ReportConsole
-    from instrumented_runtime.bench.sizes import parse_size
-    from instrumented_runtime.bench.tables import print_transfers
-    from instrumented_runtime.bench.transfers import measure
+    from gpuscope.instrumented_runtime.bench.bench_tables import print_transfers
+    from gpuscope.instrumented_runtime.bench.copies_bench import measure
+    from gpuscope.instrumented_runtime.bench.sizes import parse_size
+    from gpuscope.report.terminal.screen import ReportConsole
 
     nbytes = parse_size(size or ("256M" if torch.cuda.is_available() else "64M"))
     report = measure(nbytes, iterations)
@@ -125,9 +125,9 @@ def scaling(
     Efficiency is throughput(n) / (n × throughput of one process).
     """
     from gpuscope.errors import UsageError
-    from gpuscope.report.console import ReportConsole
-    from instrumented_runtime.bench.scaling import ScalingOptions, measure
-    from instrumented_runtime.bench.tables import print_scaling
+    from gpuscope.instrumented_runtime.bench.bench_tables import print_scaling
+    from gpuscope.instrumented_runtime.bench.scaling_bench import ScalingOptions, measure
+    from gpuscope.report.terminal.screen import ReportConsole
 
     numbers = nprocs.split(",")
     if not all(number.strip().isdecimal() for number in numbers):
@@ -157,9 +157,9 @@ def topology(source: Path | None, gpu: str | None, as_json: bool) -> None:
     From `nvidia-smi topo -m` and sysfs. The rates are those of data sheets; `gpuscope bench transfers` and
     `collectives` measure.
     """
-    from gpuscope.report.console import ReportConsole
-    from instrumented_runtime.bench.tables import print_topology
-    from instrumented_runtime.bench.topology import query_gpus, read_matrix, report
+    from gpuscope.instrumented_runtime.bench.bench_tables import print_topology
+    from gpuscope.instrumented_runtime.bench.topology_links import query_gpus, read_matrix, report
+    from gpuscope.report.terminal.screen import ReportConsole
 
     # A file's matrix may be another machine's: this one's GPUs and ports do not belong to it.
     matrix = read_matrix(source)

@@ -80,8 +80,8 @@ def command(
     The script is not changed: a step is what its optimizer's step() ends. While it runs, `touch RUN/dump`
     has every rank write its collectives, stacks and memory. The exit code is COMMAND's.
     """
-    from instrumented_runtime.capture.options import RecordOptions
-    from instrumented_runtime.launch import record
+    from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+    from gpuscope.instrumented_runtime.record.launch import record
 
     options = RecordOptions(
         profiler=profiler,

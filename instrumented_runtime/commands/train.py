@@ -16,7 +16,7 @@ PARALLEL_HELP = "single, ddp, zero1, zero2, fsdp, hsdp, tp, pp, cp, ep, 3d; or s
 def _list_options(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted:
         return
-    from instrumented_runtime.config import options
+    from gpuscope.instrumented_runtime.train.settings.config import options
 
     for name, kind, default, text in options():
         shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
@@ -51,9 +51,9 @@ def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_
     Starts torchrun for --nproc processes, or joins the torchrun that started it. A fault's ground truth
     is written into the run folder's manifest.
     """
-    from instrumented_runtime.assemble import assemble
-    from instrumented_runtime.faults import parse_faults
-    from instrumented_runtime.parallel_spec import validate
+    from gpuscope.instrumented_runtime.train.faults import parse_faults
+    from gpuscope.instrumented_runtime.train.settings.assemble import assemble
+    from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
 
     again = _words(out=out, faults=faults, **words)
     joined = "WORLD_SIZE" in os.environ
@@ -66,16 +66,16 @@ def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_
         config = fault.configure(config, world_size)
     degrees = validate(config, world_size)
     if resume is not None:
-        from instrumented_runtime.checkpoint_paths import find
+        from gpuscope.instrumented_runtime.train.checkpoint_paths import find
 
         find(resume)  # before anything is started
     if joined:
-        from instrumented_runtime.run import run_rank
-        from instrumented_runtime.run_options import describe
+        from gpuscope.instrumented_runtime.train.run_options import describe
+        from gpuscope.instrumented_runtime.train.train_run import run_rank
 
         run_rank(config, injected, out, None if launched else describe(config, degrees, injected, world_size))
     else:
-        from instrumented_runtime.train_launch import launch
+        from gpuscope.instrumented_runtime.train.train_launch import launch
 
         launch(config, degrees, injected, out, again, nproc=nproc, max_restarts=max_restarts)
     return 0

@@ -1,6 +1,6 @@
 """Recording a script that uses Accelerate:
 
->>> from instrumented_runtime.integrations.accelerate import recording
+>>> from gpuscope.instrumented_runtime.integrations.accelerate import recording
 >>> accelerator = Accelerator()
 >>> with recording(accelerator, "runs/first"):
 ...     for batch in loader:
@@ -17,9 +17,9 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from instrumented_runtime.ending import close_at_the_end
-from instrumented_runtime.ranges import span
-from instrumented_runtime.session import Session, gpuscope_session
+from gpuscope.instrumented_runtime.record.ending import close_at_the_end
+from gpuscope.instrumented_runtime.record.ranges import span
+from gpuscope.instrumented_runtime.record.session import Session, gpuscope_session
 
 
 @contextmanager

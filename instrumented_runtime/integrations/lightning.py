@@ -1,6 +1,6 @@
 """Recording a Lightning `Trainer`:
 
->>> from instrumented_runtime.integrations.lightning import GpuscopeCallback
+>>> from gpuscope.instrumented_runtime.integrations.lightning import GpuscopeCallback
 >>> Trainer(..., callbacks=[GpuscopeCallback("runs/first")]).fit(model, loader)
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from instrumented_runtime import gloo_trace
-from instrumented_runtime.ending import close_at_the_end
-from instrumented_runtime.ranges import Span, span
-from instrumented_runtime.session import Session, gpuscope_session, status_of
+from gpuscope.instrumented_runtime.record.ending import close_at_the_end
+from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.record.ranges import Span, span
+from gpuscope.instrumented_runtime.record.session import Session, gpuscope_session, status_of
 
 
 class GpuscopeCallback(Callback):

@@ -1,6 +1,6 @@
 """Recording a Hugging Face `Trainer`:
 
->>> from instrumented_runtime.integrations.transformers import GpuscopeCallback
+>>> from gpuscope.instrumented_runtime.integrations.transformers import GpuscopeCallback
 >>> recording = GpuscopeCallback("runs/first")       # before TrainingArguments, to see gloo's groups made
 >>> Trainer(..., callbacks=[recording]).train()
 """
@@ -12,10 +12,10 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from instrumented_runtime import gloo_trace
-from instrumented_runtime.ending import close_at_the_end
-from instrumented_runtime.ranges import Span, span
-from instrumented_runtime.session import Session, gpuscope_session
+from gpuscope.instrumented_runtime.record.ending import close_at_the_end
+from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.record.ranges import Span, span
+from gpuscope.instrumented_runtime.record.session import Session, gpuscope_session
 
 
 class GpuscopeCallback(TrainerCallback):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import gpuscope
-from analyzers.advice.base import advise
-from analyzers.advice.memory import RULE
-from analyzers.allocator import run
-from analyzers.replay.changes import Refused
-from gpuscope.report.memory_schema import MemoryEntry
-from gpuscope.report.schema import FindingEntry
+from gpuscope.analyzers.advice.rule import advise
+from gpuscope.analyzers.advice.rules.memory.allocator_rules import RULE
+from gpuscope.analyzers.allocator.memory_use import run
+from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.report.schema.document import FindingEntry
+from gpuscope.report.schema.memory_section import MemoryEntry
 from tests.helpers.allocator import EPOCH_US, MIB, Entry, events, frame, segment, snapshot
 
 A, B, C = 0x1000_0000, 0x2000_0000, 0x4000_0000

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import gpuscope
-from analyzers.allocator_replay.history import histories
-from analyzers.allocator_replay.model import Allocator, Block
-from analyzers.allocator_replay.replay import replay
-from analyzers.allocator_replay.settings import Settings, changed, from_snapshot, merged, segment_size
-from analyzers.allocator_replay.whatif import CANDIDATES
+from gpuscope.analyzers.allocator.allocator_replay import replay
+from gpuscope.analyzers.allocator.allocator_settings import Settings, changed, from_snapshot, merged, segment_size
+from gpuscope.analyzers.allocator.caching_allocator import Allocator, Block
+from gpuscope.analyzers.allocator.history import histories
+from gpuscope.analyzers.allocator.other_settings import CANDIDATES
 from tests.helpers.allocator import KIB, MIB
 
 KEY = (0, -1)

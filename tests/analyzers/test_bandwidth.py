@@ -9,8 +9,8 @@ import pytest
 from helpers.collectives import collective, run_of
 
 import gpuscope
-from analyzers.alpha_beta import CostModel, fit_or_why
-from gpuscope.report.schema import Report
+from gpuscope.analyzers.collectives.message_cost import CostModel, fit_or_why
+from gpuscope.report.schema.document import Report
 
 MB = 1_000_000
 

@@ -9,8 +9,8 @@ import pytest
 from helpers.kineto import note, op, write
 
 import gpuscope
-from analyzers.core_time import waits
-from gpuscope.report.schema import FindingEntry
+from gpuscope.analyzers.device_time.cores import waits
+from gpuscope.report.schema.document import FindingEntry
 
 
 def told(tmp_path: Path, **header: Any) -> dict[int, int]:

@@ -10,9 +10,9 @@ from helpers.kineto import call, kernel, note, write
 from helpers.synthetic_job import MS, Job, simulate, trace_of
 
 import gpuscope
-from analyzers.runner import Options, reduce_trace
-from analyzers.stragglers import probability
-from gpuscope.report.schema import Report
+from gpuscope.analyzers.collectives.stragglers import probability
+from gpuscope.analyzers.run.runner import Options, reduce_trace
+from gpuscope.report.schema.document import Report
 from gpuscope.trace.merge import merge
 
 
@@ -110,7 +110,7 @@ def test_synthetic_job_traces_lateness_through_its_groups() -> None:
 
 
 def communication(parts: list[Any]) -> Any:
-    from analyzers.communication import run
+    from gpuscope.analyzers.collectives.exposed_communication import run
 
     return run(merge([part.trace for part in parts]), [lane for part in parts for lane in part.lanes])
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gpuscope
-from gpuscope.report.schema import Report
+from gpuscope.report.schema.document import Report
 
 
 def report(folder: Path) -> Report:

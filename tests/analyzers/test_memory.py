@@ -8,8 +8,8 @@ import numpy as np
 from helpers.kineto import call, copy, kernel, write
 
 import gpuscope
-from analyzers import memory
-from analyzers.lanes import views
+from gpuscope.analyzers.device_time import exposed_memory
+from gpuscope.analyzers.frame.lanes import views
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import Kind
 
@@ -35,7 +35,7 @@ def test_migrations_are_paging_where_exposed(tmp_path: Path) -> None:
         "copy_kind": np.array([code("migration HtoD")] * 2 + [-1, code("memset")]),
     })  # fmt: skip
     trace = builder.finish()
-    (causes,) = memory.run(trace, views(trace)).causes.values()
+    (causes,) = exposed_memory.run(trace, views(trace)).causes.values()
     assert {cause: found.total for cause, found in causes.items()} == {"copy": 5, "paging": 25}
     assert causes["paging"].evidence[0]["dur_ns"] == 20
     assert (causes["paging"].operations, causes["paging"].busy) == (2, 40)  # exposed or not

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscope
-from analyzers.pipelines.bubbles import bubbles, shared_out
-from analyzers.pipelines.flushes import Computation, Flush
-from analyzers.pipelines.replay import order_of, placed
-from analyzers.pipelines.schedules import ideal, recognise
-from gpuscope.report.pipeline_schema import Pipeline
-from gpuscope.report.schema import Report
+from gpuscope.analyzers.pipelines.bubbles import bubbles, shared_out
+from gpuscope.analyzers.pipelines.flushes import Computation, Flush
+from gpuscope.analyzers.pipelines.ideal_layout import order_of, placed
+from gpuscope.analyzers.pipelines.schedules import ideal, recognise
+from gpuscope.report.schema.document import Report
+from gpuscope.report.schema.pipeline_section import Pipeline
 
 MS = 1_000_000
 

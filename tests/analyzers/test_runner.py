@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analyzers import runner
-from analyzers.runner import Options, run
+from gpuscope.analyzers.run import runner
+from gpuscope.analyzers.run.runner import Options, run
 from gpuscope.sources.opening import inputs
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gpuscope
-from gpuscope.report.schema import RankEntry, Report
+from gpuscope.report.schema.document import RankEntry, Report
 
 
 def report(path: Path) -> Report:

@@ -13,7 +13,7 @@ from helpers.operations import Row, rows, write
 
 import gpuscope
 from gpuscope.errors import UsageError
-from gpuscope.report.schema import FindingEntry, Report, Slowdown
+from gpuscope.report.schema.document import FindingEntry, Report, Slowdown
 
 MS = 1_000_000
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from analyzers.verdict import Evidence, bound, decide
+from gpuscope.analyzers.frame.verdict import Evidence, bound, decide
 
 CLEAR = Evidence(
     window=1000,

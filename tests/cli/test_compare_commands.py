@@ -11,7 +11,7 @@ import pytest
 from helpers.cli import Done, call
 from helpers.reports import report
 
-from gpuscope.report.json import dumps
+from gpuscope.report.json_report import dumps
 
 STEADY = (99.0, 100.0, 101.0, 100.0, 99.0, 101.0)
 INPUT = {"code": "input", "severity": "high", "message": "waits", "ranks": [0], "cost_ns_per_step": 1,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from helpers.reports import report, suggestion
 
-from analyzers.comparison.compare import Side, compare
-from analyzers.comparison.loading import Reading, load
+from gpuscope.analyzers.comparison.compare import Side, compare
+from gpuscope.analyzers.comparison.loading import Reading, load
 from gpuscope.errors import InputError, UsageError
-from gpuscope.report.diff_schema import Diff
-from gpuscope.report.schema import Report
+from gpuscope.report.schema.diff_document import Diff
+from gpuscope.report.schema.document import Report
 
 STEADY = (99.0, 100.0, 101.0, 100.0, 99.0, 101.0)
 """Mean 100, variance 0.8: two such runs differ by at most 2.228 · √(2 · 0.8 / 6) = 1.15 ms with 95 % confidence."""
@@ -151,7 +151,7 @@ def test_published_pair_is_neutral(shared_traces: Path) -> None:
 
 
 def test_reports_and_runs_can_be_named(tmp_path: Path) -> None:
-    from gpuscope.report.json import dumps
+    from gpuscope.report.json_report import dumps
     from gpuscope.store.store import opened
 
     path, store = tmp_path / "report.json", tmp_path / "runs.db"

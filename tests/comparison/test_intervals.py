@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from analyzers.comparison.intervals import Sample, difference, mean_interval, sample, steps_needed
+from gpuscope.analyzers.comparison.welch import Sample, difference, mean_interval, sample, steps_needed
 
 
 def of(values: list[float]) -> Sample:

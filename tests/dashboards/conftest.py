@@ -14,10 +14,10 @@ pytest.importorskip("dash")
 from helpers.browser import Browser
 from helpers.pair import write_pair
 
-from analyzers.runner import Options
-from dashboards.app import create_app
-from dashboards.data.runs import OpenRun, Runs, open_run
-from dashboards.server import listen
+from gpuscope.analyzers.run.runner import Options
+from gpuscope.dashboards.app import create_app
+from gpuscope.dashboards.data.open_runs import OpenRun, Runs, open_run
+from gpuscope.dashboards.server import listen
 
 
 @pytest.fixture(scope="session")

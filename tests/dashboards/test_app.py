@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from flask.testing import FlaskClient
 
-from analyzers.runner import Options
-from dashboards.app import create_app
-from dashboards.data.runs import OpenRun, Runs, open_run
-from dashboards.pages.base import Shown, pages
-from dashboards.security import COOKIE, plain
-from dashboards.server import address, listen
-from dashboards.shell import draw
-from dashboards.state import View
+from gpuscope.analyzers.run.runner import Options
+from gpuscope.dashboards.app import create_app
+from gpuscope.dashboards.data.open_runs import OpenRun, Runs, open_run
+from gpuscope.dashboards.page import Shown, pages
+from gpuscope.dashboards.security import COOKIE, plain
+from gpuscope.dashboards.server import address, listen
+from gpuscope.dashboards.shell import draw
+from gpuscope.dashboards.state import View
 from gpuscope.errors import InputError, UsageError
-from gpuscope.report.json import dumps
+from gpuscope.report.json_report import dumps
 
 
 def client(*runs: OpenRun, token: str | None = None) -> FlaskClient:
@@ -129,7 +129,7 @@ def test_an_unknown_page_run_or_rank_is_told(pair: OpenRun) -> None:
 
 def test_a_page_that_breaks_says_so(pair: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = type(pages()[0])("/broken", "Broken", 99, lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
-    monkeypatch.setattr("dashboards.shell.pages", lambda: (broken,))
+    monkeypatch.setattr("gpuscope.dashboards.shell.pages", lambda: (broken,))
     assert "ZeroDivisionError" in str(draw("/broken", Shown(pair, View(), Runs([pair]), dark=False)))
 
 

@@ -12,11 +12,11 @@ pytest.importorskip("dash")
 
 from helpers.browser import Browser
 
-from analyzers.runner import Options
-from dashboards.app import create_app
-from dashboards.data.runs import Runs, open_run
-from dashboards.pages.base import pages
-from dashboards.server import listen
+from gpuscope.analyzers.run.runner import Options
+from gpuscope.dashboards.app import create_app
+from gpuscope.dashboards.data.open_runs import Runs, open_run
+from gpuscope.dashboards.page import pages
+from gpuscope.dashboards.server import listen
 from gpuscope.store.store import opened
 
 NO_BLANK_PANEL = """return [...document.querySelectorAll('main .mantine-Paper-root')].every(panel =>

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dashboards.data.detail_levels import count_in, marks, range_max
-from dashboards.data.tracks import Track, _depth, block_max, make_track
+from gpuscope.dashboards.data.detail_levels import count_in, marks, range_max
+from gpuscope.dashboards.data.tracks import Track, _depth, block_max, make_track
 
 
 def track(*spans: tuple[int, int]) -> Track:

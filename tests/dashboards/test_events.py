@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from helpers.pair import IMAGE, SCRIPT
 
-from analyzers import perfetto
-from dashboards.data.cut import cut
-from dashboards.data.details import details
-from dashboards.data.events import Events
-from dashboards.data.runs import OpenRun
-from dashboards.data.search import search
+from gpuscope.analyzers.run import chrome_trace_export
+from gpuscope.dashboards.data.cut import cut
+from gpuscope.dashboards.data.event_details import details
+from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.open_runs import OpenRun
+from gpuscope.dashboards.data.search import search
 
 
 def events_of(run: OpenRun) -> Events:
@@ -82,7 +82,7 @@ def test_search_counts_all_and_shows_from_a_time_on(pair: OpenRun) -> None:
 def test_an_exported_window_holds_its_events_on_the_common_clock(pair: OpenRun, tmp_path: Path) -> None:
     events = events_of(pair)
     window = (events.first + 1_000_000, events.last)  # the second step
-    perfetto.write(cut(events.trace, events.ties, window, {0}), tmp_path / "w.json.gz")
+    chrome_trace_export.write(cut(events.trace, events.ties, window, {0}), tmp_path / "w.json.gz")
     document = json.loads(gzip.decompress((tmp_path / "w.json.gz").read_bytes()))
     drawn = [event["name"] for event in document["traceEvents"] if event["ph"] == "X" and event["cat"] != "op"]
     assert sorted(name for name in drawn if name in (SCRIPT, IMAGE)) == [IMAGE, SCRIPT]
@@ -92,7 +92,7 @@ def test_an_exported_window_holds_its_events_on_the_common_clock(pair: OpenRun, 
 def test_where_not_all_tracks_fit_every_rank_keeps_its_busiest(pair: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
     events = events_of(pair)
     every = [track for track in events.tracks if track.group in ("steps", "streams", "ranges", "threads")]
-    monkeypatch.setattr("dashboards.data.events.MAX_TRACKS", 4)
+    monkeypatch.setattr("gpuscope.dashboards.data.events.MAX_TRACKS", 4)
     choice = events.choose(None, ("steps", "streams", "ranges", "threads"))
     assert [(track.rank, track.group) for track in choice.tracks] == [
         (0, "steps"),

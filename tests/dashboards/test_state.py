@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.state import View, parse
+from gpuscope.dashboards.state import View, parse
 
 
 def test_a_view_survives_its_address() -> None:

@@ -18,9 +18,9 @@ import click
 import pytest
 
 import gpuscope
-from analyzers.findings import CODES, MESSAGES
-from gpuscope.report.headline import verdict_line
-from gpuscope.report.schema import Report
+from gpuscope.analyzers.frame.cause_findings import CODES, MESSAGES
+from gpuscope.report.schema.document import Report
+from gpuscope.report.view.headline import verdict_line
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
-from gpuscope.report.diff_schema import Diff
+from gpuscope.report.schema.diff_document import Diff
 from gpuscope.store.tables import TABLES, VIEWS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "history.md").read_text(encoding="utf-8")

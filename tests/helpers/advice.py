@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpuscope.report.schema import FindingEntry, Report
+from gpuscope.report.schema.document import FindingEntry, Report
 
 
 def finding(code: str, severity: str = "high", ranks: Sequence[int] = (0, 1)) -> FindingEntry:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzers.replay.engine import replay
-from analyzers.replay.graph import Call, Edge, Graph, Node, edge_columns, node_columns
+from gpuscope.analyzers.replay.engine import replay
+from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, edge_columns, node_columns
 from gpuscope.trace.schema import Kind
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from gpuscope.report.schema import Report
+from gpuscope.report.schema.document import Report
 
 
 def report(*step_ms: float, ranks: int = 2, **changed: Any) -> Report:

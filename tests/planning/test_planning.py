@@ -10,13 +10,13 @@ from typing import get_type_hints
 import pytest
 from helpers.cli import call
 
-from analyzers.planning.candidates import layouts
-from analyzers.planning.cluster import cluster_of
-from analyzers.planning.layout import Layout, activations, bubble, layer_activations, memory, volume
-from analyzers.planning.model import PRESETS, Model, model_named
-from analyzers.planning.plan import plan
+from gpuscope.analyzers.planning.candidates import layouts
+from gpuscope.analyzers.planning.cluster import cluster_of
+from gpuscope.analyzers.planning.layout import Layout, activations, bubble, layer_activations, memory, volume
+from gpuscope.analyzers.planning.plan import plan
+from gpuscope.analyzers.planning.transformer import PRESETS, Model, model_named
 from gpuscope.errors import UsageError
-from gpuscope.report.plan_schema import Plan
+from gpuscope.report.schema.plan_document import Plan
 
 FLAT = Model(layers=64, width=3072, heads=32, ffn=12288, vocabulary=1000, sequence=1024, tied=True)
 """About 7.25e9 parameters, next to all of them in layers."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuscope.report.schema import BreakdownEntry, KernelEntry, RankEntry, Report, StepEntry, StragglerEntry
+from gpuscope.report.schema.document import BreakdownEntry, KernelEntry, RankEntry, Report, StepEntry, StragglerEntry
 
 MS = 1_000_000
 EPOCH = 1_694_128_201_000_000_000

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gpuscope.report import drawing, html
-from gpuscope.report.schema import Report
+from gpuscope.report.html import drawing, html_report
+from gpuscope.report.schema.document import Report
 
 EXAMPLES = ["healthy", "input_bound", "abstained", "many_ranks", "hostile"]
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -49,7 +49,7 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_well_formed_small_and_self_contained(example: str, request: pytest.FixtureRequest) -> None:
-    document = html.render(request.getfixturevalue(example))
+    document = html_report.render(request.getfixturevalue(example))
     page = Page(document)
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -63,7 +63,7 @@ def test_well_formed_small_and_self_contained(example: str, request: pytest.Fixt
 
 
 def test_only_its_own_script_and_style_are_allowed(input_bound: Report) -> None:
-    document = html.render(input_bound)
+    document = html_report.render(input_bound)
     policy = next(meta["content"] or "" for meta in Page(document).of("meta") if "http-equiv" in meta)
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
@@ -74,7 +74,7 @@ def test_only_its_own_script_and_style_are_allowed(input_bound: Report) -> None:
 
 
 def test_hostile_names_are_text(hostile: Report) -> None:
-    document = html.render(hostile)
+    document = html_report.render(hostile)
     page = Page(document)
     assert len(page.of("script")) == 1
     assert "<script>alert(1)</script>\\x1b[2J" in "".join(page.text)
@@ -88,7 +88,7 @@ def test_each_evidence_links_to_its_mark_on_its_ranks_strip(input_bound: Report)
     assert [mark.number for mark in second.marks] == [3, 4, 5]
     # 160 ms of a window of 1 s, on an axis from 70 to 950; 31 ms are 27.3 wide.
     assert (first.marks[0].x, first.marks[0].width) == (210.8, 27.3)
-    links = [one["href"] for one in Page(html.render(input_bound)).of("a")]
+    links = [one["href"] for one in Page(html_report.render(input_bound)).of("a")]
     assert sorted(links, key=str) == sorted(f"#{kind}-{i}" for kind in ("place", "evidence") for i in range(6))
 
 
@@ -119,11 +119,11 @@ def test_without_steps_the_window_is_one_column(healthy: Report) -> None:
     (strip,) = drawing.strips(healthy, [])
     (column,) = strip.columns
     assert column.title == "whole window: 500.0 ms; compute 95.0 %, exposed memory 1.0 %, idle 4.0 %"
-    assert "No steps were found" in html.render(healthy)
+    assert "No steps were found" in html_report.render(healthy)
 
 
 def test_exact_ns_in_tooltips(healthy: Report) -> None:
-    document = html.render(healthy)
+    document = html_report.render(healthy)
     assert '<span title="500,000,000 ns">500.0 ms</span>' in document
     assert 'title="compute: 475,000,000 ns">95.0 %' in document
 
@@ -139,7 +139,7 @@ def test_slowdown_and_an_empty_window(input_bound: Report) -> None:
     input_bound["slowdown"] = {"total": 1.25, "by_operation": {"a": 1.1, "b": 1.2}, "by_rank": {}, "by_stage": {}}
     first = input_bound["ranks"][0]
     first["window_ns"], first["device"] = 0, None
-    page = Page(html.render(input_bound))
+    page = Page(html_report.render(input_bound))
     assert "b 1.200, a 1.100" in "".join(page.text)
     assert "0 (CPU)" in page.text
 
@@ -156,7 +156,7 @@ def test_hang_and_bandwidth_stand_in_the_page_without_markup_of_theirs(healthy: 
         "tool": "nccl-tests", "op": "all_reduce", "bytes": 1_000_000, "group_size": 2, "variant": None, "count": 20,
         "dur_ns": 100_000, "algbw_gbps": 10.0, "busbw_gbps": 10.0, "wrong": None,
     }  # fmt: skip
-    page = html.render(healthy | {"hang": hang, "bandwidth": [row]})  # type: ignore[arg-type, operator]
+    page = html_report.render(healthy | {"hang": hang, "bandwidth": [row]})  # type: ignore[arg-type, operator]
     assert "rank 1: never enqueued &lt;b&gt;x&lt;/b&gt;" in page
     assert "<td>&lt;i&gt;</td>" in page
     assert "10.00 GB/s" in page

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 
-from gpuscope.report.json import dumps
-from gpuscope.report.schema import Report
+from gpuscope.report.json_report import dumps
+from gpuscope.report.schema.document import Report
 
 
 def test_round_trip_keeps_order_and_values(input_bound: Report) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 import gpuscope
-from gpuscope.report import html, text
+from gpuscope.report.html import html_report
+from gpuscope.report.terminal import report_text
 from tests.helpers.allocator import MIB, events, segment, snapshot
 
 
@@ -21,10 +22,10 @@ def test_a_snapshot_alone_is_told_in_text_and_html(tmp_path: Path) -> None:
     assert report["verdict"]["abstained"]
     assert "how memory is used, not where time goes" in report["verdict"]["why"]
     out = io.StringIO()
-    text.render(report, Console(file=out, width=120))
+    report_text.render(report, Console(file=out, width=120))
     rows = [line.split() for line in out.getvalue().splitlines()]
     assert ["2", "0", "6", "MiB", "20", "MiB", "6", "MiB", "20", "MiB", "rank2_end.pickle"] in rows
-    page = html.render(report)
+    page = html_report.render(report)
     assert '<td class="n">20 MiB</td>' in page
     assert "polyline" in page
     assert "<script>alert(1)" not in page

@@ -7,9 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from gpuscope.report import html, text
-from gpuscope.report.pipeline_schema import Pipeline, PipelineRow
-from gpuscope.report.schema import Report
+from gpuscope.report.html import html_report
+from gpuscope.report.schema.document import Report
+from gpuscope.report.schema.pipeline_section import Pipeline, PipelineRow
+from gpuscope.report.terminal import report_text
 
 
 def row(stage: int, rank: int, compute: int, parts: tuple[int, int, int, int]) -> PipelineRow:
@@ -40,7 +41,7 @@ def told() -> Pipeline:
 
 def written(report: Report) -> list[str]:
     out = io.StringIO()
-    text.render(report, Console(file=out, width=100, color_system=None))
+    report_text.render(report, Console(file=out, width=100, color_system=None))
     lines = out.getvalue().splitlines()
     return lines[lines.index("Pipeline") :]
 
@@ -59,10 +60,10 @@ def test_terminal(healthy: Report, told: Pipeline) -> None:
 
 
 def test_page(healthy: Report, told: Pipeline) -> None:
-    page = html.render(healthy | {"pipeline": told})  # type: ignore[operator]
+    page = html_report.render(healthy | {"pipeline": told})  # type: ignore[operator]
     assert "<li>schedule: 1F1B with 4 micro-batches; it alternates</li>" in page
     assert page.count('<td class="n">30.0 %</td>') == 1
-    assert 'id="pipeline"' not in html.render(healthy)
+    assert 'id="pipeline"' not in html_report.render(healthy)
 
 
 def test_what_is_not_told_stands_in_its_place(healthy: Report, told: Pipeline) -> None:
@@ -71,4 +72,4 @@ def test_what_is_not_told_stands_in_its_place(healthy: Report, told: Pipeline) -
         "1 pipeline of 2 stages, told by a test",
         "not told: record <ranges>",
     ]
-    assert "record &lt;ranges&gt;" in html.render(healthy | {"pipeline": bare})  # type: ignore[operator]
+    assert "record &lt;ranges&gt;" in html_report.render(healthy | {"pipeline": bare})  # type: ignore[operator]

@@ -9,9 +9,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from gpuscope.report import text
-from gpuscope.report.schema import Report
-from gpuscope.report.terminal import apportion
+from gpuscope.report.schema.document import Report
+from gpuscope.report.terminal import report_text
+from gpuscope.report.terminal.screen import apportion
 
 HEALTHY = """\
 Compute-bound, 95 % of the step - confidence 0.9
@@ -52,7 +52,7 @@ def written(report: Report, width: int = 80, encoding: str = "utf-8", colour: bo
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, newline="")
     terminal = {"force_terminal": True, "color_system": "truecolor"} if colour else {"force_terminal": False}
-    text.render(report, Console(file=file, width=width, _environ={}, **terminal))  # type: ignore[arg-type]
+    report_text.render(report, Console(file=file, width=width, _environ={}, **terminal))  # type: ignore[arg-type]
     file.flush()
     return raw.getvalue().decode(encoding)
 
@@ -122,7 +122,7 @@ def test_hostile_names_are_text_even_on_a_colour_terminal(hostile: Report) -> No
 
 def test_no_color_leaves_no_colour(input_bound: Report) -> None:
     file = io.StringIO()
-    text.render(input_bound, Console(file=file, width=80, force_terminal=True, _environ={"NO_COLOR": "1"}))
+    report_text.render(input_bound, Console(file=file, width=80, force_terminal=True, _environ={"NO_COLOR": "1"}))
     assert not re.search(r"\x1b\[[\d;]*3[0-8]", file.getvalue())
 
 

@@ -13,7 +13,7 @@ from helpers.flight_recorder import Group, dump, entry
 
 import gpuscope
 from gpuscope.errors import InputError
-from gpuscope.sources import safe_pickle
+from gpuscope.sources.pytorch import safe_pickle
 
 WORLD: Group = ("0", "default_pg", [0, 1])
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuscope.errors import InputError
-from gpuscope.sources.lives import last_life, left_out
 from gpuscope.sources.opening import inputs
+from gpuscope.sources.restarts import last_life, left_out
 from gpuscope.sources.run_manifest import mesh
 
 LIVES = ["rank0.json.gz", "rank1.json.gz", "restart1/rank0.json.gz", "restart2/measures/rank0.jsonl"]

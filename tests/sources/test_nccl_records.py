@@ -12,8 +12,8 @@ import pytest
 
 import gpuscope
 from gpuscope.errors import InputError
-from gpuscope.report.schema import Report
-from gpuscope.sources.nccl_lines import Line, hosts, separate
+from gpuscope.report.schema.document import Report
+from gpuscope.sources.nccl.log_lines import Line, hosts, separate
 
 HEADER = """\
 # nThread 1 nGpus 2 minBytes 1024 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1

@@ -11,7 +11,7 @@ from helpers.nsys import BACKENDS, KERNEL, NVTX, Export, process
 
 import gpuscope
 from gpuscope.errors import InputError
-from gpuscope.sources import inputs
+from gpuscope.sources.opening import inputs
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 

@@ -12,8 +12,8 @@ from helpers.nsys import Export
 
 import gpuscope
 from gpuscope.errors import InputError, UsageError
-from gpuscope.sources.base import ReadOptions
-from gpuscope.sources.nsys_report import exported
+from gpuscope.sources.nsys.nsys_report import exported
+from gpuscope.sources.source import ReadOptions
 
 HEAD = b"NVIDIA Tegra Profiler Report 2026@1@3@140-251335620677v0.\n"
 STAND_IN = """#!{python}

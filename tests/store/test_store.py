@@ -11,7 +11,7 @@ import pytest
 
 import gpuscope
 from gpuscope.errors import InputError, UsageError
-from gpuscope.report.schema import Report
+from gpuscope.report.schema.document import Report
 from gpuscope.store.identity import run_key
 from gpuscope.store.keep import keep
 from gpuscope.store.store import opened

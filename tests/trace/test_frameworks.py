@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.trace.frameworks import frameworks, parallelism
+from gpuscope.trace.naming.frameworks import frameworks, parallelism
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from helpers.collectives import collective, run_of
 from helpers.kineto import call, kernel, note
 
 import gpuscope
-from analyzers.advice.base import Case, Proposal
-from analyzers.advice.nccl import RULE
-from analyzers.advice.nccl_grammar import wrong
-from analyzers.replay.changes import Algorithm, Refused
-from gpuscope.report.schema import Report
+from gpuscope.analyzers.advice.nccl_grammar import wrong
+from gpuscope.analyzers.advice.rule import Case, Proposal
+from gpuscope.analyzers.advice.rules.communication.nccl_rules import RULE
+from gpuscope.analyzers.frame.changes import Algorithm, Refused
+from gpuscope.report.schema.document import Report
 
 SIZES = (1 << 12, 1 << 14, 1 << 16)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.advice.nccl_grammar import (
+from gpuscope.analyzers.advice.nccl_grammar import (
     ALGORITHMS,
     OPERATIONS,
     PROTOCOLS,

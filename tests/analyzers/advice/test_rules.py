@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from helpers.advice import finding, report
 
-from analyzers.advice.base import Proposal, Rule, advise, rules
-from analyzers.advice.buckets import MIB
-from analyzers.advice.settings import python
-from analyzers.causes import CLASS_OF
-from analyzers.findings import MESSAGES
-from analyzers.replay.changes import BucketSize, Change, LoaderWorkers, Predicted, Refused
+from gpuscope.analyzers.advice.framework_settings import python
+from gpuscope.analyzers.advice.rule import Proposal, Rule, advise, rules
+from gpuscope.analyzers.advice.rules.communication.bucket_rules import MIB
+from gpuscope.analyzers.frame.cause_findings import MESSAGES
+from gpuscope.analyzers.frame.causes import CLASS_OF
+from gpuscope.analyzers.frame.changes import BucketSize, Change, LoaderWorkers, Predicted, Refused
 
 BEFORE = 100_000_000
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 from helpers.advice import finding, report
 
-from analyzers.advice.base import Case, rules
-from analyzers.causes import CLASS_OF
-from analyzers.replay.changes import Refused
-from gpuscope.report.schema import Setting
+from gpuscope.analyzers.advice.rule import Case, rules
+from gpuscope.analyzers.frame.causes import CLASS_OF
+from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.report.schema.document import Setting
 
 torch = pytest.importorskip("torch")
 

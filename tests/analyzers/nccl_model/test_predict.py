@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.alpha_beta import CostModel
-from analyzers.nccl_model.cost import Choice, Place, available, bandwidth, latency_ns, steps
-from analyzers.nccl_model.predict import SPREAD, Estimate, changed, predict
-from analyzers.replay.changes import Algorithm, Refused
+from gpuscope.analyzers.collectives.message_cost import CostModel
+from gpuscope.analyzers.frame.changes import Algorithm, Refused
+from gpuscope.analyzers.nccl.cost_model import Choice, Place, available, bandwidth, latency_ns, steps
+from gpuscope.analyzers.nccl.predicted_cost import SPREAD, Estimate, changed, predict
 
 HGX = Place(ranks=8, nodes=1, nvlink=True, generation="hopper")
 FOUR_HOSTS = Place(ranks=32, nodes=4, nvlink=False, generation="volta")

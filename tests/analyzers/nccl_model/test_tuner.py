@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 from helpers.collectives import collective, run_of
 
-from analyzers.commands.export import command
-from analyzers.nccl_model.cost import Choice
-from analyzers.nccl_model.tuner import LARGEST, OPERATIONS, TunerRow, check, tuning
+from gpuscope.analyzers.commands.export import command
+from gpuscope.analyzers.nccl.cost_model import Choice
+from gpuscope.analyzers.nccl.tuner_file import LARGEST, OPERATIONS, TunerRow, check, tuning
 from gpuscope.errors import UsageError
 from gpuscope.sources.opening import open_trace
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from helpers.jobs import Host, Issue, Launch, Program, Step, Wait, job, steps
 
-from analyzers.alpha_beta import assume
-from analyzers.replay.changes import (
+from gpuscope.analyzers.collectives.message_cost import assume
+from gpuscope.analyzers.frame.changes import (
     BucketSize,
     CapturedGraphs,
     Change,
@@ -29,10 +29,10 @@ from analyzers.replay.changes import (
     ReplacedRank,
     SequenceParallel,
     WireBytes,
-)  # fmt: skip
-from analyzers.replay.graph import Gradient, Graph, UnreplayableError
-from analyzers.replay.rewrites import rewrite
-from analyzers.replay.rewriting import Setting
+)
+from gpuscope.analyzers.replay.graph import Gradient, Graph, UnreplayableError
+from gpuscope.analyzers.replay.rewrite import Setting
+from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 
 ALL_RANKS = Setting(backend="gloo", gpu="", complete=True, cores_told=True)
 ON_GPU = Setting(backend="nccl", gpu="NVIDIA A100", complete=True)

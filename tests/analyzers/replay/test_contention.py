@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from helpers.jobs import Host, Issue, Program, Step, Wait, job, steps
 
-from analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
-from analyzers.replay.engine import replay
-from analyzers.replay.graph import Graph, Node
+from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
+from gpuscope.analyzers.replay.engine import replay
+from gpuscope.analyzers.replay.graph import Graph, Node
 
 
 def beside(transfer: int, count: int = 1) -> list[Program]:

@@ -10,11 +10,11 @@ from helpers.jobs import steps
 from helpers.kineto import Event, call, kernel, op, write
 
 import gpuscope
-from analyzers.lanes import views
-from analyzers.replay.device import device_graph
-from analyzers.replay.engine import replay
-from analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
-from analyzers.replay.window import window
+from gpuscope.analyzers.frame.lanes import views
+from gpuscope.analyzers.replay.engine import replay
+from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.record.device_graph import device_graph
+from gpuscope.analyzers.replay.record.recorded_steps import window
 
 
 def graph(path: Path, *events: Event) -> Graph:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from helpers.jobs import Host, Issue, Launch, Step, Wait, job, steps
 
-from analyzers.replay.engine import CircleError, replay
-from analyzers.replay.graph import Edge, join
+from gpuscope.analyzers.replay.engine import CircleError, replay
+from gpuscope.analyzers.replay.graph import Edge, join
 
 
 def test_the_host_waits_for_the_device_and_the_device_for_the_host() -> None:

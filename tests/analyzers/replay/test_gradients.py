@@ -11,9 +11,9 @@ import pytest
 from helpers.kineto import Event, op, write
 
 import gpuscope
-from analyzers.replay.builder import gradient_hooks
-from analyzers.replay.gradients import with_gradients
-from analyzers.replay.graph import Call, Gradient
+from gpuscope.analyzers.replay.graph import Call, Gradient
+from gpuscope.analyzers.replay.record.gradients import with_gradients
+from gpuscope.analyzers.replay.record.graph_builder import gradient_hooks
 from gpuscope.trace.trace import Trace
 
 HOOK = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from analyzers.replay.graph import Call, Edge, Graph, Node, edge_columns, node_columns
-from analyzers.replay.rewriting import by_issue
+from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, edge_columns, node_columns
+from gpuscope.analyzers.replay.rewrite import by_issue
 
 
 def test_the_second_one_started_first() -> None:

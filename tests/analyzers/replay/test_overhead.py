@@ -8,9 +8,9 @@ import numpy as np
 from helpers.kineto import op, write
 
 import gpuscope
-from analyzers.replay.overhead import fixed_shares, own_times
+from gpuscope.analyzers.replay.record.batch_overhead import fixed_shares, own_times
+from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import SCHEMAS
-from gpuscope.trace.table import Table
 
 
 def test_own_times() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.pipelines.flushes import Computation, Flush
-from analyzers.replay.changes import EvenStages, MicroBatches, Schedule
-from analyzers.replay.graph import UnreplayableError
-from analyzers.replay.pipeline import PipelineReplay, delays_of, length, plan, recorded
+from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
+from gpuscope.analyzers.pipelines.flushes import Computation, Flush
+from gpuscope.analyzers.replay.graph import UnreplayableError
+from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineReplay, delays_of, length, plan, recorded
 
 
 def flush(*stages: str) -> Flush:

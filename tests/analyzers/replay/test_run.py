@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 import gpuscope
-from analyzers.analysis import Analysis
-from analyzers.lanes import views
-from analyzers.replay.changes import (
+from gpuscope.analyzers.frame.changes import (
     LinkSpeed,
     LoaderWorkers,
     MicroBatches,
@@ -19,9 +17,11 @@ from analyzers.replay.changes import (
     Refused,
     ReplacedRank,
     Schedule,
-)  # fmt: skip
-from analyzers.replay.recording import record
-from analyzers.replay.run import MAX_ERROR, Replayer
+)
+from gpuscope.analyzers.frame.lanes import views
+from gpuscope.analyzers.replay.record.recording import record
+from gpuscope.analyzers.replay.replayer import MAX_ERROR, Replayer
+from gpuscope.analyzers.run.analysis import Analysis
 
 MS = 1_000_000
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from gpuscope.bandwidth import algbw, busbw, busbw_factor
-from gpuscope.links import gpu_nvlink, gpu_pcie, links, network, pcie
+from gpuscope.hardware.bus_bandwidth import algbw, busbw, busbw_factor
+from gpuscope.hardware.link_rates import gpu_nvlink, gpu_pcie, links, network, pcie
 
 
 def test_algbw_is_bytes_per_nanosecond() -> None:

@@ -6,14 +6,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from gpuscope.bandwidth import busbw_factor
 from gpuscope.cli import main
 from gpuscope.errors import UsageError
-from instrumented_runtime.bench.collectives import CollectiveOptions, CollectivesReport, run
-from instrumented_runtime.bench.operations import OPERATIONS
-from instrumented_runtime.bench.sizes import format_size, parse_size, sweep
-from instrumented_runtime.bench.transfers import measure
-from instrumented_runtime.commands.bench import command
+from gpuscope.hardware.bus_bandwidth import busbw_factor
+from gpuscope.instrumented_runtime.bench.collectives_bench import CollectiveOptions, CollectivesReport, run
+from gpuscope.instrumented_runtime.bench.copies_bench import measure
+from gpuscope.instrumented_runtime.bench.sizes import format_size, parse_size, sweep
+from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS
+from gpuscope.instrumented_runtime.commands.bench import command
 
 
 @pytest.fixture(scope="module")

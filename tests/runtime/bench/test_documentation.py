@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from instrumented_runtime.commands.bench import command
+from gpuscope.instrumented_runtime.commands.bench import command
 
 TEXT = (Path(__file__).parents[3] / "docs/bench.md").read_text()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuscope.errors import UsageError
-from instrumented_runtime.bench.scaling import ScalingOptions, measure, plan, rows, tokens_per_step
+from gpuscope.instrumented_runtime.bench.scaling_bench import ScalingOptions, measure, plan, rows, tokens_per_step
 
 
 def test_efficiency_of_weak_scaling() -> None:

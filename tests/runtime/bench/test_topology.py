@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from gpuscope.errors import InputError
-from gpuscope.topology_matrix import parse_topology
-from instrumented_runtime.bench.machine import numa_nodes, pci_gpus, ports
-from instrumented_runtime.bench.topology import parse_gpus, report
+from gpuscope.hardware.topology_matrix import parse_topology
+from gpuscope.instrumented_runtime.bench.machine import numa_nodes, pci_gpus, ports
+from gpuscope.instrumented_runtime.bench.topology_links import parse_gpus, report
 
 REAL = Path(__file__).resolve().parents[4] / "shared/traces/nccl/nvidia_smi_topo"
 

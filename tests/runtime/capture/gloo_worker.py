@@ -18,9 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from instrumented_runtime import gloo_trace
-from instrumented_runtime.collective_log import LOG
-from instrumented_runtime.mesh import leave_world
+from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG
+from gpuscope.instrumented_runtime.train.mesh import leave_world
 
 warnings.simplefilter("ignore")
 logged = os.environ["LOGGED"] == "1"

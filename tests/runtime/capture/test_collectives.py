@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from instrumented_runtime.capture.collectives import with_arguments
-from instrumented_runtime.collective_log import Collective, CollectiveLog, Group
+from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
+from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, CollectiveLog, Group
 
 Run = Callable[..., SimpleNamespace]
 WORKER = Path(__file__).with_name("gloo_worker.py")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from instrumented_runtime.capture.nsys import nsys_command
-from instrumented_runtime.capture.options import RecordOptions
-from instrumented_runtime.manifest import KINDS
+from gpuscope.instrumented_runtime.record.capture.nsys_capture import nsys_command
+from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+from gpuscope.instrumented_runtime.record.manifest import KINDS
 
 GUIDE = (Path(__file__).parents[3] / "docs/recording.md").read_text(encoding="utf-8")
 

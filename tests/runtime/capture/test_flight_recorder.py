@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from instrumented_runtime.capture.flight_recorder import filled
-from instrumented_runtime.capture.nccl_progress import collectives_in
-from instrumented_runtime.capture.torch_recorder import merged
-from instrumented_runtime.collective_log import CollectiveLog, Group
+from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
+from gpuscope.instrumented_runtime.record.hang.flight_recorder_dumps import filled
+from gpuscope.instrumented_runtime.record.hang.nccl_progress import collectives_in
+from gpuscope.instrumented_runtime.record.hang.torch_recorder import merged
 
 TP = Group("3", "mesh_tp", (4, 6))
 
@@ -88,7 +88,7 @@ def test_nccls_entries_as_collectives() -> None:
 
 
 def test_stacks_begin_in_the_script() -> None:
-    ours = {"name": "method", "filename": "/x/instrumented_runtime/gloo_trace.py", "line": 1}
+    ours = {"name": "method", "filename": "/x/instrumented_runtime/record/gloo/gloo_trace.py", "line": 1}
     entry = recorded(1) | {"frames": [ours, *recorded(1)["frames"]]}
     (told,) = filled({"entries": [entry]}, [TP], [])["entries"]
     assert [frame["filename"] for frame in told["frames"]] == ["train.py"]

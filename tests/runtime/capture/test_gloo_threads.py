@@ -13,7 +13,7 @@ SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist
 from instrumented_runtime import gloo_trace
-from instrumented_runtime.mesh import leave_world
+from gpuscope.instrumented_runtime.train.mesh import leave_world
 
 def busy(future):
     end = time.monotonic() + 0.5

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from instrumented_runtime.capture.hang_verdict import progress, verdict
-from instrumented_runtime.collective_log import CollectiveLog, Group
+from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
+from gpuscope.instrumented_runtime.record.hang.hang_verdict import progress, verdict
 
 Run = Callable[..., SimpleNamespace]
 WORLD = Group("0", "default_pg", (0, 1, 2))

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from instrumented_runtime.manifest import Manifest
-from instrumented_runtime.run_folder import read_manifest
+from gpuscope.instrumented_runtime.record.manifest import Manifest
+from gpuscope.instrumented_runtime.record.run_folder import read_manifest
 
 Run = Callable[..., SimpleNamespace]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("instrumented_runtime.ending.signal.signal", lambda *_: None)
+    monkeypatch.setattr("gpuscope.instrumented_runtime.record.ending.signal.signal", lambda *_: None)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
@@ -40,7 +40,7 @@ def test_under_gpuscope_record_a_callback_drives_the_launchers_session(record: R
     script.write_text(
         """
 import lightning, torch
-from instrumented_runtime.integrations.lightning import GpuscopeCallback
+from gpuscope.instrumented_runtime.integrations.lightning import GpuscopeCallback
 
 class Module(lightning.LightningModule):
     def __init__(self):
@@ -74,7 +74,7 @@ def test_hugging_face_trainer(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="pip install gpuscope[integrations]")
     from transformers import Trainer, TrainingArguments
 
-    from instrumented_runtime.integrations.transformers import GpuscopeCallback
+    from gpuscope.instrumented_runtime.integrations.transformers import GpuscopeCallback
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -104,7 +104,7 @@ def test_hugging_face_trainer(tmp_path: Path) -> None:
 def test_lightning(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning", reason="pip install gpuscope[integrations]")
 
-    from instrumented_runtime.integrations.lightning import GpuscopeCallback
+    from gpuscope.instrumented_runtime.integrations.lightning import GpuscopeCallback
 
     class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
@@ -143,7 +143,7 @@ def test_lightning(tmp_path: Path) -> None:
 def test_accelerate(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate", reason="pip install gpuscope[integrations]")
 
-    from instrumented_runtime.integrations.accelerate import recording
+    from gpuscope.instrumented_runtime.integrations.accelerate import recording
 
     os.environ.pop("ACCELERATE_USE_CPU", None)
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)

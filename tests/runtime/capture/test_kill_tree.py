@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from instrumented_runtime.launch import kill_tree
+from gpuscope.instrumented_runtime.record.launch import kill_tree
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are found in /proc")

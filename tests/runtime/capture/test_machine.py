@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from instrumented_runtime.capture.environment import Environment, describe
-from instrumented_runtime.capture.nccl_log import nccl_variables, written_files
-from instrumented_runtime.capture.nvml import COLUMNS, Nvml
-from instrumented_runtime.frameworks import framework, parallelism
-from instrumented_runtime.run_folder import RankFolder
+from gpuscope.instrumented_runtime.record.capture.environment import Environment, describe
+from gpuscope.instrumented_runtime.record.capture.job_frameworks import framework, parallelism
+from gpuscope.instrumented_runtime.record.capture.nccl_files import nccl_variables, written_files
+from gpuscope.instrumented_runtime.record.capture.nvml_samples import COLUMNS, Nvml
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 
 @pytest.fixture

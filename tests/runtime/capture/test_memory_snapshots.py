@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from instrumented_runtime.capture.memory_snapshots import MemorySnapshots
-from instrumented_runtime.run_folder import RankFolder
+from gpuscope.instrumented_runtime.record.capture.memory_snapshots import MemorySnapshots
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 
 class FakeAllocator:

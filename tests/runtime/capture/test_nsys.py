@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from instrumented_runtime.capture.nsys import nsys_command, nsys_version
+from gpuscope.instrumented_runtime.record.capture.nsys_capture import nsys_command, nsys_version
 
 Run = Callable[..., SimpleNamespace]
 
@@ -82,8 +82,8 @@ def test_a_plain_script_is_rank_0(record: Run, fake_nsys: Path, tmp_path: Path) 
 
 def test_the_active_steps_are_marked_for_nsys(run: Run, listener: Path, tmp_path: Path) -> None:
     script = """
-from instrumented_runtime.capture.nsys import NsysRange
-from instrumented_runtime.ranges import span
+from gpuscope.instrumented_runtime.record.capture.nsys_capture import NsysRange
+from gpuscope.instrumented_runtime.record.ranges import span
 capture = NsysRange(wait=1, warmup=0, active=2)
 capture.start(None)
 for step in range(5):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from instrumented_runtime.ranges import span
+from gpuscope.instrumented_runtime.record.ranges import span
 
 
 def annotations(profiler: Any, tmp_path: Path) -> dict[str, dict[str, Any]]:
@@ -75,7 +75,7 @@ def test_neither_torch_nor_nvtx_has_to_be_installed() -> None:
     script = """
 import sys
 sys.modules["torch"] = sys.modules["nvtx"] = None  # an import of either now raises ImportError
-from instrumented_runtime.ranges import span
+from gpuscope.instrumented_runtime.record.ranges import span
 with span("forward", step=1):
     print("ran")
 """
@@ -85,7 +85,7 @@ with span("forward", step=1):
 
 def test_an_nvtx_tool_sees_domain_category_colour_and_payload(listener: Path, tmp_path: Path) -> None:
     script = """
-from instrumented_runtime.ranges import span
+from gpuscope.instrumented_runtime.record.ranges import span
 with span("forward", step=3, micro_batch=2, nbytes=7):
     with span("all_reduce"):
         pass

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from gpuscope.sources.lives import left_out
 from gpuscope.sources.opening import inputs
+from gpuscope.sources.restarts import left_out
 
 Run = Callable[..., SimpleNamespace]
 RECORD = (sys.executable, "-c", "from gpuscope.cli import main; main()", "record")
@@ -170,7 +170,7 @@ def test_a_script_with_a_session_of_its_own_drives_the_launchers(record: Run, tm
     script.write_text(
         """
 import torch
-from instrumented_runtime.session import gpuscope_session
+from gpuscope.instrumented_runtime.record.session import gpuscope_session
 
 optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
 with gpuscope_session("mine", active=1, metadata={"lr": 0.1}) as session:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuscope.errors import InputError, UsageError
-from instrumented_runtime.run_folder import RankFolder, RunFolder, read_manifest
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder, RunFolder, read_manifest
 
 
 def test_a_run_of_two_ranks(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import instrumented_runtime.session as sessions
+import gpuscope.instrumented_runtime.record.session as sessions
 from gpuscope.errors import UsageError
-from instrumented_runtime.capture.torch_profiler import TorchProfiler
-from instrumented_runtime.run_folder import read_manifest
-from instrumented_runtime.session import gpuscope_session
+from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler
+from gpuscope.instrumented_runtime.record.run_folder import read_manifest
+from gpuscope.instrumented_runtime.record.session import gpuscope_session
 
 
 @pytest.fixture(autouse=True)

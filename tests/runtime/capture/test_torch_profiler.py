@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gpuscope.errors import InputError
-from instrumented_runtime.capture.torch_profiler import TorchProfiler, check_complete
-from instrumented_runtime.run_folder import RankFolder
+from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler, check_complete
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gpuscope.errors import UsageError
-from gpuscope.trace import kinds
-from instrumented_runtime import faults
-from instrumented_runtime.config import TrainConfig, from_dict
-from instrumented_runtime.faults import StepContext, available, parse_faults
-from instrumented_runtime.faults.slow_rank import SlowRank
-from instrumented_runtime.faults.uneven_sequences import UnevenSequences
-from instrumented_runtime.mesh import World
-from instrumented_runtime.model import GPT
-from instrumented_runtime.parallel_spec import validate
-from instrumented_runtime.trainer import Trainer
+from gpuscope.instrumented_runtime.train import faults
+from gpuscope.instrumented_runtime.train.faults import StepContext, available, parse_faults
+from gpuscope.instrumented_runtime.train.faults.communication.slow_rank import SlowRank
+from gpuscope.instrumented_runtime.train.faults.communication.uneven_sequences import UnevenSequences
+from gpuscope.instrumented_runtime.train.mesh import World
+from gpuscope.instrumented_runtime.train.model.gpt import GPT
+from gpuscope.instrumented_runtime.train.settings.config import TrainConfig, from_dict
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.trainer import Trainer
+from gpuscope.trace.naming import kinds
 
 STEPS = 4
 LAYERS = 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuscope.errors import UsageError
-from instrumented_runtime.faults.slow_link import addresses, check_machine, interfaces
+from gpuscope.instrumented_runtime.train.faults.communication.slow_link import addresses, check_machine, interfaces
 
 STEPS = 4
 

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from instrumented_runtime.assemble import assemble
-from instrumented_runtime.config import TrainConfig
-from instrumented_runtime.faults import Fault, StepContext
-from instrumented_runtime.mesh import World, leave_world
-from instrumented_runtime.parallel_spec import validate
-from instrumented_runtime.trainer import Trainer
+from gpuscope.instrumented_runtime.train.faults import Fault, StepContext
+from gpuscope.instrumented_runtime.train.mesh import World, leave_world
+from gpuscope.instrumented_runtime.train.settings.assemble import assemble
+from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 SMALL = ("model.layers=4", "model.width=32", "model.vocabulary=64", "data.sequence=16", "data.batch=4")
 SMALL += ("optimizer.warmup=0", "optimizer.lr=0.01", "train.steps=2", "capture.profile=false")

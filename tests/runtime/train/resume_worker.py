@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from instrumented_runtime.assemble import assemble
-from instrumented_runtime.checkpoint_paths import newest
-from instrumented_runtime.mesh import World, leave_world
-from instrumented_runtime.parallel_spec import validate
-from instrumented_runtime.trainer import Trainer
+from gpuscope.instrumented_runtime.train.checkpoint_paths import newest
+from gpuscope.instrumented_runtime.train.mesh import World, leave_world
+from gpuscope.instrumented_runtime.train.settings.assemble import assemble
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 SMALL = ("model.layers=2", "model.width=32", "model.vocabulary=64", "data.sequence=16", "capture.profile=false")
 SMALL += ("optimizer.warmup=0", "optimizer.lr=0.01", "model.experts=2", "pipeline.micro_batches=2")

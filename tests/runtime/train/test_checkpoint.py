@@ -19,9 +19,9 @@ pytestmark = pytest.mark.xdist_group("checkpoint")
 import torch  # noqa: E402
 
 from gpuscope.errors import InputError  # noqa: E402
-from instrumented_runtime.checkpoint import Progress  # noqa: E402
-from instrumented_runtime.checkpoint_paths import find, newest  # noqa: E402
-from instrumented_runtime.mesh import World  # noqa: E402
+from gpuscope.instrumented_runtime.train.checkpoint import Progress  # noqa: E402
+from gpuscope.instrumented_runtime.train.checkpoint_paths import find, newest  # noqa: E402
+from gpuscope.instrumented_runtime.train.mesh import World  # noqa: E402
 from tests.runtime.train.resume_worker import SAVED_AFTER, STEPS, losses_of, trainer_for  # noqa: E402
 
 ALONE = World(0, 1, 0, torch.device("cpu"), None)
@@ -96,7 +96,7 @@ def test_nothing_to_resume_from(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model(resumed: tuple[Path, dict[str, list[float]]]) -> None:
     other = trainer_for("single", ALONE, STEPS)
     wider = other.config.replace("model", width=64)
-    from instrumented_runtime.trainer import Trainer
+    from gpuscope.instrumented_runtime.train.trainer import Trainer
 
     with pytest.raises(InputError, match="can't be loaded"):
         Trainer(wider, ALONE, other.degrees).resume(find(resumed[0] / "ddp"))

@@ -27,7 +27,8 @@ def agent(port: int, out: Path, log: Path, *, is_host: bool) -> subprocess.Popen
     rendezvous = f"is_host={str(is_host).lower()},keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
     words = ["-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"]
     words += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=test", "--local-addr=localhost"]
-    words += [f"--rdzv-conf={rendezvous}", "-m", "instrumented_runtime.commands.train", "train", "--parallel", "ddp"]
+    words += [f"--rdzv-conf={rendezvous}", "-m", "gpuscope.instrumented_runtime.commands.train"]
+    words += ["train", "--parallel", "ddp"]
     # Slow steps: without the loss of a rank the run would take a while longer than the test waits for it.
     words += ["--out", str(out), "--steps", str(STEPS), "--fault", "slow_loader:ms=200"]
     words += ["--set", "checkpoint.every=2", "--set", "train.timeout_s=20", "--set", "data.sequence=32"]

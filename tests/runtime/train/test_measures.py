@@ -13,13 +13,13 @@ pytest.importorskip("torch")
 
 import torch
 
-from gpuscope.device_peaks import peak_flops
-from instrumented_runtime.config import ModelConfig
-from instrumented_runtime.measures.collector import GarbageCollector
-from instrumented_runtime.measures.live import LiveView, in_words
-from instrumented_runtime.measures.meter import StepMeter, Workload
-from instrumented_runtime.measures.summary import percentile, summarize
-from instrumented_runtime.model import GPT, flops_per_token
+from gpuscope.hardware.device_peaks import peak_flops
+from gpuscope.instrumented_runtime.train.measures.garbage_collector import GarbageCollector
+from gpuscope.instrumented_runtime.train.measures.live import LiveView, in_words
+from gpuscope.instrumented_runtime.train.measures.meter import StepMeter, Workload
+from gpuscope.instrumented_runtime.train.measures.run_summary import percentile, summarize
+from gpuscope.instrumented_runtime.train.model.gpt import GPT, flops_per_token
+from gpuscope.instrumented_runtime.train.settings.config import ModelConfig
 
 CPU = torch.device("cpu")
 

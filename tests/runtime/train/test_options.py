@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpuscope.errors import InputError, UsageError
-from instrumented_runtime.assemble import assemble
-from instrumented_runtime.config import TrainConfig, from_dict, options
-from instrumented_runtime.parallel_spec import Degrees, parse_parallel, validate
-from instrumented_runtime.presets import PRESETS
+from gpuscope.instrumented_runtime.train.settings.assemble import assemble
+from gpuscope.instrumented_runtime.train.settings.config import TrainConfig, from_dict, options
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees, parse_parallel, validate
+from gpuscope.instrumented_runtime.train.settings.presets import PRESETS
 
 
 def assembled(parallel: str = "single", world_size: int = 1, *settings: str, preset: str = "tiny") -> TrainConfig:

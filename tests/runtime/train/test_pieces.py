@@ -12,17 +12,17 @@ pytest.importorskip("torch")
 import torch
 
 from gpuscope.errors import InputError, UsageError
-from instrumented_runtime.assemble import assemble
-from instrumented_runtime.config import ModelConfig, TrainConfig
-from instrumented_runtime.data import ShardSampler, make_dataset, make_loader
-from instrumented_runtime.mesh import World
-from instrumented_runtime.model import GPT, cut
-from instrumented_runtime.moe import MoE
-from instrumented_runtime.parallel.context import positions
-from instrumented_runtime.parallel.optimizer import clip_gradients
-from instrumented_runtime.parallel.pipeline import layers_of_stages
-from instrumented_runtime.parallel_spec import validate
-from instrumented_runtime.trainer import Trainer
+from gpuscope.instrumented_runtime.train.data import ShardSampler, make_dataset, make_loader
+from gpuscope.instrumented_runtime.train.mesh import World
+from gpuscope.instrumented_runtime.train.model.gpt import GPT, cut
+from gpuscope.instrumented_runtime.train.model.moe import MoE
+from gpuscope.instrumented_runtime.train.optimizer import clip_gradients
+from gpuscope.instrumented_runtime.train.parallel.context_parallel import positions
+from gpuscope.instrumented_runtime.train.parallel.pipeline_parallel import layers_of_stages
+from gpuscope.instrumented_runtime.train.settings.assemble import assemble
+from gpuscope.instrumented_runtime.train.settings.config import ModelConfig, TrainConfig
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 
 def tiny(*settings: str) -> TrainConfig:

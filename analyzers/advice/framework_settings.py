@@ -1,0 +1,54 @@
+"""Settings as reports name them, and which framework's name for a change a trace calls for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuscope.analyzers.advice.rule import Case
+from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.report.view import units
+
+
+def env(name: str, value: str) -> Setting:
+    """An environment variable."""
+    return {"kind": "env", "name": name, "value": value}
+
+
+def python(name: str, value: str) -> Setting:
+    """An argument or call in the training script: `name` is where it goes, `value` is Python."""
+    return {"kind": "python", "name": name, "value": value}
+
+
+def config(name: str, value: str) -> Setting:
+    """A key of a framework's configuration, or an option of its command line."""
+    return {"kind": "config", "name": name, "value": value}
+
+
+def in_dialect(case: Case, names: Mapping[str, Setting]) -> Setting | None:
+    """The setting as the outermost framework of the trace names it; None where it has no name for it.
+
+    A job of DeepSpeed, Megatron or Horovod is configured there and nowhere else, whatever it uses inside.
+    """
+    for framework in case.frameworks:
+        if framework in names:
+            return names[framework]
+        if framework in ("deepspeed", "megatron", "horovod"):
+            return None
+    return None
+
+
+def megabytes(size: int) -> str:
+    """Bytes as a whole number of MiB, the unit of DDP's buckets."""
+    return str(size >> 20)
+
+
+def cost(finding: FindingEntry) -> str:
+    """What a finding costs, in words: the beginning of a reason; the finding's own message says the rest."""
+    if not finding["share_frac"]:
+        return finding["message"]
+    return f"{finding['code']} takes {units.share(finding['share_frac'])} of the time"
+
+
+def on_cpu(case: Case) -> bool:
+    """Whether the training threads are the devices."""
+    return all(rank["device"] is None for rank in case.report["ranks"])

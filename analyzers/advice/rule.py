@@ -1,0 +1,186 @@
+"""What a rule is, and how its proposals become suggestions.
+
+A rule is a module of this package with a `RULE`. It reads a report's findings and facts, never tables, and
+proposes exact settings; the replay alone says what each would gain on the user's own trace. Proposals of
+one code are values of one knob: the first whose predicted time is within `TIE_FRAC` of the best is taken,
+so rules list the least intrusive value first. Gains are never added up: findings overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED
+from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
+from gpuscope.plugins import listed
+from gpuscope.report.schema.document import (
+    AdviceEntry,
+    FindingEntry,
+    Prediction,
+    Report,
+    Setting,
+    SuggestionEntry,
+    UnpredictedEntry,
+)
+
+Predict = Callable[[Sequence[Change]], Predicted | Refused]
+"""What a replay of the run says of changes made together."""
+
+MIN_GAIN_FRAC = 0.01
+"""A gain below one percent of the step is within what two runs differ by: not worth a change."""
+TIE_FRAC = 0.005
+"""Half of that: values of one knob that come closer than this are equally good."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One exact setting, and the changes of the replay that it amounts to."""
+
+    code: str
+    action: str
+    why: str
+    setting: Setting
+    risk: str
+    verify: str
+    changes: tuple[Change, ...] = ()
+    outcome: Predicted | Refused | None = None
+    """Where the rule knows the outcome from elsewhere (a replay of the allocator), not from `changes`."""
+    gains_time: bool = True
+    """False for what saves something else than time (memory): kept though the step takes as long."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What rules see of a run."""
+
+    report: Report
+    predict: Predict
+
+    @property
+    def frameworks(self) -> list[str]:
+        """Frameworks that left a mark in the trace, the outermost first."""
+        return self.report["trace"]["frameworks"]
+
+    def finding(self, code: str) -> FindingEntry | None:
+        """The costliest finding of that code."""
+        return next((finding for finding in self.report["findings"] if finding["code"] == code), None)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A topic of advice: the findings it answers, and what it proposes for one of them."""
+
+    name: str
+    answers: tuple[str, ...]
+    propose: Callable[[Case, FindingEntry], Iterable[Proposal]]
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """The rules of this package, in order of module name."""
+    return tuple(listed("gpuscope.analyzers.advice.rules", "RULE"))
+
+
+def advise(
+    report: Report, predict: Predict, among: Sequence[Rule] | None = None
+) -> tuple[list[SuggestionEntry], AdviceEntry]:
+    """The suggestions for a report, the largest gain first, and why there are no (more) of them."""
+    case = Case(report, predict)
+    suggestions: list[SuggestionEntry] = []
+    untold: list[UnpredictedEntry] = []
+    for finding, proposals in _proposals(case, rules() if among is None else among):
+        kept, refused = _best(proposals, predict)
+        suggestions += [_suggestion(proposal, finding, predicted) for proposal, predicted in kept]
+        untold += [_unpredicted(proposal, finding, why) for proposal, why in refused]
+    suggestions = _once(sorted(suggestions, key=lambda one: one["predicted"]["step_ns_after"]))
+    taken = {one["code"] for one in suggestions}
+    untold = [one for one in untold if one["code"] not in taken]
+    return suggestions, {"why": _why(report, suggestions, untold), "unpredicted": untold}
+
+
+def worth_answering(report: Report, finding: FindingEntry) -> bool:
+    """Whether a finding may lead to advice. A stall of a run that is compute-bound or can't be judged may
+    not: nothing there is worth a risk, or nothing is certain."""
+    if finding["code"] not in CLASS_OF and finding["code"] != UNATTRIBUTED:
+        return True
+    verdict = report["verdict"]
+    return not verdict["abstained"] and verdict["bound_by"] != "compute" and finding["severity"] != "low"
+
+
+def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[tuple[FindingEntry, list[Proposal]]]:
+    """Per finding and knob: the values proposed for it."""
+    for rule in among:
+        for finding in case.report["findings"]:
+            if finding["code"] not in rule.answers or not worth_answering(case.report, finding):
+                continue
+            knobs: dict[str, list[Proposal]] = {}
+            for proposal in rule.propose(case, finding):
+                knobs.setdefault(proposal.code, []).append(proposal)
+            for proposals in knobs.values():
+                yield finding, proposals
+
+
+def _best(
+    proposals: Sequence[Proposal], predict: Predict
+) -> tuple[list[tuple[Proposal, Predicted]], list[tuple[Proposal, str]]]:
+    """The value to take with its outcome, if any is worth it; the first one refused, if none could be told."""
+    told: list[tuple[Proposal, Predicted]] = []
+    refused: list[tuple[Proposal, str]] = []
+    for proposal in proposals:
+        outcome = proposal.outcome or predict(proposal.changes)
+        if isinstance(outcome, Refused):
+            refused.append((proposal, outcome.why))
+        elif not proposal.gains_time or is_gain(outcome):
+            told.append((proposal, outcome))
+    if not told:
+        return [], refused[:1] if len(refused) == len(proposals) else []
+    best = min(outcome.after for _, outcome in told)
+    return [next((p, o) for p, o in told if o.after <= best + TIE_FRAC * o.before)], []
+
+
+def is_gain(predicted: Predicted) -> bool:
+    """Whether the step gets at least `MIN_GAIN_FRAC` shorter, and shorter for certain."""
+    return predicted.after <= predicted.before * (1 - MIN_GAIN_FRAC) and predicted.high < predicted.before
+
+
+def _suggestion(proposal: Proposal, finding: FindingEntry, predicted: Predicted) -> SuggestionEntry:
+    return {
+        "code": proposal.code, "finding": finding["code"], "action": proposal.action, "why": proposal.why,
+        "setting": proposal.setting,
+        "predicted": Prediction(
+            step_ns_before=predicted.before, step_ns_after=predicted.after, low_ns=predicted.low,
+            high_ns=predicted.high, basis=predicted.basis,
+        ),
+        "risk": proposal.risk, "verify": proposal.verify,
+    }  # fmt: skip
+
+
+def _unpredicted(proposal: Proposal, finding: FindingEntry, why: str) -> UnpredictedEntry:
+    return {
+        "code": proposal.code, "finding": finding["code"], "action": proposal.action, "setting": proposal.setting,
+        "why_not": why,
+    }  # fmt: skip
+
+
+def _once(suggestions: Iterable[SuggestionEntry]) -> list[SuggestionEntry]:
+    """Each setting once: two findings may lead to the same one."""
+    seen: dict[tuple[str, str], SuggestionEntry] = {}
+    for one in suggestions:
+        seen.setdefault((one["setting"]["name"], one["setting"]["value"]), one)
+    return list(seen.values())
+
+
+def _why(report: Report, suggestions: Sequence[SuggestionEntry], untold: Sequence[UnpredictedEntry]) -> str:
+    """Why there is no advice; empty where there is."""
+    verdict = report["verdict"]
+    if suggestions:
+        return ""
+    if verdict["abstained"]:
+        return "no advice without a verdict; the verdict says what to record"
+    if verdict["bound_by"] == "compute":
+        return "compute-bound: no class of stalls reaches a tenth of the time, so there is no stall worth removing"
+    if untold:
+        return "no change whose gain this trace can predict"
+    return "no change known to gain at least 1 % of the step with certainty"

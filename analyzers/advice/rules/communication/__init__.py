@@ -1,0 +1,1 @@
+"""Advice on collectives, pipelines and ranks that others wait for."""

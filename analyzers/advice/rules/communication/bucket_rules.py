@@ -1,0 +1,60 @@
+"""Gradient buckets: how many bytes one all-reduce (or reduce-scatter) carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuscope.analyzers.advice.framework_settings import config, cost, env, in_dialect, megabytes, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.frame.changes import BucketSize
+from gpuscope.report.schema.document import FindingEntry, Setting
+
+MIB = 1 << 20
+DEFAULT, DEFAULT_FIRST = 25 * MIB, 1 * MIB
+"""DDP's own sizes where none is given (torch.nn.parallel.distributed, kDefaultFirstBucketBytes)."""
+SIZES = tuple(size * MIB for size in (50, 100, 200, 10, 5))
+"""Tried besides the default: larger against the fixed cost per message, smaller against a long last bucket."""
+
+# Bytes per gradient element, for frameworks that count elements: DeepSpeed reduces in the model's 16 bits,
+# Megatron in 32 unless --grad-reduce-in-bf16 is given.
+DEEPSPEED_ELEMENT, MEGATRON_ELEMENT = 2, 4
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """The default, larger and smaller buckets, as far as the framework has a name for them."""
+    for size, first in ((DEFAULT, DEFAULT_FIRST), *((size, size) for size in SIZES)):
+        setting = _named(case, size, first)
+        if setting is not None:
+            yield _proposal(finding, setting, BucketSize(size, first))
+
+
+def _named(case: Case, size: int, first: int) -> Setting | None:
+    ddp = "None" if first != size else megabytes(size)
+    return in_dialect(
+        case,
+        {
+            "transformers": python("TrainingArguments.ddp_bucket_cap_mb", ddp),
+            "ddp": python("DistributedDataParallel.bucket_cap_mb", ddp),
+            "deepspeed": config("zero_optimization.reduce_bucket_size", str(size // DEEPSPEED_ELEMENT)),
+            "megatron": config("--ddp-bucket-size", str(size // MEGATRON_ELEMENT)),
+            "horovod": env("HOROVOD_FUSION_THRESHOLD", str(size)),
+        },
+    )
+
+
+def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize) -> Proposal:
+    default = " (the default: first bucket of 1 MiB)" if change.first != change.size else ""
+    return Proposal(
+        code="bucket_size",
+        action=f"Gather gradients in buckets of {megabytes(change.size)} MiB{default}",
+        why=f"{cost(finding)}; fewer, larger messages pay the fixed cost less often; a smaller last bucket "
+        "leaves less to send after the backward pass; the replay weighs one against the other",
+        setting=setting,
+        risk="larger buckets start later and take as much memory again (none with gradient_as_bucket_view=True); "
+        "any explicit size also sets DDP's first bucket",
+        verify="record again: count and bytes of the gradient collectives, and `gpuscope diff BEFORE AFTER`",
+        changes=(change,),
+    )
+
+
+RULE = Rule("buckets", ("latency", "bandwidth"), propose)

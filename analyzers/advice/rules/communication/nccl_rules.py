@@ -1,0 +1,214 @@
+"""NCCL's own knobs: algorithm, protocol, channels and transports.
+
+NCCL chooses well where its model of the machine is right, so only its log or a measurement can show that
+another choice gains; without them the advice is to record the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpuscope.analyzers.advice.framework_settings import cost, env
+from gpuscope.analyzers.advice.nccl_grammar import MOST_CTAS, algorithm_name, for_operation, wrong
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.frame.changes import Algorithm, Refused
+from gpuscope.report.schema.document import FindingEntry
+from gpuscope.report.schema.nccl_sections import BandwidthEntry
+
+_VERIFY = "record again with NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING: bandwidth[] shows choice and busbw"
+_RERUN = Refused("what another transport gives, a trace of this one can't tell: run again, or measure with nccl-tests")
+_ALTERNATIVES: Mapping[str, Sequence[str]] = {"all_reduce": ("ring", "tree"), "all_gather": (), "reduce_scatter": ()}
+"""Not NVLS: where NCCL does not take it unasked it is most likely not there, and forcing it fails."""
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """By the finding: choices for messages, or the transports that a variable has switched off."""
+    if not _nccl(case):
+        return
+    if finding["code"] in ("latency", "bandwidth"):
+        found: Iterator[Proposal] = _choices(case, finding)
+    elif finding["code"] == "fewer_channels":
+        found = _allowed_channels(case, finding)
+    else:
+        found = _transports(case, finding)
+    for proposal in found:
+        if not wrong(proposal.setting["name"], proposal.setting["value"]):
+            yield proposal
+
+
+def _nccl(case: Case) -> bool:
+    """Whether NCCL (or RCCL, which has its variables) communicates here."""
+    return "nccl" in case.report or any("nccl" in kernel["name"].lower() for kernel in case.report.get("kernels", ()))
+
+
+def _variable(case: Case, name: str) -> str | None:
+    """A variable's value as NCCL's log says it was set."""
+    told = case.report["nccl"]["environment"] if "nccl" in case.report else []
+    return next((variable["value"] for variable in told if variable["name"] == name), None)
+
+
+def _costliest(case: Case) -> BandwidthEntry | None:
+    """The operation, group and size of the trace that takes most time."""
+    rows = [row for row in case.report.get("bandwidth", ()) if row["tool"] == "trace" and row["op"] in _ALTERNATIVES]
+    return max(rows, key=lambda row: row["dur_ns"] * row["count"], default=None)
+
+
+def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    row = _costliest(case)
+    if row is None:
+        return
+    if row["algorithm"] is None or row["protocol"] is None:
+        yield Proposal(
+            code="nccl_log",
+            action=f"Record which algorithm and protocol NCCL chooses for {row['op']}",
+            why=f"{cost(finding)}; whether another choice would gain can be told only from NCCL's own",
+            setting=env("NCCL_DEBUG_SUBSYS", "INIT,ENV,TUNING"),
+            risk="with NCCL_DEBUG=INFO a line per operation in the log",
+            verify="bandwidth[].algorithm of the next report is not null",
+            outcome=Refused("nothing to gain by itself: it lets the next report predict other choices"),
+        )
+        return
+    if _variable(case, "NCCL_ALGO") is None:
+        yield from _algorithms(finding, row)
+    if _variable(case, "NCCL_PROTO") is None:
+        yield from _protocols(finding, row)
+    if finding["code"] == "bandwidth":
+        yield from _channels(finding, row)
+        yield from _switches(case, finding, row)
+        yield from _networks(case, finding)
+
+
+def _algorithms(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    op, now = row["op"], row["algorithm"]
+    for algorithm in _ALTERNATIVES[op]:
+        if algorithm == now:
+            continue
+        yield Proposal(
+            code="nccl_algorithm",
+            action=f"Let NCCL carry out {op} by {algorithm} instead of {now}",
+            why=f"{cost(finding)}; {op} of {row['group'] or 'one group'} takes most of it",
+            setting=env("NCCL_ALGO", for_operation(op, algorithm_name(algorithm))),
+            risk=f"holds for every {op} of the job, whatever its size; NCCL's later versions may choose better",
+            verify=_VERIFY,
+            changes=(Algorithm(algorithm=algorithm, op=op),),
+        )
+
+
+def _protocols(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    op, now = row["op"], row["protocol"]
+    protocol = "ll" if finding["code"] == "latency" else "simple"
+    if now == protocol:
+        return
+    yield Proposal(
+        code="nccl_protocol",
+        action=f"Let NCCL use protocol {protocol} for {op} instead of {now}",
+        why=f"{cost(finding)}; {protocol} has the " + ("least fixed cost" if protocol == "ll" else "most bandwidth"),
+        setting=env("NCCL_PROTO", for_operation(op, {"ll": "LL", "simple": "Simple"}[protocol])),
+        risk=f"holds for every {op} of the job: "
+        + ("large ones lose half of their bandwidth" if protocol == "ll" else "small ones take longer"),
+        verify=_VERIFY,
+        changes=(Algorithm(protocol=protocol, op=op),),
+    )
+
+
+def _channels(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    now = row["channels"]
+    if now is None or now >= MOST_CTAS:
+        return
+    wanted = min(2 * now, MOST_CTAS)
+    yield Proposal(
+        code="nccl_channels",
+        action=f"Give NCCL at least {wanted} channels instead of {now}",
+        why=f"{cost(finding)}; with {now} channels {row['op']} may not fill its links",
+        setting=env("NCCL_MIN_CTAS", str(wanted)),
+        risk=f"{wanted - now} more SMs taken from kernels that run beside communication",
+        verify=_VERIFY + "; compute beside communication must not get slower",
+        changes=(Algorithm(channels=wanted, op=row["op"]),),
+    )
+
+
+def _switches(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    """NVLS that somebody has switched off. It is left to NCCL, never forced: that fails where it is not supported."""
+    if _variable(case, "NCCL_NVLS_ENABLE") != "0":
+        return
+    yield Proposal(
+        code="nccl_nvls",
+        action="Let NCCL use NVLink switches that reduce (NVLS) again",
+        why=f"{cost(finding)}; NCCL's log says that NCCL_NVLS_ENABLE=0 is set",
+        setting=env("NCCL_NVLS_ENABLE", "2"),
+        risk="more device memory; it may have been switched off for a reason: multicast missing in a virtual machine",
+        verify="NCCL's log tells nvls channels; " + _VERIFY,
+        changes=(Algorithm(algorithm="nvls", protocol="simple", op=row["op"]),),
+    )
+
+
+def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """What may help between hosts, though nothing in a trace tells how much."""
+    transports = case.report["nccl"]["transports"] if "nccl" in case.report else []
+    between = [one["transport"] for one in transports if one["same_node"] is False]
+    if not any(one.startswith("NET/") for one in between):
+        return
+    if _variable(case, "NCCL_BUFFSIZE") is None:
+        yield Proposal(
+            code="nccl_buffer",
+            action="Give each of NCCL's connections 8 MiB of buffer instead of 4",
+            why=f"{cost(finding)}; a network of long latency needs more bytes under way",
+            setting=env("NCCL_BUFFSIZE", str(8 << 20)),
+            risk="twice the device memory for NCCL's buffers, on every channel and peer",
+            verify="nccl-tests at the job's sizes with both values, then " + _VERIFY,
+            outcome=Refused("what a larger buffer gains, no trace tells: measure with nccl-tests or gpuscope bench"),
+        )
+    if any(one.startswith("NET/IB") for one in between) and _variable(case, "NCCL_COLLNET_ENABLE") is None:
+        yield Proposal(
+            code="nccl_collnet",
+            action="Let the InfiniBand switches reduce (SHARP)",
+            why=f"{cost(finding)}; switches that reduce halve the bytes that each host sends",
+            setting=env("NCCL_COLLNET_ENABLE", "1"),
+            risk="needs NCCL's SHARP plugin and switches that have it switched on; without, NCCL goes on as before",
+            verify="NCCL's log names CollNet; " + _VERIFY,
+            outcome=Refused("whether the switches can reduce, and how fast, no trace tells: run with it"),
+        )
+
+
+_SWITCHED_OFF = {
+    "NCCL_P2P_DISABLE": ("1", "0", "copies between GPUs of one host"),
+    "NCCL_P2P_LEVEL": ("LOC", "SYS", "copies between GPUs of one host"),
+    "NCCL_SHM_DISABLE": ("1", "0", "shared memory between processes of one host"),
+    "NCCL_IB_DISABLE": ("1", "0", "RDMA between hosts"),
+}
+
+
+def _transports(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """Switches that NCCL's log shows to be off."""
+    for name, (off, on, what) in _SWITCHED_OFF.items():
+        if _variable(case, name) != off:
+            continue
+        yield Proposal(
+            code="nccl_transport",
+            action=f"Let NCCL use {what} again",
+            why=f"{cost(finding)}; NCCL's log says that {name}={off} is set",
+            setting=env(name, on),
+            risk="it may have been switched off for a reason: a hang, an IOMMU, a container without shared memory",
+            verify="NCCL's log names the other transport for these pairs (nccl.transports)",
+            outcome=_RERUN,
+        )
+
+
+def _allowed_channels(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """A limit in one host's environment makes it have fewer channels than the others."""
+    most = max((entry["channels"] or 0 for entry in case.report["nccl"]["communicators"]), default=0)
+    for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"):
+        told = _variable(case, name)
+        if told is not None and told.isdecimal() and int(told) < most <= MOST_CTAS:
+            yield Proposal(
+                code="nccl_channels",
+                action=f"Allow NCCL {most} channels everywhere",
+                why=f"{cost(finding)}; NCCL's log says that {name}={told} is set",
+                setting=env("NCCL_MAX_CTAS", str(most)),
+                risk=f"unset NCCL_MAX_NCHANNELS; up to {most} SMs go to communication",
+                verify="nccl.communicators[] has as many channels everywhere",
+                changes=(Algorithm(channels=most),),
+            )
+
+
+RULE = Rule("nccl", ("latency", "bandwidth", "slow_transport", "fewer_channels"), propose)

@@ -1,0 +1,80 @@
+"""Pipeline parallelism: micro-batches, schedule, split of the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
+from gpuscope.report.schema.document import FindingEntry
+
+COUNTS = (8, 16, 32, 64)
+SCHEDULES = {"1f1b": "Schedule1F1B", "interleaved_1f1b": "ScheduleInterleaved1F1B", "zbv": "ScheduleZBVZeroBubble"}
+"""Names of torch.distributed.pipelining."""
+VERIFY = "record again: the bubble of each stage (report, section pipeline); `gpuscope diff BEFORE AFTER`"
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """More micro-batches, another schedule, an even split."""
+    if finding["code"] in ("pipeline_bubble", "few_micro_batches"):
+        for count in COUNTS:
+            yield _micro_batches(case, finding, count)
+        for name in SCHEDULES:
+            yield _schedule(case, finding, name)
+    if finding["code"] != "few_micro_batches":
+        yield _even(case, finding)
+
+
+def _micro_batches(case: Case, finding: FindingEntry, count: int) -> Proposal:
+    setting = in_dialect(
+        case,
+        {
+            "megatron": config("--micro-batch-size", f"global batch / data-parallel size / {count}"),
+            "deepspeed": config("gradient_accumulation_steps", str(count)),
+        },
+    )
+    return Proposal(
+        code="micro_batches",
+        action=f"Cut the batch into {count} micro-batches",
+        why=f"{cost(finding)}; filling and draining the pipeline costs as many micro-batches as it has stages",
+        setting=setting or python("pipelining schedule.n_microbatches", str(count)),
+        risk="smaller micro-batches use the device less well, which the replay does not know; GPipe keeps the "
+        "activations of all of them",
+        verify=VERIFY,
+        changes=(MicroBatches(count),),
+    )
+
+
+def _schedule(case: Case, finding: FindingEntry, name: str) -> Proposal:
+    named = {"torchtitan": config("parallelism.pipeline_parallel_schedule", SCHEDULES[name].removeprefix("Schedule"))}
+    if name == "interleaved_1f1b":
+        named["megatron"] = config("--num-virtual-stages-per-pipeline-rank", "2")
+    setting = in_dialect(case, named)
+    return Proposal(
+        code="pipeline_schedule",
+        action=f"Run the pipeline by {SCHEDULES[name]}",
+        why=f"{cost(finding)}; this schedule leaves less of it",
+        setting=setting or python("torch.distributed.pipelining", SCHEDULES[name]),
+        risk="interleaved and zero-bubble schedules send more often and hold more activations",
+        verify=VERIFY,
+        changes=(Schedule(name),),
+    )
+
+
+def _even(case: Case, finding: FindingEntry) -> Proposal:
+    setting = in_dialect(
+        case, {"megatron": config("--pipeline-model-parallel-layout", "fewer layers on the slow stage")}
+    )
+    return Proposal(
+        code="even_stages",
+        action="Split the model so that all stages take equally long",
+        why=f"{cost(finding)}; every micro-batch waits for the slowest stage",
+        setting=setting or python("the split of the layers over stages", "fewer layers on the slow stage"),
+        risk="layers can't be cut: the real split is less even than the predicted one",
+        verify=VERIFY,
+        changes=(EvenStages(),),
+    )
+
+
+RULE = Rule("pipeline", ("pipeline_bubble", "few_micro_batches", "pipeline_imbalance", "slow_stage"), propose)

@@ -1,0 +1,1 @@
+"""Advice on the launching thread and the data loader."""

@@ -1,0 +1,38 @@
+"""The data loader: workers that load while the device computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.frame.changes import LoaderWorkers
+from gpuscope.report.schema.document import FindingEntry
+
+WORKERS = (1, 2, 4, 8, 16)
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """The fewest workers that hide the loading."""
+    for workers in WORKERS:
+        setting = in_dialect(
+            case,
+            {
+                "transformers": python("TrainingArguments.dataloader_num_workers", str(workers)),
+                "megatron": config("--num-workers", str(workers)),
+            },
+        ) or python("DataLoader.num_workers", str(workers))
+        yield Proposal(
+            code="loader_workers",
+            action=f"Load batches in {workers} worker process{'es' if workers > 1 else ''} "
+            "(with persistent_workers=True)",
+            why=f"{cost(finding)}; a worker loads the next batches while the device computes",
+            setting=setting,
+            risk="each worker is a process with its own memory, per rank; needs as many free CPU cores; "
+            "the order of random augmentations changes",
+            verify="record again: the cause `input` is gone; if not, the storage or the CPU cores are the limit",
+            changes=(LoaderWorkers(workers),),
+        )
+
+
+RULE = Rule("loader", ("input",), propose)

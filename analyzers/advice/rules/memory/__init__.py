@@ -1,0 +1,1 @@
+"""Advice on copies and on the caching allocator."""

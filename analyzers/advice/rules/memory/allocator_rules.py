@@ -1,0 +1,82 @@
+"""Settings of PyTorch's caching allocator, as a replay of the recorded requests under each of them tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.allocator.allocator_settings import merged
+from gpuscope.analyzers.frame.changes import NoAllocatorStalls, Predicted, Refused
+from gpuscope.report.schema.document import FindingEntry
+from gpuscope.report.schema.memory_section import AllocatorChangeEntry, AllocatorReplayEntry, MemoryEntry
+from gpuscope.report.view.units import memory, plural
+
+USUAL = ("expandable_segments", "True")
+"""What PyTorch's own message recommends where memory is fragmented."""
+
+_RISKS = {
+    "expandable_segments": "older PyTorch can't pass such tensors to other processes by CUDA IPC; mapping pages "
+    "is slower than cudaMalloc",
+    "max_split_size_mb": "blocks from that size on are kept whole: a request between two sizes may need a new segment",
+    "roundup_power2_divisions": "every request is rounded up: each block in use gets a little larger",
+    "garbage_collection_threshold": "it acts only under torch.cuda.set_per_process_memory_fraction(); "
+    "what it gives back must be allocated anew",
+}
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """The best setting that was replayed; where none could be, the usual one without a prediction."""
+    entry = next((one for one in case.report.get("memory", []) if one["replay"] and one["rank"] in finding["ranks"]
+                  and (one["replay"]["changes"] or one["replay"]["why"])), None)  # fmt: skip
+    if entry is None or entry["replay"] is None:
+        return
+    replay, best = entry["replay"], entry["replay"]["best"]
+    if best is None and replay["usable"]:
+        return  # nothing that was tried helps
+    option, value = (best["option"], best["value"]) if best else USUAL
+    yield Proposal(
+        code="allocator_setting",
+        action=f"Set {option}:{value} for the caching allocator",
+        why=finding["message"],
+        setting={"kind": "env", "name": entry["variable"], "value": merged(entry["settings"] or "", option, value)},
+        risk=_RISKS[option],
+        verify=_verify(best),
+        outcome=_outcome(case, entry, replay, best) if best else Refused(replay["why"]),
+        gains_time=False,
+    )
+
+
+def _outcome(case: Case, entry: MemoryEntry, replay: AllocatorReplayEntry, best: AllocatorChangeEntry) -> Predicted:
+    """Memory is what is saved; the step gets shorter only where the trace shows the stalls of retries that go."""
+    basis = _basis(entry, replay, best)
+    if entry["retries"] and not best["retries"] and not best["failed"]:
+        told = case.predict((NoAllocatorStalls(),))
+        if isinstance(told, Predicted):
+            return Predicted(told.before, told.after, told.low, told.high, f"{basis}; {told.basis}")
+    steps = [rank["window_ns"] / max(rank["steps"], 1) for rank in case.report["ranks"]]
+    step = round(sum(steps) / len(steps)) if steps else 0
+    return Predicted(step, step, step, step, basis)
+
+
+def _basis(entry: MemoryEntry, replay: AllocatorReplayEntry, best: AllocatorChangeEntry) -> str:
+    now, then = replay["peak_reserved_bytes"], best["peak_reserved_bytes"]
+    gains = [f"peak of reserved memory {memory(now)} → {memory(then)}"] if now != then else []
+    if replay["failed"] > best["failed"]:
+        gains.append(f"failed requests {replay['failed']} → {best['failed']}")
+    if replay["retries"] > best["retries"]:
+        gains.append(f"retries {replay['retries']} → {best['retries']}")
+    return (
+        f"{', '.join(gains)}, by replaying {plural(entry['events'], 'recorded event')} of rank {entry['rank']} under "
+        f"this setting; replayed as it was, the peak is off by {replay['error_frac']:+.1%}"
+    )
+
+
+def _verify(best: AllocatorChangeEntry | None) -> str:
+    expected = f" near {memory(best['peak_reserved_bytes'])}" if best else ""
+    return (
+        f"torch.cuda.memory_stats(): reserved_bytes.all.peak{expected}, num_alloc_retries and num_ooms 0; or record "
+        "memory history again and run gpuscope analyze on the snapshot"
+    )
+
+
+RULE = Rule("memory", ("out_of_memory", "allocator_retries", "fragmentation"), propose)

@@ -1,0 +1,140 @@
+"""Findings of the section `memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, Severity
+from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.report.schema.memory_section import MemoryEntry
+from gpuscope.report.view.units import duration, memory, plural, share
+
+EVIDENCE = 8
+
+
+def findings(entries: Sequence[MemoryEntry]) -> list[FindingEntry]:
+    """Failed requests, retries and fragmentation over all snapshots; what two snapshots both tell, once."""
+    found = [_failed(entries), _retried(entries), _fragmented(entries)]
+    return [finding for finding in found if finding is not None]
+
+
+def _failed(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
+    seen: dict[tuple[int, int, int | None, int], Evidence] = {}
+    whys: dict[str, None] = {}
+    kinds: set[str] = set()
+    for entry in entries:
+        for failure in entry["failures"]:
+            key = (entry["rank"], entry["device"], failure["time_ns"], failure["requested_bytes"])
+            where = failure["frames"][0] if failure["frames"] else "no stack recorded"
+            seen[key] = _evidence(
+                entry, failure["time_ns"], 0, f"request of {memory(failure['requested_bytes'])}", where
+            )
+            whys[failure["why"]] = None
+            kinds.add(failure["kind"])
+    if not seen:
+        return None
+    first = next(iter(whys))
+    advice = {
+        "fragmentation": "fragmentation: the bytes were there, in pieces",
+        "scattered": "what was free lay partly in pieces of reserved memory, partly on the device",
+        "limit": "not the device but a limit set for the process",
+        "full": "no setting of the allocator makes room: the job needs less in use at once",
+    }
+    cause = advice[kinds.pop()] if len(kinds) == 1 else "some by fragmentation, some for want of memory"
+    message = f"{plural(len(seen), 'request')} for memory failed; {cause}. {first[0].upper()}{first[1:]}"
+    evidence = list(seen.values())
+    return FindingEntry(
+        code="out_of_memory",
+        severity="high",
+        message=message,
+        ranks=_ranks(evidence),
+        cost_ns_per_step=0,
+        share_frac=0.0,
+        evidence=evidence[:EVIDENCE],
+    )
+
+
+def _retried(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
+    seen: dict[tuple[int, int, int | None, int], Evidence] = {}
+    certain, spent = 0, 0
+    for entry in entries:
+        for retry in entry["retries"]:
+            key = (entry["rank"], entry["device"], retry["time_ns"], retry["released_bytes"])
+            if key not in seen:
+                certain += retry["certain"]
+                spent += retry["dur_ns"] or 0
+            name = f"{memory(retry['released_bytes'])} given back for a request of {memory(retry['requested_bytes'])}"
+            note = "" if retry["certain"] else "or a call of empty_cache: no stack tells"
+            seen[key] = _evidence(entry, retry["time_ns"], retry["dur_ns"] or 0, name, note)
+    if not seen:
+        return None
+    doubt = "" if certain == len(seen) else f"; {len(seen) - certain} of them may have been calls of empty_cache"
+    took = f", which took {duration(spent)} in all" if spent else ""
+    message = (
+        f"{plural(len(seen), 'request')} found the device full: cached memory was given back to it and the request "
+        f"tried again, with the device synchronised{took}{doubt}"
+    )
+    evidence = list(seen.values())
+    return FindingEntry(
+        code="allocator_retries",
+        severity="medium" if certain else "low",
+        message=message,
+        ranks=_ranks(evidence),
+        cost_ns_per_step=0,
+        share_frac=0.0,
+        evidence=evidence[:EVIDENCE],
+    )
+
+
+def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
+    worst: dict[tuple[int, int], MemoryEntry] = {}
+    for entry in entries:
+        if _share(entry) >= MIN_SHARE:
+            key = entry["rank"], entry["device"]
+            worst[key] = max(worst.get(key, entry), entry, key=_share)
+    if not worst:
+        return None
+    entry = max(worst.values(), key=_share)
+    fragmentation = entry["fragmentation"]
+    assert fragmentation is not None  # _share is 0 without
+    requests = plural(fragmentation["requests"], "request")
+    size, peak = memory(fragmentation["reserved_bytes"]), memory(entry["peak_reserved_bytes"] or 0)
+    message = (
+        f"Up to {share(_share(entry))} of the peak of reserved memory ({size} of {peak}) was reserved while as "
+        f"much lay free in blocks that the requests could not use: {requests}, the largest "
+        f"{memory(fragmentation['largest_request_bytes'])} with {memory(fragmentation['free_bytes'])} free in smaller "
+        f"blocks of its pool and {memory(fragmentation['free_elsewhere_bytes'])} in blocks for other streams or sizes"
+    )
+    pressed = any(one["failures"] or one["retries"] for one in worst.values())
+    severity: Severity = "medium" if pressed else "low"
+    if any(failure["kind"] == "fragmentation" for one in worst.values() for failure in one["failures"]):
+        severity = "high"
+    evidence = [
+        _evidence(
+            one, one["peak_time_ns"], 0, f"peak of {memory(one['peak_allocated_bytes'])} in use", Path(one["path"]).name
+        )
+        for one in worst.values()
+    ]
+    return FindingEntry(
+        code="fragmentation",
+        severity=severity,
+        message=message,
+        ranks=_ranks(evidence),
+        cost_ns_per_step=0,
+        share_frac=0.0,
+        evidence=evidence[:EVIDENCE],
+    )
+
+
+def _share(entry: MemoryEntry) -> float:
+    fragmentation, peak = entry["fragmentation"], entry["peak_reserved_bytes"]
+    return fragmentation["reserved_bytes"] / peak if fragmentation and peak else 0.0
+
+
+def _evidence(entry: MemoryEntry, time: int | None, dur: int, name: str, note: str) -> Evidence:
+    return {"rank": entry["rank"], "start_ns": time or 0, "dur_ns": dur, "name": name, "note": note}
+
+
+def _ranks(evidence: Sequence[Evidence]) -> list[int]:
+    return sorted({one["rank"] for one in evidence})

@@ -1,0 +1,214 @@
+"""Memory of the caching allocator: its peak by stack, fragmentation, failed requests, retries, other settings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gpuscope.analyzers.allocator import other_settings
+from gpuscope.analyzers.allocator.allocator_settings import SMALL_SIZE, segment_size
+from gpuscope.analyzers.allocator.fragmentation import Growth, free_sizes, growths, state_before, wasted
+from gpuscope.analyzers.allocator.history import History, histories
+from gpuscope.analyzers.allocator.memory_findings import findings
+from gpuscope.analyzers.allocator.memory_samples import profiled, timeline
+from gpuscope.analyzers.allocator.releases import releases
+from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
+from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.report.schema.memory_section import (
+    AllocatorChangeEntry,
+    AllocatorReplayEntry,
+    FailureEntry,
+    FragmentationEntry,
+    HeldEntry,
+    MemoryEntry,
+    RetryEntry,
+)
+from gpuscope.report.view.units import memory
+from gpuscope.trace.schema import NA, AllocatorAction
+from gpuscope.trace.trace import Trace
+
+HELD_SHOWN = 12
+FREE_SHOWN = 8
+MODERN, OLD, ASCEND = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"
+
+Frames = Mapping[int, str]
+
+
+def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 - an analyzer's signature
+    """The section `memory` and its findings; nothing for a run without snapshots or memory events."""
+    result = Result(ANALYZER.name)
+    frames = {code: trace.names[code] for code in np.unique(trace["allocator_events"]["frames"]).tolist()}
+    frames |= {code: trace.names[code] for code in np.unique(trace["blocks"]["frames"]).tolist()}
+    found = histories(trace)
+    entries = [_entry(history, frames) for history in found]
+    worst = max(range(len(entries)), key=lambda place: _trouble(entries[place]), default=None)
+    if worst is not None and any(_trouble(entries[worst])) and entries[worst]["replay"] is not None:
+        entries[worst]["replay"] = _replayed(found[worst], try_changes=True)
+    for history in found:
+        if history.inconsistent:
+            contradict = f"{history.path.name}: events that contradict the blocks they speak of"
+            result.problem("data_loss", "allocator_history_inconsistent", history.inconsistent, contradict)
+    entries += profiled(trace)
+    if entries:
+        result.sections["memory"] = entries
+        result.findings += findings(entries)
+    return result
+
+
+def _trouble(entry: MemoryEntry) -> tuple[int, int, int]:
+    """How badly another setting is needed: failed requests, retries, bytes reserved by fragmentation."""
+    fragmentation = entry["fragmentation"]
+    return len(entry["failures"]), len(entry["retries"]), fragmentation["reserved_bytes"] if fragmentation else 0
+
+
+def _entry(history: History, frames: Frames) -> MemoryEntry:
+    allocated, active, reserved = history.totals()
+    peak = int(np.argmax(allocated))
+    times = np.array([NA] + [event.time for event in history.events], np.int64)
+    if len(times) > 1:
+        times[0] = times[1]
+    found = growths(history)
+    return {
+        "rank": history.rank,
+        "device": history.device,
+        "path": str(history.path),
+        "kind": "snapshot",
+        "events": len(history.events),
+        "from_start": history.from_start if history.events else None,
+        "settings": history.settings_text,
+        "variable": ASCEND if history.settings.padding else MODERN if history.modern else OLD,
+        "end_allocated_bytes": int(allocated[-1]),
+        "end_reserved_bytes": int(reserved[-1]),
+        "peak_allocated_bytes": int(allocated[peak]),
+        "peak_active_bytes": int(active.max()),
+        "peak_reserved_bytes": int(reserved.max()),
+        "peak_time_ns": _time(int(times[peak])),
+        "at_peak": _held(history, peak, frames),
+        "timeline": timeline(times, allocated, reserved),
+        "fragmentation": _fragmentation(found, wasted(found, int(reserved.max()), int(active.max()))),
+        "failures": [
+            _failure(history, growth, int(allocated[growth.row]), int(reserved[growth.row]), frames)
+            for growth in found
+            if growth.event.action == AllocatorAction.OOM
+        ],
+        "retries": _retries(history),
+        "replay": _replayed(history, try_changes=False) if history.events and not history.inconsistent else None,
+    }
+
+
+def _held(history: History, peak: int, frames: Frames) -> list[HeldEntry]:
+    """What was in use after the first `peak` events, by stack, the most bytes first."""
+    state = state_before(history, peak)
+    began = {address for address, held in history.before.held.items() if state.held.get(address) == held}
+    sums: dict[tuple[int, bool], list[int]] = defaultdict(lambda: [0, 0])
+    for address, held in state.held.items():
+        if not held.awaiting:
+            own = sums[held.frames, address in began]
+            own[0] += held.size
+            own[1] += 1
+    ordered = sorted(sums.items(), key=lambda item: -item[1][0])[:HELD_SHOWN]
+    return [
+        {
+            "bytes": size, "blocks": blocks, "frames": frames[code].splitlines() if frames.get(code) else [],
+            "before_recording": early,
+        }
+        for (code, early), (size, blocks) in ordered
+    ]  # fmt: skip
+
+
+def _fragmentation(found: Sequence[Growth], size: int) -> FragmentationEntry | None:
+    own = [growth for growth in found if growth.fragmented]
+    if not own:
+        return None
+    largest = max(own, key=lambda growth: growth.event.size)
+    return {
+        "requests": len(own),
+        "reserved_bytes": size,
+        "largest_request_bytes": largest.event.size,
+        "free_bytes": largest.own_pool,
+        "free_elsewhere_bytes": largest.elsewhere,
+    }
+
+
+def _failure(history: History, growth: Growth, allocated: int, reserved: int, frames: Frames) -> FailureEntry:
+    event, free = growth.event, growth.own_pool + growth.elsewhere
+    device_free = None if event.device_free == NA else event.device_free
+    usable = free_sizes(state_before(history, growth.row), event.stream, event.size <= SMALL_SIZE)
+    largest = memory(usable[0]) if usable else "none"
+    asked = f"a request of {memory(event.requested)}"
+    lay = f"{memory(free)} lay free in reserved blocks, the largest of its own pool {largest}"
+    left = "" if device_free is None else f", and {memory(device_free)} on the device"
+    if growth.fragmented:
+        kind, why = "fragmentation", f"{asked} failed while {lay}{left}"
+    elif device_free is not None and device_free >= segment_size(event.size):
+        kind = "limit"
+        why = f"{asked} failed though {memory(device_free)} were free on the device: a limit set for the process"
+    elif device_free is not None and free + device_free >= event.size:
+        kind = "scattered"
+        why = f"{asked} failed: {lay}{left}: together enough, in no piece enough"
+    else:
+        kind, why = "full", f"{asked} failed: {memory(allocated)} were in use; {lay}{left}"
+    return {
+        "time_ns": _time(event.time),
+        "requested_bytes": event.requested,
+        "allocated_bytes": allocated,
+        "reserved_bytes": reserved,
+        "free_bytes": free,
+        "device_free_bytes": device_free,
+        "free_blocks": usable[:FREE_SHOWN],
+        "kind": kind,  # type: ignore[typeddict-item]
+        "why": why,
+        "frames": frames.get(event.frames, "").splitlines(),
+    }
+
+
+def _retries(history: History) -> list[RetryEntry]:
+    return [
+        {
+            "time_ns": _time(history.events[release.first].time),
+            "released_bytes": release.size,
+            "requested_bytes": release.requested or 0,
+            "dur_ns": _time(release.time),
+            "certain": release.kind == "retry",
+        }
+        for release in releases(history)
+        if release.kind != "empty_cache"
+    ]
+
+
+def _replayed(history: History, *, try_changes: bool) -> AllocatorReplayEntry:
+    found = other_settings.baseline(history)
+    tried = other_settings.changes(history, found) if try_changes else []
+    chosen = other_settings.best(tried, found)
+    return {
+        "peak_reserved_bytes": found.outcome.peak_reserved,
+        "error_frac": found.error,
+        "placed_frac": found.warm.placed / max(found.warm.requests, 1),
+        "retries": found.outcome.retries,
+        "failed": found.outcome.failed,
+        "usable": not found.why_not,
+        "why": found.why_not,
+        "changes": [_change(change) for change in tried],
+        "best": None if chosen is None else _change(chosen),
+    }
+
+
+def _change(change: other_settings.Change) -> AllocatorChangeEntry:
+    outcome = change.outcome
+    return {
+        "option": change.option,
+        "value": change.value,
+        "peak_reserved_bytes": outcome.peak_reserved,
+        "device_calls": outcome.device_calls,
+        "retries": outcome.retries,
+        "failed": outcome.failed,
+    }
+
+
+def _time(time: int) -> int | None:
+    return None if time == NA else time
+
+
+ANALYZER = RunAnalyzer("allocator", run)

@@ -1,0 +1,209 @@
+"""What each rank did before each of its collectives: the table `activity`, all that stays of a file's events.
+
+The time between a collective's start and what its rank communicated before is cut where device work ends: busy
+time carries the name of the operation, idle time that of what the launching thread did meanwhile, both with the
+phase of the step. Of each collective only the longest operations keep their names, so the table grows with the
+collectives of a run and not with its events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Array, Mask, Table, Times
+from gpuscope.trace.intervals import Spans, intersect
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
+from gpuscope.trace.trace import Trace
+
+KEPT = 4
+"""Operations per collective that keep their names; the others count by phase alone."""
+IDLE = "idle"
+"""Operation of idle time in which nothing was recorded on the launching thread."""
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A lane cut where its device work ends: disjoint spans in order, each with a phase and an operation (codes)."""
+
+    spans: Spans
+    phase: Array
+    operation: Array
+
+
+def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+    """The table `activity` of a file's lanes."""
+    result = Result(ANALYZER.name)
+    rows = [_of_lane(trace, view) for view in lanes]
+    result.tables["activity"] = (
+        Table(SCHEMAS["activity"], {name: np.concatenate([row[name] for row in rows]) for name in rows[0].columns})
+        if rows
+        else Table.empty(SCHEMAS["activity"])
+    )
+    return result
+
+
+def _of_lane(trace: Trace, view: LaneView) -> Table:
+    table = trace["collectives"]
+    own = np.flatnonzero(table["rank"] == view.lane.rank)
+    event = table["event"][own]
+    if view.lane.device != NA:
+        own = own[(event != NA) & (trace["device_events"]["device"][np.maximum(event, 0)] == view.lane.device)]
+    since = lead(table)
+    known = own[since.since[own] != NA]
+    known = known[table["start"][known] > since.since[known]]
+    if not len(known):
+        return Table.empty(SCHEMAS["activity"])
+    cut = _cut(trace, view)
+    # Since the collective before began or ended: the stretches of one lane's collectives are disjoint.
+    windows = Spans(since.since[known], table["start"][known])
+    parts = intersect(windows, cut.spans)
+    which = np.searchsorted(windows.start, parts.start, "right") - 1
+    of_cut = np.searchsorted(cut.spans.start, parts.start, "right") - 1
+    collective, phase, operation, spent = _summed(
+        known[which], cut.phase[of_cut], cut.operation[of_cut], parts.end - parts.start
+    )
+    values = {"rank": view.lane.rank, "collective": collective, "phase": phase, "operation": operation, "dur": spent}
+    return Table.build(SCHEMAS["activity"], len(collective), values)
+
+
+def _summed(collective: Times, phase: Array, operation: Array, spent: Times) -> tuple[Times, Array, Array, Times]:
+    """Time by collective, phase and operation; all but the `KEPT` longest operations of a collective lose theirs."""
+    collective, phase, operation, spent = _added(collective, phase, operation, spent)
+    order = np.lexsort((-spent, collective))
+    first = np.searchsorted(collective[order], collective[order])
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order)) - first
+    return _added(collective, phase, np.where(place < KEPT, operation, NO_NAME), spent)
+
+
+def _added(collective: Times, phase: Array, operation: Array, spent: Times) -> tuple[Times, Array, Array, Times]:
+    labels, label = distinct((phase.astype(np.int64) + 1) * (1 << 31) + operation + 1)
+    keys, which = distinct(collective * (len(labels) + 1) + label)
+    label = labels[keys % (len(labels) + 1)]
+    total = np.zeros(len(keys), np.int64)
+    np.add.at(total, which, spent)
+    return keys // (len(labels) + 1), label // (1 << 31) - 1, label % (1 << 31) - 1, total
+
+
+def _cut(trace: Trace, view: LaneView) -> _Cut:
+    """Busy and idle spans of a lane. Collectives do no work of their own here, but end the idle time before them."""
+    device, host = trace["device_events"], trace["host_events"]
+    rows = view.rows
+    start = device["start"][rows]
+    end = np.where(device["kind"][rows] == Kind.COMMUNICATION, start, device["end"][rows])
+    reach = np.maximum.accumulate(end)
+    before = np.concatenate((start[:1], reach[:-1]))
+    launch = device["launch"][rows]
+    main = _main_thread(host, view.lane.rank, launch)
+    thread = np.where(launch == NA, main, host["thread"][np.maximum(launch, 0)] if len(host) else main)
+    launched = np.where(launch == NA, NA, host["start"][np.maximum(launch, 0)] if len(host) else NA)
+    busy, idle = reach > np.maximum(before, start), start > before
+    phases = _Phases(trace, view.lane.rank, main)
+    gap = (before[idle] + start[idle]) // 2
+    code = np.concatenate((phases.at(thread[busy], launched[busy]), phases.at(thread[idle], gap)))
+    doing = _doing(trace, view.lane.rank, thread[idle], gap)
+    name = np.concatenate((device["name"][rows][busy], doing))
+    begin = np.concatenate((np.maximum(before, start)[busy], before[idle]))
+    until = np.concatenate((reach[busy], start[idle]))
+    order = np.argsort(begin, kind="stable")
+    return _Cut(Spans(begin[order], until[order]), code[order], name[order])
+
+
+def _main_thread(host: Table, rank: int, launch: Times) -> int:
+    """The thread that launches most; without launches the rank's busiest."""
+    rows = launch[launch != NA]
+    if not len(rows):
+        rows = np.flatnonzero(host["rank"] == rank)
+    return int(np.bincount(host["thread"][rows]).argmax()) if len(rows) else NA
+
+
+class _Phases:
+    """The phase of a step at instants of a rank's threads, from its ranges and the backward's own operators."""
+
+    def __init__(self, trace: Trace, rank: int, main: int) -> None:
+        host, names = trace["host_events"], trace.names
+        self.host, self.main = host, main
+        told = [kinds.phase(name) for name in names.names]
+        self.code = np.array([names.code(phase) if phase else NO_NAME for phase in told], np.int64)
+        named = np.isin(host["category"], (Category.ANNOTATION, Category.OP)) & (host["rank"] == rank)
+        named &= self.code[host["name"]] != NO_NAME
+        self.ranges: Mask = named
+        rows = np.flatnonzero(named & (host["category"] == Category.ANNOTATION))
+        self.home = int(np.bincount(host["thread"][rows]).argmax()) if len(rows) else main
+        self.next = rows[host["thread"][rows] == self.home]
+        phases = sorted({phase for phase in told if phase})
+        before = {names.code(phase): names.code(f"before {phase}") for phase in phases}
+        self.before = np.array([before.get(code, NO_NAME) for code in self.code[host["name"][self.next]].tolist()])
+
+    def at(self, thread: Times, at: Times) -> Times:
+        """Codes of the phases; outside all ranges, «before» the next one; `NO_NAME` where nothing tells."""
+        found = np.full(len(at), NO_NAME, np.int64)
+        row = innermost(self.host, self.ranges, thread, at)
+        elsewhere = (row == NA) & (at != NA)
+        # The backward runs on threads of its own, within a range of the thread that asked for it.
+        row[elsewhere] = innermost(self.host, self.ranges, np.full(int(elsewhere.sum()), self.home), at[elsewhere])
+        found[row != NA] = self.code[self.host["name"][row[row != NA]]]
+        outside = (row == NA) & (at != NA)
+        place = np.searchsorted(self.host["start"][self.next], at[outside], "left")
+        coming = np.append(self.before, NO_NAME).astype(np.int64)
+        found[outside] = coming[place]
+        return found
+
+
+def _doing(trace: Trace, rank: int, thread: Times, at: Times) -> Times:
+    """What the threads did at those instants: codes of the innermost host events, steps apart."""
+    host, names = trace["host_events"], trace.names
+    steps = names.matching(lambda name: name.startswith("ProfilerStep"))
+    rows = innermost(host, (host["rank"] == rank) & ~steps[host["name"]], thread, at) if len(host) else at * 0 + NA
+    idle = names.code(IDLE)
+    return np.where(rows == NA, idle, host["name"][np.maximum(rows, 0)] if len(host) else idle)
+
+
+ANALYZER = FileAnalyzer("activity", run)
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Per row of `collectives`: the last instant before its start at which its rank began or ended another."""
+
+    since: Times
+    """That instant, on the rank's own clock; NA for a rank's first collective."""
+    row: Times
+    """The other collective, or NA."""
+    ended: Mask
+    """Whether it ended there; else it began there."""
+
+
+def lead(table: Table) -> Lead:
+    """The lead of every row of `collectives`, which are ordered by rank and start."""
+    count = len(table)
+    start, end, rank = table["start"], table["end"], table["rank"]
+    begun = np.arange(count) - 1
+    begun[np.concatenate((np.ones(min(count, 1), np.bool_), rank[1:] != rank[:-1]))] = NA
+    done = _last_ended(rank, start, end)
+    begun_at = np.where(begun == NA, NA, start[np.maximum(begun, 0)])
+    done_at = np.where(done == NA, NA, end[np.maximum(done, 0)])
+    ended = (done != NA) & (done_at >= begun_at)
+    return Lead(np.where(ended, done_at, begun_at), np.where(ended, done, begun), ended)
+
+
+def _last_ended(rank: Times, start: Times, end: Times) -> Times:
+    """For each row the row of its rank that ended last among those that ended before it began, or NA."""
+    found = np.full(len(rank), NA, np.int64)
+    bounds = np.concatenate(([0], np.flatnonzero(np.diff(rank)) + 1, [len(rank)]))
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        order = np.argsort(end[low:high], kind="stable")
+        place = np.searchsorted(end[low:high][order], start[low:high], "right") - 1
+        own = low + order[np.maximum(place, 0)]
+        # One that took no time ends where it began: it is not its own predecessor.
+        found[low:high] = np.where((place >= 0) & (own < np.arange(low, high)), own, NA)
+    return found

@@ -1,0 +1,191 @@
+"""Exposed communication over the ranks of a run: waiting apart from transferring, latency from bandwidth, and
+whose lateness the waiting goes back to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpuscope.analyzers.collectives import clocks
+from gpuscope.analyzers.collectives.matching import Matched, match, tell_unmatched
+from gpuscope.analyzers.collectives.root_cause import blame, doing
+from gpuscope.analyzers.collectives.stragglers import rank_steps, stragglers
+from gpuscope.analyzers.collectives.transfers import CAUSES, Told, tell
+from gpuscope.analyzers.collectives.waits import Waits, waits
+from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result, RunAnalyzer, attribute, longest, only_present
+from gpuscope.analyzers.frame.causes import UNTOLD_COMMUNICATION
+from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.hardware.bus_bandwidth import algbw, busbw_factor
+from gpuscope.report.schema.document import CollectiveEntry, Evidence
+from gpuscope.report.view import units
+from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Table, Times
+from gpuscope.trace.intervals import EMPTY, Spans, intersect, subtract, union
+from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.trace import Trace
+
+
+def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:
+    """Causes of exposed communication per lane, the table of operations, the ranks others waited for."""
+    result = Result(ANALYZER.name)
+    matched = match(trace)
+    clock = clocks.estimate(trace, matched)
+    measured = waits(trace, matched, clock, lanes)
+    told = tell(trace, measured)
+    row_of_event = _row_of_event(trace)
+    for lane in lanes:
+        result.causes[lane.key] = _attribute(trace, lane, told, row_of_event)
+    _tell_assumed(result, told)
+    tell_unmatched(result, matched)
+    result.sections["collectives"] = _table(trace, matched, measured)
+    result.sections["clock_error_ns"] = clock.error
+    _tell_stragglers(result, trace, matched, measured, clock, lanes)
+    return result
+
+
+def _tell_assumed(result: Result, told: Told) -> None:
+    causes = {cause for found in result.causes.values() for cause in found}
+    assumed = sorted({model.basis for model in told.models if model.assumed})
+    if assumed:
+        result.assumed = tuple(cause for cause in ("latency", "bandwidth") if cause in causes)
+    if result.assumed:
+        result.problem(
+            "info",
+            "assumed_link",
+            sum(model.assumed for model in told.models),
+            "operations whose fixed cost and bandwidth are not fitted, for want of different message sizes, "
+            f"but {'; '.join(assumed)}",
+        )
+
+
+def _tell_stragglers(
+    result: Result, trace: Trace, matched: Matched, measured: Waits, clock: clocks.Clocks, lanes: Sequence[LaneSummary]
+) -> None:
+    """Sections `stragglers` and `rank_steps`. Messages between stages are the pipeline's, not a straggler's."""
+    found = matched.instances
+    suffered = found.reduce(np.add, measured.exposed[found.rows])
+    claimed = ~found.p2p & (suffered > 0)
+    counted = claimed & measured.certain
+    doubtful = int((claimed & ~measured.certain).sum())
+    if doubtful:
+        result.problem(
+            "info",
+            "last_rank_untold",
+            doubtful,
+            "collectives whose last rank can't be told: another arrived within the clocks' error of "
+            f"{units.duration(clock.error)}; their waits are charged to nobody",
+        )
+    blamed = blame(trace, matched, measured, clock, counted)
+    late = stragglers(trace, matched, measured, blamed, counted, doing(trace, blamed), lanes)
+    result.sections["stragglers"] = late.entries
+    result.sections["stragglers_told"] = late.could_tell
+    result.sections["rank_steps"] = rank_steps(trace, measured, blamed, lanes) if len(found) else []
+
+
+def _attribute(trace: Trace, lane: LaneSummary, told: Told, row_of_event: Times) -> dict[str, Attributed]:
+    """Cut a lane's exposed communication by cause."""
+    exposed = lane.exposed_communication
+    if not len(exposed.start):
+        return {}
+    device = trace["device_events"]
+    low, high = np.searchsorted(device["rank"], [lane.rank, lane.rank + 1])
+    mine = (device["device"][low:high] == lane.device) & (device["kind"][low:high] == Kind.COMMUNICATION)
+    events = low + np.flatnonzero(mine)
+    row = row_of_event[events]
+    start, end = device["start"][events], device["end"][events]
+    known = row != NA
+    at = np.maximum(row, 0)
+    # On the CPU an event can be a piece of its collective.
+    turn = np.where(known, np.clip(told.turn[at], start, end), end) if len(told.turn) else end
+    untold = CAUSES.index(UNTOLD_COMMUNICATION)
+    before, after = (
+        np.where(known, cause[at], untold) if len(cause) else np.full(len(events), untold)
+        for cause in (told.before, told.after)
+    )
+    left = exposed
+    found: dict[str, Attributed] = {}
+    for place, cause in enumerate(CAUSES):
+        first, second = before == place, after == place
+        begin, until = np.concatenate((start[first], turn[second])), np.concatenate((turn[first], end[second]))
+        covered = intersect(left, union(begin, until)) if len(begin) else EMPTY
+        left = subtract(left, covered)
+        found[cause] = attribute(covered, lane, _evidence(trace, lane.key, events, covered, cause))
+    return only_present(found)
+
+
+def _row_of_event(trace: Trace) -> Times:
+    """For each device event, its row in `collectives`, through the event itself or its host call; or NA."""
+    table, device = trace["collectives"], trace["device_events"]
+    by_host = np.full(len(trace["host_events"]) + 1, NA, np.int64)  # the last entry is nobody's
+    rows = np.flatnonzero(table["host_event"] != NA)
+    by_host[table["host_event"][rows]] = rows
+    found = by_host[np.where(device["launch"] == NA, -1, device["launch"])]
+    rows = np.flatnonzero(table["event"] != NA)
+    found[table["event"][rows]] = rows
+    return found
+
+
+_NOTES = {
+    "straggler": "waits until the last rank arrives",
+    "pipeline_bubble": "waits for a neighbouring stage",
+    "latency": "too small for its fixed cost",
+    "bandwidth": "limited by bytes over the link",
+    UNTOLD_COMMUNICATION: "neither waiting nor transferring can be told from this rank's record",
+}
+
+
+def _evidence(trace: Trace, key: LaneKey, events: Times, spans: Spans, cause: str) -> list[Evidence]:
+    device = trace["device_events"]
+    found: list[Evidence] = []
+    for index in longest(spans).tolist():
+        start, end = int(spans.start[index]), int(spans.end[index])
+        at = events[(device["start"][events] < end) & (device["end"][events] > start)]
+        name = trace.names[int(device["name"][at[0]])] if len(at) else ""
+        found.append({"rank": key[0], "start_ns": start, "dur_ns": end - start, "name": name, "note": _NOTES[cause]})
+    return found
+
+
+def _table(trace: Trace, matched: Matched, measured: Waits) -> list[CollectiveEntry]:
+    """One row per operation and group, the costliest first."""
+    table = trace["collectives"]
+    label = np.where(table["group_description"] != NO_NAME, table["group_description"], table["group"])
+    width = len(trace.names) + 1
+    keys, key = distinct(table["op"].astype(np.int64) * width + label + 1)
+    order = np.argsort(key, kind="stable")
+    bounds = np.searchsorted(key[order], np.arange(len(keys) + 1))
+    entries: list[CollectiveEntry] = []
+    for value, low, high in zip(keys.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        op, code = trace.names[value // width], value % width - 1
+        group = trace.names[code] if code != NO_NAME else None
+        entries.append(_entry(table, matched, measured, op, group, order[low:high]))
+    return sorted(entries, key=lambda entry: -entry["dur_ns"])
+
+
+def _entry(table: Table, matched: Matched, measured: Waits, op: str, group: str | None, rows: Times) -> CollectiveEntry:
+    duration = table["end"][rows] - table["start"][rows]
+    told = matched.of_row[rows] != NA
+    own = np.unique(matched.of_row[rows][told])
+    lone = rows[~told]
+    # Unmatched rows are instances of their own; the ranks of a matched instance are one.
+    representative = np.concatenate((matched.instances.rows[matched.instances.bounds[own]], lone))
+    size = table["bytes"][representative]
+    wait = transfer = None
+    if len(own) and not len(lone):
+        wait = int(np.clip(measured.arrived[rows] - table["start"][rows], 0, duration).sum())
+        transfer = int(measured.transfer[representative].sum())
+    time = transfer if transfer is not None else int(duration.sum()) / max(len(rows) / max(len(representative), 1), 1)
+    known = bool(len(size)) and bool((size != NA).all()) and time > 0
+    total = int(size.sum()) if known else None
+    members = int(table["group_size"][representative[0]])
+    factor = busbw_factor(op, members) if members != NA else None
+    rate = algbw(total, time) if total is not None else None
+    return {
+        "op": op, "group": group, "count": len(representative), "bytes": total, "dur_ns": int(duration.sum()),
+        "wait_ns": wait, "transfer_ns": transfer, "algbw_gbps": rate,
+        "busbw_gbps": rate * factor if rate is not None and factor is not None else None,
+    }  # fmt: skip
+
+
+ANALYZER = RunAnalyzer("communication", run)

@@ -1,0 +1,285 @@
+"""Which rows of `collectives` are one operation seen by several ranks (definitions: «Waiting and transferring»).
+
+Matched by (process group, sequence number) where recorded, else by the order of operations and sizes within the
+group; messages by (group, sender, receiver). Operation and size must agree. Nothing is guessed: what can't be
+matched is counted by the reason. Everything runs on whole columns: a run has millions of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gpuscope.analyzers.collectives.call_order import numbers_by_order
+from gpuscope.analyzers.collectives.process_groups import Groups, groups_of
+from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.table import Array, Mask, Table, Times
+from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+Reason = Literal["outside_window", "ranks_missing", "disagree", "order_untold", "group_untold", "peer_untold"]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+"""Why a row belongs to no instance: a rank of its group is in no file; a rank's capture does not hold the
+operation; ranks disagree on operation, size or count; without numbers, the order of the ranks fits in no or in
+several ways; the members of the group, or the other end of a message, are not recorded."""
+
+
+@dataclass(frozen=True)
+class Instances:
+    """Operations over their ranks: rows of `collectives`, one per rank, instance by instance."""
+
+    rows: Times
+    bounds: Times
+    """Instance i is `rows[bounds[i]:bounds[i + 1]]`; shape (n + 1,)."""
+    p2p: Mask
+    """Per instance, whether it is a message from one rank to another."""
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def sizes(self) -> Times:
+        """Ranks per instance, shape (n,)."""
+        return np.diff(self.bounds)
+
+    @property
+    def owner(self) -> Times:
+        """For each of `rows`, its instance."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def reduce(self, how: np.ufunc, values: Array) -> Array:
+        """`how` (np.maximum…) over each instance's part of `values`, which stand as `rows` do; shape (n,)."""
+        return np.asarray(how.reduceat(values, self.bounds[:-1]) if len(self) else values[:0])
+
+    def select(self, which: Mask) -> Instances:
+        """Only the instances of a mask."""
+        kept = np.repeat(which, self.sizes)
+        return Instances(self.rows[kept], _bounds(self.sizes[which]), self.p2p[which])
+
+
+@dataclass(frozen=True)
+class Matched:
+    """What was matched: `instances` hold all ranks of their group, `partial` some of them (at least two)."""
+
+    instances: Instances
+    partial: Instances
+    of_row: Times
+    """Per row of `collectives`, its instance, or NA."""
+    unmatched: Mapping[Reason, int] = field(default_factory=dict)
+    """Rows of `collectives` that belong to no instance, by reason."""
+
+    def together(self, row: int) -> Times:
+        """The rows of `collectives` that are the same operation as `row`, itself included; empty where unmatched."""
+        if not 0 <= row < len(self.of_row) or self.of_row[row] == NA:
+            return np.empty(0, np.int64)
+        low, high = self.instances.bounds[self.of_row[row] : self.of_row[row] + 2].tolist()
+        return self.instances.rows[low:high]
+
+
+def match(trace: Trace) -> Matched:
+    """Match the collectives and messages of all ranks of a trace; once for all analyses that ask, since no trace
+    changes."""
+    if trace not in _MATCHED:
+        _MATCHED[trace] = _match(trace)
+    return _MATCHED[trace]
+
+
+_MATCHED: WeakKeyDictionary[Trace, Matched] = WeakKeyDictionary()
+
+
+def _match(trace: Trace) -> Matched:
+    table = trace["collectives"]
+    found = groups_of(trace)
+    message = _messages(table, trace.names)
+    reason = np.zeros(len(table), np.int8)
+    parts = [_collectives(trace, found, np.flatnonzero(~message), reason)]
+    parts.append(_point_to_point(trace, found, np.flatnonzero(message), reason))
+    whole = _joined([part for part, _ in parts])
+    of_row = np.full(len(table), NA, np.int64)
+    of_row[whole.rows] = whole.owner
+    counts = np.bincount(reason[of_row == NA], minlength=len(REASONS)).tolist()
+    unmatched = {name: count for name, count in zip(REASONS, counts, strict=True) if count}
+    return Matched(whole, _joined([part for _, part in parts]), of_row, unmatched)
+
+
+def _messages(table: Table, names: NamePool) -> Mask:
+    return np.asarray(names.matching(POINT_TO_POINT.__contains__)[table["op"]], np.bool_)
+
+
+def _collectives(trace: Trace, found: Groups, rows: Times, reason: Array) -> tuple[Instances, Instances]:
+    table = trace["collectives"]
+    group = found.of_row[rows]
+    number = np.where(found.numbered[group], table["seq"][rows], NA)
+    unnumbered = np.flatnonzero(~found.numbered[group])
+    token = table["op"].astype(np.int64) * 1_000_003 + np.where(table["bytes"] == NA, -1, table["bytes"])
+    number[unnumbered] = numbers_by_order(trace, rows[unnumbered], group[unnumbered], token[rows[unnumbered]])
+    return _instances(trace, found, rows, group, number, found.members[group], reason, p2p=False)
+
+
+def _point_to_point(trace: Trace, found: Groups, rows: Times, reason: Array) -> tuple[Instances, Instances]:
+    """A send and its receive: the n-th of both ends from one rank to another. An exchange (one kernel that
+    sends and receives) counts as a direction of its own."""
+    table, names = trace["collectives"], trace.names
+    rank, op = table["rank"][rows], table["op"][rows]
+    peer = np.where(table["peer"][rows] == NA, found.other_of_two(rows, rank), table["peer"][rows])
+    reason[rows[peer == NA]] = REASONS.index("peer_untold")
+    rows, rank, op, peer = (column[peer != NA] for column in (rows, rank, op, peer))
+    send, receive = (op == names.find(name) for name in ("send", "recv"))
+    low, high = np.minimum(rank, peer), np.maximum(rank, peer)
+    source = np.where(send, rank, np.where(receive, peer, low))
+    target = np.where(send, peer, np.where(receive, rank, high))
+    both = (~send & ~receive).astype(np.int64)
+    width = int(max(high.max(initial=0), 0)) + 1
+    _, pair = distinct(((found.of_row[rows] * width + source) * width + target) * 2 + both)
+    seq = table["seq"][rows]
+    number = np.where(_counts_up(table, rows, pair, seq), seq, NA)
+    by_order = np.flatnonzero(number == NA)
+    number[by_order] = numbers_by_order(trace, rows[by_order], pair[by_order], table["bytes"][rows[by_order]])
+    return _instances(trace, found, rows, pair, number, np.full(len(rows), 2), reason, p2p=True, other=peer)
+
+
+def _counts_up(table: Table, rows: Times, pair: Times, seq: Times) -> Mask:
+    """Per row, whether its pair's numbers count messages: NCCL's messages carry the collectives' number."""
+    if not len(rows):
+        return np.zeros(0, np.bool_)
+    order = np.lexsort((table["start"][rows], table["rank"][rows], pair))
+    same = (np.diff(pair[order]) == 0) & (np.diff(table["rank"][rows][order]) == 0)
+    stuck = np.zeros(int(pair.max()) + 1, np.bool_)
+    stuck[pair[order][1:][same & (np.diff(seq[order]) <= 0)]] = True
+    stuck[pair[seq == NA]] = True
+    return np.asarray(~stuck[pair])
+
+
+def _instances(
+    trace: Trace, found: Groups, rows: Times, group: Times, number: Times, members: Times, reason: Array,
+    *, p2p: bool, other: Times | None = None,
+) -> tuple[Instances, Instances]:  # fmt: skip
+    """Whole and partial instances of rows that carry a number within their group."""
+    table = trace["collectives"]
+    reason[rows[number == NA]] = REASONS.index("order_untold")
+    reason[rows[members == NA]] = REASONS.index("group_untold")
+    keep = (number != NA) & (members != NA)
+    rows, group, number, members = rows[keep], group[keep], number[keep], members[keep]
+    if not len(rows):
+        nothing = Instances(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.bool_))
+        return nothing, nothing
+    occurrence = _occurrences(table, rows, group, number)
+    order = np.lexsort((table["rank"][rows], occurrence, number, group))
+    rows, group, number, members = rows[order], group[order], number[order], members[order]
+    occurrence = occurrence[order]
+    first = _changes(group, number, occurrence)
+    sizes = np.diff(np.append(first, len(rows)))
+    wanted = members[first]
+    agree = _agree(table, rows, first, p2p, trace.names) & ~_uneven(group, number, first, sizes) & (sizes <= wanted)
+    every = Instances(rows, _bounds(sizes), np.full(len(first), p2p))
+    whole, part = agree & (sizes == wanted), agree & (sizes < wanted)
+    absent = found.absent(group[first]) if other is None else ~np.isin(other[keep][order][first], trace.ranks)
+    disagree, missing, outside = (REASONS.index(name) for name in ("disagree", "ranks_missing", "outside_window"))
+    reason[rows] = np.repeat(np.where(~agree, disagree, np.where(absent, missing, outside)), sizes)
+    return every.select(whole), every.select(part & (sizes >= 2))
+
+
+def _occurrences(table: Table, rows: Times, group: Times, number: Times) -> Times:
+    """The how-maniest of its rank each row is under one number: coalesced calls share theirs."""
+    order = np.lexsort((table["start"][rows], number, table["rank"][rows], group))
+    first = _changes(group[order], table["rank"][rows][order], number[order])
+    sizes = np.diff(np.append(first, len(rows)))
+    found = np.empty(len(rows), np.int64)
+    found[order] = np.arange(len(rows)) - np.repeat(first, sizes)
+    return found
+
+
+def _uneven(group: Times, number: Times, first: Times, sizes: Times) -> Mask:
+    """Where ranks carried out different numbers of operations under one number: which is which is open."""
+    head = _changes(group[first], number[first])
+    runs = np.diff(np.append(head, len(first)))
+    most, least = np.maximum.reduceat(sizes, head), np.minimum.reduceat(sizes, head)
+    return np.asarray(np.repeat(most != least, runs))
+
+
+def _agree(table: Table, rows: Times, first: Times, p2p: bool, names: NamePool) -> Mask:
+    """Per instance, whether its rows are one operation of one size, as far as these are recorded."""
+    size = table["bytes"][rows]
+    highest = np.maximum.reduceat(size, first)
+    lowest = np.minimum.reduceat(np.where(size == NA, np.iinfo(np.int64).max, size), first)
+    op = table["op"][rows]
+    if p2p:  # the key tells the direction; here: one end each
+        sends = np.add.reduceat((op == names.find("send")).astype(np.int64), first)
+        same = sends <= 1
+    else:
+        same = np.maximum.reduceat(op, first) == np.minimum.reduceat(op, first)
+    own = op[first] == names.find("all_to_all")  # each rank tells its own share where these differ
+    return np.asarray(same & (own | (highest == NA) | (highest == lowest)))
+
+
+def _changes(*keys: Times) -> Times:
+    """Where a run of equal keys begins, shape (runs,)."""
+    change = np.zeros(max(len(keys[0]) - 1, 0), np.bool_)
+    for key in keys:
+        change |= np.diff(key) != 0
+    return np.concatenate((np.zeros(min(len(keys[0]), 1), np.int64), np.flatnonzero(change) + 1))
+
+
+def _bounds(sizes: Times) -> Times:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+
+
+def _joined(parts: list[Instances]) -> Instances:
+    sizes = np.concatenate([part.sizes for part in parts])
+    return Instances(
+        np.concatenate([part.rows for part in parts]), _bounds(sizes), np.concatenate([part.p2p for part in parts])
+    )
+
+
+def tell_unmatched(result: Result, matched: Matched) -> None:
+    """One problem per reason; `count` is rows of `collectives`, one per rank and operation."""
+    count = matched.unmatched
+    if count.get("ranks_missing"):
+        result.problem(
+            "info",
+            "collectives_ranks_missing",
+            count["ranks_missing"],
+            "collectives not matched: ranks of their group are in none of the files; add the traces of all ranks",
+        )
+    if count.get("outside_window"):
+        result.problem(
+            "info",
+            "collectives_outside_window",
+            count["outside_window"],
+            "collectives not matched: another rank's capture does not hold them; let all ranks record the same steps",
+        )
+    if count.get("disagree"):
+        result.problem(
+            "info",
+            "collectives_disagree",
+            count["disagree"],
+            "collectives not matched: ranks disagree on operation, size or count under one sequence number",
+        )
+    if count.get("order_untold"):
+        result.problem(
+            "info",
+            "collectives_order_untold",
+            count["order_untold"],
+            "collectives not matched: without sequence numbers, the order of the ranks fits in no or in several ways",
+        )
+    if count.get("group_untold"):
+        result.problem(
+            "info",
+            "collectives_group_untold",
+            count["group_untold"],
+            "collectives not matched: which ranks belong to their group is not recorded",
+        )
+    if count.get("peer_untold"):
+        result.problem(
+            "info",
+            "messages_peer_untold",
+            count["peer_untold"],
+            "sends and receives not matched: the rank at the other end is not recorded",
+        )

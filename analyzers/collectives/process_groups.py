@@ -1,0 +1,110 @@
+"""Process groups of a run as the rows of `collectives` and `groups` tell them: who belongs to each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of a run, numbered from 0."""
+
+    of_row: Times
+    """Per row of `collectives`, its group."""
+    members: Times
+    """Per group, how many ranks are in it; NA where that can't be told."""
+    ranks: list[Times | None]
+    """Per group, its ranks, ascending; None where they are not recorded."""
+    present: Times
+    """Per group, how many of its ranks are in the files."""
+    numbered: Mask
+    """Per group, whether all its collectives carry sequence numbers."""
+
+    def absent(self, group: Times) -> Mask:
+        """Per group asked for, whether a member is in none of the files."""
+        return np.asarray(self.present[group] < self.members[group])
+
+    def other_of_two(self, rows: Times, rank: Times) -> Times:
+        """The other rank in a group of two for each row, or NA."""
+        sums = np.array([int(ranks.sum()) if ranks is not None and len(ranks) == 2 else NA for ranks in self.ranks])
+        total = sums[self.of_row[rows]] if len(self.ranks) else np.full(len(rows), NA)
+        return np.asarray(np.where(total == NA, NA, total - rank), np.int64)
+
+
+def groups_of(trace: Trace) -> Groups:
+    """The groups of a trace's collectives.
+
+    Names are unique only among a rank's groups, members only within a layout: both together tell a group.
+    """
+    table = trace["collectives"]
+    listed = _members_listed(trace, table)
+    keys, of_row = distinct((table["group"].astype(np.int64) + 1) * (len(trace.names) + 2) + listed + 1)
+    count = len(keys)
+    size, used = (np.full(count, value, np.int64) for value in (NA, 0))
+    np.maximum.at(size, of_row, table["group_size"])
+    messages = trace.names.matching(lambda name: name in ("send", "recv", "send_recv"))[table["op"]]
+    unnumbered = of_row[(table["seq"] == NA) & ~messages]
+    np.add.at(used, unnumbered, 1)
+    first = np.full(count, len(table), np.int64)
+    np.minimum.at(first, of_row, np.arange(len(table)))
+    there = set(trace.ranks)
+    ranks: list[Times | None] = []
+    present = np.zeros(count, np.int64)
+    active = _active(of_row, table["rank"], count)
+    for group, row in enumerate(first.tolist()):
+        told = _parsed(trace.names[int(listed[row])])
+        named = int(table["group"][row]) != NO_NAME
+        if told is None and size[group] == NA and not named and _all_there(trace):
+            size[group] = len(there)  # no group is told at all, and nobody is missing who could be in it
+        if told is not None:
+            size[group] = len(told)
+        elif size[group] == len(active[group]):
+            told = active[group]
+        ranks.append(told)
+        present[group] = len(there.intersection(told.tolist())) if told is not None else len(active[group])
+    return Groups(of_row, size, ranks, present, used == 0)
+
+
+def _members_listed(trace: Trace, table: Table) -> Times:
+    """Per row, the code of its group's list of ranks; where that is elided, from `groups`; else `NO_NAME`."""
+    listed = table["group_ranks"].astype(np.int64)
+    groups = trace["groups"]
+    told = {
+        (rank, group): ranks
+        for rank, group, ranks in zip(*(groups[name].tolist() for name in ("rank", "group", "ranks")), strict=True)
+        if ranks != NO_NAME
+    }
+    untold = np.flatnonzero((listed == NO_NAME) & (table["group"] != NO_NAME))
+    if told and len(untold):
+        width = len(trace.names) + 1
+        keys, which = distinct(table["rank"][untold] * width + table["group"][untold])
+        found = [told.get((key // width, key % width), NO_NAME) for key in keys.tolist()]
+        listed[untold] = np.array(found, np.int64)[which]
+    return listed
+
+
+def _parsed(listed: str) -> Times | None:
+    numbers = [part for part in listed.split(",") if part.strip().isdecimal()]
+    return np.unique(np.array(numbers, np.int64)) if numbers and len(numbers) == listed.count(",") + 1 else None
+
+
+def _active(of_row: Times, rank: Times, count: int) -> list[Times]:
+    """Per group, the ranks that took part in it."""
+    width = int(rank.max()) + 1 if len(rank) else 1
+    pairs, _ = distinct(of_row * width + rank)
+    bounds = np.searchsorted(pairs // width, np.arange(count + 1))
+    return [pairs[low:high] % width for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+
+
+def _all_there(trace: Trace) -> bool:
+    """Whether no rank of the job is known to be missing."""
+    world = trace["ranks"]["world_size"]
+    return int(world.max(initial=NA)) in (NA, len(trace.ranks))

@@ -1,0 +1,90 @@
+"""When each collective turns from waiting to transferring, and whether latency or bandwidth sets its transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
+from gpuscope.analyzers.collectives.waits import Waits
+from gpuscope.analyzers.frame.causes import UNTOLD_COMMUNICATION
+from gpuscope.hardware.bus_bandwidth import busbw_factor
+from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+CAUSES = ("bandwidth", "latency", "pipeline_bubble", "straggler", UNTOLD_COMMUNICATION)
+"""Causes of exposed communication. Where several operations cover an instant the first counts: data that moves
+before waiting, what is known before what is not."""
+_BANDWIDTH, _LATENCY, _BUBBLE, _STRAGGLER, _UNTOLD = range(len(CAUSES))
+
+
+@dataclass(frozen=True)
+class Told:
+    """Per row of `collectives`: the instant at which waiting turns into transferring, on the row's own
+    clock, and the cause (place in `CAUSES`) of the time before and after it."""
+
+    turn: Times
+    before: Array
+    after: Array
+    models: Sequence[CostModel]
+    """The cost models of operations and groups."""
+
+
+def tell(trace: Trace, measured: Waits) -> Told:
+    """Matched: the last arrival divides waiting from transferring. Unmatched: the transfer is what the cost
+    model expects for the size, at the end; what goes beyond it no single rank can tell."""
+    table = trace["collectives"]
+    start, end, matched = table["start"], table["end"], measured.arrived != NA
+    after = np.full(len(table), _UNTOLD, np.int8)
+    turn, bus = end.copy(), bus_bytes(trace)
+    width = int(table["group"].max(initial=0)) + 2
+    _, key = distinct(table["op"].astype(np.int64) * width + table["group"] + 1)
+    order = np.argsort(key, kind="stable")
+    bounds = np.searchsorted(key[order], np.arange(int(key.max(initial=-1)) + 2))
+    models: list[CostModel] = []
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        own = order[low:high]
+        models.append(_model(trace, own, bus[own], measured.arrived))
+        sized = own[np.isfinite(bus[own])]
+        small = models[-1].latency_bound(bus[sized], np.where(matched[sized], measured.transfer[sized], 0))
+        after[sized] = np.where(small, _LATENCY, _BANDWIDTH)
+        lone = sized[~matched[sized]]
+        expected = np.rint(models[-1].alpha + models[-1].beta * bus[lone]).astype(np.int64)
+        turn[lone] = np.maximum(start[lone], end[lone] - expected)
+    after[(table["op"] == trace.names.find("barrier")) & ~np.isfinite(bus)] = _LATENCY  # moves nothing: all fixed cost
+    turn[matched] = np.clip(measured.arrived[matched], start[matched], end[matched])
+    message = trace.names.matching(POINT_TO_POINT.__contains__)[table["op"]]
+    before = np.where(matched, np.where(message, _BUBBLE, _STRAGGLER), _UNTOLD).astype(np.int8)
+    return Told(turn, before, after, models)
+
+
+def bus_bytes(trace: Trace) -> Array:
+    """Per row of `collectives`, bytes on the bus: size × nccl-tests' factor; NaN where size or factor is not told."""
+    table = trace["collectives"]
+    members = np.where(table["group_size"] == NA, 2, table["group_size"])
+    width = int(members.max(initial=0)) + 1
+    pairs, pair = distinct(table["op"].astype(np.int64) * width + members)
+    factors = [busbw_factor(trace.names[key // width], key % width) for key in pairs.tolist()]
+    factor = np.array([np.nan if value is None else value for value in factors])[pair]
+    return np.where(table["bytes"] == NA, np.nan, table["bytes"] * factor)
+
+
+def _model(trace: Trace, rows: Times, bus: Array, arrived: Times) -> CostModel:
+    """The cost model of the rows of one operation and group: fitted where sizes vary, else assumed."""
+    table, ranks = trace["collectives"], trace["ranks"]
+    begin = np.maximum(table["start"][rows], arrived[rows])  # NA, the lowest integer, leaves the start
+    fitted = fit(np.where(np.isfinite(bus), bus, 0.0), table["end"][rows] - begin)
+    if fitted is not None:
+        return fitted
+    first = int(np.searchsorted(ranks["rank"], table["rank"][rows[0]]))
+    members = int(table["group_size"][rows[0]])
+    return assume(
+        trace.names[int(ranks["backend"][first])],
+        trace.names[int(ranks["device_name"][first])] if int(ranks["device"][first]) != NA else "",
+        members if members != NA else 2,
+    )

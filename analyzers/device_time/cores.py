@@ -1,0 +1,93 @@
+"""Training threads that wait for a core: more threads want to run than their processes have cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result, RunAnalyzer
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.lanes import LaneSummary, StepWindow
+from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.report.view import units
+from gpuscope.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Waited:
+    """A step of a rank and the ns of it in which its training thread had no core."""
+
+    rank: int
+    step: StepWindow
+    ns: int
+
+
+def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:
+    """A finding `waits_for_core` where training threads had no core for 1 % of their counted steps or more."""
+    result = Result(ANALYZER.name)
+    counted: list[Waited] = []
+    for lane in lanes:
+        told = waits(trace, lane.rank)
+        counted += [Waited(lane.rank, step, told[step.step]) for step in lane.steps if step.step in told]
+    if counted and _share(counted) >= MIN_SHARE:
+        result.findings.append(_finding(counted))
+    return result
+
+
+def _share(counted: Sequence[Waited]) -> float:
+    return sum(one.ns for one in counted) / sum(one.step.end - one.step.start for one in counted)
+
+
+def _finding(counted: Sequence[Waited]) -> FindingEntry:
+    ranks = sorted({one.rank for one in counted})
+    share = _share(counted)
+    return {
+        "code": "waits_for_core",
+        "severity": severity(share),
+        "message": f"Training threads were ready to run but had no core for {units.share(share)} of the time: other "
+        "threads (communication, loader workers, other processes) held them",
+        "ranks": [rank for rank in ranks if _share([one for one in counted if one.rank == rank]) >= MIN_SHARE],
+        "cost_ns_per_step": round(sum(one.ns for one in counted) / len(counted)),
+        "share_frac": share,
+        "evidence": [_evidence(one) for one in sorted(counted, key=lambda one: -one.ns)[:EVIDENCE]],
+    }
+
+
+def _evidence(one: Waited) -> Evidence:
+    return {
+        "rank": one.rank,
+        "start_ns": one.step.start,
+        "dur_ns": one.step.end - one.step.start,
+        "name": f"step {one.step.step}",
+        "note": f"{units.duration(one.ns)} without a core",
+    }
+
+
+ANALYZER = RunAnalyzer("cores", run)
+
+
+KEY = "gpuscope_cores"
+
+
+def waits(trace: Trace, rank: int) -> dict[int, int]:
+    """ns that a rank's training thread was runnable without a core, by step; empty where that is not recorded."""
+    own = np.flatnonzero(trace["ranks"]["rank"] == rank)
+    for source in np.unique(trace["ranks"]["source"][own]).tolist():
+        header = trace.sources[source].facts.get("header")
+        told = header.get(KEY) if isinstance(header, dict) else None
+        found = _by_step(told) if isinstance(told, dict) else {}
+        if found:
+            return found
+    return {}
+
+
+def _by_step(told: dict[str, Any]) -> dict[int, int]:
+    columns, rows = told.get("columns"), told.get("steps")
+    if not isinstance(columns, list) or not isinstance(rows, list) or not {"step", "waited_ns"} <= set(columns):
+        return {}
+    step, waited = columns.index("step"), columns.index("waited_ns")
+    pairs = [(row[step], row[waited]) for row in rows if isinstance(row, list) and len(row) == len(columns)]
+    return {step: ns for step, ns in pairs if isinstance(step, int) and isinstance(ns, int) and ns >= 0}

@@ -1,0 +1,71 @@
+"""Streams that carry both compute and communication: there the two can never overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, longest
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.lanes import LaneView, count_steps
+from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.report.view import units
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.intervals import Spans, intersect, union
+from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.trace import Trace
+
+
+def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+    """A finding `shared_stream` per lane whose exposed communication runs on a stream that also computes."""
+    result = Result(ANALYZER.name)
+    for view in lanes:
+        rows = _sharing(trace, view.rows)
+        device = trace["device_events"]
+        exposed = intersect(view.parts.exposed_communication, union(device["start"][rows], device["end"][rows]))
+        if exposed.total and exposed.total >= MIN_SHARE * view.breakdown.window:
+            result.findings.append(_finding(trace, view, rows, exposed))
+    return result
+
+
+def _sharing(trace: Trace, rows: Times) -> Times:
+    """Communication events of streams on which kernels compute as well."""
+    device = trace["device_events"]
+    rows = rows[(device["stream"][rows] != NA) & (device["device"][rows] != NA)]
+    kind, stream = device["kind"][rows], device["stream"][rows]
+    computing = np.unique(stream[kind == Kind.COMPUTE])
+    sharing: Times = rows[(kind == Kind.COMMUNICATION) & np.isin(stream, computing)]
+    return sharing
+
+
+def _finding(trace: Trace, view: LaneView, rows: Times, exposed: Spans) -> FindingEntry:
+    device = trace["device_events"]
+    streams = ", ".join(map(str, np.unique(device["stream"][rows]).tolist()))
+    share = exposed.total / view.breakdown.window
+    return {
+        "code": "shared_stream",
+        "severity": severity(share),
+        "message": f"Stream {streams} carries both compute and communication, so these can't overlap: "
+        f"{units.share(share)} of the time is communication exposed there",
+        "ranks": [view.lane.rank],
+        "cost_ns_per_step": round(exposed.total / max(count_steps(view.steps), 1)),
+        "share_frac": share,
+        "evidence": [_evidence(trace, view, rows, exposed, index) for index in longest(exposed).tolist()],
+    }
+
+
+def _evidence(trace: Trace, view: LaneView, rows: Times, exposed: Spans, index: int) -> Evidence:
+    device = trace["device_events"]
+    start, end = int(exposed.start[index]), int(exposed.end[index])
+    row = int(rows[np.searchsorted(device["start"][rows], start, "right") - 1])
+    return {
+        "rank": view.lane.rank,
+        "start_ns": start,
+        "dur_ns": end - start,
+        "name": trace.names[int(device["name"][row])],
+        "note": f"on stream {int(device['stream'][row])}, which also computes",
+    }
+
+
+ANALYZER = FileAnalyzer("streams", run)

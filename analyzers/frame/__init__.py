@@ -1,0 +1,1 @@
+"""What every analysis stands on: lanes, causes, findings, changes, the verdict."""

@@ -1,0 +1,140 @@
+"""A lane (one rank on one device) cut to the window asked for: its parts as spans, its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.errors import UsageError
+from gpuscope.trace.breakdown import Breakdown, Parts, split
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.intervals import Spans
+from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.steps import KERNEL_SEQUENCE, device_steps
+from gpuscope.trace.trace import Lane, Trace
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    """A step on the device's clock; `step` is `NA` for what ran before the first one."""
+
+    step: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class LaneView:
+    """A lane, its window, the exact parts of that window, and the steps that tile it."""
+
+    lane: Lane
+    window: tuple[int, int]
+    parts: Parts
+    breakdown: Breakdown
+    steps: tuple[StepWindow, ...]
+    basis: str | None
+    """What the steps were found from."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(rank, device)."""
+        return self.lane.rank, self.lane.device
+
+    @property
+    def rows(self) -> Times:
+        """Rows of its device events, also of those outside the window."""
+        return self.lane.rows
+
+
+def views(trace: Trace, steps: tuple[int, int] | None = None) -> list[LaneView]:
+    """Every lane of the trace over its whole window, or over the steps first..last asked for.
+
+    Raises `UsageError` where steps are asked for that no lane has.
+    """
+    found = [_view(trace, lane, steps) for lane in trace.lanes()]
+    if steps is not None and found and all(view is None for view in found):
+        raise no_such_steps(steps)
+    return [view for view in found if view is not None]
+
+
+def no_such_steps(steps: tuple[int, int]) -> UsageError:
+    """The error where steps are asked for that nothing has."""
+    return UsageError(f"no rank has a step between {steps[0]} and {steps[1]}", hint="gpuscope info lists the steps")
+
+
+def _view(trace: Trace, lane: Lane, asked: tuple[int, int] | None) -> LaneView | None:
+    window = trace.window(lane.rows)
+    steps, basis = _steps(trace, lane, window)
+    if asked is not None:
+        steps = [step for step in steps if step.step != NA and asked[0] <= step.step <= asked[1]]
+        if not steps:
+            return None
+        window = (steps[0].start, steps[-1].end)
+    compute, communication, memory = (trace.spans(lane.rows, kind) for kind in Kind)
+    parts = split(compute, communication, memory, window)
+    return LaneView(lane, window, parts, trace.breakdown(lane.rows, window), tuple(steps), basis)
+
+
+def _steps(trace: Trace, lane: Lane, window: tuple[int, int]) -> tuple[list[StepWindow], str | None]:
+    table = trace["steps"]
+    own = table.take(np.flatnonzero(table["rank"] == lane.rank))
+    if not len(own):
+        return [], None
+    basis = trace.names[int(own["basis"][0])]
+    tiles = device_steps(
+        own,
+        trace["device_events"],
+        trace["host_events"],
+        lane.rows,
+        window,
+        on_device=basis == KERNEL_SEQUENCE,
+    )
+    return [StepWindow(*tile) for tile in tiles], basis
+
+
+def count_steps(steps: Sequence[StepWindow]) -> int:
+    """Steps proper: what ran before the first one is none."""
+    return sum(step.step != NA for step in steps)
+
+
+@dataclass(frozen=True)
+class LaneSummary:
+    """A lane's window, exact parts (whole and per step), and where its communication was exposed."""
+
+    rank: int
+    device: int
+    window: tuple[int, int]
+    breakdown: Breakdown
+    steps: tuple[StepWindow, ...]
+    step_breakdowns: tuple[Breakdown, ...]
+    basis: str | None
+    exposed_communication: Spans
+    events: int
+    """Device events of the lane."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(rank, device)."""
+        return self.rank, self.device
+
+
+def summarise(trace: Trace, view: LaneView) -> LaneSummary:
+    """The summary of a lane."""
+    return LaneSummary(
+        rank=view.lane.rank,
+        device=view.lane.device,
+        window=view.window,
+        breakdown=view.breakdown,
+        steps=view.steps,
+        step_breakdowns=step_breakdowns(trace, view),
+        basis=view.basis,
+        exposed_communication=view.parts.exposed_communication,
+        events=len(view.rows),
+    )
+
+
+def step_breakdowns(trace: Trace, view: LaneView) -> tuple[Breakdown, ...]:
+    """The exact breakdown of each step, all steps at once."""
+    return trace.breakdowns(view.rows, [(step.start, step.end) for step in view.steps])

@@ -1,0 +1,213 @@
+"""Where a job hung, from Flight Recorder dumps: the first cause apart from those that only waited for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
+from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.hangs import hang_sentences as sentences
+from gpuscope.analyzers.hangs import mismatches, wait_graph
+from gpuscope.analyzers.hangs.mismatches import Mismatch
+from gpuscope.analyzers.hangs.rank_states import Job, Record, read
+from gpuscope.analyzers.hangs.wait_graph import Wait
+from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.report.schema.hang_section import Hang, HangCause, HangLast, HangMismatch, HangOperation
+from gpuscope.trace.trace import Trace
+
+EVIDENCE = 8
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found out about a job."""
+
+    job: Job
+    waits: Sequence[Wait]
+    mismatches: Sequence[Mismatch]
+    causes: Sequence[HangCause]
+
+
+def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 - an analyzer's signature
+    """The section `hang` and its finding; nothing at all for a trace without Flight Recorder dumps."""
+    result = Result(ANALYZER.name)
+    if not len(trace["flight_records"]) and not len(trace["group_status"]):
+        return result
+    job = read(trace)
+    odd = mismatches.find(job)
+    found_waits = wait_graph.find(job, odd)
+    found = Found(job, found_waits, odd, _causes(job, found_waits, odd))
+    result.sections["hang"] = _section(found)
+    if found.causes:
+        result.findings.append(_finding(found))
+    return result
+
+
+def _causes(job: Job, found: Sequence[Wait], odd: Sequence[Mismatch]) -> list[HangCause]:
+    causes: dict[int, HangCause] = {}
+    for ranks in wait_graph.sinks(found):
+        for rank in wait_graph.suspects(ranks, found) if len(ranks) > 1 else ranks:
+            causes[rank] = _cause(job, rank, ranks, [wait for wait in found if wait.awaited == rank])
+    waiting = {wait.waiter for wait in found}
+    for rank in set(job.ranks) - waiting - set(causes):
+        if (alone := _left_behind(job, rank)) is not None:
+            causes[rank] = {
+                "rank": rank,
+                "kind": "device_stuck",
+                "certain": True,
+                "why": sentences.left_behind(job, alone),
+            }
+    for mismatch in odd:
+        if mismatch.seq is None or not causes:
+            for rank in mismatch.odd:
+                causes.setdefault(rank, sentences.mismatched(job, rank, mismatch))
+    if not causes:
+        causes = _transfer(job, waiting)
+    return [causes[rank] for rank in sorted(causes)]
+
+
+def _cause(job: Job, rank: int, ring: Sequence[int], awaiting: Sequence[Wait]) -> HangCause:
+    if rank not in job.ranks:
+        return sentences.without_dump(job, rank, awaiting)
+    mismatched = [wait for wait in awaiting if wait.reason == "mismatch"]
+    if mismatched:
+        return sentences.called_other(job, rank, mismatched, len(ring) == 1)
+    alone = _left_behind(job, rank)
+    if alone is not None:
+        return sentences.stuck(job, rank, alone, awaiting)
+    return sentences.in_ring(job, rank, ring, awaiting) if len(ring) > 1 else sentences.absent(job, rank, awaiting)
+
+
+def _left_behind(job: Job, rank: int) -> Record | None:
+    """The first unfinished collective of a rank that every other member of its group has finished."""
+    for record in job.pending(rank):
+        others = [other for other in job.members[record.group] if other != rank and other in job.ranks]
+        if record.p2p or record.done is None or not others:
+            continue
+        if all(_has_finished(job, other, record) for other in others):
+            return record
+    return None
+
+
+def _has_finished(job: Job, rank: int, record: Record) -> bool:
+    own = [other for other in job.collectives.get((rank, record.group), []) if other.seq == record.seq]
+    if own:
+        return not job.unfinished(own[0])
+    status = job.status.get((rank, record.group))
+    told = status is not None and status.completed is not None and record.group not in job.p2p_groups
+    return told and status is not None and (status.completed or 0) >= record.seq
+
+
+def _transfer(job: Job, waiting: set[int]) -> dict[int, HangCause]:
+    """Where every member has come to an operation, and none of them gets through it."""
+    causes: dict[int, HangCause] = {}
+    for rank in job.ranks:
+        own = job.pending(rank)
+        if own and rank not in waiting:
+            causes[rank] = {
+                "rank": rank,
+                "kind": "transfer",
+                "certain": False,
+                "why": sentences.transfer(job, own[0]),
+            }
+    return causes
+
+
+def _section(found: Found) -> Hang:
+    job, causes = found.job, found.causes
+    first = {cause["rank"] for cause in causes}
+    return {
+        "hung": bool(causes),
+        "first_cause": list(causes),
+        "only_waited": sorted({wait.waiter for wait in found.waits} - first),
+        "without_dump": job.without_dump,
+        "operations": _operations(job, found.waits),
+        "mismatches": [_mismatch(job, mismatch) for mismatch in found.mismatches],
+        "last": [_last(job, rank) for rank in job.ranks],
+        "certain": sentences.certain(job, found.waits, causes),
+        "uncertain": sentences.uncertain(job, found.waits, causes),
+    }
+
+
+def _operations(job: Job, found: Sequence[Wait]) -> list[HangOperation]:
+    """The operations that ranks wait in, each with who has come and who is missing."""
+    groups: Mapping[tuple[str, str, int, int], list[Wait]] = defaultdict(list)
+    for wait in found:
+        record = wait.record
+        pair = (min(record.rank, wait.awaited), max(record.rank, wait.awaited)) if record.p2p else (-1, -1)
+        number = record.p2p_seq if record.p2p else record.seq
+        key = (record.group, f"{record.op} {pair}" if record.p2p else record.op, number, pair[0])
+        groups[key].append(wait)
+    entries: list[HangOperation] = []
+    for own in groups.values():
+        record = own[0].record
+        entries.append({
+            "op": record.op,
+            "group": record.group,
+            "description": job.descriptions.get(record.group),
+            "seq": record.p2p_seq if record.p2p else record.seq,
+            "waiting": sorted({wait.waiter for wait in own}),
+            "awaited": sorted({wait.awaited for wait in own}),
+            "reason": own[0].reason,
+        })  # fmt: skip
+    return sorted(entries, key=lambda entry: (entry["reason"] == "blocked", -len(entry["waiting"]), entry["group"]))
+
+
+def _mismatch(job: Job, mismatch: Mismatch) -> HangMismatch:
+    return {
+        "group": mismatch.group,
+        "description": job.descriptions.get(mismatch.group),
+        "seq": mismatch.seq,
+        "what": mismatch.what,
+        "variants": [{"called": called, "ranks": ranks} for called, ranks in mismatch.variants.items()],
+    }
+
+
+def _last(job: Job, rank: int) -> HangLast:
+    records = job.records.get(rank, [])
+    last = records[-1] if records else None
+    return {
+        "rank": rank,
+        "op": last.op if last else None,
+        "group": last.group if last else None,
+        "description": job.descriptions.get(last.group) if last else None,
+        "seq": (last.p2p_seq if last.p2p else last.seq) if last else None,
+        "state": last.state if last else None,
+        "created_ns": last.created if last else None,
+        "in_flight": len(job.pending(rank)),
+        "frames": last.frames.splitlines() if last else [],
+    }
+
+
+def _finding(found: Found) -> FindingEntry:
+    latest = max((r.created for own in found.job.records.values() for r in own if r.created), default=0)
+    latest = max(latest, found.job.dumped_ns)
+    shown: dict[tuple[int, Record], list[int]] = defaultdict(list)
+    first = {cause["rank"] for cause in found.causes}
+    for wait in sorted(found.waits, key=lambda wait: wait.record.p2p):
+        if wait.awaited in first:
+            shown[wait.waiter, wait.record].append(wait.awaited)
+    evidence: list[Evidence] = [
+        {
+            "rank": rank,
+            "start_ns": record.created or 0,
+            "dur_ns": max(latest - record.created, 0) if record.created else 0,
+            "name": sentences.operation(found.job, record),
+            "note": f"waits for {sentences.ranks(awaited)}",
+        }
+        for (rank, record), awaited in list(shown.items())[:EVIDENCE]
+    ]
+    return {
+        "code": "hang",
+        "severity": "high",
+        "message": sentences.message(found.waits, found.causes),
+        "ranks": sorted(first),
+        "cost_ns_per_step": 0,
+        "share_frac": 0.0,
+        "evidence": evidence,
+    }
+
+
+ANALYZER = RunAnalyzer("hang", run)

@@ -1,0 +1,232 @@
+"""The sentences of a hang: what is certain, what is not, and why each rank is taken for the first cause."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from gpuscope.analyzers.hangs.mismatches import Mismatch
+from gpuscope.analyzers.hangs.rank_states import Job, Record
+from gpuscope.analyzers.hangs.wait_graph import Wait
+from gpuscope.report.schema.hang_section import HangCause
+from gpuscope.report.view import units
+
+OPERATIONS_NAMED = 4
+RANKS_SHOWN = 40
+"""Characters of the longest list of ranks in a sentence."""
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """`rank 9`, or `ranks 0-3,9`; of very many that make no ranges, the number and the first few."""
+    found = sorted(set(numbers))
+    text = units.ranks(found)
+    if len(text) > RANKS_SHOWN:
+        return f"{len(found)} ranks ({','.join(text[:RANKS_SHOWN].split(',')[:-1])},…)"
+    return f"{'rank' if len(found) == 1 else 'ranks'} {text}"
+
+
+def operation(job: Job, record: Record) -> str:
+    """`all_to_all 45265 of group 72 (EXPERT_MODEL_PARALLEL_GROUP)`."""
+    number = record.p2p_seq if record.p2p else record.seq
+    to = (
+        f" {'to' if record.op == 'send' else 'from'} rank {record.peer}"
+        if record.p2p and record.peer is not None
+        else ""
+    )
+    return f"{record.op} {number}{to} of {job.title(record.group)}"
+
+
+def absent(job: Job, rank: int, awaiting: Sequence[Wait]) -> HangCause:
+    """A rank that others wait for, while it waits for nobody."""
+    sure = [wait for wait in awaiting if wait.sure]
+    chosen = _first(sure or awaiting)
+    mine = job.pending(rank)
+    state = "nothing in flight"
+    if mine:
+        state = f"{units.plural(len(mine), 'operation')} in flight, none of which lacks another rank"
+    verb = "never enqueued" if sure else "is not known to have enqueued"
+    if chosen.record.p2p:
+        verb += " the other side of"
+    return {
+        "rank": rank,
+        "kind": "never_arrived",
+        "certain": bool(sure),
+        "why": f"{verb} {operation(job, chosen.record)}, where {_waiters(awaiting, chosen)}; {state}",
+    }
+
+
+def stuck(job: Job, rank: int, alone: Record, awaiting: Sequence[Wait]) -> HangCause:
+    """A rank whose device did not finish what all others finished."""
+    chosen = _first(awaiting)
+    return {
+        "rank": rank,
+        "kind": "device_stuck",
+        "certain": True,
+        "why": f"{left_behind(job, alone)}; never enqueued {operation(job, chosen.record)}, where "
+        f"{_waiters(awaiting, chosen)}",
+    }
+
+
+def left_behind(job: Job, record: Record) -> str:
+    """What a rank alone did not finish."""
+    return f"did not finish {operation(job, record)}, which the other members have all finished"
+
+
+def without_dump(job: Job, rank: int, awaiting: Sequence[Wait]) -> HangCause:
+    """A rank that left nothing behind."""
+    chosen = _first(awaiting)
+    return {
+        "rank": rank,
+        "kind": "no_dump",
+        "certain": False,
+        "why": f"left no dump; {_waiters(awaiting, chosen)} in {operation(job, chosen.record)}, to which everyone "
+        "else has come",
+    }
+
+
+def called_other(job: Job, rank: int, awaiting: Sequence[Wait], majority: bool) -> HangCause:
+    """A rank that called something else than the others, who are the majority or not."""
+    record = awaiting[0].record
+    own = next((r for r in job.collectives.get((rank, record.group), []) if r.seq == record.seq), None)
+    called = f"{own.op} of {own.sizes} {own.dtype}".rstrip() if own else "something else"
+    return {
+        "rank": rank,
+        "kind": "mismatch",
+        "certain": majority,
+        "why": f"called {called} as number {record.seq} of {job.title(record.group)}, where "
+        f"{ranks(wait.waiter for wait in awaiting)} called {record.op} of {record.sizes} {record.dtype}".rstrip(),
+    }
+
+
+def mismatched(job: Job, rank: int, mismatch: Mismatch) -> HangCause:
+    """A rank that is part of a mismatch nobody waits in, or knows other members of a group."""
+    said = "; ".join(f"{ranks(who)}: {called}" for called, who in mismatch.variants.items())
+    number = "" if mismatch.seq is None else f"number {mismatch.seq} of "
+    return {
+        "rank": rank,
+        "kind": "mismatch",
+        "certain": mismatch.majority,
+        "why": f"another {mismatch.what.rstrip('s')} than the others in {number}{job.title(mismatch.group)} ({said})",
+    }
+
+
+def in_ring(job: Job, rank: int, ring: Sequence[int], awaiting: Sequence[Wait]) -> HangCause:
+    """A rank of several that wait for each other."""
+    inside = [wait for wait in awaiting if wait.waiter in ring]
+    chosen = _first(inside)
+    return {
+        "rank": rank,
+        "kind": "circular",
+        "certain": False,
+        "why": f"{ranks(ring)} wait for each other, {_waiters(inside, chosen)} in {operation(job, chosen.record)}",
+    }
+
+
+def transfer(job: Job, record: Record) -> str:
+    """Everyone came, nobody got through."""
+    return f"every member has come to {operation(job, record)}, and it does not finish"
+
+
+def message(waits: Sequence[Wait], causes: Sequence[HangCause]) -> str:
+    """The finding in one sentence."""
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for cause in causes:
+        reasons[cause["why"]].append(cause["rank"])
+    parts = [_sentence(f"{ranks(own)}: {why}") for why, own in list(reasons.items())[:OPERATIONS_NAMED]]
+    if len(reasons) > OPERATIONS_NAMED:
+        parts.append(f"So did {units.plural(len(reasons) - OPERATIONS_NAMED, 'more rank')} elsewhere")
+    others = {wait.waiter for wait in waits} - {cause["rank"] for cause in causes}
+    if others:
+        parts.append(_sentence(f"{ranks(others)} only waited"))
+    return ". ".join(["The job hung", *parts])
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def certain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> list[str]:
+    """What the dumps say outright."""
+    found = []
+    first = {cause["rank"] for cause in causes}
+    told = [wait for wait in waits if wait.reason == "absent" and wait.awaited in first and not wait.record.p2p]
+    by_operation: dict[tuple[str, int], list[Wait]] = defaultdict(list)
+    for wait in told or [wait for wait in waits if wait.reason == "absent" and wait.awaited in first]:
+        by_operation[wait.record.group, wait.record.seq].append(wait)
+    for own in list(by_operation.values())[:OPERATIONS_NAMED]:
+        found.append(
+            f"{ranks(wait.waiter for wait in own)} enqueued {operation(job, own[0].record)}; "
+            f"{ranks(wait.awaited for wait in own)} did not"
+            + (" enqueue the other side." if own[0].record.p2p else ".")
+        )
+    more = len(by_operation) - OPERATIONS_NAMED
+    if more > 0:
+        found.append(f"The same holds for {more} more operations.")
+    for cause in causes:
+        if cause["certain"] and cause["kind"] in ("device_stuck", "mismatch"):
+            found.append(f"Rank {cause['rank']} {cause['why']}.")
+    idle = [rank for rank in first if rank in job.ranks and not job.pending(rank)]
+    if idle:
+        found.append(f"{ranks(idle)} had nothing in flight, so no other rank held {_them(idle)} up.")
+    return [_sentence(sentence) for sentence in found]
+
+
+def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> list[str]:
+    """What the dumps leave open."""
+    found = []
+    if causes:
+        framed = [c["rank"] for c in causes if any(r.frames for r in job.records.get(c["rank"], []))]
+        found.append(
+            "Why the first cause stopped: dumps tell what was enqueued, not what a host or device did instead"
+            + ("." if framed else ", and these hold no stacks.")
+        )
+        found.append("That the job hung at all: dumps taken on demand from a running job can look the same.")
+    else:
+        found.append("Whether the job hung: nothing in these dumps waits for another rank.")
+    if len({cause["rank"] for cause in causes}) > 1 and all(c["kind"] in _INDEPENDENT for c in causes):
+        found.append(f"Whether {ranks(c['rank'] for c in causes)} stopped for one reason or each for its own.")
+    if any(cause["kind"] == "mismatch" and not cause["certain"] for cause in causes):
+        found.append("Which of the ranks that called different things called the wrong one: there is no majority.")
+    if any(cause["kind"] == "circular" for cause in causes):
+        found.append(
+            "Which of the ranks that wait for each other is at fault: named is the one most of them wait for, or that "
+            "was missing where the first of them began to wait."
+        )
+    if job.without_dump:
+        found.append(f"What {ranks(job.without_dump)} did: no dump of it is here.")
+    untold = sorted({wait.awaited for wait in waits if wait.reason == "untold"})
+    if untold:
+        found.append(f"How far {ranks(untold)} had got in groups of which their dumps say nothing.")
+    if any(wait.record.p2p and len(job.members[wait.record.group]) > 2 for wait in waits):
+        found.append("Sends and receives in groups of more than two ranks are matched by count, not by number.")
+    if job.incomparable:
+        groups = ", ".join(job.title(group) for group in sorted(job.incomparable))
+        found.append(f"How far the ranks had got in {groups}: the dumps number its operations differently.")
+    if job.untold & {wait.record.group for wait in waits}:
+        found.append("The members of some groups: no dump lists them, so only ranks that showed up are known.")
+    return found
+
+
+_INDEPENDENT = ("never_arrived", "device_stuck", "no_dump")
+
+
+def _them(found: Sequence[int]) -> str:
+    return "it" if len(found) == 1 else "them"
+
+
+def _first(awaiting: Sequence[Wait]) -> Wait:
+    """Collectives of many ranks first: they say most. Of one waiter, the operation it came to first."""
+    waiting: dict[tuple[str, int], int] = defaultdict(int)
+    for wait in awaiting:
+        waiting[wait.record.group, wait.record.seq] += not wait.record.p2p
+    return max(awaiting, key=lambda w: (waiting[w.record.group, w.record.seq], -w.record.number))
+
+
+def _waiters(awaiting: Sequence[Wait], chosen: Wait) -> str:
+    record = chosen.record
+    own = {
+        w.waiter
+        for w in awaiting
+        if (w.record.group, w.record.seq, w.record.op) == (record.group, record.seq, record.op)
+    }
+    return f"{ranks(own)} {'waits' if len(own) == 1 else 'wait'}"

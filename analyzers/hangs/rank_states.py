@@ -1,0 +1,200 @@
+"""What each rank had done when it wrote its Flight Recorder dump, as plain objects."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Record:
+    """One operation that a rank enqueued; `done` is None where the recorder can't say."""
+
+    rank: int
+    number: int
+    group: str
+    seq: int
+    p2p_seq: int
+    op: str
+    peer: int | None
+    dtype: str
+    sizes: str
+    state: str
+    done: bool | None
+    created: int | None
+    frames: str
+
+    @property
+    def p2p(self) -> bool:
+        """Whether it is between two ranks only."""
+        return self.op in POINT_TO_POINT
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a rank had got in one group: numbers of its last operations, None where untold."""
+
+    enqueued: int | None
+    completed: int | None
+
+
+@dataclass
+class Job:
+    """All ranks together. `members` holds the ranks of each group; `untold` the groups whose members are
+    only those that showed up, because no dump lists them."""
+
+    ranks: list[int]
+    world_size: int | None
+    records: dict[int, list[Record]] = field(default_factory=dict)
+    status: dict[tuple[int, str], Status] = field(default_factory=dict)
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    descriptions: dict[str, str] = field(default_factory=dict)
+    untold: set[str] = field(default_factory=set)
+    contradicted: dict[str, dict[tuple[int, ...], list[int]]] = field(default_factory=dict)
+    """Groups whose members the dumps disagree about: members → the ranks that say so."""
+    incomparable: set[str] = field(default_factory=set)
+    """Groups whose operations the ranks number differently."""
+    collectives: dict[tuple[int, str], list[Record]] = field(default_factory=dict)
+    """Of each rank in each group, by number."""
+    dumped_ns: int = 0
+    """When the last dump was written, where one says so (those of `gpuscope record` do), else 0."""
+    p2p_groups: set[str] = field(default_factory=set)
+    """Groups with point-to-point operations: their `Status` may count either kind."""
+
+    @property
+    def without_dump(self) -> list[int]:
+        """Ranks of the job that wrote no dump, as far as its size or its groups tell."""
+        known = {rank for ranks in self.members.values() for rank in ranks} | set(range(self.world_size or 0))
+        return sorted(known - set(self.ranks))
+
+    def title(self, group: str) -> str:
+        """`group 37 (TENSOR_MODEL_PARALLEL_GROUP)`."""
+        described = self.descriptions.get(group)
+        return f"group {group} ({described})" if described else f"group {group}"
+
+    def enqueued(self, rank: int, group: str) -> int | None:
+        """Number of the last collective that a rank enqueued in a group; None where that can't be told."""
+        own = self.collectives.get((rank, group), [])
+        last = own[-1].seq if own else None
+        status = self.status.get((rank, group))
+        if status is not None and status.enqueued is not None and group not in self.p2p_groups:
+            return max(status.enqueued, last or 0)
+        if last is None and self.records.get(rank) and self.records[rank][0].number == 0:
+            return 0  # its buffer holds everything from the start, and nothing of this group
+        return last
+
+    def unfinished(self, record: Record) -> bool:
+        """Whether the operation was still under way; where untold, whether a member had not come to it."""
+        if record.done is not None:
+            return not record.done
+        if record.p2p:
+            return False
+        status = self.status.get((record.rank, record.group))
+        if status is not None and status.completed is not None and record.group not in self.p2p_groups:
+            return status.completed < record.seq
+        come = [self.enqueued(rank, record.group) for rank in self.members[record.group]]
+        return any(last is not None and last < record.seq for last in come)
+
+    def pending(self, rank: int) -> list[Record]:
+        """Operations of a rank that were still under way, in the order it enqueued them."""
+        return [record for record in self.records.get(rank, []) if self.unfinished(record)]
+
+
+def read(trace: Trace) -> Job:
+    """The state of every rank of a trace."""
+    ranks = trace["ranks"]
+    sizes = ranks["world_size"][ranks.known("world_size")]
+    job = Job(trace.ranks, int(sizes.max()) if len(sizes) else None)
+    job.dumped_ns = max((source.facts.get("dumped_ns", 0) for source in trace.sources), default=0)
+    _records(trace, job)
+    _status(trace, job)
+    _members(trace, job)
+    _comparable(job)
+    return job
+
+
+def _records(trace: Trace, job: Job) -> None:
+    table, names = trace["flight_records"], trace.names
+    columns = [table[column].tolist() for column in table.columns]
+    for row in zip(*columns, strict=True):
+        told = dict(zip(table.columns, row, strict=True))
+        record = Record(
+            rank=told["rank"],
+            number=told["record"],
+            group=names[told["group"]],
+            seq=told["seq"],
+            p2p_seq=told["p2p_seq"],
+            op=names[told["op"]],
+            peer=_known(told["peer"]),
+            dtype=names[told["dtype"]],
+            sizes=names[told["sizes"]],
+            state=names[told["state"]],
+            done=None if told["done"] == NA else bool(told["done"]),
+            created=_known(told["created"]),
+            frames=names[told["frames"]],
+        )
+        job.records.setdefault(record.rank, []).append(record)
+        if record.p2p:
+            job.p2p_groups.add(record.group)
+        else:
+            job.collectives.setdefault((record.rank, record.group), []).append(record)
+    for own in job.collectives.values():
+        own.sort(key=lambda record: record.seq)
+
+
+def _status(trace: Trace, job: Job) -> None:
+    table = trace["group_status"]
+    for row in range(len(table)):
+        key = (int(table["rank"][row]), trace.names[int(table["group"][row])])
+        job.status[key] = Status(_known(int(table["enqueued"][row])), _known(int(table["completed"][row])))
+
+
+def _members(trace: Trace, job: Job) -> None:
+    table, names = trace["groups"], trace.names
+    told: dict[str, dict[tuple[int, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
+    for row in range(len(table)):
+        group = names[int(table["group"][row])]
+        if table["description"][row] != NO_NAME:
+            job.descriptions[group] = names[int(table["description"][row])]
+        if table["ranks"][row] != NO_NAME:
+            members = tuple(int(rank) for rank in names[int(table["ranks"][row])].split(","))
+            told[group][members].append(int(table["rank"][row]))
+    for group, versions in told.items():
+        job.members[group] = max(versions, key=lambda members: len(versions[members]))
+        if len(versions) > 1:
+            job.contradicted[group] = dict(versions)
+    seen: dict[str, set[int]] = defaultdict(set)
+    for rank, group in job.status:
+        seen[group].add(rank)
+    for rank, records in job.records.items():
+        for record in records:
+            seen[record.group] |= {rank} if record.peer is None else {rank, record.peer}
+    for group in set(seen) - set(told):
+        job.members[group] = tuple(sorted(seen[group]))
+        job.untold.add(group)
+
+
+def _comparable(job: Job) -> None:
+    """Numbers of a group compare if the dumps start at zero, or if anywhere they agree on what was called.
+
+    A rank that left out a call differs from there on, but not before; one whose counter started elsewhere
+    (a rank that was restarted) differs everywhere.
+    """
+    for group, ranks in job.members.items():
+        from_zero = all(own[0].number == 0 for rank in ranks if (own := job.records.get(rank)))
+        called: dict[int, list[str]] = defaultdict(list)
+        for rank in ranks:
+            for record in job.collectives.get((rank, group), []):
+                called[record.seq].append(f"{record.op} {record.dtype}")
+        common = [told for told in called.values() if len(told) > 1]
+        if not from_zero and len(common) > 1 and all(len(set(told)) > 1 for told in common):
+            job.incomparable.add(group)
+
+
+def _known(value: int) -> int | None:
+    return None if value == NA else value

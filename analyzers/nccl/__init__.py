@@ -1,0 +1,1 @@
+"""NCCL: measured bandwidth, what its logs record, and its own cost model."""

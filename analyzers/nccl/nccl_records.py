@@ -1,0 +1,128 @@
+"""What NCCL and its tools recorded: channels, transports, algorithms, links of a host."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
+from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.nccl import nccl_findings
+from gpuscope.report.schema.nccl_sections import (
+    ChoiceEntry,
+    CommunicatorEntry,
+    Nccl,
+    TopologyEntry,
+    TransportEntry,
+    VariableEntry,
+)
+from gpuscope.trace.trace import Row, Trace
+
+
+def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 - an analyzer's signature
+    """The sections `nccl` and `topology`, each only where something of it was recorded."""
+    result = Result(ANALYZER.name)
+    communicators, connections = trace.rows("communicators"), trace.rows("connections")
+    measured = trace.rows("measurements")
+    choices = trace.rows("choices")
+    if communicators or connections or choices:
+        result.sections["nccl"] = Nccl(
+            versions=sorted({row["version"] for row in communicators if row["version"]} | _versions(trace)),
+            average_busbw_gbps=[
+                value for source in trace.sources for value in source.facts.get("average_busbw_gbps", ())
+            ],
+            communicators=_communicators(communicators),
+            transports=_transports(connections),
+            choices=_choices(choices),
+            environment=_environment(trace),
+        )
+    links = trace.rows("topology")
+    if links:
+        result.sections["topology"] = _topology(trace, links)
+    result.findings += nccl_findings.find(communicators, connections, measured, links)
+    return result
+
+
+def _versions(trace: Trace) -> set[str]:
+    told = (source.facts.get("version") or source.facts.get("nccl_version") for source in trace.sources)
+    return {str(version) for version in told if version}
+
+
+def _communicators(found: Sequence[Row]) -> list[CommunicatorEntry]:
+    """Communicators set up alike are one entry; what the ranks of one differ in is the largest figure told."""
+    by_name: dict[str, list[Row]] = defaultdict(list)
+    for row in found:
+        by_name[row["communicator"]].append(row)
+    alike: dict[tuple[int | None, ...], list[list[Row]]] = defaultdict(list)
+    columns = ("size", "nodes", "channels", "p2p_channels", "rings", "trees")
+    for own in by_name.values():
+        alike[tuple(max((row[c] for row in own if row[c] is not None), default=None) for c in columns)].append(own)
+    return [
+        {
+            "size": key[0] or 0, "nodes": key[1], "count": _count(groups, key[0] or 1),
+            "ranks": sorted({row["rank"] for own in groups for row in own if row["rank"] is not None}),
+            "channels": key[2], "p2p_channels": key[3], "rings": key[4], "trees": key[5],
+        }
+        for key, groups in sorted(alike.items(), key=lambda item: [-(value or 0) for value in item[0]])
+    ]  # fmt: skip
+
+
+def _count(groups: Sequence[Sequence[Row]], size: int) -> int:
+    """How many communicators; those that each rank has its own name for (host:pid:pointer) by their ranks."""
+    own = sum(":" in group[0]["communicator"] for group in groups)
+    return len(groups) - own + -(-own // size)
+
+
+def _transports(connections: Sequence[Row]) -> list[TransportEntry]:
+    groups: dict[tuple[str, int | None], list[Row]] = defaultdict(list)
+    for row in connections:
+        groups[row["transport"], row["same_node"]].append(row)
+    entries: list[TransportEntry] = [
+        {
+            "transport": transport,
+            "same_node": None if same is None else bool(same),
+            "pairs": len({(row["communicator"], row["rank"], row["peer"]) for row in own}),
+            "connections": sum(row["count"] for row in own),
+        }
+        for (transport, same), own in groups.items()
+    ]
+    return sorted(entries, key=lambda entry: (-entry["connections"], entry["transport"]))
+
+
+def _choices(found: Sequence[Row]) -> list[ChoiceEntry]:
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in found:
+        key = row["op"], row["group_size"], row["bytes"], row["algorithm"], row["protocol"], row["channels"]
+        groups[key].append(row)
+    entries: list[ChoiceEntry] = []
+    for (op, size, nbytes, algorithm, protocol, channels), own in groups.items():
+        told = [row["ranks"] for row in own if row["ranks"] is not None]
+        entries.append({
+            "op": op, "group_size": size, "bytes": nbytes, "algorithm": algorithm, "protocol": protocol,
+            "channels": channels, "ranks": sum(told) if told else None, "count": sum(row["count"] for row in own),
+        })  # fmt: skip
+    return sorted(entries, key=lambda entry: (entry["op"] or "", entry["bytes"], -entry["count"]))
+
+
+def _environment(trace: Trace) -> list[VariableEntry]:
+    told = {pair for source in trace.sources for pair in source.facts.get("nccl_environment", ())}
+    return [{"name": name, "value": value} for name, value in sorted(told)]
+
+
+def _topology(trace: Trace, links: Sequence[Row]) -> list[TopologyEntry]:
+    return [
+        {
+            "source": Path(trace.sources[row["source"]].path).name,
+            "node": row["node"],
+            "peer": row["peer"],
+            "link": row["link"],
+            "width": row["width"],
+            "rate_gbps": None if row["rate"] is None else row["rate"] / 1e9,
+        }
+        for row in links
+    ]
+
+
+ANALYZER = RunAnalyzer("nccl_records", run)

@@ -1,0 +1,192 @@
+"""A configuration for NCCL's example tuner plugin: NCCL's own choices, with those changed that gain for certain.
+
+Written for NVIDIA/nccl 2.30, plugins/tuner/example/plugin.c. What it does decides what must be written:
+- It sets one channel wherever no row matches or a row says −1: every row names its channels, and the rows of each
+  of its five operations cover every size.
+- The first row that matches counts; a maximum of 4294967295 ends at 4 GiB; names it does not know silently become
+  all-reduce, ring or Simple.
+- It makes a combination free of cost whether or not it is safe: LL128 is written nowhere, also where NCCL itself
+  chose it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gpuscope.analyzers.collectives.message_cost import CostModel
+from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.nccl.bandwidth import run as bandwidth
+from gpuscope.analyzers.nccl.cost_constants import PROTOCOLS
+from gpuscope.analyzers.nccl.cost_model import Choice
+from gpuscope.analyzers.nccl.predicted_cost import Estimate, predict
+from gpuscope.analyzers.nccl.run_choices import Facts
+from gpuscope.errors import UsageError
+from gpuscope.trace.trace import Row, Trace
+
+OPERATIONS = {
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "all_gather": "allgather",
+    "reduce_scatter": "reducescatter",
+    "all_reduce": "allreduce",
+}
+"""The plugin's five operations by ours; it has no all-to-all."""
+LARGEST = (1 << 64) - 1
+"""The largest size_t: no message lies beyond."""
+_CANDIDATES = ("ring", "tree")
+"""Not NVLS: where NCCL does not take it unasked, it is most likely not there."""
+
+
+@dataclass(frozen=True)
+class TunerRow:
+    """One line of the file; nodes and ranks −1 match any."""
+
+    op: str
+    low: int
+    high: int
+    choice: Choice
+    nodes: int = -1
+    ranks: int = -1
+
+    def line(self) -> str:
+        """As the plugin reads it."""
+        told = (OPERATIONS[self.op], self.low, self.high, self.choice.algorithm, self.choice.protocol,
+                self.choice.channels, self.nodes, self.ranks)  # fmt: skip
+        return ",".join(map(str, told))
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The rows, the changes in words, and how many of NCCL's choices were LL128 (and became Simple)."""
+
+    rows: tuple[TunerRow, ...]
+    changes: tuple[str, ...]
+    without_ll128: int
+
+    def text(self) -> str:
+        """The whole file."""
+        head = [
+            "# For NCCL's example tuner plugin (NCCL_TUNER_PLUGIN); NCCL_TUNER_CONFIG_FILE names this file.",
+            "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks",
+            *(f"# {change}" for change in self.changes),
+            "# The last rows hold for communicators and operations that the log did not show.",
+        ]
+        return "\n".join([*head, *(row.line() for row in self.rows)]) + "\n"
+
+
+def tuning(trace: Trace) -> Tuning:
+    """Rows for every communicator whose choices NCCL's log tells.
+
+    Raises `UsageError` where the log tells no choice with its channels, or not which communicator took it.
+    """
+    choices = [row for row in trace.rows("choices") if row["op"] in OPERATIONS]
+    channels = max((row["channels"] or 0 for row in trace.rows("communicators")), default=0)
+    channels = max([channels, *(row["channels"] or 0 for row in choices)])
+    if not choices or not channels:
+        raise UsageError(
+            "nothing tells which algorithm, protocol and channels NCCL chose",
+            hint="read a log of NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING beside the traces",
+        )
+    sizes = {row["size"] for row in trace.rows("communicators") if row["size"]}
+    by_kind: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    for row in choices:
+        by_kind[row["op"], _group_size(row, sizes)].append(row)
+    facts, models = Facts(trace), _models(trace)
+    rows: list[TunerRow] = []
+    changes: list[str] = []
+    lost = 0
+    for (op, size), own in sorted(by_kind.items()):
+        place = facts.place(size)
+        nodes = -1 if isinstance(place, Refused) else place.nodes
+        chosen: dict[int, Choice] = {}
+        for nbytes in sorted({row["bytes"] for row in own}):
+            now = facts.choice(op, nbytes, size)
+            if now is None:
+                continue
+            now = replace(now, channels=now.channels or channels)
+            lost += now.protocol == "ll128"
+            safe = replace(now, protocol="simple") if now.protocol == "ll128" else now
+            best = None if isinstance(place, Refused) else _better(op, nbytes, facts, size, now, models)
+            if best is not None:
+                changes.append(f"{op} of {nbytes} bytes, {size} ranks: {_words(now)} -> {_words(best[0])}: {best[1]}")
+            chosen[nbytes] = best[0] if best is not None else safe
+        rows += [TunerRow(op, low, high, choice, nodes, size) for low, high, choice in _ranges(chosen)]
+    usual = Choice("ring", "simple", channels)
+    rows += [TunerRow(op, 0, LARGEST, usual) for op in OPERATIONS]
+    return Tuning(tuple(rows), tuple(changes), lost)
+
+
+def _group_size(row: Row, sizes: set[int]) -> int:
+    if row["group_size"] is not None:
+        return int(row["group_size"])
+    if len(sizes) != 1:
+        raise UsageError(
+            "the log does not tell which communicator took a choice, and there are several",
+            hint="log with NCCL_DEBUG_SUBSYS=INIT,ENV,COLL,TUNING",
+        )
+    return next(iter(sizes))
+
+
+Models = dict[tuple[str, int, str | None, str | None], CostModel]
+"""By operation, number of ranks, algorithm and protocol."""
+
+
+def _models(trace: Trace) -> Models:
+    """The fits, of the trace before those of tools."""
+    found: Models = {}
+    for fit in sorted(bandwidth(trace, ()).sections.get("fits", ()), key=lambda fit: fit["tool"] != "trace"):
+        if fit["alpha_ns"] is not None:
+            beta = 1 / fit["busbw_gbps"] if fit["busbw_gbps"] else 0.0
+            basis = f"fitted to {fit['sizes']} message sizes"
+            key = fit["op"], fit["group_size"], fit["algorithm"], fit["protocol"]
+            found.setdefault(key, CostModel(fit["alpha_ns"], beta, fit["error_frac"], basis))
+    return found
+
+
+def _better(op: str, nbytes: int, facts: Facts, size: int, now: Choice, models: Models) -> tuple[Choice, str] | None:
+    """The choice that takes least at worst, if that is less than now takes at best."""
+    place, model = facts.place(size), models.get((op, size, now.algorithm, now.protocol))
+    if isinstance(place, Refused) or model is None:
+        return None
+    present = predict(op, nbytes, place, now, now, model)
+    if isinstance(present, Refused):
+        return None
+    found: list[tuple[Estimate, Choice]] = []
+    for algorithm in _CANDIDATES:
+        for protocol in PROTOCOLS:
+            then = Choice(algorithm, protocol, now.channels)
+            told = predict(op, nbytes, place, now, then, model)
+            if protocol != "ll128" and then != now and isinstance(told, Estimate) and told.high < present.low:
+                found.append((told, then))
+    if not found:
+        return None
+    told, then = min(found, key=lambda one: one[0].high)
+    return then, f"{present.ns} -> {told.ns} ns ({told.low} to {told.high})"
+
+
+def _ranges(chosen: dict[int, Choice]) -> Iterable[tuple[int, int, Choice]]:
+    """Sizes from 0 to the largest: between two sizes seen the choice changes at their geometric mean."""
+    merged: list[tuple[int, Choice]] = []
+    last = 0
+    for nbytes, choice in chosen.items():
+        if not merged or merged[-1][1] != choice:
+            merged.append((round((last * nbytes) ** 0.5) if merged else 0, choice))
+        last = nbytes
+    ends = [low - 1 for low, _ in merged[1:]] + [LARGEST]
+    return [(low, high, choice) for (low, choice), high in zip(merged, ends, strict=True)]
+
+
+def _words(choice: Choice) -> str:
+    return f"{choice.algorithm}/{choice.protocol} x{choice.channels}"
+
+
+def check(rows: Sequence[TunerRow]) -> None:
+    """Raise `ValueError` where rows would let the plugin fall back to one channel."""
+    for row in rows:
+        if not row.choice.channels or row.choice.channels < 1 or row.choice.protocol == "ll128":
+            raise ValueError(f"no such row may be written: {row.line()}")
+    covered = {row.op for row in rows if (row.low, row.high, row.nodes, row.ranks) == (0, LARGEST, -1, -1)}
+    if covered != set(OPERATIONS):
+        raise ValueError(f"sizes or operations without a row: {set(OPERATIONS) - covered}")

@@ -1,0 +1,1 @@
+"""The operations of a training step and what each waits for."""

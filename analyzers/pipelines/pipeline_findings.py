@@ -1,0 +1,176 @@
+"""Findings of a pipeline: the stage that has more to compute than the others, and too few micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from math import sqrt
+from statistics import fmean, stdev
+
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.pipelines.flushes import Computation, Flush
+from gpuscope.analyzers.pipelines.gains import MORE, Means, Replayed
+from gpuscope.analyzers.pipelines.stages import StageMap
+from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.report.view import units
+
+ENOUGH = 4
+"""«We found the bubble overhead to be almost negligible when M ≥ 4 × K» (M micro-batches, K stages): Huang et al.
+2019, GPipe, section 2.3. With v chunks per stage filling takes 1/v of the time (Narayanan et al. 2021, 2.2.2)."""
+_FILLS = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "interleaved 1F1B",
+    "looped_bfs": "looped breadth-first",
+}
+"""Schedules in which more micro-batches hide the filling, and what they are called."""
+MOST = 0.5
+"""A stage that is the busiest in more than this share of the steps is the busiest."""
+TOLD = 3.0
+"""Standard errors by which its micro-batches must take longer than the others'."""
+SHOWN = 5
+
+
+def few_micro_batches(
+    section: Pipeline, told: Means, found: Sequence[Replayed], stages: StageMap
+) -> list[FindingEntry]:
+    """The finding where there are fewer micro-batches than hide the filling, and that costs time."""
+    schedule = section["schedule"]
+    m, p, v = schedule["micro_batches"], schedule["stages"], schedule["chunks_per_stage"]
+    share = told.filling / told.step
+    if schedule["name"] not in _FILLS or m * v >= ENOUGH * p or share < MIN_SHARE:
+        return []
+    best = schedule["ideal_bubble_frac"]
+    factor = section["more_micro_batches"]["step_factor"]
+    finding: FindingEntry = {
+        "code": "few_micro_batches",
+        "severity": severity(share),
+        "message": f"{units.plural(m, 'micro-batch', 'micro-batches')} on {units.plural(p, 'stage')} "
+        f"({_FILLS[schedule['name']]}): filling and draining the pipeline takes "
+        f"{units.duration(round(told.filling))} of a step; even equal stages idle for {units.share(best)} of the "
+        f"pipeline's time. The same batch in {MORE * m} micro-batches would take {factor:.3f} times as long, if "
+        "computing takes time in proportion",
+        "ranks": sorted(stages.places),
+        "cost_ns_per_step": round(told.filling),
+        "share_frac": share,
+        "evidence": [_filled(one, stages) for one in sorted(found, key=lambda one: -one.filling)[:SHOWN]],
+    }
+    return [finding]
+
+
+def _filled(one: Replayed, stages: StageMap) -> Evidence:
+    """How long the last stage waits for its first micro-batch."""
+    last = len(one.flush.stages) - 1
+    start, _ = one.flush.span
+    rank = _rank(stages, one.flush.pipeline, last)
+    return {
+        "rank": rank,
+        "start_ns": start,
+        "dur_ns": one.flush.stages[last][0].start - start,
+        "name": "pipeline fills",
+        "note": f"step {one.flush.step}: until stage {last} has its first micro-batch",
+    }
+
+
+def imbalance(told: Means, found: Sequence[Replayed], stages: StageMap) -> list[FindingEntry]:
+    """The finding where one stage is the busiest in most steps, beyond the scatter of its micro-batches, and an even
+    split would shorten the step."""
+    cost = told.as_it_was - told.evened
+    share = cost / told.step
+    stage, often = Counter(_busiest(one.flush) for one in found).most_common(1)[0]
+    if share < MIN_SHARE or often <= MOST * len(found) or not _beyond_scatter(found, stage):
+        return []
+    pipelines = sorted({one.flush.pipeline for one in found})
+    slow = [at for at in pipelines if _is_busiest(stage, [one.flush for one in found if one.flush.pipeline == at])]
+    ranks = sorted(_rank(stages, pipeline, stage) for pipeline in slow or pipelines)
+    place = " (the first)" if not stage else " (the last)" if stage == stages.stages - 1 else ""
+    own, others = _work(found, stage)
+    message = (
+        f"Pipeline stage {stage}{place} computes {units.duration(round(own))} per micro-batch, the others "
+        f"{units.duration(round(others))} on average, and they wait for it: with an even split the step would take "
+        f"{told.factor(told.evened):.3f} times as long"
+    )
+    if len(pipelines) == 1:
+        message += "; with one pipeline, an uneven split and a slow rank look alike"
+    elif len(slow) < len(pipelines):
+        message += f"; only in {len(slow)} of {len(pipelines)} pipelines, so a slow rank is likelier than the split"
+    return [
+        {
+            "code": "pipeline_imbalance",
+            "severity": severity(share),
+            "message": message,
+            "ranks": ranks,
+            "cost_ns_per_step": round(cost),
+            "share_frac": share,
+            "evidence": _longest(found, stage, stages),
+        }
+    ]
+
+
+def _rank(stages: StageMap, pipeline: int, stage: int) -> int:
+    return next(rank for rank, place in stages.places.items() if place == (pipeline, stage))
+
+
+def _busiest(flush: Flush) -> int:
+    totals = [sum(one.duration for one in own) for own in flush.stages]
+    return totals.index(max(totals))
+
+
+def _is_busiest(stage: int, flushes: Sequence[Flush]) -> bool:
+    return sum(_busiest(flush) == stage for flush in flushes) > MOST * len(flushes)
+
+
+def _per_micro_batch(own: Sequence[Computation]) -> dict[int, int]:
+    found: dict[int, int] = defaultdict(int)
+    for one in own:
+        found[one.micro_batch] += one.duration
+    return found
+
+
+def _work(found: Sequence[Replayed], stage: int) -> tuple[float, float]:
+    """ns per micro-batch that a stage computes, and that the others do on average."""
+    works = [
+        (at, ns) for one in found for at, own in enumerate(one.flush.stages) for ns in _per_micro_batch(own).values()
+    ]
+    return fmean(ns for at, ns in works if at == stage), fmean(ns for at, ns in works if at != stage)
+
+
+def _beyond_scatter(found: Sequence[Replayed], stage: int) -> bool:
+    """Whether micro-batches take longer on this stage than on the others, by `TOLD` standard errors of the mean."""
+    over = []
+    for one in found:
+        works = [_per_micro_batch(own) for own in one.flush.stages]
+        for micro_batch, own in works[stage].items():
+            others = [work[micro_batch] for at, work in enumerate(works) if at != stage]
+            over.append(own - fmean(others))
+    return len(over) > 1 and fmean(over) > TOLD * stdev(over) / sqrt(len(over))
+
+
+def _longest(found: Sequence[Replayed], stage: int, stages: StageMap) -> list[Evidence]:
+    """The stage's computations that lie furthest above those of their kind on the other stages."""
+    mean: dict[str, float] = {}
+    for kind in ("F", "B", "W"):
+        took = [
+            computation.duration
+            for one in found
+            for at, own in enumerate(one.flush.stages)
+            for computation in own
+            if computation.kind == kind and at != stage
+        ]
+        if took:
+            mean[kind] = fmean(took)
+    own = [(one.flush, computation) for one in found for computation in one.flush.stages[stage]
+           if computation.kind in mean]  # fmt: skip
+    own.sort(key=lambda pair: mean[pair[1].kind] - pair[1].duration)
+    return [
+        {
+            "rank": _rank(stages, flush.pipeline, stage),
+            "start_ns": one.start,
+            "dur_ns": one.duration,
+            "name": {"F": "forward", "B": "backward", "W": "weight gradients"}[one.kind],
+            "note": f"step {flush.step}, micro-batch {one.micro_batch}: {units.duration(one.duration)} against "
+            f"{units.duration(round(mean[one.kind]))} on the other stages",
+        }
+        for flush, one in own[:SHOWN]
+    ]

@@ -1,0 +1,212 @@
+"""Pipeline parallelism: who is which stage, on what schedule, how long each stage idles and what would help."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+
+from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
+from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.pipelines.assembled import assembled, from_ranges
+from gpuscope.analyzers.pipelines.bubbles import bubbles
+from gpuscope.analyzers.pipelines.flushes import Flush, flushes
+from gpuscope.analyzers.pipelines.gains import MORE, Means, Replayed, means, replays
+from gpuscope.analyzers.pipelines.ideal_layout import Key
+from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
+from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
+from gpuscope.analyzers.pipelines.stages import StageMap, stage_map
+from gpuscope.report.schema.pipeline_section import (
+    Pipeline,
+    PipelineComputation,
+    PipelineRow,
+    PipelineSchedule,
+    PipelineStage,
+    PipelineTimeline,
+)
+from gpuscope.report.view import units
+from gpuscope.trace.columns.table import Table
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+_KINDS: dict[str, Literal["forward", "backward", "weight"]] = {"F": "forward", "B": "backward", "W": "weight"}
+
+
+def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:
+    """The section `pipeline` and the table `operations` on one clock; nothing for a job without a pipeline."""
+    result = Result(ANALYZER.name)
+    stages = stage_map(trace)
+    if stages is None:
+        return result
+    table = assembled(trace, stages)
+    whole, left_out = ([], 0) if stages.incomplete else flushes(table, trace.names, stages)
+    section: Pipeline = {"basis": stages.basis, "stages": _stages(stages, whole), "untold": stages.incomplete}
+    result.sections["pipeline"] = section
+    if not whole:
+        section["untold"] = section["untold"] or "no step holds all computations of a pipeline"
+        result.status, result.why = "skipped", section["untold"]
+        return result
+    result.tables["operations"] = table
+    rows = [row for flush in whole for row in _rows(flush, stages)]
+    schedule = _schedule(whole)
+    section["schedule"] = _schedule_entry(schedule, stages.stages)
+    section["rows"] = _per_step(rows)
+    section["bubble_frac"] = _share(rows)
+    section["steps_left_out"] = left_out
+    found = replays(whole)
+    section["timeline"] = _timeline(whole, rows, found, stages)
+    if not found:
+        section["untold"] = "computations wait for each other in a circle: they can't be replayed"
+        return result
+    told = means(found, _step(table, lanes))
+    _gains(section, told, schedule)
+    result.findings = few_micro_batches(section, told, found, stages)
+    if from_ranges(trace):  # of a job's own timers, `slowdown` names the stage or worker
+        result.findings += imbalance(told, found, stages)
+    return result
+
+
+def _stages(stages: StageMap, whole: Sequence[Flush]) -> list[PipelineStage]:
+    chunks: dict[int, set[int]] = defaultdict(set)
+    for stage, own in enumerate(whole[0].stages if whole else ()):
+        chunks[stage] = {one.model_chunk for one in own}
+    ordered = sorted((pipeline, stage, rank) for rank, (pipeline, stage) in stages.places.items())
+    return [
+        PipelineStage(pipeline=pipeline, stage=stage, rank=rank, model_chunks=sorted(chunks[stage]))
+        for pipeline, stage, rank in ordered
+    ]
+
+
+def _schedule(whole: Sequence[Flush]) -> Recognised:
+    """The schedule that all flushes share; unknown where they differ."""
+    found = Counter(recognise(flush) for flush in whole)
+    (most, count), *others = found.most_common()
+    if not others:
+        return most
+    names = ", ".join(f"{one.name} with {units.plural(one.micro_batches, 'micro-batch', 'micro-batches')} "
+                      f"{units.count(times)} times" for one, times in found.most_common(3))  # fmt: skip
+    if count > 0.9 * len(whole):  # a step that the recording cut, or a warm-up of its own
+        return Recognised(most.name, f"{most.why}; not always: {names}", most.micro_batches, most.chunks)
+    return Recognised("unknown", f"steps and pipelines differ: {names}", most.micro_batches, most.chunks)
+
+
+def _schedule_entry(found: Recognised, stages: int) -> PipelineSchedule:
+    best = ideal(found, stages)
+    return {
+        "name": found.name,
+        "stages": stages,
+        "micro_batches": found.micro_batches,
+        "chunks_per_stage": found.chunks,
+        "why": found.why,
+        "ideal_bubble_frac": best.bubble_frac,
+        "ideal_basis": best.basis,
+    }
+
+
+def _rows(flush: Flush, stages: StageMap) -> list[PipelineRow]:
+    start, end = flush.span
+    rank = {place: rank for rank, place in stages.places.items()}
+    return [
+        PipelineRow(
+            pipeline=flush.pipeline, stage=stage, rank=rank[flush.pipeline, stage], step=flush.step, start_ns=start,
+            dur_ns=end - start, compute_ns=own.compute, bubble_ns=own.parts,
+        )
+        for stage, own in enumerate(bubbles(flush))
+    ]  # fmt: skip
+
+
+def _per_step(rows: Sequence[PipelineRow]) -> list[PipelineRow]:
+    """Rows of several flushes in a step added up."""
+    found: dict[tuple[int, int, int], PipelineRow] = {}
+    for row in rows:
+        key = row["pipeline"], row["step"], row["stage"]
+        if key not in found:
+            found[key] = {**row, "bubble_ns": {**row["bubble_ns"]}}
+            continue
+        whole, parts, more = found[key], found[key]["bubble_ns"], row["bubble_ns"]
+        whole["dur_ns"] += row["dur_ns"]
+        whole["compute_ns"] += row["compute_ns"]
+        parts["warm_up"] += more["warm_up"]
+        parts["steady"] += more["steady"]
+        parts["drain"] += more["drain"]
+        parts["imbalance"] += more["imbalance"]
+    return list(found.values())
+
+
+def bubble_of(row: PipelineRow) -> int:
+    """ns of a stage's whole bubble."""
+    return row["dur_ns"] - row["compute_ns"]
+
+
+def _share(rows: Sequence[PipelineRow]) -> float:
+    return sum(map(bubble_of, rows)) / max(sum(row["dur_ns"] for row in rows), 1)
+
+
+def _step(table: Table, lanes: Sequence[LaneSummary]) -> float:
+    """Mean length of a step in ns: as the lanes tell it, else from its first operation to its last."""
+    told = [step.end - step.start for lane in lanes for step in lane.steps if step.step != NA]
+    if told:
+        return fmean(told)
+    steps, which = np.unique(table["step"], return_inverse=True)
+    first, last = np.full(len(steps), table["start"].max()), np.full(len(steps), table["end"].min())
+    np.minimum.at(first, which, table["start"])
+    np.maximum.at(last, which, table["end"])
+    return float((last - first).mean())
+
+
+def _gains(section: Pipeline, told: Means, schedule: Recognised) -> None:
+    section["replayed_ns"] = round(told.as_it_was)
+    section["even_split"] = {
+        "micro_batches": schedule.micro_batches,
+        "pipeline_ns": round(told.evened),
+        "step_factor": told.factor(told.evened),
+    }
+    section["more_micro_batches"] = {
+        "micro_batches": MORE * schedule.micro_batches,
+        "pipeline_ns": round(told.with_more),
+        "step_factor": told.factor(told.with_more),
+    }
+
+
+def _timeline(
+    whole: Sequence[Flush], rows: Sequence[PipelineRow], found: Sequence[Replayed], stages: StageMap
+) -> PipelineTimeline:
+    """The step and pipeline whose bubble is the median, as it was and with an even split."""
+    idle: dict[tuple[int, int], int] = defaultdict(int)
+    for row in rows:
+        idle[row["pipeline"], row["step"]] += bubble_of(row)
+    key = sorted(idle, key=lambda key: (idle[key], key))[len(idle) // 2]
+    shown = [flush for flush in whole if (flush.pipeline, flush.step) == key]
+    evened = [one for one in found if (one.flush.pipeline, one.flush.step) == key]
+    return {
+        "pipeline": key[0],
+        "step": key[1],
+        "computations": [one for flush in shown for one in _entries(flush, None, stages)],
+        "ideal": [one for replayed in evened for one in _entries(replayed.flush, replayed.even_places, stages)],
+    }
+
+
+def _entries(
+    flush: Flush, places: Mapping[Key, tuple[float, float]] | None, stages: StageMap
+) -> Iterator[PipelineComputation]:
+    """The computations of a flush as recorded, or at these places."""
+    rank = {place: rank for rank, place in stages.places.items()}
+    begin, _ = flush.span
+    for stage, own in enumerate(flush.stages):
+        for one in own:
+            start, end = (one.start, one.end) if places is None else places[one.key]
+            yield {
+                "stage": stage,
+                "rank": rank[flush.pipeline, stage],
+                "kind": _KINDS[one.kind],
+                "micro_batch": one.micro_batch,
+                "model_chunk": one.model_chunk,
+                "start_ns": round(start) + (begin if places is not None else 0),
+                "dur_ns": round(end) - round(start),
+            }
+
+
+ANALYZER = RunAnalyzer("pipeline", run)

@@ -1,0 +1,107 @@
+"""What a collective of a replay would cost at another size, speed or number of ranks: α–β, as fitted or assumed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
+from gpuscope.analyzers.replay.graph import Graph, Node
+from gpuscope.analyzers.replay.rewrite import Setting, nodes_by_call
+from gpuscope.hardware.bus_bandwidth import busbw_factor
+from gpuscope.trace.columns.table import Array, Times
+
+ASSUMED_ERROR = 0.5
+"""Relative error of a model that rests on a link's assumed figures: real links reach half to all of their peak, and
+fixed costs differ as much between machines."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Models per (operation, group), and per call the part of its time that is transfer."""
+
+    models: dict[tuple[str, str], CostModel]
+    transfer: Times
+    """ns per call: its measured transfer; where the last arrival is not known, at most what the model expects."""
+
+    def model(self, graph: Graph, call: int) -> CostModel:
+        """The model of a call."""
+        return self.models[graph.calls[call].op, graph.calls[call].group]
+
+    def error(self, graph: Graph, call: int) -> float:
+        """Relative error of its model."""
+        found = self.model(graph, call).error
+        return ASSUMED_ERROR if found is None else found
+
+    def basis(self, graph: Graph, calls: list[int]) -> str:
+        """What the models of some calls rest on."""
+        found = sorted({self.model(graph, call).basis for call in calls})
+        return "transfer times " + ", ".join(found)
+
+
+def bus_bytes(graph: Graph, call: int, nbytes: float | None = None, members: int | None = None) -> float | None:
+    """Bytes on the bus of a call, or of one like it with other bytes or ranks; None where the trace does not tell."""
+    own = graph.calls[call]
+    size = own.bytes if nbytes is None else nbytes
+    factor = busbw_factor(own.op, members or own.group_size or 2)
+    return None if size is None or factor is None else size * factor
+
+
+def costs(graph: Graph, setting: Setting) -> Costs:
+    """Fit the models to the replayed calls' transfers."""
+    node = nodes_by_call(graph, Node.TRANSFER)
+    dur = graph.nodes["dur"][node] if len(node) else np.empty(0, np.int64)
+    known = _joined(graph, node)
+    of: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, call in enumerate(graph.calls):
+        of[call.op, call.group].append(place)
+    models: dict[tuple[str, str], CostModel] = {}
+    transfer = dur.copy()
+    for key, places in of.items():
+        sizes = np.array([bus_bytes(graph, place) or 0.0 for place in places])
+        told = np.array([place for place in places if known[place]], np.int64)
+        fitted = fit(sizes[known[places]], dur[told]) if len(told) else None
+        members = graph.calls[places[0]].group_size
+        assumed = assume(setting.backend, setting.gpu, members or 2)
+        calibrated = _slowed if setting.one_host and not setting.gpu else _calibrated
+        models[key] = fitted or calibrated(assumed, sizes[known[places]], dur[told])
+        for place, size in zip(places, sizes.tolist(), strict=True):
+            if not known[place] and size:
+                transfer[place] = min(int(dur[place]), models[key].expected(size))
+    return Costs(models, transfer)
+
+
+def _calibrated(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
+    """The assumed fixed cost with the bandwidth that the transfers (ns) of `sizes` bytes showed.
+
+    Fixed costs differ far less between machines than links do: what goes beyond them is the bytes'.
+    """
+    beyond = float(taken.sum()) - assumed.alpha * len(taken)
+    if not len(taken) or beyond <= 0 or sizes.sum() <= 0:
+        return assumed
+    basis = f"with the fixed cost {assumed.basis} and the bandwidth that they showed"
+    return CostModel(assumed.alpha, beyond / float(sizes.sum()), None, basis)
+
+
+def _slowed(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
+    """The assumed cost as many times as the transfers (ns) of `sizes` bytes took.
+
+    Within a host there is no link: its cores carry out the fixed part and the bytes alike, and are as busy for both.
+    """
+    expected = sum(assumed.expected(size) for size in sizes.tolist())
+    if not expected or not taken.sum():
+        return assumed
+    scale = float(taken.sum()) / expected
+    basis = f"{assumed.basis}, {scale:.1f} times that as they took"
+    return CostModel(assumed.alpha * scale, assumed.beta * scale, None, basis)
+
+
+def _joined(graph: Graph, node: Times) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Per call, whether its time is known to begin with the last arrival."""
+    join = graph.of(Node.JOIN)
+    behind = np.zeros(len(graph), np.bool_)
+    behind[graph.edges["dst"][join[graph.edges["src"]]]] = True
+    alone = np.array([(call.group_size or 2) <= 1 for call in graph.calls], np.bool_)
+    return np.asarray((behind[node] if len(node) else alone) | alone)

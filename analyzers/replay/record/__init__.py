@@ -1,0 +1,1 @@
+"""From the events of one rank to its graph."""

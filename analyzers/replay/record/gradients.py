@@ -1,0 +1,98 @@
+"""Which gradients a bucket holds, and when each was there: what tells how else they could be put together.
+
+DDP's reducer hooks on the accumulation of each gradient; operators recorded with their shapes tell its elements
+(torch/csrc/autograd/functions/accumulate_grad.h, torch/csrc/distributed/c10d/reducer.cpp).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from math import prod
+
+import numpy as np
+
+from gpuscope.analyzers.replay.graph import Call, Gradient
+from gpuscope.analyzers.replay.record.graph_builder import in_hooks
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.intervals import Spans
+from gpuscope.trace.trace import Trace
+
+ELEMENT_BYTES = (1, 2, 4, 8)
+PADDING = 0.02
+"""By which a bucket's bytes may exceed those of its gradients: alignment."""
+
+
+def accumulated(trace: Trace, rank: int) -> tuple[Times, Times]:
+    """When a rank accumulated gradients, in ns, ascending, and how many elements each had; shape (n,) each."""
+    host, shapes = trace["host_events"], trace["shapes"]
+    named = trace.names.matching(lambda name: name == "torch::autograd::AccumulateGrad")
+    events = shapes["event"]
+    own = np.flatnonzero(named[host["name"][events]] & (host["rank"][events] == rank))
+    counts = {code: _elements(trace.names[code]) for code in np.unique(shapes["dims"][own]).tolist()}
+    at = host["start"][events[own]]
+    order = np.argsort(at, kind="stable")
+    elements = np.array([counts[code] for code in shapes["dims"][own].tolist()], np.int64)
+    return at[order], elements[order]
+
+
+def _elements(dims: str) -> int:
+    """Of the first input; 0 where it is not recorded."""
+    try:
+        return prod(int(size) for size in json.loads(dims)[0])
+    except (ValueError, TypeError, IndexError):
+        return 0
+
+
+def with_gradients(
+    trace: Trace, rank: int, hooks: Spans, calls: Sequence[Call], issued: Times, since: int
+) -> list[Call]:
+    """The calls of a rank with gradients' hooks, each issued at an instant, with the gradients that they hold.
+
+    A call that a gradient's hook issued holds those that became ready since the one before was issued (and since
+    `since`). Calls behind the backward pass, with no gradient between them, hold all since then together, and are
+    taken to send them in the order in which they became ready. Where recorded gradients do not make up a call's bytes,
+    nothing is told of it.
+    """
+    at, elements = accumulated(trace, rank)
+    hooked = in_hooks(hooks, issued)
+    reducing = [
+        place for place in np.argsort(issued, kind="stable").tolist()
+        if calls[place].op == "all_reduce" or (calls[place].op == "reduce_scatter" and not hooked[place])
+    ]  # fmt: skip
+    ready = np.searchsorted(at, issued, "right")
+    found = list(calls)
+    low = int(np.searchsorted(at, since, "right"))
+    for _, same in groupby(reducing, lambda place: place if hooked[place] else -1 - int(ready[place])):
+        own = list(same)
+        high = int(ready[own[0]])
+        for place, gradients in _held(at[low:high], elements[low:high], own, calls, issued):
+            found[place] = replace(calls[place], gradients=gradients)
+        low = high
+    return found
+
+
+def _held(
+    at: Times, elements: Times, places: Sequence[int], calls: Sequence[Call], issued: Times
+) -> Iterator[tuple[int, tuple[Gradient, ...]]]:
+    """The calls (by place) among which these gradients were sent one after the other, each with what it holds."""
+    sizes = [calls[place].bytes or 0 for place in places]
+    total, count = sum(sizes), int(elements.sum())
+    if not count or not bool(elements.all()) or not all(sizes):
+        return
+    if not any(0 <= total / (count * own) - 1 <= PADDING for own in ELEMENT_BYTES):
+        return
+    ends = np.rint(np.cumsum(elements) / count * total).astype(np.int64)
+    begin = 0
+    for place, size in zip(places, sizes, strict=True):
+        first = int(np.searchsorted(ends, begin, "right"))
+        last = int(np.searchsorted(ends, begin + size, "left"))
+        cuts = np.minimum(ends[first : last + 1], begin + size)
+        early = issued[place] - at[first : last + 1]
+        if calls[place].backward and last + 1 == len(ends):
+            early[-1] = 0  # what the bucket waited for
+        bytes_of = np.diff(cuts, prepend=begin).tolist()
+        yield place, tuple(Gradient(*pair) for pair in zip(bytes_of, early.tolist(), strict=True))
+        begin += size

@@ -1,0 +1,96 @@
+"""What a file's ranks leave behind for the replay: one graph each, or why there is none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpuscope.analyzers.device_time.cores import waits
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
+from gpuscope.analyzers.replay.record.batch_overhead import fixed_shares
+from gpuscope.analyzers.replay.record.device_graph import device_graph
+from gpuscope.analyzers.replay.record.recorded_steps import window
+from gpuscope.analyzers.replay.record.training_thread import thread_graph
+from gpuscope.trace.columns.table import Table
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+_NO_HOST = "no host events: record CPU activities too (torch profiler) or CUDA API calls (nsys -t cuda)"
+
+_TOO_LARGE = (
+    "not even one step of each rank is small enough to be replayed: analyse fewer ranks (--ranks), or record fewer "
+    "micro-batches per step"
+)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One lane's graph with the measured times of its steps, or why it can't be replayed."""
+
+    rank: int
+    graph: Graph | None
+    numbers: tuple[int, ...] = ()
+    """The steps' numbers; one `NA` where the trace tells no steps."""
+    steps_ns: tuple[int, ...] = ()
+    why: str = ""
+    closed: bool = False
+    """Whether the last step ends with the trace: it then lacks what follows its last device event."""
+    loader_processes: bool = False
+    """Whether its batches come from worker processes."""
+    core_waits: tuple[int, ...] = ()
+    """ns that the training thread waited for a core in each replayed step, where the recorder counted that."""
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    """By kind of a pipeline's computations, the share that does not shrink with the micro-batch, where that is told."""
+    broken: bool = False
+    """Whether `why` tells of a fault of the program, not of the trace."""
+
+
+def record(trace: Trace, lanes: Sequence[LaneView], operations: Table, files: int = 1) -> list[Recorded]:
+    """The graphs of the lanes of one of so many files, with its `operations`; small, whatever the file or the run."""
+    devices = Counter(view.lane.rank for view in lanes)
+    return [_record(trace, view, operations, devices[view.lane.rank], files * len(devices)) for view in lanes]
+
+
+def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks: int) -> Recorded:
+    rank = view.lane.rank
+    if devices > 1:
+        return Recorded(rank, None, why=f"rank {rank} drives {devices} devices")
+    if not bool((trace["host_events"]["rank"] == rank).any()):
+        return Recorded(rank, None, why=_NO_HOST)
+    kept = window(trace, view, ranks)
+    if kept is None:
+        return Recorded(rank, None, why=_TOO_LARGE)
+    try:
+        graph = (thread_graph if view.lane.device == NA else device_graph)(trace, view, kept)
+    except UnreplayableError as error:
+        return Recorded(rank, None, why=str(error))
+    except Exception as error:  # as any analysis: a fault here hides nothing else
+        return Recorded(rank, None, why=f"{type(error).__name__}: {error}", broken=True)
+    steps = tuple(step.end - step.start for step in kept.steps)
+    own = np.unique(trace["host_events"]["name"][trace["host_events"]["rank"] == rank])
+    processes = bool(trace.names.matching(lambda name: "_MultiProcessingDataLoaderIter" in name)[own].any())
+    numbers = tuple(step.step for step in kept.steps)
+    return Recorded(
+        rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
+        core_waits=_core_waits(trace, rank, numbers),
+        fixed=fixed_shares(trace, rank, operations) if view.lane.device == NA and len(operations) else {},
+    )  # fmt: skip
+
+
+def _core_waits(trace: Trace, rank: int, numbers: Sequence[int]) -> tuple[int, ...]:
+    told = waits(trace, rank)
+    return tuple(told[number] for number in numbers) if set(numbers) <= set(told) else ()
+
+
+def variation(entry: Recorded) -> float | None:
+    """Twice the standard error of the difference of two means of as many steps, relative: how far another run's mean
+    step may lie from this one's by chance.
+
+    None where there are fewer than two comparable steps.
+    """
+    times = np.array(entry.steps_ns[: -1 if entry.closed else None], np.float64)
+    return float(2 * times.std(ddof=1) * np.sqrt(2 / len(times)) / times.mean()) if len(times) > 1 else None

@@ -1,0 +1,238 @@
+"""The replay of a run: unchanged, to show that it can be trusted, then with changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from gpuscope.analyzers.collectives import clocks
+from gpuscope.analyzers.collectives.matching import match
+from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
+from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
+from gpuscope.analyzers.nccl.run_choices import Facts
+from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
+from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
+from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
+from gpuscope.analyzers.replay.ranks_joined import joined
+from gpuscope.analyzers.replay.record.recording import Recorded, variation
+from gpuscope.analyzers.replay.rewrite import Setting
+from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
+from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
+from gpuscope.report.schema.replay_section import Replay
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+MAX_ERROR = 0.05
+"""Relative error of the unchanged replay from which nothing is predicted. Published replays reach 3.3 % on average
+(Lumos, MLSys 2025) and below 5 % (dPRO, MLSys 2022); one that misses by more has missed a dependency."""
+
+
+class Replayer:
+    """A run's graph, its error, and what changes would bring. Without a graph it says why and refuses."""
+
+    def __init__(self, trace: Trace, lanes: Sequence[LaneSummary], recorded: Sequence[Recorded]) -> None:
+        self.why = _missing(recorded)
+        self.broken = any(entry.broken for entry in recorded)
+        self.ranks = len({entry.rank for entry in recorded})
+        self.steps = 0
+        """Steps replayed."""
+        self.measured_step_ns: int | None = None
+        self.replayed_step_ns: int | None = None
+        self.error_frac: float | None = None
+        """|replayed − measured| / measured, of the mean step."""
+        self._graph: Graph | None = None
+        self._trace = trace
+        self._before = _step_ns(lanes)
+        self._variation = _variation(recorded)
+        self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
+        self._fixed = _mean_shares(recorded)
+        processes = any(entry.loader_processes for entry in recorded)
+        self._setting = replace(_setting(trace), loader_processes=processes)
+        if not self.why:
+            self._build(trace, recorded)
+
+    def _build(self, trace: Trace, recorded: Sequence[Recorded]) -> None:
+        matched = match(trace)
+        graphs = [entry.graph for entry in recorded if entry.graph is not None]
+        graph = joined(graphs, trace, matched, clocks.estimate(trace, matched)) if len(graphs) > 1 else graphs[0]
+        try:
+            self._unchanged = replay(graph)
+        except CircleError as error:
+            self.why = str(error)
+            return
+        replayed = _mean(graph, self._unchanged)
+        measured = float(np.mean([np.mean(entry.steps_ns) for entry in recorded]))
+        self.steps = len(recorded[0].steps_ns)
+        self.measured_step_ns, self.replayed_step_ns = round(measured), round(replayed)
+        self.error_frac = abs(replayed - measured) / measured if measured > 0 else 0.0
+        self._graph = graph
+        if self.error_frac > MAX_ERROR:
+            self.why = (
+                f"the unchanged replay misses the measured step by {self.error_frac:.1%}, more than {MAX_ERROR:.0%}: "
+                "something that operations waited for is not in the trace"
+            )
+
+    def predict(self, change: Change | Sequence[Change]) -> Predicted | Refused:
+        """The step time with a change, or with several made one after the other."""
+        changes = list(change) if isinstance(change, Sequence) else [change]
+        if any(isinstance(one, PipelineChange) for one in changes):
+            return self._pipelined(changes)
+        if self.why or self._graph is None or not self.replayed_step_ns:
+            return Refused(self.why or "nothing was replayed")
+        try:
+            outcomes = [self._replayed(changes, bias) for bias in (-1, 0, 1)]
+        except UnreplayableError as error:
+            return Refused(str(error))
+        except CircleError:
+            return Refused("the job waits for results before it would have asked for them: it is built in another way")
+        times = [time / self.replayed_step_ns * self._before for time, _ in outcomes]
+        # What the replay misses unchanged it may miss changed; other steps differ as the recorded ones do.
+        margin = (self.error_frac or 0.0) + self._variation
+        after = times[1]
+        return Predicted(
+            before=round(self._before),
+            after=round(after),
+            low=max(0, round(min(times) - margin * after)),
+            high=round(max(times) + margin * after),
+            basis=f"{self._basis()}; {outcomes[1][1]}",
+        )
+
+    def _pipelined(self, changes: Sequence[Change]) -> Predicted | Refused:
+        """Another schedule, split or number of micro-batches: the pipeline's part of the step laid out anew."""
+        (change, *others) = changes
+        pipeline = self._pipeline
+        if others or not isinstance(change, PipelineChange):
+            return Refused("a change of the pipeline is predicted alone: its order is laid out anew")
+        if pipeline is None:
+            return Refused(
+                "no step holds all computations of a pipeline: record every stage, with ranges per micro-batch"
+            )
+        if pipeline.error_frac > MAX_ERROR:
+            return Refused(f"the pipeline replayed unchanged misses its measured length by {pipeline.error_frac:.1%}")
+        try:
+            saved = [pipeline.saved(change, bias) for bias in (-1, 0, 1)]
+        except UnreplayableError as error:
+            return Refused(str(error))
+        except CircleError:
+            return Refused("in that order stages would wait for each other for ever")
+        before = self._before or pipeline.step_ns
+        times = [before - ns for ns in saved]
+        margin = (max(pipeline.error_frac, pipeline.mean_error_frac) + self._variation) * times[1]
+        return Predicted(
+            round(before), max(0, round(times[1])), max(0, round(min(times) - margin)), round(max(times) + margin),
+            pipeline.basis(change),
+        )  # fmt: skip
+
+    @cached_property
+    def _pipeline(self) -> PipelineReplay | None:
+        return pipeline_replay(self._trace, self._fixed) if len(self._trace["operations"]) else None
+
+    def _replayed(self, changes: Sequence[Change], bias: int) -> tuple[float, str]:
+        graph, basis = self._graph, []
+        setting = replace(self._setting, bias=bias, cores_told=self._slowdown.told)
+        for change in changes:
+            assert graph is not None
+            found = rewrite(graph, change, setting)
+            graph = found.graph
+            basis.append(found.basis)
+        assert graph is not None
+        if self._slowdown.told:
+            basis.append(self._slowdown.text())
+        return _mean(*self._contended.replay(graph, bias)), "; ".join(basis)
+
+    @cached_property
+    def _slowdown(self) -> Slowdown:
+        if self._graph is None or len(self._core_waits) < len(self._graph.ranks):
+            return NONE
+        return slowdown(self._graph, self._unchanged, self._core_waits)
+
+    @cached_property
+    def _contended(self) -> Contended:
+        assert self._graph is not None
+        return Contended(self._graph, self._unchanged, self._slowdown)
+
+    def _basis(self) -> str:
+        assert self.error_frac is not None
+        steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
+        absent = self._absent()
+        like = f"; {absent} ranks are not in the trace and taken to be like these" if absent else ""
+        return f"{steps} replayed, {self.error_frac:.1%} off unchanged{like}"
+
+    def _absent(self) -> int:
+        """Ranks of the job that no file holds, as far as the trace tells its size."""
+        table = self._trace["ranks"]
+        sizes = table["world_size"][table.known("world_size")]
+        return max(0, int(sizes.max()) - len(np.unique(table["rank"]))) if len(sizes) else 0
+
+    def section(self) -> Replay:
+        """The `replay` section of the report."""
+        return {
+            "measured_step_ns": self.measured_step_ns, "replayed_step_ns": self.replayed_step_ns,
+            "error_frac": self.error_frac, "steps": self.steps, "why": self.why,
+        }  # fmt: skip
+
+    def result(self) -> Result:
+        """As an analysis of the run."""
+        status: Literal["ok", "skipped", "failed"] = (
+            "failed" if self.broken else "ok" if self._graph is not None else "skipped"
+        )
+        result = Result("replay", status, "" if status == "ok" else self.why)
+        result.sections["replay"] = self.section()
+        return result
+
+
+def _mean_shares(recorded: Sequence[Recorded]) -> dict[str, float]:
+    """By kind of computation, the share that does not shrink with the micro-batch, mean over ranks."""
+    kinds = {kind for entry in recorded for kind in entry.fixed}
+    return {kind: float(np.mean([entry.fixed[kind] for entry in recorded if kind in entry.fixed])) for kind in kinds}
+
+
+def _missing(recorded: Sequence[Recorded]) -> str:
+    """Why these can't be replayed together; empty if they can."""
+    if not recorded:
+        return "no rank did anything that could be replayed"
+    for entry in recorded:
+        if entry.graph is None:
+            return entry.why
+    if len({entry.numbers for entry in recorded}) > 1:
+        return "the ranks recorded different steps: record the same ones on all, or choose them with --steps"
+    return ""
+
+
+def _mean(graph: Graph, done: Replayed) -> float:
+    """Mean step over ranks, in ns."""
+    return float(np.mean([times.mean() for times in done.steps(graph).values()]))
+
+
+def _step_ns(lanes: Sequence[LaneSummary]) -> float:
+    """window / steps, mean over ranks (docs/definitions.md: `step_ns_before`)."""
+    found = [lane.breakdown.window / max(1, count_steps(lane.steps)) for lane in lanes]
+    return float(np.mean(found)) if found else 0.0
+
+
+def _variation(recorded: Sequence[Recorded]) -> float:
+    """How far the mean step may lie off by chance, relative; `MAX_ERROR` where a single step can't tell."""
+    found = [own for entry in recorded if (own := variation(entry)) is not None]
+    return float(np.mean(found)) if found else MAX_ERROR
+
+
+def _setting(trace: Trace) -> Setting:
+    ranks = trace["ranks"]
+    if not len(ranks):
+        return Setting("", "", False)
+    backend, gpu = int(ranks["backend"][0]), int(ranks["device_name"][0])
+    sizes = ranks["world_size"][ranks.known("world_size")]
+    hosts = set(ranks["host"].tolist())
+    return Setting(
+        backend="" if backend == NO_NAME else trace.names[backend],
+        gpu="" if gpu == NO_NAME or int(ranks["device"][0]) == NA else trace.names[gpu],
+        one_host=len(hosts) == 1 and NO_NAME not in hosts,
+        complete=len(trace.ranks) >= (int(sizes.max()) if len(sizes) else 1),
+        nccl=Facts(trace),
+    )

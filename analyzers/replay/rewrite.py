@@ -1,0 +1,73 @@
+"""What every change to a graph needs: the run it is of, and the signature of a rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuscope.analyzers.nccl.run_choices import Facts
+from gpuscope.analyzers.replay.graph import Edge, Graph, Node
+from gpuscope.trace.columns.table import Mask, Times
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What of a run costs depend on, and where between the bounds of what is assumed a rewrite stands."""
+
+    backend: str
+    gpu: str
+    """Model of the devices; empty where training threads are the devices."""
+    complete: bool
+    """Whether all ranks of the job are there."""
+    one_host: bool = False
+    """Whether all ranks are known to run on one host."""
+    cores_told: bool = False
+    """Whether the trace tells what communication takes from compute on a CPU."""
+    nccl: Facts | None = None
+    """What the run tells of NCCL's choices; None where that was not asked."""
+    loader_processes: bool = False
+    """Whether the data loader has worker processes already."""
+    bias: int = 0
+    """-1: what is assumed turns out well, 0: as expected, 1: badly."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A graph after a change, and what the change rests on."""
+
+    graph: Graph
+    basis: str
+
+
+Rewrite = Callable[[Graph, Any, Setting], Rewritten]
+"""Raises `UnreplayableError` where the trace can't support the change."""
+
+
+def nodes_by_call(graph: Graph, kind: Node) -> Times:
+    """Per call, its node of that kind; -1 where there is none."""
+    found = np.full(len(graph.calls), -1, np.int64)
+    places = np.flatnonzero(graph.of(kind) & (graph.nodes["call"] >= 0))
+    found[graph.nodes["call"][places]] = places
+    return found
+
+
+def by_issue(graph: Graph, calls: Iterable[int]) -> list[int]:
+    """Calls in the order of their issue; two threads or streams may start neighbours the other way round."""
+    arrival, launch = nodes_by_call(graph, Node.ARRIVAL), graph.edges["why"] == Edge.LAUNCH
+    issued = graph.nodes["start"].copy()
+    issued[graph.edges["dst"][launch]] = graph.nodes["end"][graph.edges["src"][launch]]
+    return sorted(calls, key=lambda call: int(issued[arrival[call]]))
+
+
+def edges_into(graph: Graph, nodes: Mask, *why: Edge) -> Mask:
+    """Per edge, whether it leads into one of these nodes for one of these reasons (any, if none is given)."""
+    into = nodes[graph.edges["dst"]]
+    return np.asarray(into & np.isin(graph.edges["why"], why) if why else into)
+
+
+def on_host(graph: Graph) -> Mask:
+    """Per node, whether it is a host segment."""
+    return graph.of(Node.HOST)

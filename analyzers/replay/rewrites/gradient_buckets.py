@@ -1,0 +1,151 @@
+"""Gradient communication in other buckets, and beside the backward pass or behind it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpuscope.analyzers.frame.changes import BucketSize, Overlap
+from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
+from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, nodes_by_call
+from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, Scale, regrouped
+from gpuscope.analyzers.replay.rewrites.transfer_cost import gradients
+
+FEWEST = 3
+"""Transfers from which a mean is taken."""
+
+
+def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten:
+    """Gradients in buckets that close once they hold `size` bytes, as DDP's do."""
+    if change.size < 1:
+        raise UnreplayableError("a bucket needs at least a byte")
+    if not setting.complete:
+        raise UnreplayableError("what a bucket costs, and what is waiting, only all ranks tell: record every rank")
+    calls, found = gradients(graph), costs(graph, setting)
+    if any(graph.calls[call].op == "reduce_scatter" for call in calls):
+        raise UnreplayableError("gradients are scattered module by module here: there are no buckets, group modules")
+    _need_cores(setting)
+    scale = scales(graph, calls, found, setting)
+    first = change.size if change.first is None else change.first
+    changed = regrouped(graph, calls, lambda own: buckets(own, change.size, first), found, scale)
+    told = all(graph.calls[call].gradients for call in calls)
+    when = "gradients as they were ready" if told else "gradients within a bucket taken to become ready evenly"
+    return Rewritten(changed, f"{found.basis(graph, calls)}; {when}")
+
+
+def buckets(calls: Sequence[Call], size: int, first: int) -> list[Bucket]:
+    """Old buckets cut and joined into new ones that close with at least `size` bytes.
+
+    They are cut between gradients where these are told, else into even parts.
+    """
+    made: list[list[Piece]] = [[]]
+    for old, call in enumerate(calls):
+        for piece in _pieces(old, call, size):
+            limit = first if len(made) == 1 else size
+            if made[-1] and sum(other.bytes for other in made[-1]) >= limit:
+                made.append([])
+            made[-1].append(piece)
+    return list(made)
+
+
+def _pieces(old: int, call: Call, size: int) -> list[Piece]:
+    if call.gradients:
+        return [Piece(old, gradient.bytes, early=gradient.early) for gradient in call.gradients]
+    nbytes = call.bytes or 0
+    parts = max(1, nbytes // size)
+    return [
+        Piece(old, nbytes * (part + 1) // parts - nbytes * part // parts, (part + 1) / parts) for part in range(parts)
+    ]
+
+
+def scales(graph: Graph, calls: list[int], found: Costs, setting: Setting) -> Scale:
+    """What transfers took in fact by what the models expect: of the last of a step, and of those before.
+
+    While the backward pass goes on, transfers share cores, memory and links with it and with each other; the last one
+    has them alone, unless one before it is late.
+    """
+    node = nodes_by_call(graph, Node.ARRIVAL)
+    final: dict[tuple[int, int], int] = {}
+    for call in by_issue(graph, calls):
+        final[graph.calls[call].rank, int(graph.nodes["step"][node[call]])] = call
+    last = set(final.values())
+    worse = 1 + setting.bias * max(found.error(graph, call) for call in calls)
+    alone = _taken(graph, _undisturbed(graph, calls, last), found)
+    beside = _taken(graph, [call for call in calls if call not in last], found) or alone
+    return Scale(worse * beside, worse * alone)
+
+
+def _undisturbed(graph: Graph, calls: list[int], last: set[int]) -> list[int]:
+    """Of the last transfers of steps, those that began with no other in flight; all, if that is hardly any."""
+    node = nodes_by_call(graph, Node.TRANSFER)
+    end = graph.nodes["end"][node]
+    start, rank = end - graph.nodes["dur"][node], graph.nodes["rank"][node]
+    own = np.array(calls)
+    free = [
+        call for call in own.tolist()
+        if call in last
+        and not bool(((rank[own] == rank[call]) & (start[own] < start[call]) & (end[own] > start[call])).any())
+    ]  # fmt: skip
+    return free if len(free) >= FEWEST else sorted(last)
+
+
+def _taken(graph: Graph, calls: list[int], found: Costs) -> float:
+    expected = sum(found.model(graph, call).expected(bus_bytes(graph, call) or 0.0) for call in calls)
+    return float(sum(int(found.transfer[call]) for call in calls) / max(expected, 1))
+
+
+def overlap(graph: Graph, change: Overlap, setting: Setting) -> Rewritten:
+    """Gradient communication only once the last of a step is issued, or each as soon as its gradients are there."""
+    if change.on:
+        return _beside(graph, setting)
+    calls, node = gradients(graph), nodes_by_call(graph, Node.ARRIVAL)
+    if any(graph.calls[call].op == "reduce_scatter" for call in calls):
+        raise UnreplayableError("gradients are scattered module by module here, and waited for in between")
+    place_of = np.flatnonzero(np.isin(graph.edges["why"], (Edge.LAUNCH, Edge.EVENT)))
+    into: dict[int, list[int]] = defaultdict(list)
+    for place, dst in zip(place_of.tolist(), graph.edges["dst"][place_of].tolist(), strict=True):
+        into[dst].append(place)
+    last: dict[tuple[int, int], int] = {}
+    for call in by_issue(graph, calls):
+        last[graph.calls[call].rank, int(graph.nodes["step"][node[call]])] = int(node[call])
+    edges: list[tuple[int, int, int, int]] = []
+    for call in calls:
+        arrival = int(node[call])
+        final = last[graph.calls[call].rank, int(graph.nodes["step"][arrival])]
+        if arrival != final:
+            rows = ((int(graph.edges[name][place]) for name in ("src", "lag", "why")) for place in into[final])
+            edges += [(src, arrival, lag, why) for src, lag, why in rows]
+    return Rewritten(graph.add([], edges), "every gradient bucket waits for the last one's issue")
+
+
+def _need_cores(setting: Setting) -> None:
+    """Raises `UnreplayableError` where buckets would take cores from the backward pass and nobody knows how many."""
+    if not setting.gpu and not setting.cores_told:
+        raise UnreplayableError(
+            "on a CPU the threads that communicate take cores from the backward pass, and the trace does not tell what "
+            "that costs: gpuscope record counts it, where nothing else holds the cores"
+        )
+
+
+def _beside(graph: Graph, setting: Setting) -> Rewritten:
+    """Each collective of gradients issued with the last one that it holds."""
+    early = {place: call.gradients[-1].early for place, call in enumerate(graph.calls) if call.gradients}
+    early = {place: ns for place, ns in early.items() if ns > 0}
+    if not early:
+        raise UnreplayableError(
+            "gradients are sent during the backward pass already, or the trace does not tell when each is ready: "
+            "record operators with their shapes"
+        )
+    _need_cores(setting)
+    node = nodes_by_call(graph, Node.ARRIVAL)
+    by = np.zeros(len(graph), np.int64)
+    by[node[list(early)]] = list(early.values())
+    dst = graph.edges["dst"]
+    moved = np.isin(graph.edges["why"], (Edge.LAUNCH, Edge.EVENT))
+    return Rewritten(
+        graph.with_edges(lag=graph.edges["lag"] - np.where(moved, by[dst], 0)),
+        f"{len(early)} collectives issued when their gradients were ready, with the same bytes each",
+    )

@@ -1,0 +1,155 @@
+"""Changes to what the host does: calls that wait, collections, allocations, work of its own, launches one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.analyzers.frame.changes import (
+    CapturedGraphs,
+    NoAllocatorStalls,
+    NoCollector,
+    NoHostWork,
+    PinnedCopies,
+    RemovedSyncs,
+)
+from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, on_host
+from gpuscope.trace.columns.table import Mask
+from gpuscope.trace.schema import Kind
+
+_RECORD = {
+    "gc": "garbage collection: record it with gpuscope record, or with_stack=True",
+    "allocator": "allocator call: record CUDA runtime calls",
+    "host_other": "checkpoint, logging, file or network call: record OS calls (nsys -t osrt) or name them with ranges",
+}
+
+
+def _without(graph: Graph, cause: str) -> Rewritten:
+    taken = np.where(on_host(graph), graph.nodes[cause], 0)
+    if not taken.any():
+        raise UnreplayableError(f"the replayed steps hold no {_RECORD[cause]}")
+    nodes = {"dur": graph.nodes["dur"] - taken, cause: graph.nodes[cause] - taken}
+    return Rewritten(graph.with_nodes(**nodes), f"{int((taken > 0).sum())} host segments shortened by their {cause}")
+
+
+def no_collector(graph: Graph, change: NoCollector, setting: Setting) -> Rewritten:
+    """Host time without garbage collection."""
+    del change, setting
+    return _without(graph, "gc")
+
+
+def no_allocator(graph: Graph, change: NoAllocatorStalls, setting: Setting) -> Rewritten:
+    """Host time without allocator calls."""
+    del change, setting
+    return _without(graph, "allocator")
+
+
+def no_host_work(graph: Graph, change: NoHostWork, setting: Setting) -> Rewritten:
+    """Host time without checkpoints, logging, files and network."""
+    del change, setting
+    return _without(graph, "host_other")
+
+
+def _device_waits(graph: Graph, setting: Setting, what: str) -> Mask:
+    """Waits of the host for the device."""
+    if not setting.gpu and not bool((graph.nodes["work"][graph.of(Node.DEVICE)] == Kind.COMPUTE).any()):
+        raise UnreplayableError(f"without a device there are no {what}: the training thread computes itself")
+    return graph.of(Node.WAIT)
+
+
+def removed_syncs(graph: Graph, change: RemovedSyncs, setting: Setting) -> Rewritten:
+    """The host goes on where it waited; the work it waited for is still done."""
+    # Named, it may also be one in which the training thread waits for other ranks: c10d::barrier.
+    waits = graph.of(Node.WAIT) if change.name else _device_waits(graph, setting, "blocking calls")
+    if change.name is not None:
+        named = np.array([change.name in label.split("/") for label in graph.labels] + [False], np.bool_)
+        waits &= named[graph.nodes["label"]]
+    gone = _collectives(graph, change.name)
+    if not waits.any() and not gone.any():
+        called = "" if change.name is None else f" of {change.name}"
+        raise UnreplayableError(f"the replayed steps hold no blocking call{called}: record CUDA runtime calls")
+    # Of a collective nobody waits any more, neither its ranks for each other nor threads for its end.
+    held = gone[graph.edges["src"]] & (graph.edges["why"] == Edge.SYNC)
+    met = edges_into(graph, gone & graph.of(Node.TRANSFER), Edge.JOIN) & graph.of(Node.JOIN)[graph.edges["src"]]
+    found = graph.keep_edges(~(edges_into(graph, waits, Edge.SYNC) | held | met))
+    return Rewritten(
+        found.with_nodes(dur=np.where(waits | gone, 0, graph.nodes["dur"])),
+        f"{int(waits.sum()) or int((gone & graph.of(Node.TRANSFER)).sum())} blocking calls taken out",
+    )
+
+
+def _collectives(graph: Graph, name: str | None) -> Mask:
+    """Nodes of collectives that a call of that name (c10d::barrier) issued for nothing but to wait."""
+    own = np.array([name == "c10d::barrier" and call.op == "barrier" for call in graph.calls] + [False], np.bool_)
+    return np.asarray(own[graph.nodes["call"]] & graph.of(Node.ARRIVAL, Node.TRANSFER))
+
+
+def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewritten:
+    """Host-to-device copies from pageable memory neither block the host nor wait for compute before them.
+
+    They run as long as measured; the host does not stage them. Where it turns out badly, it still does (copying into
+    pinned memory is what the loader's own pinning thread would otherwise do).
+    """
+    del change
+    waits = _device_waits(graph, setting, "copies to it")
+    labels = [*graph.labels, ""]
+    crossing = np.array([label.startswith("HtoD pageable") for label in labels], np.bool_)
+    copies = graph.of(Node.DEVICE) & crossing[graph.nodes["label"]]
+    if not copies.any():
+        raise UnreplayableError("the replayed steps hold no host-to-device copy from pageable memory")
+    src, dst, why = graph.edges["src"], graph.edges["dst"], graph.edges["why"]
+    # Calls that waited for such a copy, and were part of one: the copy itself, or the framework's wait behind it.
+    copying = np.array(["cpy" in label.lower() or "copy" in label.lower() for label in labels], np.bool_)
+    held = np.zeros(len(graph), np.bool_)
+    held[dst[(why == Edge.SYNC) & copies[src]]] = True
+    blocked = waits & held & copying[graph.nodes["label"]]
+    bypass = _around(graph, copies)
+    ordered = (why == Edge.STREAM) & copies[dst] & ~copies[src]
+    staged = (why == Edge.LAUNCH) & copies[dst]
+    usual = graph.edges["lag"][(why == Edge.LAUNCH) & ~copies[dst]]
+    launch = int(np.median(usual)) if len(usual) else 0
+    lag, dur = graph.edges["lag"], graph.nodes["dur"]
+    if setting.bias <= 0:
+        lag = np.where(staged, np.minimum(lag, launch), lag)
+        dur = np.where(on_host(graph), dur - graph.nodes["staging"], dur)
+    found = graph.with_edges(lag=lag).keep_edges(~(edges_into(graph, blocked, Edge.SYNC) | ordered))
+    found = found.with_nodes(dur=np.where(blocked, 0, dur)).add([], bypass)
+    return Rewritten(found, f"{int(copies.sum())} copies beside compute, as long as measured, not staged by the host")
+
+
+def _around(graph: Graph, copies: Mask) -> list[tuple[int, int, int, int]]:
+    """Stream order of the operations before and behind copies, once the copies are beside them."""
+    stream = graph.edges["why"] == Edge.STREAM
+    before = dict(zip(graph.edges["dst"][stream].tolist(), graph.edges["src"][stream].tolist(), strict=True))
+    edges: list[tuple[int, int, int, int]] = []
+    for node, source in before.items():
+        if copies[node] or not copies[source]:
+            continue
+        behind: int | None = source
+        while behind is not None and copies[behind]:
+            behind = before.get(behind)
+        if behind is not None:
+            edges.append((behind, node, 0, Edge.STREAM))
+    return edges
+
+
+def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> Rewritten:
+    """No host time between launches but what has a cause of its own.
+
+    Where it turns out badly, the capture breaks at collectives and at calls that wait: what the host does before
+    them stays.
+    """
+    del change
+    _device_waits(graph, setting, "launches")
+    host = on_host(graph)
+    kept = sum((graph.nodes[cause] for cause in CAUSES), np.zeros(len(graph), np.int64))
+    if setting.bias > 0:
+        breaks = np.zeros(len(graph), np.bool_)
+        breaks[graph.edges["src"][edges_into(graph, graph.of(Node.WAIT, Node.ARRIVAL), Edge.PROGRAM, Edge.LAUNCH)]] = (
+            True
+        )
+        host &= ~breaks
+    return Rewritten(
+        graph.with_nodes(dur=np.where(host, np.minimum(kept, graph.nodes["dur"]), graph.nodes["dur"])),
+        "launches replayed without host time between them",
+    )

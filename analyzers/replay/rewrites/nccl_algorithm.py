@@ -1,0 +1,63 @@
+"""Collectives by another of NCCL's algorithms or protocols, or over more channels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from gpuscope.analyzers.collectives.message_cost import CostModel, fit
+from gpuscope.analyzers.frame.changes import Algorithm, Refused
+from gpuscope.analyzers.nccl.predicted_cost import changed, predict
+from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
+from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
+from gpuscope.analyzers.replay.rewrites.transfer_cost import rescaled
+
+
+def algorithm(graph: Graph, change: Algorithm, setting: Setting) -> Rewritten:
+    """Each transfer times what NCCL's cost model says of the other choice, held to the costs fitted to the run.
+
+    Refused as a whole where it can't be told for one of the calls: half a change is none that anyone can set.
+    """
+    found = costs(graph, setting)
+    models = _models(graph, found, setting)
+    ratio: dict[int, float] = {}
+    basis: set[str] = set()
+    for call, own in enumerate(graph.calls):
+        size = bus_bytes(graph, call)
+        if (change.op is not None and own.op != change.op) or not size or not own.bytes or (own.group_size or 0) < 2:
+            continue
+        if setting.nccl is None:
+            raise UnreplayableError("nothing is known of NCCL's choices: record with NCCL_DEBUG=INFO")
+        place = setting.nccl.place(own.group_size or 0)
+        if isinstance(place, Refused):
+            raise UnreplayableError(place.why)
+        now = setting.nccl.choice(own.op, own.bytes, own.group_size or 0)
+        then = changed(now, change) if now is not None else None
+        model = models[call]
+        told = predict(own.op, own.bytes, place, now, then or now, model)
+        if isinstance(told, Refused):
+            raise UnreplayableError(told.why)
+        ratio[call] = {-1: told.low, 0: told.ns, 1: told.high}[setting.bias] / max(model.expected(size), 1)
+        basis.add(told.basis)
+    if not ratio:
+        raise UnreplayableError(f"the replayed steps hold no {change.op or 'collective'} of known size")
+    return Rewritten(rescaled(graph, found, ratio), "; ".join(sorted(basis)))
+
+
+def _models(graph: Graph, found: Costs, setting: Setting) -> dict[int, CostModel]:
+    """The cost model of each call: fitted to the calls of its operation and group that NCCL carried out alike."""
+    alike: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for call, own in enumerate(graph.calls):
+        now = setting.nccl.choice(own.op, own.bytes or 0, own.group_size or 0) if setting.nccl is not None else None
+        alike[own.op, own.group, f"{now.algorithm}/{now.protocol}" if now else ""].append(call)
+    models: dict[int, CostModel] = {}
+    for (op, group, _), calls in alike.items():
+        model = found.models[op, group]
+        if sum(key[:2] == (op, group) for key in alike) > 1:
+            sizes = np.array([bus_bytes(graph, call) or 0.0 for call in calls])
+            model = fit(sizes, found.transfer[np.array(calls)]) or replace(model, error=None)
+        models |= dict.fromkeys(calls, model)
+    return models

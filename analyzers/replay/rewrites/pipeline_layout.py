@@ -1,0 +1,286 @@
+"""A pipeline in another schedule, with other micro-batches or an even split: its computations laid out anew.
+
+Kept as measured: how long each computation takes, one mean delay of messages each way, per stage one mean pause
+between computations of each two kinds. The order on each stage is the schedule's. All but the pipeline's part of a
+step stays.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
+
+import numpy as np
+
+from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
+from gpuscope.analyzers.pipelines.assembled import assembled
+from gpuscope.analyzers.pipelines.flushes import Flush, flushes
+from gpuscope.analyzers.pipelines.schedules import group_size, interleaved, one_forward_one_backward, recognise
+from gpuscope.analyzers.pipelines.stages import stage_map
+from gpuscope.analyzers.replay.engine import CircleError, replay
+from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_columns, node_columns
+from gpuscope.trace.trace import Trace
+
+PipelineChange = EvenStages | MicroBatches | Schedule
+FIXED_SHARE = 0.125
+"""Share of a micro-batch's time that does not shrink with it (launches, small kernels), where the trace tells none. An
+assumption; at best none is, at worst twice as much. So it is with what a trace tells, for it is an estimate too."""
+CHUNKS = 2
+"""Model chunks per stage that an interleaved schedule is given where the job has one."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A computation to lay out: F, B or W of a micro-batch on a model chunk."""
+
+    kind: str
+    micro_batch: int
+    model_chunk: int
+    dur: float
+    """ns."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What tells it from the others of its flush."""
+        return self.kind, self.model_chunk, self.micro_batch
+
+
+Plan = Sequence[Sequence[Task]]
+"""Per stage, its tasks in order."""
+
+
+@dataclass(frozen=True)
+class Delays:
+    """ns, means over a flush."""
+
+    message: Mapping[str, float]
+    """By kind of the computation that waits for it."""
+    pause: Sequence[Mapping[str, float]]
+    """Per stage, between two computations where nothing else is waited for, by their kinds."""
+
+    def between(self, stage: int, first: str, second: str) -> float:
+        """The pause between computations of two kinds. Of kinds that never follow each other in the trace: what follows
+        the first one otherwise (on the last stage the loss), else what any do, on this stage if there is any."""
+        seen = self.pause[stage]
+        if first + second in seen:
+            return seen[first + second]
+        others = [pause for kinds, pause in seen.items() if kinds[0] == first] or list(seen.values())
+        others = others or [pause for own in self.pause for pause in own.values()]
+        return fmean(others) if others else 0.0
+
+    def scaled(self, scale: float) -> Delays:
+        """With pauses that hold the loss as much shorter as micro-batches are; others hold what each one costs."""
+        return replace(
+            self,
+            pause=[
+                {kinds: pause * (scale if kinds == "FB" else 1) for kinds, pause in own.items()} for own in self.pause
+            ],
+        )
+
+
+@dataclass(frozen=True)
+class PipelineReplay:
+    """The flushes of a run and how well they are replayed unchanged."""
+
+    flushes: tuple[Flush, ...]
+    error_frac: float
+    """Of the unchanged replay."""
+    mean_error_frac: float
+    """The same with means in place of each computation's time, as changes take them."""
+    fixed: Mapping[str, float]
+    """Told share of a micro-batch's time that does not shrink with it, by kind of computation."""
+    step_ns: float
+    """Mean step, from its first computation to the next step's; the flush itself where there is one step."""
+
+    def saved(self, change: PipelineChange, bias: int) -> float:
+        """ns per step that a change saves: mean over steps of the median over pipelines. Raises `UnreplayableError`.
+
+        Both sides take the mean time of each kind on each stage, so that a change that changes nothing saves nothing.
+        """
+        values: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for flush in self.flushes:
+            delays = delays_of(flush)
+            scale = self.shrink(flush, change, bias)
+            after = length(plan(flush, change, scale), delays.scaled(fmean(scale.values())))
+            values[flush.step][flush.pipeline] += length(averaged(flush), delays) - after
+        return fmean(median(own.values()) for own in values.values())
+
+    def shrink(self, flush: Flush, change: PipelineChange, bias: int) -> dict[str, float]:
+        """What of its time a micro-batch takes after the change, by kind: less where the batch is cut into more."""
+        if not isinstance(change, MicroBatches) or not change.keep_batch or change.count < 1:
+            return dict.fromkeys("FB", 1.0)
+        fixed = {kind: min(1.0, (1 + bias) * self.fixed.get(kind, FIXED_SHARE)) for kind in "FB"}
+        return {kind: own + (1 - own) * flush.micro_batches / change.count for kind, own in fixed.items()}
+
+    def basis(self, change: PipelineChange) -> str:
+        """What a prediction rests on."""
+        steps = len({flush.step for flush in self.flushes})
+        if isinstance(change, EvenStages):
+            how = "each stage with the mean stage's time"
+        elif isinstance(change, Schedule):
+            how = f"the same computations in the order of {change.name}"
+        else:
+            share = fmean(self.fixed.get(kind, FIXED_SHARE) for kind in "FB")
+            why = "operators' dispatch, as recorded" if self.fixed else "an assumption"
+            how = f"{change.count} micro-batches" + (
+                f" of the same batch, {share:.0%} of a micro-batch's time taken to be fixed ({why})"
+                if change.keep_batch
+                else ""
+            )
+        return f"the pipelines of {steps} steps replayed, {self.error_frac:.1%} off unchanged; {how}"
+
+
+def pipeline_replay(trace: Trace, fixed: Mapping[str, float]) -> PipelineReplay | None:
+    """The pipelines of a run; None where there is none whose computations are told whole.
+
+    `fixed` is the share of a computation's time that its batch does not change, by kind, as far as the trace tells it.
+    """
+    stages = stage_map(trace)
+    if stages is None or stages.incomplete:
+        return None
+    found, _ = flushes(assembled(trace, stages), trace.names, stages)
+    if not found:
+        return None
+    try:
+        error, mean_error = (
+            abs(fmean(length(tasks(flush), delays_of(flush)) / _span(flush) - 1 for flush in found))
+            for tasks in (recorded, averaged)
+        )
+    except CircleError:
+        return None
+    return PipelineReplay(tuple(found), error, mean_error, fixed, _step_ns(found))
+
+
+def _step_ns(found: Sequence[Flush]) -> float:
+    begins: dict[int, int] = {}
+    for flush in found:
+        begins[flush.step] = min(flush.span[0], begins.get(flush.step, flush.span[0]))
+    ordered = [begins[step] for step in sorted(begins)]
+    if len(ordered) < 2:
+        return float(_span(found[0]))
+    return (ordered[-1] - ordered[0]) / (len(ordered) - 1)
+
+
+def _span(flush: Flush) -> int:
+    start, end = flush.span
+    return max(end - start, 1)
+
+
+def recorded(flush: Flush) -> list[list[Task]]:
+    """The computations as they were."""
+    return [[Task(one.kind, one.micro_batch, one.model_chunk, one.duration) for one in own] for own in flush.stages]
+
+
+def averaged(flush: Flush) -> list[list[Task]]:
+    """The computations in their order, each as long as the mean of its kind on its stage."""
+    found = []
+    for own in recorded(flush):
+        mean = {kind: fmean(task.dur for task in own if task.kind == kind) for kind in {task.kind for task in own}}
+        found.append([replace(task, dur=mean[task.kind]) for task in own])
+    return found
+
+
+def plan(flush: Flush, change: PipelineChange, scale: Mapping[str, float]) -> Plan:
+    """The computations after a change, each taking `scale` of its time by kind. Raises `UnreplayableError`."""
+    own = recorded(flush)
+    if isinstance(change, EvenStages):
+        kinds = {task.kind for tasks in own for task in tasks}
+        mean = {kind: fmean(task.dur for tasks in own for task in tasks if task.kind == kind) for kind in kinds}
+        return [[replace(task, dur=mean[task.kind]) for task in tasks] for tasks in own]
+    if any(task.kind == "W" for tasks in own for task in tasks):
+        raise UnreplayableError("weight gradients are computed apart here: only an even split is modelled")
+    found = recognise(flush)
+    if isinstance(change, Schedule):
+        return _ordered(flush, change.name, found.micro_batches, scale)
+    if change.count < 1:
+        raise UnreplayableError("a batch has at least one micro-batch")
+    if found.name == "unknown":
+        raise UnreplayableError(f"the schedule is not one of those known: {found.why}")
+    return _ordered(flush, found.name, change.count, scale)
+
+
+def _ordered(flush: Flush, name: str, micro_batches: int, scale: Mapping[str, float]) -> Plan:
+    """Each stage's tasks in the order of a schedule, a micro-batch as long as the mean one of its kind and chunk."""
+    stages = len(flush.stages)
+    chunks = max(len({one.model_chunk for one in own}) for own in flush.stages)
+    wanted = chunks if name == "looped_bfs" else max(chunks, CHUNKS) if name == "interleaved_1f1b" else 1
+    if name not in ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs"):
+        raise UnreplayableError(f"{name} computes weight gradients apart: how long these take, the trace does not tell")
+    plans: list[list[Task]] = []
+    for stage, own in enumerate(flush.stages):
+        total = {kind: fmean(one.duration for one in own if one.kind == kind) for kind in ("F", "B")}
+        counts: dict[tuple[str, int], int] = defaultdict(int)
+        tasks: list[Task] = []
+        for kind, chunk in _order(name, stage, stages, micro_batches, wanted):
+            # Stages keep what they hold; more chunks are cut evenly, fewer joined.
+            dur = total[kind] * scale[kind] * chunks / wanted
+            tasks.append(Task(kind, counts[kind, chunk], stage + chunk * stages, dur))
+            counts[kind, chunk] += 1
+        plans.append(tasks)
+    return plans
+
+
+def _order(name: str, stage: int, stages: int, micro_batches: int, chunks: int) -> list[tuple[str, int]]:
+    if name in ("gpipe", "looped_bfs"):
+        forwards = [("F", chunk) for chunk in range(chunks) for _ in range(micro_batches)]
+        return forwards + [("B", chunk) for chunk in reversed(range(chunks)) for _ in range(micro_batches)]
+    if name == "1f1b":
+        return one_forward_one_backward([0] * micro_batches, [0] * micro_batches, stages - stage - 1)
+    group = group_size(stages, micro_batches)
+    ahead = 2 * (stages - stage - 1) + (chunks - 1) * group
+    return one_forward_one_backward(*interleaved(group, micro_batches, chunks), ahead)
+
+
+def delays_of(flush: Flush) -> Delays:
+    """Messages: from a neighbour's end to the start of what waited for it. Pauses: between what waited for nothing."""
+    ends = {one.key: one.end for own in flush.stages for one in own}
+    last_chunk = max(one.model_chunk for own in flush.stages for one in own)
+    message: dict[str, list[int]] = defaultdict(list)
+    pauses: list[Mapping[str, float]] = []
+    for own in flush.stages:
+        pause: dict[str, list[int]] = defaultdict(list)
+        for before, one in zip((None, *own[:-1]), own, strict=True):
+            source = _other(one.kind, one.model_chunk, one.micro_batch, last_chunk)
+            there = ends.get(source) if source is not None else None
+            if there is not None and (before is None or there > before.end):
+                message[one.kind].append(max(0, one.start - there))
+            elif before is not None:
+                pause[before.kind + one.kind].append(max(0, one.start - before.end))
+        pauses.append({kinds: fmean(seen) for kinds, seen in pause.items()})
+    return Delays({kind: fmean(found) for kind, found in message.items()}, pauses)
+
+
+def _other(kind: str, chunk: int, micro_batch: int, last_chunk: int) -> tuple[str, int, int] | None:
+    """What a computation gets a message from."""
+    if kind == "F":
+        return ("F", chunk - 1, micro_batch) if chunk else None
+    return ("B", chunk + 1, micro_batch) if kind == "B" and chunk < last_chunk else None
+
+
+def length(tasks: Plan, delays: Delays) -> float:
+    """ns from filling to draining. Raises `CircleError` where the order can't be followed."""
+    last_chunk = max(task.model_chunk for own in tasks for task in own)
+    place: dict[tuple[str, int, int], int] = {}
+    nodes: list[dict[str, int]] = []
+    for stage, own in enumerate(tasks):
+        for task in own:
+            place[task.key] = len(nodes)
+            nodes.append({"kind": Node.DEVICE, "lane": stage, "dur": round(task.dur), "release": 0})
+    edges: list[tuple[int, int, int, int]] = []
+    for stage, own in enumerate(tasks):
+        edges += [
+            (place[a.key], place[b.key], round(delays.between(stage, a.kind, b.kind)), Edge.PROGRAM)
+            for a, b in pairwise(own)
+        ]
+        for task in own:
+            there = _other(task.kind, task.model_chunk, task.micro_batch, last_chunk)
+            if there in place:
+                lag = round(delays.message.get(task.kind, 0.0))
+                edges.append((place[there], place[task.key], lag, Edge.EVENT))
+            if task.kind != "F" and ("F", task.model_chunk, task.micro_batch) in place:
+                edges.append((place["F", task.model_chunk, task.micro_batch], place[task.key], 0, Edge.EVENT))
+    graph = Graph(node_columns(nodes), edge_columns(edges), (), (), {})
+    return float(np.max(replay(graph).end))

@@ -1,0 +1,237 @@
+"""Collectives of a step put together, or cut, into others: the nodes and edges that this takes.
+
+Gradients come one after the other: bytes of a bucket become ready evenly between the issue of the bucket before it
+and its own. A joined collective is issued when its last bytes are there (gradients) or with its first (parameters);
+whoever waited for one of the old ones waits for the one that now holds its last bytes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes
+from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.rewrite import by_issue, nodes_by_call
+from gpuscope.trace.schema import Kind
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of an old collective (its place among its step's): the bytes up to share `until` of it."""
+
+    old: int
+    bytes: int
+    until: float = 1.0
+    early: int | None = None
+    """ns before the old one's issue at which it was ready; None where that has to be guessed from the share."""
+
+
+class Scale(NamedTuple):
+    """Transfer times by what the model expects."""
+
+    beside: float
+    """Of all but the last of a step."""
+    last: float
+
+
+Bucket = Sequence[Piece]
+"""A new collective."""
+
+
+def regrouped(
+    graph: Graph, calls: Sequence[int], cut: Callable[[list[Call]], list[Bucket]], found: Costs, scale: Scale,
+    *, at_first: bool = False,
+) -> Graph:  # fmt: skip
+    """The graph with `calls` replaced: `cut` gives, of a step's calls in order, the new ones.
+
+    A new one takes so many times what the model expects as the measured ones did.
+    Raises `UnreplayableError` where ranks or steps disagree on the calls.
+    """
+    steps = _by_step(graph, calls)
+    work = _Work(graph, found, scale, at_first)
+    for own in steps:
+        work.step(own, cut([graph.calls[call] for call in next(iter(own.values()))]))
+    return work.finish(calls)
+
+
+def _by_step(graph: Graph, calls: Sequence[int]) -> list[dict[int, list[int]]]:
+    """Per step, per rank, its calls in order."""
+    node = nodes_by_call(graph, Node.ARRIVAL)
+    steps: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for call in by_issue(graph, calls):
+        steps[int(graph.nodes["step"][node[call]])][graph.calls[call].rank].append(call)
+    for own in steps.values():
+        sizes = {tuple(graph.calls[call].bytes for call in mine) for mine in own.values()}
+        if len(sizes) > 1 or set(own) != set(graph.ranks):
+            raise UnreplayableError("ranks communicate different gradients in one step")
+    return [steps[step] for step in sorted(steps)]
+
+
+class _Work:
+    """Collects what a regrouping adds and takes away."""
+
+    def __init__(self, graph: Graph, found: Costs, scale: Scale, at_first: bool) -> None:
+        self.graph, self.found, self.scale, self.at_first = graph, found, scale, at_first
+        self.arrival, self.transfer = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
+        self.into, self.out = defaultdict(list), defaultdict(list)
+        for place, (src, dst) in enumerate(zip(graph.edges["src"].tolist(), graph.edges["dst"].tolist(), strict=True)):
+            self.into[dst].append(place)
+            self.out[src].append(place)
+        self.nodes: list[dict[str, int]] = []
+        self.edges: list[tuple[int, int, int, int]] = []
+        self.calls: list[Call] = []
+        self.last: dict[int, list[int]] = defaultdict(list)
+        """Per rank, the new transfers in order."""
+        self.spent: dict[int, int] = defaultdict(int)
+        """ns that a host segment takes more."""
+
+    into: defaultdict[int, list[int]]
+    out: defaultdict[int, list[int]]
+
+    def step(self, own: dict[int, list[int]], buckets: list[Bucket]) -> None:
+        """The new collectives of a step, on all ranks."""
+        made: dict[int, list[tuple[int, int]]] = {}
+        for rank, calls in own.items():
+            self._issue_costs(calls, buckets)
+            made[rank] = [self._bucket(rank, calls, bucket, bucket is buckets[-1]) for bucket in buckets]
+            self._order(rank, calls, made[rank])
+            self._consumers(calls, buckets, made[rank])
+        for place in range(len(buckets)):
+            join = self._node(kind=Node.JOIN, rank=-1)
+            for pairs in made.values():
+                arrival, transfer = pairs[place]
+                self.edges += [(arrival, join, 0, Edge.JOIN), (join, transfer, 0, Edge.JOIN)]
+
+    def _issue_costs(self, calls: list[int], buckets: list[Bucket]) -> None:
+        """What the training thread spends on issuing: no more on the old ones, their mean on each new one."""
+        costs = [self.graph.calls[call].issue for call in calls]
+        if not any(costs):
+            return
+        for call, ns in zip(calls, costs, strict=True):
+            self.spent[self._source(call)] -= ns
+        for bucket in buckets:
+            last = bucket[0] if self.at_first else bucket[-1]
+            self.spent[self._source(calls[last.old])] += round(sum(costs) / len(costs))
+
+    def _node(self, **columns: int) -> int:
+        self.nodes.append(columns)
+        return len(self.graph) + len(self.nodes) - 1
+
+    def _bucket(self, rank: int, calls: list[int], bucket: Bucket, is_last: bool) -> tuple[int, int]:
+        last = bucket[0] if self.at_first else bucket[-1]
+        like = calls[last.old]
+        size = sum(piece.bytes for piece in bucket)
+        call = len(self.graph.calls) + len(self.calls)
+        self.calls.append(replace(self.graph.calls[like], bytes=size))
+        bus = bus_bytes(self.graph, like, size) or 0.0
+        scale = self.scale.last if is_last else self.scale.beside
+        dur = round(scale * self.found.model(self.graph, like).expected(bus))
+        step = int(self.graph.nodes["step"][self.arrival[like]])
+        common = {"rank": rank, "step": step, "call": call, "work": int(Kind.COMMUNICATION)}
+        common["lane"] = int(self.graph.nodes["lane"][self.arrival[like]])
+        arrival = self._node(kind=Node.ARRIVAL, **common)
+        transfer = self._node(kind=Node.TRANSFER, dur=dur, **common)
+        self.edges.append((arrival, transfer, 0, Edge.JOIN))
+        self._issue(calls, last, arrival)
+        return arrival, transfer
+
+    def _issue(self, calls: list[int], last: Piece, arrival: int) -> None:
+        """When a new collective is issued: with the old one, or as much earlier as its bytes are there."""
+        graph = self.graph
+        old = int(self.arrival[calls[last.old]])
+        earlier = 0 if self.at_first else self._earlier(calls, last)
+        for place in self.into[old]:
+            src, lag, why = (int(graph.edges[name][place]) for name in ("src", "lag", "why"))
+            if why == Edge.LAUNCH or why == Edge.EVENT:
+                self.edges.append((src, arrival, lag - earlier, why))
+
+    def _earlier(self, calls: list[int], last: Piece) -> int:
+        """ns before the old one's issue at which its bytes up to `last` were there."""
+        if last.early is not None:
+            return last.early
+        return round((1 - last.until) * self._interval(calls, last.old))
+
+    def _interval(self, calls: list[int], which: int) -> int:
+        """ns within which the bytes of an old collective became ready, at the pace of the step's others."""
+        at = self.graph.nodes["start"]
+        ready = [int(at[self._source(call)]) + int(self.graph.nodes["dur"][self._source(call)]) for call in calls]
+        if which > 0:
+            return max(0, ready[which] - ready[which - 1])
+        rest = sum(self.graph.calls[call].bytes or 0 for call in calls[1:])
+        if not rest:
+            raise UnreplayableError("all gradients go in one bucket: when parts of it are ready is not told")
+        return round(max(0, ready[-1] - ready[0]) * (self.graph.calls[calls[0]].bytes or 0) / rest)
+
+    def _source(self, call: int) -> int:
+        """The host segment that issues a call."""
+        places = [
+            place for place in self.into[int(self.arrival[call])] if self.graph.edges["why"][place] == Edge.LAUNCH
+        ]
+        if not places:
+            raise UnreplayableError("the issue of a collective is not recorded")
+        return int(self.graph.edges["src"][places[0]])
+
+    def _order(self, rank: int, calls: list[int], made: list[tuple[int, int]]) -> None:
+        """As many at once as there were lanes; behind what was before them on these, and before what follows."""
+        graph = self.graph
+        old = {int(self.transfer[call]) for call in calls} | {int(self.arrival[call]) for call in calls}
+        lanes = sorted({int(graph.nodes["lane"][self.arrival[call]]) for call in calls})
+        pauses, before, behind = [], [], []
+        for call in calls:
+            for place in self.into[int(self.arrival[call])]:
+                if graph.edges["why"][place] == Edge.STREAM:
+                    pauses.append(int(graph.edges["lag"][place]))
+                    if int(graph.edges["src"][place]) not in old:
+                        before.append(int(graph.edges["src"][place]))
+            for place in self.out[int(self.transfer[call])]:
+                if graph.edges["why"][place] == Edge.STREAM and int(graph.edges["dst"][place]) not in old:
+                    behind.append(int(graph.edges["dst"][place]))
+        pause = round(float(np.median(pauses))) if pauses else 0
+        followed = self.last[rank]
+        for place, (arrival, _) in enumerate(made):
+            if place >= len(lanes):
+                self.edges.append((made[place - len(lanes)][1], arrival, pause, Edge.STREAM))
+            else:
+                self.edges += [(src, arrival, pause, Edge.STREAM) for src in before]
+                self.edges += [(src, arrival, pause, Edge.STREAM) for src in followed[-len(lanes) :]]
+        for _, transfer in made[-len(lanes) :]:
+            self.edges += [(transfer, dst, pause, Edge.STREAM) for dst in behind]
+        followed += [transfer for _, transfer in made]
+
+    def _consumers(self, calls: list[int], buckets: list[Bucket], made: list[tuple[int, int]]) -> None:
+        holder = {piece.old: place for place, bucket in enumerate(buckets) for piece in bucket}
+        graph = self.graph
+        for which, call in enumerate(calls):
+            for place in self.out[int(self.transfer[call])]:
+                dst, lag, why = (int(graph.edges[name][place]) for name in ("dst", "lag", "why"))
+                if why in (Edge.SYNC, Edge.EVENT) and not self._too_early(calls, buckets[holder[which]], dst):
+                    self.edges.append((made[holder[which]][1], dst, lag, why))
+
+    def _too_early(self, calls: list[int], bucket: Bucket, consumer: int) -> bool:
+        """Whether a consumer comes before the new collective is even issued: then it waits for it no more."""
+        if self.at_first:
+            return False
+        source = self._source(calls[bucket[-1].old])
+        issued = int(self.graph.nodes["end"][source])
+        return bool(self.graph.nodes["end"][consumer] < issued)
+
+    def finish(self, calls: Sequence[int]) -> Graph:
+        """The old ones take no time and hold nobody; the new ones are there."""
+        graph = self.graph
+        gone = np.zeros(len(graph), np.bool_)
+        chosen = list(calls)
+        gone[self.arrival[chosen]] = True
+        gone[self.transfer[chosen]] = True
+        joins = graph.of(Node.JOIN) & np.isin(graph.nodes["call"], chosen)
+        gone |= joins
+        kept = ~(gone[graph.edges["src"]] | gone[graph.edges["dst"]])
+        dur = np.where(gone, 0, graph.nodes["dur"])
+        for node, ns in self.spent.items():
+            dur[node] = max(0, int(dur[node]) + ns)
+        left = graph.with_nodes(dur=dur).keep_edges(kept)
+        return left.add(self.nodes, self.edges, self.calls)

@@ -1,0 +1,49 @@
+"""Which function carries out which change."""
+
+from __future__ import annotations
+
+from gpuscope.analyzers.frame import changes
+from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
+from gpuscope.analyzers.replay.rewrite import Rewrite, Rewritten, Setting
+from gpuscope.analyzers.replay.rewrites import (
+    gradient_buckets,
+    host_work,
+    loader_workers,
+    nccl_algorithm,
+    sharded_parameters,
+    slow_ranks,
+    transfer_cost,
+)
+
+REWRITES: dict[type, Rewrite] = {
+    changes.BucketSize: gradient_buckets.bucket_size,
+    changes.Overlap: gradient_buckets.overlap,
+    changes.Prefetch: sharded_parameters.prefetch,
+    changes.KeepParameters: sharded_parameters.keep_parameters,
+    changes.GroupModules: sharded_parameters.group_modules,
+    changes.WireBytes: transfer_cost.wire_bytes,
+    changes.LinkSpeed: transfer_cost.link_speed,
+    changes.Algorithm: nccl_algorithm.algorithm,
+    changes.MoreRanks: transfer_cost.more_ranks,
+    changes.LoaderWorkers: loader_workers.loader_workers,
+    changes.PinnedCopies: host_work.pinned_copies,
+    changes.RemovedSyncs: host_work.removed_syncs,
+    changes.CapturedGraphs: host_work.captured_graphs,
+    changes.NoCollector: host_work.no_collector,
+    changes.NoAllocatorStalls: host_work.no_allocator,
+    changes.NoHostWork: host_work.no_host_work,
+    changes.ReplacedRank: slow_ranks.replaced_rank,
+}
+
+_UNTOLD: dict[type, str] = {
+    changes.SequenceParallel: "it moves as many bytes in two collectives instead of one; what it saves, memory and "
+    "compute of norms and dropout, the trace does not tell: run it",
+}
+
+
+def rewrite(graph: Graph, change: changes.Change, setting: Setting) -> Rewritten:
+    """The graph after a change. Raises `UnreplayableError` where the trace can't support it."""
+    found = REWRITES.get(type(change))
+    if found is None:
+        raise UnreplayableError(_UNTOLD.get(type(change), "the replay has no model of this change"))
+    return found(graph, change, setting)

@@ -1,0 +1,106 @@
+"""Changes to what transfers cost: the link, the bytes on it, the ranks around it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from gpuscope.analyzers.frame.changes import LinkSpeed, MoreRanks, WireBytes
+from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
+from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, nodes_by_call
+
+GRADIENT_OPS = ("all_reduce", "reduce_scatter")
+
+
+def gradients(graph: Graph) -> list[int]:
+    """Calls that carry gradients: reductions issued in the backward pass, in the group most of them use."""
+    calls = [
+        place for place, call in enumerate(graph.calls) if call.op in GRADIENT_OPS and call.backward and call.bytes
+    ]
+    if not calls:
+        raise UnreplayableError(
+            "no gradient communication is told apart: record operators or ranges of the backward pass, "
+            "and the collectives' sizes"
+        )
+    total: dict[str, int] = defaultdict(int)
+    for place in calls:
+        total[graph.calls[place].group] += graph.calls[place].bytes or 0
+    largest = max(total, key=lambda group: total[group])
+    return [place for place in calls if graph.calls[place].group == largest]
+
+
+def rescaled(graph: Graph, found: Costs, ratio: dict[int, float]) -> Graph:
+    """Each call's transfer times its ratio; time that may be waiting stays."""
+    node = nodes_by_call(graph, Node.TRANSFER)
+    dur = graph.nodes["dur"].copy()
+    for call, factor in ratio.items():
+        dur[node[call]] += round(int(found.transfer[call]) * (factor - 1))
+    return graph.with_nodes(dur=np.maximum(dur, 0))
+
+
+def _fixed_share(graph: Graph, found: Costs, call: int, size: float, worse: float) -> float:
+    """The share of a transfer that is fixed cost; `worse` in [-1, 1] moves it within the model's error."""
+    model = found.model(graph, call)
+    share = model.alpha / max(model.expected(size), 1)
+    return float(np.clip(share * (1 + worse * found.error(graph, call)), 0.0, 1.0))
+
+
+def link_speed(graph: Graph, change: LinkSpeed, setting: Setting) -> Rewritten:
+    """Fixed cost and cost of the bytes scaled apart, in the proportion that the model tells."""
+    if change.bandwidth <= 0 or change.latency < 0:
+        raise UnreplayableError("a link needs a bandwidth above 0 and a latency of at least 0")
+    found = costs(graph, setting)
+    # Which share is the worse one depends on which of the two parts gains more.
+    sign = 1 if change.latency > 1 / change.bandwidth else -1
+    ratio: dict[int, float] = {}
+    for call in range(len(graph.calls)):
+        size = bus_bytes(graph, call)
+        if size:
+            share = _fixed_share(graph, found, call, size, sign * setting.bias)
+            ratio[call] = share * change.latency + (1 - share) / change.bandwidth
+    if not ratio:
+        raise UnreplayableError("the replayed steps hold no collective of known size: record collective arguments")
+    return Rewritten(rescaled(graph, found, ratio), found.basis(graph, list(ratio)))
+
+
+def wire_bytes(graph: Graph, change: WireBytes, setting: Setting) -> Rewritten:
+    """Gradient transfers with fewer bytes. Casting and compressing cost compute, which the trace can't tell."""
+    if not change.factor > 0:
+        raise UnreplayableError("bytes can't shrink to nothing")
+    calls, found = gradients(graph), costs(graph, setting)
+    sign = 1 if change.factor < 1 else -1
+    ratio: dict[int, float] = {}
+    for call in calls:
+        share = _fixed_share(graph, found, call, bus_bytes(graph, call) or 0.0, sign * setting.bias)
+        ratio[call] = share + (1 - share) * change.factor
+    return Rewritten(
+        rescaled(graph, found, ratio), found.basis(graph, calls) + "; the cost of casting or compressing is not in it"
+    )
+
+
+def more_ranks(graph: Graph, change: MoreRanks, setting: Setting) -> Rewritten:
+    """Gradient transfers around a larger ring: its bytes by nccl-tests' factor, its fixed cost by its steps.
+
+    Where it turns out well, the fixed cost stays (trees grow with the logarithm only). More ranks wait for a slower
+    slowest one: not in it.
+    """
+    if change.factor < 1:
+        raise UnreplayableError("more ranks need a factor of at least 1")
+    calls, found = gradients(graph), costs(graph, setting)
+    ratio: dict[int, float] = {}
+    for call in calls:
+        members = graph.calls[call].group_size
+        size = bus_bytes(graph, call)
+        if not members or not size:
+            raise UnreplayableError("the collectives' groups are not recorded")
+        many = members * change.factor
+        hops = {-1: 1.0, 0: 1 + np.log2(change.factor), 1: (many - 1) / max(members - 1, 1)}[setting.bias]
+        bytes_ratio = (bus_bytes(graph, call, members=many) or size) / size
+        share = _fixed_share(graph, found, call, size, setting.bias)
+        ratio[call] = share * float(hops) + (1 - share) * bytes_ratio
+    return Rewritten(
+        rescaled(graph, found, ratio),
+        found.basis(graph, calls) + "; links as fast between more ranks, no rank slower than those recorded",
+    )

@@ -1,0 +1,201 @@
+"""Runs the analyses over a run's files, one file at a time, and makes the report.
+
+Of each file only its summary, its collectives and its results stay, so memory grows with the collectives
+of a run, not with its events. Files are read in parallel where there are several large ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from gpuscope.analyzers.advice.rule import advise
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, RunAnalyzer, analyzers_of, run_one
+from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
+from gpuscope.analyzers.operations.operations_from_ranges import operations
+from gpuscope.analyzers.replay.record.recording import Recorded, record
+from gpuscope.analyzers.replay.replayer import Replayer
+from gpuscope.analyzers.run.analysis import Analysis
+from gpuscope.analyzers.run.reporting import build
+from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, read_file, total_size
+from gpuscope.sources.restarts import left_out
+from gpuscope.sources.run_manifest import ended, mesh, run_folders
+from gpuscope.sources.source import ReadOptions
+from gpuscope.trace.merge import merge
+from gpuscope.trace.trace import Trace
+
+PARALLEL_FROM = 64 << 20
+"""Bytes of input from which further processes pay for their start."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to analyse and how to read it."""
+
+    ranks: Collection[int] | None = None
+    steps: tuple[int, int] | None = None
+    """First and last step, both included; None for the whole window."""
+    workers: int = 1
+    """Processes to read large runs with. More than one needs a main module that can be imported again."""
+    read: ReadOptions = field(default_factory=ReadOptions)
+    files: int = 1
+    """Files of the run: what each may keep for the replay depends on it."""
+
+
+@dataclass
+class Part:
+    """What stays of one file."""
+
+    trace: Trace
+    """Without events; with its ranks, groups, steps, and what its collectives refer to."""
+    lanes: list[LaneSummary]
+    results: list[Result]
+    recorded: list[Recorded]
+    """Graphs of its lanes, for the replay."""
+
+
+def analyze(
+    *paths: PathLike,
+    ranks: Collection[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    partial: bool = False,
+    nsys: str | None = None,
+    workers: int = 1,
+) -> Analysis:
+    """Analyse files, folders or globs as one run: `gpuscope.analyze`.
+
+    Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables`
+    are DataFrames. `workers` processes read large runs; a script that asks for several needs the usual
+    `if __name__ == "__main__"`. Raises `InputError`, `UsageError` or `AnalysisError` as the command line does.
+    """
+    return run(inputs(paths, ranks), Options(ranks, steps, workers, ReadOptions(partial=partial, nsys=nsys)))
+
+
+def run(
+    items: Sequence[Input],
+    options: Options,
+    begun: Callable[[str], None] = lambda _: None,
+    keep: Callable[[Trace], None] | None = None,
+) -> Analysis:
+    """Analyse inputs; `begun` is told the name of each file as it is taken up.
+
+    `keep` is given each file's trace with all its events, which are otherwise let go; files are then read here,
+    one after the other.
+    """
+    options = replace(options, files=len(items))
+    if keep is not None:
+        parts = _in_turn(items, options, begun, keep)
+    else:
+        parts = (_side_by_side if _worth_processes(items, options) else _in_turn)(items, options, begun)
+    check_one_run([part.trace.ranks_by_file() for part in parts])
+    lanes = [lane for part in parts for lane in part.lanes]
+    results = [result for part in parts for result in part.results]
+    trace = merge([part.trace for part in parts])
+    results += [run_one(analyzer, trace, lanes) for analyzer in analyzers_of(RunAnalyzer)]
+    folders = run_folders(item.path for item in items)
+    results += [_how_it_ended(folder, [item.path for item in items]) for folder in folders]
+    if options.ranks is not None and (absent := sorted(set(options.ranks) - set(trace.ranks))):
+        asked = Result("ranks")
+        shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
+        asked.problem("info", "ranks_absent", len(absent), f"ranks asked for that no file holds: {shown}")
+        results.append(asked)
+    replayer = Replayer(trace, lanes, [entry for part in parts for entry in part.recorded])
+    results.append(replayer.result())
+    report = build(trace, lanes, results)
+    if len(folders) == 1 and not report["trace"]["parallelism"]:  # one group of all ranks has no telling name
+        report["trace"]["parallelism"] = mesh(folders[0])
+    report["suggestions"], report["advice"] = advise(report, replayer.predict)
+    return Analysis(report, replayer)
+
+
+def _how_it_ended(folder: Path, read: Sequence[Path]) -> Result:
+    """What a run folder's manifest says went wrong, as problems of the report."""
+    result, told = Result("run"), ended(folder)
+    if told is not None and told.badly:
+        failures = "; ".join(told.failures[:4]) or "no rank says why"
+        result.problem("error", "run_ended_early", 1, f"{folder.name}: the run {told.status}: {failures}")
+    for message in told.wrong if told else ():
+        result.problem("error", "run_trouble", 1, f"{folder.name}: {message}")
+    if message := left_out(folder, read):
+        result.problem("info", "restarts_left_out", 1, message)
+    return result
+
+
+def _worth_processes(items: Sequence[Input], options: Options) -> bool:
+    return len(items) > 1 and options.workers > 1 and total_size(items) >= PARALLEL_FROM
+
+
+def _in_turn(
+    items: Sequence[Input],
+    options: Options,
+    begun: Callable[[str], None],
+    keep: Callable[[Trace], None] = lambda _: None,
+) -> list[Part]:
+    parts: list[Part] = []
+    for item in items:
+        begun(item.path.name)
+        parts.append(analyze_file(item, options, keep))
+    return parts
+
+
+def _side_by_side(items: Sequence[Input], options: Options, begun: Callable[[str], None]) -> list[Part]:
+    # The progress bar lives in this process: there it advances file by file.
+    quiet = replace(options, read=replace(options.read, advance=None, status=None))
+    parts: list[Part] = []
+    with ProcessPoolExecutor(min(len(items), options.workers), mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(analyze_file, item, quiet) for item in items]
+        try:
+            for item, future in zip(items, futures, strict=True):
+                begun(item.path.name)
+                parts.append(future.result())
+                if options.read.advance:
+                    options.read.advance(total_size([item]))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return parts
+
+
+DERIVED_OPERATIONS = FileAnalyzer(
+    "operations", lambda trace, lanes: Result("operations", tables={"operations": operations(trace, lanes)})
+)
+"""Operations of jobs that no timer of operations recorded, told from their ranges."""
+
+
+def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = lambda _: None) -> Part:
+    """Read one file, analyse its lanes, and let its events go, unless `keep` holds on to them."""
+    trace = read_file(item, options.read)
+    if options.ranks is not None:
+        trace = trace.select_ranks(options.ranks)
+    keep(trace)
+    return reduce_trace(trace, options)
+
+
+def reduce_trace(trace: Trace, options: Options) -> Part:
+    """Analyse the lanes of one file's trace; what stays of it grows with its collectives, not its events."""
+    lanes = views(trace, options.steps)
+    results = [run_one(analyzer, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
+    summaries = [summarise(trace, view) for view in lanes]
+    reduced = trace.reduced()
+    for table in (result.tables["activity"] for result in results if "activity" in result.tables):
+        reduced = reduced.with_table(table)
+    if not len(trace["operations"]):
+        derived = run_one(DERIVED_OPERATIONS, trace, lanes)
+        results.append(derived)
+        reduced = reduced.with_operations(derived.tables.get("operations", trace["operations"]))
+    if options.steps is not None:
+        reduced = _with_operations_of(reduced, options.steps)
+    return Part(reduced, summaries, results, record(trace, lanes, reduced["operations"], options.files))
+
+
+def _with_operations_of(trace: Trace, steps: tuple[int, int]) -> Trace:
+    kept = trace.select_operations(steps)
+    if len(trace["operations"]) and not len(kept["operations"]) and not len(trace.lanes()):
+        raise no_such_steps(steps)
+    return kept
+
+
+__all__ = ["Options", "analyze", "run"]

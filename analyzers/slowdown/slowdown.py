@@ -1,0 +1,221 @@
+"""The slowdown by stragglers of a job whose operations were timed, and the stage or worker behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.operations.dependencies import Graph, dependencies
+from gpuscope.analyzers.operations.grid import Grid, UnmodelledError, grid
+from gpuscope.analyzers.operations.operations_from_ranges import tied
+from gpuscope.analyzers.operations.pipeline_dependencies import check_alone, pipeline_graph, with_messages
+from gpuscope.analyzers.pipelines.assembled import assembled, from_ranges
+from gpuscope.analyzers.pipelines.stages import stage_map
+from gpuscope.analyzers.slowdown.slowdowns import Effect, Slowdowns, slowdowns
+from gpuscope.report.schema.document import Evidence, FindingEntry, Slowdown
+from gpuscope.report.view import units
+from gpuscope.trace.columns.table import Mask
+from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.trace.trace import Trace
+
+MOST = 0.5
+"""A culprit that explains this share is the culprit."""
+SHOWN = 5
+
+Group = TypeVar("Group")
+
+
+def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001  operations are no lane's
+    """The section `slowdown`, with findings; nothing for a trace that holds no operations."""
+    if not len(trace["operations"]):
+        return Result(ANALYZER.name)
+    timed = any("workers" in source.facts for source in trace.sources)
+    if not timed and not _all_ranks(trace):
+        return Result(ANALYZER.name)
+    try:
+        _check_whole(trace)
+        job, graph = _from_pipeline(trace) if from_ranges(trace) else _from_operations(trace, timed)
+        found = slowdowns(job, graph)
+    except UnmodelledError as error:
+        return Result(ANALYZER.name, "skipped", str(error))
+    if found.ideal <= 0:
+        return Result(ANALYZER.name, "skipped", "operations take no time")
+    result = Result(ANALYZER.name, why=_left_out(job))
+    result.sections["slowdown"] = _section(job, found)
+    if timed:  # of a job's own ranges, `straggler` tells the same from the waits themselves
+        result.findings = sorted(_findings(job, found), key=lambda finding: -finding["share_frac"])
+    return result
+
+
+def _from_operations(trace: Trace, timed: bool) -> tuple[Grid, Graph]:
+    job = grid(trace["operations"] if timed else tied(trace["operations"], trace.names), trace.names)
+    return job, dependencies(job)
+
+
+def _from_pipeline(trace: Trace) -> tuple[Grid, Graph]:
+    """A pipeline job told from the ranges around its computations."""
+    point_to_point = np.flatnonzero(trace.names.matching(lambda name: name in POINT_TO_POINT))
+    check_alone(trace["operations"], trace["collectives"], point_to_point, trace.names)
+    stages = stage_map(trace)
+    if stages is None or stages.incomplete:
+        raise UnmodelledError(stages.incomplete if stages else "the ranges name no stages")
+    table, numbering = with_messages(assembled(trace, stages), trace.names)
+    job = grid(table, trace.names)
+    return job, pipeline_graph(job, numbering)
+
+
+def _all_ranks(trace: Trace) -> bool:
+    """Whether every rank of a job of several has operations."""
+    there = len(np.unique(trace["operations"]["rank"]))
+    return there > 1 and there == int(trace["ranks"]["world_size"].max())
+
+
+def _check_whole(trace: Trace) -> None:
+    """A stage whose neighbour was left out seems to wait for nobody: the replay would blame it."""
+    recorded = max((int(source.facts.get("workers", 0)) for source in trace.sources), default=0)
+    table = trace["operations"]
+    here = len(set(zip(table["stage"].tolist(), table["dp_rank"].tolist(), strict=True)))
+    if here < recorded:
+        raise UnmodelledError(f"only {here} of {recorded} ranks taken: the step can't be replayed without the others")
+
+
+def _left_out(job: Grid) -> str:
+    return f"{units.plural(job.left_out, 'step')} without the operations of the others left out" if job.left_out else ""
+
+
+def _section(job: Grid, found: Slowdowns) -> Slowdown:
+    def all_by(value: Callable[[Effect], float]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+        return (
+            {op: value(effect) for op, effect in found.operations.items()},
+            {str(int(job.ranks[worker])): value(effect) for worker, effect in found.workers.items()},
+            {str(stage): value(effect) for stage, effect in found.stages.items()},
+        )
+
+    by_operation, by_rank, by_stage = all_by(found.ratio)
+    shares = all_by(found.explained)
+    return {
+        "total": found.replayed / found.ideal,
+        "by_operation": by_operation,
+        "by_rank": by_rank,
+        "by_stage": by_stage,
+        "explained": {"by_operation": shares[0], "by_rank": shares[1], "by_stage": shares[2]},
+        "steps": len(job.steps),
+        "recorded_step_ns": round(found.recorded),
+        "replayed_step_ns": round(found.replayed),
+        "ideal_step_ns": round(found.ideal),
+    }
+
+
+def _findings(job: Grid, found: Slowdowns) -> Iterator[FindingEntry]:
+    """The slow workers; the stages that are slow in every replica; else that nobody in particular is."""
+    several = len(job.replicas) > 1
+    workers = _costly(found.workers, found) if several else {}
+    named = 0.0
+    for (stage, replica), effect in workers.items():
+        named = max(named, found.explained(effect))
+        yield _slow_worker(job, found, stage, replica, effect)
+    for stage, effect in (_costly(found.stages, found) if job.stages > 1 else {}).items():
+        one = max((_cost(other, found) for (at, _), other in workers.items() if at == stage), default=0.0)
+        if one < MOST * _cost(effect, found):
+            named = max(named, found.explained(effect))
+            yield _slow_stage(job, found, stage, effect)
+    if named < MOST and found.replayed - found.ideal >= MIN_SHARE * found.replayed:
+        yield _slow_operations(job, found)
+
+
+def _cost(effect: Effect, found: Slowdowns) -> float:
+    """ns of the step that go away with the slowness of some operations."""
+    return found.replayed - effect.without
+
+
+def _costly(effects: Mapping[Group, Effect], found: Slowdowns) -> dict[Group, Effect]:
+    """Those that cost at least 1 % of the step, and do so in most steps: who is slow by turns is no culprit."""
+    least = MIN_SHARE * found.replayed
+    return {key: effect for key, effect in effects.items() if _cost(effect, found) >= least and effect.often > MOST}
+
+
+def _slow_worker(job: Grid, found: Slowdowns, stage: int, replica: int, effect: Effect) -> FindingEntry:
+    rank = int(job.ranks[stage, replica])
+    only = np.arange(len(job.replicas)) == replica
+    cost = _cost(effect, found)
+    return {
+        "code": "slow_worker",
+        "severity": severity(cost / found.replayed),
+        "message": f"Rank {rank} (replica {int(job.replicas[replica])}, stage {stage}) is slow: "
+        + _consequence(found, effect),
+        "ranks": [rank],
+        "cost_ns_per_step": round(cost),
+        "share_frac": cost / found.replayed,
+        "evidence": _slowest(job, found, job.stage == stage, only),
+    }
+
+
+def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> FindingEntry:
+    place = " (the first)" if not stage else " (the last)" if stage == job.stages - 1 else ""
+    doubt = "" if len(job.replicas) > 1 else "; with one replica, an uneven split and a slow rank look alike"
+    cost = _cost(effect, found)
+    return {
+        "code": "slow_stage",
+        "severity": severity(cost / found.replayed),
+        "message": f"Pipeline stage {stage}{place} is slow: {_consequence(found, effect)}{doubt}",
+        "ranks": sorted(job.ranks[stage].tolist()),
+        "cost_ns_per_step": round(cost),
+        "share_frac": cost / found.replayed,
+        "evidence": _slowest(job, found, job.stage == stage, np.ones(len(job.replicas), np.bool_)),
+    }
+
+
+def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
+    worst = max(found.operations, key=lambda op: found.explained(found.operations[op]))
+    cost = found.replayed - found.ideal
+    return {
+        "code": "slow_operations",
+        "severity": severity(cost / found.replayed),
+        "message": f"Operations differ from their like, and no rank or stage explains most of it: the step takes "
+        f"{found.replayed / found.ideal:.3f} times the ideal {units.duration(round(found.ideal))}; "
+        f"{worst} explains {found.explained(found.operations[worst]):.3f} of that",
+        "ranks": [],
+        "cost_ns_per_step": round(cost),
+        "share_frac": cost / found.replayed,
+        "evidence": _slowest(
+            job, found, np.array([op == worst for op in job.op]), np.ones(len(job.replicas), np.bool_)
+        ),
+    }
+
+
+def _consequence(found: Slowdowns, effect: Effect) -> str:
+    before, after = (units.duration(round(ns)) for ns in (found.replayed, effect.without))
+    return (
+        f"at the mean pace of all, the step would take {after} instead of {before} (M = {found.explained(effect):.3f})"
+    )
+
+
+def _slowest(job: Grid, found: Slowdowns, chosen: Mask, replicas: Mask) -> list[Evidence]:
+    """The operations furthest above the ideal, of the type that lies above it most."""
+    over = (found.original - found.best[:, None, None]) * (chosen[:, None, None] & replicas[None, :, None])
+    types = np.array(job.op)
+    worst = max(sorted(set(job.op)), key=lambda op: int(over[types == op].sum()))
+    over[types != worst] = 0
+    places = np.argsort(-over, axis=None, kind="stable")[:SHOWN]
+    return [_evidence(job, found, place) for place in zip(*np.unravel_index(places, over.shape), strict=True)
+            if over[place] > 0]  # fmt: skip
+
+
+def _evidence(job: Grid, found: Slowdowns, place: tuple[int, int, int]) -> Evidence:
+    operation, replica, step = place
+    took, like = (units.duration(int(ns)) for ns in (found.original[place], found.best[operation]))
+    return {
+        "rank": int(job.ranks[job.stage[operation], replica]),
+        "start_ns": int(job.start[place]),
+        "dur_ns": int(job.end[place] - job.start[place]),
+        "name": job.op[operation],
+        "note": f"step {int(job.steps[step])}, number {int(job.seq[operation])}: {took} against {like} of its like",
+    }
+
+
+ANALYZER = RunAnalyzer("slowdown", run)

@@ -1,0 +1,1 @@
+"""Where ranks lie, and what the links between them can carry."""

@@ -1,0 +1,182 @@
+"""The peak of the link that a group's collectives go over, in GB/s per direction of one GPU.
+
+From a topology file where one was read, else from the GPU's model, else none: a peak that is guessed makes
+every efficiency wrong. It is the line rate; no collective reaches all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuscope.analyzers.topology.placement import Placed
+from gpuscope.hardware.link_rates import Link, can_have_fabric, gpu_fabric, gpu_nvlink, gpu_pcie, links
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Peak:
+    """`gbps` and the name of the `link`, None where not told; `basis` says what it rests on or what is missing."""
+
+    gbps: float | None
+    link: str | None
+    basis: str
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A row of the table `topology`: NVLinks, PCIe lanes or ports, and bytes per second where told."""
+
+    node: str
+    peer: str
+    link: str
+    width: int
+    rate: int
+
+
+@dataclass(frozen=True)
+class Host:
+    """The links of one host as one topology file tells them."""
+
+    source: str
+    wires: tuple[Wire, ...]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Its GPUs, in the file's order."""
+        ends = [end for wire in self.wires for end in (wire.node, wire.peer) if end.startswith("GPU")]
+        return tuple(dict.fromkeys(ends))
+
+    def nvlinks(self) -> Mapping[tuple[str, str], int]:
+        """NVLinks from each GPU to each GPU or switch, both ways."""
+        found: dict[tuple[str, str], int] = {}
+        for wire in self.wires:
+            if wire.width == NA or not (wire.link in ("nvlink", "nvswitch") or wire.link.startswith("NV")):
+                continue
+            found[wire.node, wire.peer] = wire.width
+            if wire.link.startswith("NV"):  # a matrix has each pair once
+                found[wire.peer, wire.node] = wire.width
+        return found
+
+    def members(self, placed: Placed) -> tuple[str, ...]:
+        """The GPUs of a group; empty where it is part of the host's and can't be told which."""
+        named = {gpu: gpu.removeprefix("GPU").strip().lower() for gpu in self.gpus}
+        for wanted in (placed.bus_ids, tuple(str(device) for device in placed.devices)):
+            found = tuple(gpu for gpu, name in named.items() if name in wanted)
+            if wanted and len(found) == placed.size:
+                return found
+        return self.gpus if len(self.gpus) == placed.size else ()
+
+
+def hosts(trace: Trace) -> list[Host]:
+    """Every topology that was read."""
+    table, names = trace["topology"], trace.names
+    wires: dict[int, list[Wire]] = {}
+    columns = (table[name].tolist() for name in ("source", "node", "peer", "link", "width", "rate"))
+    for source, node, peer, link, width, rate in zip(*columns, strict=True):
+        told = [names[code] if code != NO_NAME else "" for code in (node, peer, link)]
+        wires.setdefault(source, []).append(Wire(told[0], told[1], told[2], width, rate))
+    return [Host(Path(trace.sources[source].path).name, tuple(own)) for source, own in wires.items()]
+
+
+def peak(placed: Placed, topologies: Sequence[Host]) -> Peak:
+    """The peak for a group, with what it rests on."""
+    if placed.cpu:
+        return Peak(None, None, "training on the CPU: the hosts' network is not told")
+    if placed.hosts is None:
+        return Peak(None, None, "not told on how many hosts the group lies: add a log of NCCL_DEBUG=INFO")
+    if placed.hosts > 1:
+        return _between_hosts(placed, topologies)
+    host = next((host for host in topologies if host.members(placed)), None)
+    if host is not None:
+        return _from_topology(placed, host)
+    if topologies and any(host.gpus for host in topologies):
+        return Peak(None, None, f"{topologies[0].source} does not tell which of its GPUs the group's ranks use")
+    return _from_model(placed)
+
+
+def _from_topology(placed: Placed, host: Host) -> Peak:
+    members = host.members(placed)
+    model = placed.models[0] if len(placed.models) == 1 else ""
+    link = gpu_nvlink(model)
+    counts = [_links_of(gpu, members, host, link) for gpu in members]
+    basis = f"topology in {host.source}"
+    if all(counts):
+        if link is None:
+            return Peak(None, None, f"{basis} tells NVLinks, but no file tells the GPU's model and so their rate")
+        least = link.of(min(count for count in counts if count))
+        return Peak(least.peak, _label(least), basis)
+    if any(counts):
+        return Peak(None, None, f"{basis}: only some of the group's GPUs have NVLinks to each other")
+    return _pcie(members, host, model, basis)
+
+
+def _links_of(gpu: str, members: Sequence[str], host: Host, model: Link | None) -> int:
+    """NVLinks by which a GPU reaches the others of its group: all it has behind a switch, else those between them."""
+    told = host.nvlinks()
+    switched = sum(width for (node, peer), width in told.items() if node == gpu and peer.startswith("NVSwitch"))
+    if switched:
+        return switched
+    widths = [told.get((gpu, other), 0) for other in members if other != gpu]
+    # Behind switches a matrix shows all of a GPU's links between every pair: more in sum than a GPU has.
+    everywhere = [told.get((gpu, other), 0) for other in host.gpus if other != gpu]
+    has = _most_links(model)
+    return max(widths, default=0) if sum(everywhere) > has else sum(widths)
+
+
+def _most_links(model: Link | None) -> int:
+    return links()[model.key].units if model else max(link.units for link in links().values() if link.kind == "nvlink")
+
+
+def _pcie(members: Sequence[str], host: Host, model: str, basis: str) -> Peak:
+    rates = [
+        (wire.rate / 1e9, wire.width) for wire in host.wires
+        if wire.link == "pcie" and wire.node in members and wire.rate != NA
+    ]  # fmt: skip
+    if len(rates) == len(members):
+        slowest, width = min(rates)
+        return Peak(slowest, f"PCIe ×{width}", basis)
+    link = gpu_pcie(model)
+    if link is None:
+        return Peak(None, None, f"{basis}: no NVLinks, and neither it nor the GPU's model tells the PCIe generation")
+    return Peak(link.peak, _label(link), f"{basis}: no NVLinks; PCIe by the GPU's model, at most")
+
+
+def _from_model(placed: Placed) -> Peak:
+    if not placed.models:
+        return Peak(None, None, "the GPU's model is not told: add nvidia-smi topo -m or NCCL's topology XML")
+    found: list[Link] = []
+    for model in placed.models:
+        fabric = gpu_fabric(model)
+        if fabric is None and can_have_fabric(model) is not False:
+            return Peak(
+                None, None, f"whether NVLink joins these GPUs ({model}) is not told: add nvidia-smi topo -m "
+                "or NCCL's topology XML",
+            )  # fmt: skip
+        link = fabric or gpu_pcie(model)
+        if link is None:
+            return Peak(None, None, f"no links are known of {model}: add NCCL's topology XML")
+        found.append(link)
+    least = min(found, key=lambda link: link.peak)
+    return Peak(least.peak, _label(least), "all links that the GPU's model has")
+
+
+def _between_hosts(placed: Placed, topologies: Iterable[Host]) -> Peak:
+    for host in topologies:
+        ports = {wire.node: wire.rate for wire in host.wires if wire.link == "net" and wire.rate != NA}
+        if not ports:
+            continue
+        if placed.hosts is None or placed.size != placed.hosts * len(host.gpus):
+            return Peak(
+                None, None, f"the group uses part of each host's GPUs: which ports of {host.source}, is not told"
+            )
+        total = sum(ports.values()) / 1e9
+        return Peak(total, f"{len(ports)} network port{'' if len(ports) == 1 else 's'}", f"topology in {host.source}")
+    return Peak(None, None, "the network's rate is not told: add NCCL's topology XML (NCCL_TOPO_DUMP_FILE)")
+
+
+def _label(link: Link) -> str:
+    return f"{link.units} × {link.name}" if link.kind != "pcie" else f"{link.name} ×{link.units}"

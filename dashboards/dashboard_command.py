@@ -1,0 +1,72 @@
+"""`gpuscope dashboard`: runs to look at, in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuscope.commands.options import inputs
+from gpuscope.store.location import located, store_option
+
+if TYPE_CHECKING:
+    from gpuscope.dashboards.data.open_runs import Runs
+
+
+@click.command(short_help="Look at runs in a browser.")
+@inputs
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; others than this machine's own ask viewers for a token.",
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8050, show_default=True, help="Port; 0 takes a free one."
+)
+@store_option
+def command(
+    paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, host: str, port: int,
+    store: Path | None,
+) -> None:  # fmt: skip
+    """Analyse each PATH as a run of its own and show them in a browser, until interrupted.
+
+    PATH is what `gpuscope analyze` takes (a folder or glob holds one trace per rank), or a report that
+    `gpuscope analyze --json` wrote.
+
+    \b
+    gpuscope dashboard run/
+    gpuscope dashboard before/ after/ --port 0
+    """
+    from gpuscope.dashboards import security
+    from gpuscope.dashboards.app import create_app
+    from gpuscope.dashboards.server import address, listen
+
+    token = None if security.is_loopback(host) else security.new_token()
+    with listen(host, port) as server:  # before the work, so that a port in use is told at once
+        server.set_app(create_app(_open(paths, ranks, partial, nsys, located(store)), token).server)
+        click.echo(f"gpuscope dashboard: {address(host, server.port, token)}\nCtrl-C ends it.")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            click.echo("Ended.", err=True)
+
+
+def _open(paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, store: Path) -> Runs:
+    from gpuscope.analyzers.run.runner import Options
+    from gpuscope.dashboards.data.open_runs import Runs, open_run
+    from gpuscope.progress import reading
+    from gpuscope.sources.source import ReadOptions
+
+    size = sum(_size(Path(path)) for path in paths)
+    with reading(size, "reading", files=len(paths)) as progress:
+        read = ReadOptions(partial=partial, nsys=nsys, advance=progress, status=progress.say)
+        options = Options(ranks, None, 1, read)
+        runs = [open_run(str(number), path, options, progress.file) for number, path in enumerate(paths, 1)]
+        return Runs(runs, store)
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -1,0 +1,96 @@
+"""The runs a dashboard was opened on: each analysed once, then only read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuscope.analyzers.advice.rule import Predict
+from gpuscope.analyzers.run.analysis import Analysis
+from gpuscope.analyzers.run.runner import Options, run
+from gpuscope.dashboards.data.events import Events
+from gpuscope.report.read_report import read_report
+from gpuscope.report.schema.document import Report
+from gpuscope.sources.opening import inputs
+from gpuscope.trace.merge import merge
+from gpuscope.trace.trace import Trace
+
+REPORT_ONLY = "this is a report without its trace: open the trace itself (gpuscope dashboard TRACE) to see events"
+
+
+ALWAYS = frozenset(
+    ("trace", "verdict", "ranks", "steps", "collectives", "stragglers", "kernels", "findings", "problems", "analyzers")
+)
+"""Keys that every report has had since the first schema; what came later may be missing from an older file."""
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """One run. `key` stands in addresses, `label` is for people, `report` the document of `analyze --json`."""
+
+    key: str
+    label: str
+    report: Report
+    trace: Trace | None
+    """All events; None for a report alone."""
+    events: Events | None = None
+    """The events laid out for the timeline; None where there are none."""
+    predict: Predict | None = None
+    """What the replay says of changes made together; None for a report alone."""
+
+    @property
+    def why_no_events(self) -> str:
+        """What to say, and to record, where `events` is None."""
+        return REPORT_ONLY if self.trace is None else "the files of this run hold no events, only records"
+
+    @property
+    def tables(self) -> Analysis:
+        """The report with its sections as DataFrames."""
+        return Analysis(self.report)
+
+
+class Runs(Mapping[str, OpenRun]):
+    """The opened runs by key, in the order they were named; nothing is added later."""
+
+    def __init__(self, runs: Sequence[OpenRun], store: Path | None = None) -> None:
+        if not runs:
+            raise ValueError("a dashboard needs a run")
+        self._runs = {one.key: one for one in runs}
+        self.store = store
+        """The run store whose history may be shown; None for none."""
+
+    def __getitem__(self, key: str) -> OpenRun:
+        return self._runs[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def first(self) -> OpenRun:
+        """The run shown where an address names none."""
+        return next(iter(self._runs.values()))
+
+    def named(self, key: str) -> OpenRun:
+        """The run of that key, or the first."""
+        return self._runs.get(key, self.first)
+
+
+def open_run(key: str, path: str, options: Options, begun: Callable[[str], None] = lambda _: None) -> OpenRun:
+    """Open and analyse one run: anything `gpuscope analyze` takes, or the JSON report it wrote.
+
+    Raises what reading and analysing raise.
+    """
+    label = Path(path).name or path
+    report = read_report(Path(path), ALWAYS)
+    if report is not None:
+        return OpenRun(key, label, report, None)
+    traces: list[Trace] = []
+    analysis = run(inputs([path], options.ranks), options, begun, keep=traces.append)
+    trace = merge(traces)
+    has_events = len(trace["device_events"]) or len(trace["host_events"])
+    predict = analysis.replayer.predict if analysis.replayer is not None else None
+    return OpenRun(key, label, analysis.report, trace, Events(trace) if has_events else None, predict)

@@ -1,0 +1,42 @@
+"""What ties ranks together: one clock for all, and which collectives are the same operation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.analyzers.collectives import clocks
+from gpuscope.analyzers.collectives.matching import match
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+
+class Ties:
+    """The clocks and matched collectives of a run; computed once, then only read."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._matched = match(trace)
+        self._clocks = clocks.estimate(trace, self._matched)
+
+    @property
+    def error(self) -> int | None:
+        """Bound on the error of times compared across ranks, ns; None where nothing ties the clocks."""
+        return self._clocks.error
+
+    def common(self, rank: int, times: Times) -> Times:
+        """Times of a rank's own clock on the run's clock, shape (n,)."""
+        if not self._clocks.offset.get(rank) and not self._clocks.drift.get(rank):
+            return times
+        return self._clocks.common(np.full(len(times), rank), times)
+
+    def shown(self, rank: int, time: int) -> int:
+        """One time of a rank's own clock on the run's clock."""
+        return int(self.common(rank, np.array([time], np.int64))[0])
+
+    def same(self, row: int) -> Times:
+        """The rows of `collectives` that are the same operation on all its ranks; empty where not matched."""
+        instance = int(self._matched.of_row[row])
+        if instance == NA:
+            return np.empty(0, np.int64)
+        found = self._matched.instances
+        return found.rows[found.bounds[instance] : found.bounds[instance + 1]]

@@ -1,0 +1,32 @@
+"""Stored runs of one job, for the page of trends: only read, and opened anew each time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuscope.analyzers.comparison.job_history import StoredRun, TrendPoint, trend
+from gpuscope.store.store import opened
+
+MOST = 50
+"""Runs of a trend: their reports are read for each drawing."""
+
+
+def jobs(store: Path) -> list[str]:
+    """What stored runs are called: their label, else their paths; those with most runs first."""
+    with opened(store) as open_store:
+        names = [_name(row) for row in open_store.runs()]
+    return sorted(dict.fromkeys(names), key=lambda name: -names.count(name))
+
+
+def trend_of(store: Path, job: str) -> list[TrendPoint]:
+    """The last runs of that name, the oldest first."""
+    with opened(store) as open_store:
+        rows = [row for row in open_store.runs() if _name(row) == job][:MOST]
+        rows.sort(key=lambda row: (row["recorded_at"], row["id"]))
+        return trend([StoredRun(row["id"], row["recorded_at"], open_store.report(row["id"])) for row in rows])
+
+
+def _name(row: dict[str, object]) -> str:
+    paths = row["paths"]
+    assert isinstance(paths, list)
+    return str(row["label"] or ", ".join(paths))

@@ -1,0 +1,90 @@
+"""What can be switched on the page of advice, and what a state of its switches means for the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuscope.analyzers.frame.changes import (
+    BucketSize,
+    CapturedGraphs,
+    Change,
+    LinkSpeed,
+    LoaderWorkers,
+    MicroBatches,
+    NoAllocatorStalls,
+    NoCollector,
+    NoHostWork,
+    PinnedCopies,
+    RemovedSyncs,
+    ReplacedRank,
+    WireBytes,
+)
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Slider:
+    """A knob: its name in the address, its label, and its stops; the first is «as recorded»."""
+
+    key: str
+    label: str
+    stops: tuple[float, ...]
+    unit: str
+
+    def told(self, value: float) -> str:
+        """A stop in words."""
+        number = f"{value:g}"
+        return f"×{number}" if self.unit == "×" else f"{number} {self.unit}".strip()
+
+
+SLIDERS = (
+    Slider("bucket", "gradient buckets", (5, 10, 25, 50, 100, 200), "MiB"),
+    Slider("link", "bandwidth of the link", (0.5, 2, 4, 8), "×"),
+    Slider("micro", "micro-batches", (2, 4, 8, 16, 32, 64), ""),
+    Slider("workers", "loader workers", (1, 2, 4, 8), ""),
+)
+SWITCHES: Mapping[str, tuple[str, Change]] = {
+    "syncs": ("no blocking calls", RemovedSyncs()),
+    "graphs": ("CUDA graphs", CapturedGraphs()),
+    "gc": ("no garbage collection", NoCollector()),
+    "host": ("other host work aside", NoHostWork()),
+    "copies": ("pinned copies", PinnedCopies()),
+    "allocator": ("no allocator calls", NoAllocatorStalls()),
+    "half": ("16-bit gradients", WireBytes(0.5)),
+}
+"""Chips by name in the address: label and change."""
+SWITCHED, RANK = "without", "replaced"
+"""The address's names for the chips, and for the rank replaced."""
+
+
+def chosen(state: Mapping[str, str]) -> list[tuple[str, Change]]:
+    """The changes that the address asks for, each with its label; what it can't mean is left out."""
+    found: list[tuple[str, Change]] = []
+    for slider in SLIDERS:
+        place = _whole(state.get(slider.key))
+        if place is not None and 1 <= place <= len(slider.stops):
+            value = slider.stops[place - 1]
+            found.append((f"{slider.label}: {slider.told(value)}", _change(slider.key, value)))
+    for name in state.get(SWITCHED, "").split(","):
+        if name in SWITCHES:
+            found.append(SWITCHES[name])
+    rank = _whole(state.get(RANK))
+    if rank is not None:
+        found.append((f"rank {rank} as fast as its peers", ReplacedRank(rank)))
+    return found
+
+
+def _change(key: str, value: float) -> Change:
+    if key == "bucket":
+        return BucketSize(int(value) * MIB, int(value) * MIB)
+    if key == "link":
+        return LinkSpeed(bandwidth=value)
+    if key == "micro":
+        return MicroBatches(int(value))
+    return LoaderWorkers(int(value))
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 9 else None

@@ -1,0 +1,91 @@
+"""Two runs side by side, and a job's step time over its stored runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from gpuscope.analyzers.comparison.job_history import TrendPoint
+from gpuscope.dashboards import theme
+from gpuscope.report.schema.diff_document import Diff
+from gpuscope.report.view import units
+from gpuscope.report.view.vocabulary import PARTS
+
+RESULT_LOOKS = {
+    "regression": ("regression", theme.VERMILLION, "triangle-up"),
+    "improvement": ("improvement", theme.GREEN, "triangle-down"),
+    "neutral": ("neutral", theme.GREY, "circle"),
+    None: ("first", theme.GREY, "circle-open"),
+}
+
+
+def parts(diff: Diff, dark: bool) -> go.Figure:
+    """The breakdown of both runs, per step (or window) and rank: stacked bars."""
+    rows = {row["part"]: row for row in diff["breakdown"]}
+    longest = max((sum(row[key] for row in rows.values()) for key in ("before_ns", "after_ns")), default=1)
+    size, unit = units.time_unit(longest)
+    fig = go.Figure()
+    for part in PARTS:
+        row = rows.get(part.key)
+        if row is None:
+            continue
+        values = [row["before_ns"], row["after_ns"]]
+        fig.add_bar(
+            orientation="h", y=["before", "after"], x=[value / size for value in values], name=part.label,
+            marker_color=part.colour, text=[units.duration(value) for value in values], textposition="none",
+            hovertemplate="%{y}<br>" + part.label + ": %{text}<extra></extra>",
+        )  # fmt: skip
+    fig.update_layout(template=theme.template(dark), barmode="stack", bargap=0.3, legend_traceorder="normal")
+    what = "step" if diff["step"]["basis"] == "steps" else "window"
+    fig.update_xaxes(title=f"time per {what} and rank ({unit})", rangemode="tozero")
+    fig.update_yaxes(autorange="reversed")
+    return fig
+
+
+def trend(points: Sequence[TrendPoint], dark: bool) -> go.Figure:
+    """Step time of each run with its 95 % interval; marks tell what became of it against the run before."""
+    timed = [point for point in points if point.step_ns is not None]
+    size, unit = units.time_unit(max((point.step_ns or 0 for point in timed), default=1))
+    places = list(range(len(timed)))
+    fig = go.Figure()
+    scaled = [(point.step_ns or 0) / size for point in timed]
+    fig.add_scatter(
+        x=places, y=scaled, mode="lines", showlegend=False,
+        line={"color": theme.GREY, "width": 1}, hoverinfo="skip",
+    )  # fmt: skip
+    for result, (name, colour, symbol) in RESULT_LOOKS.items():
+        own = [(place, point) for place, point in zip(places, timed, strict=True) if point.result == result]
+        if not own:
+            continue
+        fig.add_scatter(
+            x=[place for place, _ in own], y=[scaled[place] for place, _ in own], mode="markers", name=name,
+            marker={"color": colour, "symbol": symbol, "size": 11},
+            error_y={
+                "type": "data", "symmetric": False, "thickness": 1,
+                "array": [_above(point) / size for _, point in own],
+                "arrayminus": [_below(point) / size for _, point in own],
+            },
+            text=[_told(point) for _, point in own], hovertemplate="%{text}<extra></extra>",
+        )  # fmt: skip
+    fig.update_layout(template=theme.template(dark), hovermode="closest")
+    fig.update_xaxes(
+        title="run of the store", tickvals=places, ticktext=[str(point.number) for point in timed], tickangle=0
+    )
+    fig.update_yaxes(title=f"step time ({unit})", rangemode="tozero")
+    return fig
+
+
+def _above(point: TrendPoint) -> int:
+    return 0 if point.high_ns is None or point.step_ns is None else point.high_ns - point.step_ns
+
+
+def _below(point: TrendPoint) -> int:
+    return 0 if point.low_ns is None or point.step_ns is None else point.step_ns - point.low_ns
+
+
+def _told(point: TrendPoint) -> str:
+    change = "" if point.change_frac is None else f", {100 * point.change_frac:+.1f} %"
+    return (
+        f"run {point.number}, {point.recorded_at[:16].replace('T', ' ')} UTC<br>{units.duration(point.step_ns)}{change}"
+    )

@@ -1,0 +1,84 @@
+"""Stages × time: what each pipeline stage computes when, and its bubbles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from gpuscope.dashboards import theme
+from gpuscope.report.schema.pipeline_section import PipelineComputation, PipelineRow
+from gpuscope.report.view import units
+
+LOOKS = {"forward": (theme.BLUE, ""), "backward": (theme.ORANGE, ""), "weight": (theme.GREEN, "/")}
+NAMES = {"forward": "forward", "backward": "backward", "weight": "weight gradient"}
+PARTS = (
+    ("warm_up", "warm-up", theme.SKY, ""),
+    ("steady", "steady", theme.YELLOW, ""),
+    ("drain", "drain", theme.PURPLE, ""),
+    ("imbalance", "imbalance", theme.VERMILLION, "/"),
+)
+MOST_NUMBERS = 400
+"""Bars with a micro-batch's number in them; in more it could not be read."""
+
+
+def schedule(computations: Sequence[PipelineComputation], span_ns: int, dark: bool) -> go.Figure:
+    """One row per stage; what is empty within the pipeline's span is bubble. `span_ns`: both drawings on one scale."""
+    fig = go.Figure()
+    first = min((one["start_ns"] for one in computations), default=0)
+    size, unit = units.time_unit(span_ns)
+    numbered = len(computations) <= MOST_NUMBERS
+    for kind, (colour, pattern) in LOOKS.items():
+        own = [one for one in computations if one["kind"] == kind]
+        if not own:
+            continue
+        fig.add_bar(
+            orientation="h", y=[f"stage {one['stage']}" for one in own], name=NAMES[kind],
+            base=[(one["start_ns"] - first) / size for one in own], x=[one["dur_ns"] / size for one in own],
+            marker={"color": colour, "line": {"width": 0.5, "color": "white"},
+                    "pattern": {"shape": pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"}},
+            text=[str(one["micro_batch"]) if numbered else "" for one in own], textposition="inside",
+            insidetextanchor="middle", customdata=[_told(one) for one in own],
+            hovertemplate="%{customdata}<extra></extra>",
+        )  # fmt: skip
+    fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.15)
+    fig.update_xaxes(title=f"time since the first computation ({unit})", range=[0, span_ns / size])
+    stages = sorted({one["stage"] for one in computations})
+    fig.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[f"stage {stage}" for stage in stages])
+    return fig
+
+
+def _told(one: PipelineComputation) -> str:
+    chunk = f", model chunk {one['model_chunk']}" if one["model_chunk"] else ""
+    return (
+        f"{NAMES[one['kind']]} of micro-batch {one['micro_batch']}{chunk}<br>rank {one['rank']}, "
+        f"{units.duration(one['dur_ns'])}"
+    )
+
+
+def bubbles(rows: Sequence[PipelineRow], dark: bool) -> go.Figure:
+    """Mean bubble of each stage by part, as a share of the pipeline's part of the step."""
+    stages = sorted({row["stage"] for row in rows})
+    labels = [f"stage {stage}" for stage in stages]
+    fig = go.Figure()
+    for key, name, colour, pattern in PARTS:
+        spent = [sum(_part(row, key) for row in rows if row["stage"] == stage) for stage in stages]
+        spans = [sum(row["dur_ns"] for row in rows if row["stage"] == stage) for stage in stages]
+        if not any(spent):
+            continue
+        shares = [value / span if span else 0.0 for value, span in zip(spent, spans, strict=True)]
+        fig.add_bar(
+            orientation="h", y=labels, x=[100 * share for share in shares], name=name, marker_color=colour,
+            marker_pattern={"shape": pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"},
+            text=[units.share(one) for one in shares],
+            textposition="none", hovertemplate="%{y}<br>" + name + ": %{text}<extra></extra>",
+        )  # fmt: skip
+    fig.update_layout(template=theme.template(dark), barmode="stack", bargap=0.25, legend_traceorder="normal")
+    fig.update_xaxes(title="share of the pipeline's part of the step", ticksuffix=" %", rangemode="tozero")
+    fig.update_yaxes(autorange="reversed")
+    return fig
+
+
+def _part(row: PipelineRow, key: str) -> int:
+    parts: dict[str, int] = dict(row["bubble_ns"])  # type: ignore[arg-type]
+    return parts[key]

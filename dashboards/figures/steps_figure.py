@@ -1,0 +1,41 @@
+"""Step time over the steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from gpuscope.dashboards import theme
+from gpuscope.report.schema.document import StepEntry
+from gpuscope.report.view import units
+from gpuscope.report.view.vocabulary import BOUND, cause_label
+
+
+def series(steps: Sequence[StepEntry], dark: bool) -> go.Figure:
+    """A line per rank: length of each numbered step."""
+    fig = go.Figure()
+    lanes = sorted({(step["rank"], step["device"]) for step in steps}, key=lambda lane: (lane[0], lane[1] or 0))
+    many = len({rank for rank, _ in lanes}) < len(lanes)
+    longest = max((step["dur_ns"] for step in steps), default=0)
+    size, unit = units.time_unit(longest)
+    for place, (rank, device) in enumerate(lanes):
+        own = [one for one in steps if (one["rank"], one["device"]) == (rank, device) and one["step"] is not None]
+        told = [f"{units.duration(one['dur_ns'])}, {_bound(one)}" for one in own]
+        fig.add_scatter(
+            x=[one["step"] for one in own], y=[one["dur_ns"] / size for one in own], text=told,
+            name=f"rank {rank}" + (f" gpu {device}" if many else ""), mode="lines+markers",
+            marker={"size": 6, "symbol": place % 8},
+            line={"width": 1.5, "color": theme.SERIES[place % len(theme.SERIES)]},
+            hovertemplate="step %{x}: %{text}",
+        )  # fmt: skip
+    fig.update_layout(template=theme.template(dark), showlegend=1 < len(lanes) <= 16, hovermode="closest")
+    numbers = {step["step"] for step in steps if step["step"] is not None}
+    few = len(numbers) > 0 and max(numbers) - min(numbers) <= 20  # else plotly would label half steps
+    fig.update_xaxes(title="step", tickformat="d", dtick=1 if few else None)
+    fig.update_yaxes(title=f"step time ({unit})", rangemode="tozero")
+    return fig
+
+
+def _bound(step: StepEntry) -> str:
+    return BOUND[step["bound_by"]] + (f" ({cause_label(step['cause'])})" if step["cause"] else "")

@@ -1,0 +1,48 @@
+"""What a page is, what it is shown, and how pages are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from dash import Dash
+from dash.development.base_component import Component
+
+from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.state import View
+from gpuscope.plugins import listed
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a page draws: a run in a state of the view, among all runs, light or dark."""
+
+    run: OpenRun
+    view: View
+    runs: Runs
+    dark: bool
+
+
+def _nothing(app: Dash, runs: Runs) -> None:
+    """No callbacks."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: `layout` draws it whenever run, filters or theme change; `register` adds its own callbacks once.
+
+    A page keeps its state in the address (`View.extra`) or in a `dcc.Store` of its layout, never in a module.
+    """
+
+    path: str
+    title: str
+    order: int
+    layout: Callable[[Shown], Component]
+    register: Callable[[Dash, Runs], None] = _nothing
+
+
+@cache
+def pages() -> tuple[Page, ...]:
+    """Every module of `gpuscope.dashboards.pages` that has a `PAGE`, in order."""
+    return tuple(sorted(listed("gpuscope.dashboards.pages", "PAGE"), key=lambda page: page.order))

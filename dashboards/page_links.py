@@ -1,0 +1,47 @@
+"""Links from a report into the timeline."""
+
+from __future__ import annotations
+
+import dash_mantine_components as dmc
+from dash import html
+from dash.development.base_component import Component
+
+from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.page import Shown
+from gpuscope.dashboards.state import View
+from gpuscope.report.schema.document import Evidence
+from gpuscope.report.view import arrangement, units
+
+NAME = 100
+"""Cells of a name within a line."""
+
+
+def around(start: int, end: int) -> tuple[int, int]:
+    """A window in which a span takes the middle half, and a moment still has some width."""
+    room = max((end - start) // 2, 500)
+    return start - room, end + room
+
+
+def timeline_view(evidence: Evidence, events: Events, view: View) -> str:
+    """The address of the timeline at a piece of evidence, with its event selected."""
+    start = events.ties.shown(evidence["rank"], evidence["start_ns"])
+    window = around(start, start + evidence["dur_ns"])
+    ranks = view.ranks if view.has_rank(evidence["rank"]) else None
+    return view.link(
+        "/timeline", window=window, event=events.locate(evidence), ranks=ranks,
+        extra={**view.extra, "mark": f"{start}:{start + evidence['dur_ns']}"},
+    )  # fmt: skip
+
+
+def evidence_link(evidence: Evidence, shown: Shown) -> Component:
+    """A piece of evidence in words, as a link where there is a timeline to jump to."""
+    place = arrangement.place_ns(evidence, arrangement.starts(shown.run.report))
+    at = "" if place is None else f" at {units.offset(place)}"
+    name = units.crop(units.clean(evidence["name"]), NAME)
+    text = f"rank {evidence['rank']}{at} for {units.duration(evidence['dur_ns'])}: {name}"
+    note = dmc.Text(units.clean(evidence["note"]), size="xs", c="dimmed") if evidence["note"] else None
+    events = shown.run.events
+    if events is None:
+        return html.Div([dmc.Text(text, size="sm"), note])
+    href = timeline_view(evidence, events, shown.view)
+    return html.Div([dmc.Anchor(text, href=href, size="sm", className="evidence"), note])

@@ -1,0 +1,171 @@
+"""Page 4: how fast the wire was, who waited, who talks to whom, and what NCCL chose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from dash import html
+from dash.development.base_component import Component
+
+from gpuscope.dashboards import parts
+from gpuscope.dashboards.figures import bandwidth_figure, traffic_figure, waiting_figure
+from gpuscope.dashboards.page import Page, Shown
+from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
+from gpuscope.report.view import units
+
+BARS = 20
+"""Operations drawn, the longest first; the table holds all."""
+
+
+def layout(shown: Shown) -> Component:
+    """The page."""
+    return html.Div([*_bandwidth(shown), _waiting(shown), _traffic(shown), _nccl(shown), *_topology(shown)])
+
+
+def _section(shown: Shown, key: str) -> Any:
+    return cast("dict[str, Any]", shown.run.report).get(key)
+
+
+def _bandwidth(shown: Shown) -> Iterator[Component]:
+    rows: list[BandwidthEntry] = _section(shown, "bandwidth") or []
+    fits: list[FitEntry] = _section(shown, "fits") or []
+    if not any(row["busbw_gbps"] for row in rows):
+        yield parts.empty(
+            "No bus bandwidth to draw",
+            "Sizes of messages are not recorded: torch 2.4 and later write them into its traces, nsys exports NCCL's "
+            "with --include-blobs=true; `gpuscope bench collectives` measures them.",
+        )
+        return
+    yield parts.card(
+        "Bus bandwidth against message size",
+        parts.figure(bandwidth_figure.against_size(rows, fits, shown.dark), "bandwidth", 420),
+        note="Points: measured (open: at least that, since the time holds waiting). "
+        "Dashed: the fit T(S) = α + S·factor/B. Dotted: the link's peak.",
+        corner=parts.csv_link(shown.run.key, "bandwidth"),
+    )
+    if fits:
+        yield parts.card("Fits", _fits(fits, shown.dark))
+
+
+def _fits(fits: list[FitEntry], dark: bool) -> Component:
+    rows = [
+        {
+            "op": fit["op"], "group": units.clean(fit["group"] or ""), "sizes": fit["sizes"], "alpha": fit["alpha_ns"],
+            "alpha_told": _with_error(units.duration(fit["alpha_ns"]), units.duration(fit["alpha_error_ns"])),
+            "busbw": fit["busbw_gbps"],
+            "busbw_told": _with_error(units.bandwidth(fit["busbw_gbps"]), units.bandwidth(fit["busbw_error_gbps"])),
+            "why": units.clean(fit["why"]),
+        }
+        for fit in fits
+    ]  # fmt: skip
+    columns = [
+        parts.column("op", "operation"), parts.column("group", "group"),
+        parts.column("sizes", "distinct sizes", type="rightAligned"),
+        parts.number("alpha", "α, fixed cost", "alpha_told"),
+        parts.number("busbw", "B, busbw without it", "busbw_told"),
+        parts.column("why", "why there is none", flex=1),
+    ]  # fmt: skip
+    return parts.grid(rows, columns, "fits", dark)
+
+
+def _with_error(value: str, error: str) -> str:
+    return value if units.NONE in (value, error) else f"{value} ± {error}"
+
+
+def _waiting(shown: Shown) -> Component:
+    rows = sorted(shown.run.report["collectives"], key=lambda row: -row["dur_ns"])
+    if not rows:
+        return parts.empty(
+            "No collectives", "This run recorded none: a single rank, or communication that was not captured."
+        )
+    drawn = rows[:BARS]
+    note = "Sums over instances and ranks of the whole run."
+    if len(rows) > BARS:
+        note += f" The {BARS} longest of {len(rows)}; the CSV holds all."
+    return parts.card(
+        "Waiting and transferring",
+        parts.figure(waiting_figure.bars(drawn, shown.dark), "waiting", 110 + 30 * len(drawn)),
+        note=note,
+        corner=parts.csv_link(shown.run.key, "collectives"),
+    )
+
+
+def _traffic(shown: Shown) -> Component:
+    rows: list[TrafficEntry] = _section(shown, "traffic") or []
+    rows = [row for row in rows if shown.view.has_rank(row["rank"]) or shown.view.has_rank(row["peer"])]
+    if not rows:
+        return parts.empty(
+            "No point-to-point traffic",
+            "No sends and receives with known peers in this run (pipeline parallelism has them).",
+        )
+    count = len({rank for row in rows for rank in (row["rank"], row["peer"])})
+    return parts.card(
+        "Point-to-point traffic",
+        parts.figure(traffic_figure.matrix(rows, shown.dark), "traffic", min(200 + 24 * count, 720)),
+        corner=parts.csv_link(shown.run.key, "traffic"),
+    )
+
+
+def _nccl(shown: Shown) -> Component:
+    told: Nccl | None = _section(shown, "nccl")
+    if told is None:
+        return parts.empty(
+            "NCCL's own facts are not known",
+            "Record with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING,ENV (gpuscope record does) and "
+            "open the log beside the traces: it tells algorithm, protocol, channels and transports.",
+        )
+    pairs: list[tuple[str, Any]] = [("version", ", ".join(told["versions"]) or units.NONE)]
+    pairs += [
+        (f"{one['count']} × {one['size']} ranks",
+         f"{units.count(one['channels'])} channels, {units.count(one['rings'])} rings, "
+         f"{units.count(one['trees'])} trees")
+        for one in told["communicators"]
+    ]  # fmt: skip
+    pairs += [
+        (one["transport"], f"{units.plural(one['pairs'], 'pair')}{_where(one['same_node'])}")
+        for one in told["transports"]
+    ]
+    pairs += [(one["name"], one["value"]) for one in told["environment"]]
+    choices = [
+        {
+            "op": one["op"] or "", "bytes": one["bytes"], "size": units.size(one["bytes"]),
+            "algorithm": one["algorithm"], "protocol": one["protocol"], "channels": one["channels"],
+            "count": one["count"],
+        }
+        for one in told["choices"]
+    ]  # fmt: skip
+    columns = [
+        parts.column("op", "operation"), parts.number("bytes", "size", "size"), parts.column("algorithm", "algorithm"),
+        parts.column("protocol", "protocol"), parts.column("channels", "channels", type="rightAligned"),
+        parts.column("count", "times", type="rightAligned"),
+    ]  # fmt: skip
+    body: list[Component] = [parts.facts(pairs)]
+    if choices:
+        body.append(parts.grid(choices, columns, "nccl-choices", shown.dark))
+    return parts.card("What NCCL says", *body)
+
+
+def _where(same_node: bool | None) -> str:
+    return "" if same_node is None else ", within a host" if same_node else ", between hosts"
+
+
+def _topology(shown: Shown) -> Iterator[Component]:
+    rows: list[TopologyEntry] = _section(shown, "topology") or []
+    if not rows:
+        yield parts.empty(
+            "The topology is not known",
+            "Open the output of `nvidia-smi topo -m`, or the file of NCCL_TOPO_DUMP_FILE, beside the traces "
+            "(gpuscope record keeps it in the run folder).",
+        )
+    for source in dict.fromkeys(row["source"] for row in rows):
+        own = [row for row in rows if row["source"] == source]
+        yield parts.card(
+            "Topology",
+            parts.figure(traffic_figure.topology(own, shown.dark), "topology", 460),
+            note=units.clean(source),
+            corner=parts.csv_link(shown.run.key, "topology"),
+        )
+
+
+PAGE = Page("/communication", "Communication", 4, layout)

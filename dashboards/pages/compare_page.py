@@ -1,0 +1,163 @@
+"""Page 9: two runs side by side, and a job's history in the run store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import html
+from dash.development.base_component import Component
+
+from gpuscope.analyzers.comparison.compare import Side, compare
+from gpuscope.dashboards import parts
+from gpuscope.dashboards.data import run_history
+from gpuscope.dashboards.data.open_runs import OpenRun
+from gpuscope.dashboards.figures import comparison_figure as figures
+from gpuscope.dashboards.page import Page, Shown
+from gpuscope.errors import GpuscopeError
+from gpuscope.report.schema.diff_document import Diff, Proof
+from gpuscope.report.terminal import diff_text
+from gpuscope.report.view import units
+from gpuscope.report.view.vocabulary import cause_label
+
+WITH = "with"
+"""The address's own parameters: the run compared with, and the job whose history is drawn."""
+JOB = "job"
+COLOURS = {"improvement": "green", "regression": "red", "neutral": "yellow"}
+
+
+def layout(shown: Shown) -> Component:
+    """The page."""
+    return html.Div([*_compared(shown), *_history(shown)])
+
+
+def _compared(shown: Shown) -> Iterator[Component]:
+    others = [run for run in shown.runs.values() if run.key != shown.run.key]
+    if not others:
+        yield parts.empty("Nothing to compare with", "Open two runs: gpuscope dashboard BEFORE AFTER.")
+        return
+    other = shown.runs.get(shown.view.extra.get(WITH, "")) or others[0]
+    before, after = sorted((shown.run, other), key=lambda run: list(shown.runs).index(run.key))
+    if len(others) > 1:
+        yield _choice(shown, others, other)
+    diff = compare(Side(before.report, before.label), Side(after.report, after.label))
+    yield dmc.Alert(
+        [dmc.Text(units.clean(diff["verdict"]["why"])), _sides(diff)],
+        title=dmc.Text(diff_text.verdict_line(diff), size="lg", fw=700),
+        color=COLOURS[diff["verdict"]["result"]], variant="light", mb="md",
+    )  # fmt: skip
+    if diff["breakdown"]:
+        yield parts.card("Where the time went", parts.figure(figures.parts(diff, shown.dark), "compare", 220))
+    yield _causes(diff, shown.dark)
+    yield _kernels(diff, shown.dark)
+    if diff["suggestions"]:
+        yield parts.card("Predicted and gained", parts.sentences([_proof(one) for one in diff["suggestions"]]))
+    if diff["caveats"]:
+        yield parts.card("What makes them unlike", parts.sentences(diff["caveats"]))
+
+
+def _choice(shown: Shown, others: Sequence[OpenRun], chosen: OpenRun) -> Component:
+    links = [
+        dmc.Anchor(
+            units.clean(run.label), size="sm",
+            href=shown.view.link("/compare", extra={**shown.view.extra, WITH: run.key}),
+            fw=700 if run is chosen else None,
+        )
+        for run in others
+    ]  # fmt: skip
+    return dmc.Group([dmc.Text("compared with", size="sm", c="dimmed"), *links], mb="md", gap="md")
+
+
+def _sides(diff: Diff) -> Component:
+    lines = [f"{word}: {diff_text.side_line(diff[word])}" for word in ("before", "after")]
+    return html.Div([dmc.Text(units.clean(line), size="sm", c="dimmed") for line in lines])
+
+
+def _causes(diff: Diff, dark: bool) -> Component:
+    moved = [row for row in diff["causes"] if row["change_ns"]]
+    if not moved:
+        return parts.empty("No cause moved", "Time that is not compute has the same causes, as long as before.")
+    rows = [
+        {"cause": cause_label(row["cause"]), **_times(row["before_ns"], row["after_ns"])} for row in moved
+    ]  # fmt: skip
+    return parts.card(
+        "Causes that moved", parts.grid(rows, [parts.column("cause", "cause"), *_COLUMNS], "causes", dark)
+    )
+
+
+def _kernels(diff: Diff, dark: bool) -> Component:
+    if not diff["kernels"]:
+        return parts.empty("No kernels to compare", "Neither run recorded device events.")
+    rows = [
+        {"name": units.clean(row["name"]), "category": row["category"], **_times(row["before_ns"], row["after_ns"])}
+        for row in diff["kernels"]
+    ]  # fmt: skip
+    columns = [parts.column("name", "kernel", flex=2), parts.column("category", "category"), *_COLUMNS]
+    return parts.card("Kernels that moved", parts.grid(rows, columns, "kernels-compared", dark))
+
+
+_COLUMNS = (
+    parts.number("before", "before", "before_told"),
+    parts.number("after", "after", "after_told"),
+    parts.number("change", "change", "change_told"),
+)
+
+
+def _times(before: int, after: int) -> dict[str, Any]:
+    change = after - before
+    sign = "+" if change > 0 else "−" if change < 0 else ""
+    return {
+        "before": before, "before_told": units.duration(before), "after": after, "after_told": units.duration(after),
+        "change": change, "change_told": f"{sign}{units.duration(abs(change))}",
+    }  # fmt: skip
+
+
+def _proof(one: Proof) -> str:
+    low, high = units.duration(one["low_ns"]), units.duration(one["high_ns"])
+    held = one["held"] or "not measured"
+    return (
+        f"{one['code']}: predicted {units.duration(one['predicted_ns'])} ({low} to {high}), measured "
+        f"{units.duration(one['measured_ns'])}: {held}"
+    )
+
+
+def _history(shown: Shown) -> Iterator[Component]:
+    store = shown.runs.store
+    how = "`gpuscope analyze` keeps every run in a store; name another than the default with --store."
+    if store is None or not store.exists():
+        yield parts.empty("No history", how)
+        return
+    try:
+        names = run_history.jobs(store)
+        job = shown.view.extra.get(JOB) or _own(shown, names)
+        if job not in names:
+            yield parts.empty("No history of this run", f"The store {store} holds no run of it. {how}")
+            return
+        points = run_history.trend_of(store, job)
+    except GpuscopeError as error:
+        yield parts.empty("The run store can't be read", units.clean(str(error)))
+        return
+    body: list[Any] = [parts.figure(figures.trend(points, shown.dark), "history", 340)]
+    if len(names) > 1:
+        links = [
+            dmc.Anchor(
+                units.crop(units.clean(name), 60), size="sm", fw=700 if name == job else None,
+                href=shown.view.link("/compare", extra={**shown.view.extra, JOB: name}),
+            )
+            for name in names[:20]
+        ]  # fmt: skip
+        body.append(dmc.Group(links, gap="md", mt="xs"))
+    note = (
+        f"{units.clean(job)}: step time of its stored runs with the 95 % interval; marks tell each from the one before."
+    )
+    yield parts.card("History", *body, note=note)
+
+
+def _own(shown: Shown, names: Sequence[str]) -> str:
+    """The job of the run shown: whose paths it came from, else the one with most runs."""
+    paths = [source["path"] for source in shown.run.report["trace"]["sources"]]
+    return next((name for name in names if any(path.startswith(name) for path in paths)), names[0] if names else "")
+
+
+PAGE = Page("/compare", "Compare and history", 9, layout)

@@ -1,0 +1,89 @@
+"""What is known of an event, in words, with links to the events around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import html
+from dash.development.base_component import Component
+
+from gpuscope.dashboards import parts
+from gpuscope.dashboards.data.event_details import Details, Event
+from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.page_links import around
+from gpuscope.dashboards.state import View
+from gpuscope.report.view import units
+
+NAME = 110
+_BYTES = {"bytes"}
+
+
+def link(event: Event, events: Events, view: View, window: tuple[int, int] | None = None) -> Component:
+    """An event in words, as a link that shows it in the timeline."""
+    at = units.offset(event.shown - events.first)
+    text = f"rank {event.rank} {event.where} at {at} for {units.duration(event.duration)}: {event.name}"
+    ranks = view.ranks if view.has_rank(event.rank) else None
+    href = view.link("/timeline", window=window or around(*event.span), event=event.ref, ranks=ranks)
+    return dmc.Anchor(units.crop(units.clean(text), NAME + 60), href=href, size="sm", className="event")
+
+
+def panel(found: Details, events: Events, view: View) -> Component:
+    """Everything the trace tells of the selected event."""
+    event = found.event
+    step = "" if found.step is None else f", step {found.step}"
+    rows: list[tuple[str, Any]] = [
+        ("what", f"{event.what} on rank {event.rank}, {event.where}{step}"),
+        ("time", f"{units.duration(event.duration)} at {units.offset(event.shown - events.first)} "
+                 f"({units.exact_ns(event.start)} on its rank's clock)"),
+    ]  # fmt: skip
+    rows += [(key.replace("_", " "), _value(key, value)) for key, value in found.facts]
+    if found.launch is not None and found.on_host:
+        rows.append(("the host's own record", link(found.launch, events, view)))
+    elif found.launch is not None:
+        wait = event.start - found.launch.start
+        rows.append(("launched by", link(found.launch, events, view)))
+        rows.append(("launch to start", units.duration(wait)))
+    elif event.ref[0] == "d" and event.what != "memory":
+        rows.append(("launched by", "not recorded: trace the CUDA API (ProfilerActivity.CPU, nsys -t cuda)"))
+    if found.operator is not None:
+        rows.append(("operator", link(found.operator, events, view)))
+    if found.ranges:
+        rows.append(("ranges", _list(found.ranges, events, view)))
+    rows.append(("Python stack", _list(found.stack, events, view) if found.stack else _no_stack(events)))
+    if found.launched:
+        more = found.launched_count - len(found.launched)
+        rows.append((f"launched {found.launched_count}", html.Div([
+            _list(found.launched, events, view), dmc.Text(f"and {more} more", size="sm") if more else None,
+        ])))  # fmt: skip
+    if found.collective:
+        rows += [(f"collective {key.replace('_', ' ')}", _value(key, value)) for key, value in found.collective]
+        rows.append(("on other ranks", _partners(found, events, view)))
+    return parts.card(units.crop(units.clean(event.name), NAME), parts.facts([("name", event.name), *rows]))
+
+
+def _value(key: str, value: int | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{units.size(value)} ({units.count(value)})" if key in _BYTES else str(value)
+
+
+def _list(found: list[Event], events: Events, view: View) -> Component:
+    return html.Ul([html.Li(link(one, events, view)) for one in found], style={"margin": 0, "paddingLeft": 20})
+
+
+def _no_stack(events: Events) -> str:
+    if any(track.group == "python" for track in events.tracks):
+        return "none around this event"
+    return "not recorded: torch.profiler.profile(with_stack=True), or nsys profile --python-backtrace=cuda"
+
+
+def _partners(found: Details, events: Events, view: View) -> Any:
+    if not found.partners:
+        return "not matched: the other ranks of its group are not open, or their records don't tell which it is"
+    spans = [one.span for one in (found.event, *found.partners)]
+    window = around(min(start for start, _ in spans), max(end for _, end in spans))
+    lines = [html.Li(link(one, events, view, window)) for one in found.partners[:16]]
+    if len(found.partners) > 16:
+        lines.append(html.Li(f"and {len(found.partners) - 16} more"))
+    return html.Ul(lines, style={"margin": 0, "paddingLeft": 20})

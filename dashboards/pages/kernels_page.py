@@ -1,0 +1,116 @@
+"""Page 6: what ran on the devices, by category and by name, and how fast."""
+
+from __future__ import annotations
+
+from dash import ClientsideFunction, Dash, Input, Output, html
+from dash.development.base_component import Component
+
+from gpuscope.dashboards import ids, parts
+from gpuscope.dashboards.data.open_runs import Runs
+from gpuscope.dashboards.figures import kernels_figure as drawing
+from gpuscope.dashboards.page import Page, Shown
+from gpuscope.hardware.device_peaks import peak_flops
+from gpuscope.report.schema.document import Report
+from gpuscope.report.view import units
+
+PRECISIONS = {"bf16": "16-bit tensor cores", "fp32": "32-bit"}
+
+
+def layout(shown: Shown) -> Component:
+    """The page."""
+    kernels = shown.run.report["kernels"]
+    if not kernels:
+        return parts.empty(
+            "No kernels in this run",
+            "Record the device's activity: ProfilerActivity.CUDA under torch.profiler, or nsys profile -t cuda.",
+        )
+    whole = " Over all ranks and steps: the filters don't apply to this page." if _filtered(shown) else ""
+    return html.Div([
+        parts.card(
+            "By category",
+            parts.figure(drawing.categories(kernels, shown.dark), "categories",
+                         130 + 30 * len({one["category"] for one in kernels})),
+            note="Device time of all ranks; what runs side by side counts twice." + whole,
+        ),
+        _table(shown),
+        _rates(shown),
+    ])  # fmt: skip
+
+
+def _filtered(shown: Shown) -> bool:
+    return shown.view.ranks is not None or shown.view.steps is not None
+
+
+def _table(shown: Shown) -> Component:
+    kernels = shown.run.report["kernels"]
+    rows = [
+        {
+            "name": units.clean(one["name"]), "category": one["category"], "count": one["count"],
+            "dur": one["dur_ns"], "dur_told": units.duration(one["dur_ns"]),
+            "mean": one["mean_ns"], "mean_told": units.duration(one["mean_ns"]),
+            "share": one["share_frac"], "share_told": units.share(one["share_frac"]),
+            "rate": one["flops_per_s"], "rate_told": units.flop_rate(one["flops_per_s"]),
+        }
+        for one in kernels
+    ]  # fmt: skip
+    columns = [
+        parts.column("name", "kernel", flex=1, minWidth=300, tooltipField="name"),
+        parts.column("category", "category", width=130),
+        parts.number("share", "share", "share_told", width=100),
+        parts.number("dur", "time", "dur_told", width=120, sort="desc"),
+        parts.column("count", "count", type="rightAligned", filter="agNumberColumnFilter", width=110),
+        parts.number("mean", "mean", "mean_told", width=120),
+        parts.number("rate", "rate", "rate_told", width=140),
+    ]
+    return parts.card(
+        "Kernels",
+        parts.grid(rows, columns, "kernels", shown.dark, id=ids.KERNELS_GRID, columnSize=None),
+        note="Click a name to find the kernel in the timeline." if shown.run.events is not None else "",
+        corner=parts.csv_link(shown.run.key, "kernels"),
+    )
+
+
+def _rates(shown: Shown) -> Component:
+    kernels = shown.run.report["kernels"]
+    if not any(one["flops_per_s"] for one in kernels):
+        return parts.empty(
+            "No floating-point rates",
+            "They are counted from the operators' shapes: torch.profiler.profile(record_shapes=True), or under nsys "
+            "torch.autograd.profiler.emit_nvtx(record_shapes=True). Only matrix products and attention are counted.",
+        )
+    known = peaks(shown.run.report)
+    note = (
+        "Matrix products and attention, whose operations are counted from shapes; larger marks take more time in all. "
+    )
+    note += (
+        "Dashed: the device's peak on its data sheet. "
+        if known
+        else "The device's peak is not drawn: its model is not recorded, or not in the table. "
+    )
+    note += "The trace does not hold the bytes a kernel moves, so there is no roof for memory: ask Nsight Compute."
+    return parts.card("Achieved rate", parts.figure(drawing.rates(kernels, known, shown.dark), "rates", 380), note=note)
+
+
+def peaks(report: Report) -> dict[str, float]:
+    """The peaks of the devices of a run that the table knows, FLOP/s, by what they are called."""
+    found: dict[str, float] = {}
+    for model in sorted({entry["device_name"] for entry in report["ranks"] if entry["device_name"]}):
+        for precision, label in PRECISIONS.items():
+            peak = peak_flops(model, precision)
+            if peak is not None:
+                found[f"{model}, {label}: {units.flop_rate(peak)}"] = peak
+    return found
+
+
+def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
+    """A kernel's name leads to a search for it in the timeline."""
+    app.clientside_callback(
+        ClientsideFunction("gpuscope", "kernel"),
+        Output(ids.URL, "pathname", allow_duplicate=True),
+        Output(ids.URL, "search", allow_duplicate=True),
+        Input(ids.KERNELS_GRID, "cellClicked"),
+        prevent_initial_call=True,
+    )
+
+
+PAGE = Page("/kernels", "Kernels", 6, layout, register)

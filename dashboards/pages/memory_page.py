@@ -1,0 +1,155 @@
+"""Page 7: what the caching allocator held over time, at its peak, and in which segments with which holes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import dash_mantine_components as dmc
+from dash import html
+from dash.development.base_component import Component
+
+from gpuscope.dashboards import parts
+from gpuscope.dashboards.data.segments import segments_of
+from gpuscope.dashboards.figures import memory_figure as figures
+from gpuscope.dashboards.page import Page, Shown
+from gpuscope.report.schema.memory_section import MemoryEntry
+from gpuscope.report.view import units
+
+PICK = "memory"
+"""The address's own parameter: which entry of the report's section is shown."""
+
+
+def layout(shown: Shown) -> Component:
+    """The page."""
+    told: list[MemoryEntry] = cast("dict[str, Any]", shown.run.report).get("memory") or []
+    entries = [entry for entry in told if shown.view.has_rank(entry["rank"])]
+    if not entries:
+        return parts.empty(
+            "No record of the allocator",
+            "Open an allocator snapshot (torch.cuda.memory._dump_snapshot; gpuscope record --memory writes them), or "
+            "record with profile_memory=True."
+            if not told
+            else "The filter leaves out all ranks with such a record.",
+        )
+    chosen = shown.view.extra.get(PICK, "0")
+    entry = entries[int(chosen)] if chosen.isdecimal() and int(chosen) < len(entries) else entries[0]
+    return html.Div([
+        _choice(entries, entry, shown), _facts(entry), _over_time(entry, shown), _peak(entry, shown),
+        *_segments(entry, shown), *_failures(entry),
+    ])  # fmt: skip
+
+
+def _choice(entries: list[MemoryEntry], chosen: MemoryEntry, shown: Shown) -> Component | None:
+    if len(entries) == 1:
+        return None
+    links = [
+        dmc.Anchor(
+            _name(entry),
+            href=shown.view.link("/memory", extra={**shown.view.extra, PICK: str(place)}),
+            size="sm",
+            fw=700 if entry is chosen else None,
+        )
+        for place, entry in enumerate(entries)
+    ]
+    return dmc.Group(links, mb="md", gap="md")
+
+
+def _name(entry: MemoryEntry) -> str:
+    return units.clean(f"rank {entry['rank']}, device {entry['device']}: {units.crop(entry['path'], 60)}")
+
+
+def _bytes(value: int | None) -> str:
+    return units.NONE if value is None else units.memory(value)
+
+
+def _facts(entry: MemoryEntry) -> Component:
+    pairs: list[tuple[str, Any]] = [
+        ("from", f"{_name(entry)} ({entry['kind']}, {units.count(entry['events'])} events)"),
+        ("peak allocated", _bytes(entry["peak_allocated_bytes"])),
+        ("peak reserved", _bytes(entry["peak_reserved_bytes"])),
+        ("allocated at the end", _bytes(entry["end_allocated_bytes"])),
+        ("reserved at the end", _bytes(entry["end_reserved_bytes"])),
+        ("settings", "not recorded" if entry["settings"] is None else f"{entry['variable']}={entry['settings']}"),
+        ("fragmentation", _fragmentation(entry)),
+        ("retries", str(len(entry["retries"]))),
+    ]  # fmt: skip
+    replay = entry["replay"]
+    if replay is not None:
+        told = f"reserved peak within {units.share(abs(replay['error_frac']))} of the recorded one"
+        pairs.append(("model of the allocator", told if replay["usable"] else f"{told}; not used: {replay['why']}"))
+        if replay["best"] is not None:
+            best = replay["best"]
+            pairs.append(
+                (
+                    f"with {best['option']}:{best['value']}",
+                    f"{units.memory(best['peak_reserved_bytes'])} reserved at peak",
+                )
+            )
+    return parts.card("Memory", parts.facts(pairs), note="Reserved above allocated is mostly cache: it is lost only "
+                      "where a request could not use it.")  # fmt: skip
+
+
+def _fragmentation(entry: MemoryEntry) -> str:
+    found = entry["fragmentation"]
+    if found is None:
+        return "none: no segment was allocated while enough free bytes lay in unusable blocks"
+    largest = units.memory(found["largest_request_bytes"])
+    return (
+        f"{units.memory(found['reserved_bytes'])} reserved for {units.plural(found['requests'], 'request')} "
+        f"while enough free bytes lay in blocks too small; the largest asked for {largest}"
+    )
+
+
+def _over_time(entry: MemoryEntry, shown: Shown) -> Component:
+    if not entry["timeline"]:
+        return parts.empty(
+            "No memory over time",
+            "The snapshot holds no history: call torch.cuda.memory._record_memory_history() before training "
+            "(gpuscope record --memory does).",
+        )
+    return parts.card("Over time", parts.figure(figures.over_time(entry, shown.dark), "memory", 320))
+
+
+def _peak(entry: MemoryEntry, shown: Shown) -> Component:
+    if not entry["at_peak"]:
+        return parts.empty("What is in use at the peak is not known", "The record tells sums, not single allocations.")
+    held = entry["at_peak"]
+    note = "By the stack that asked for it; hover for the stack."
+    if len(held) > figures.STACKS:
+        note += f" The {figures.STACKS} largest of {len(held)}."
+    drawn = min(len(held), figures.STACKS)
+    return parts.card(
+        "In use at the peak", parts.figure(figures.at_peak(held, shown.dark), "peak", 100 + 28 * drawn), note=note
+    )
+
+
+def _segments(entry: MemoryEntry, shown: Shown) -> Iterator[Component]:
+    trace = shown.run.trace
+    if entry["kind"] != "snapshot":
+        return
+    if trace is None:
+        yield parts.empty("Segments can't be drawn", shown.run.why_no_events)
+        return
+    drawn, left = segments_of(trace, entry["path"], entry["device"])
+    if not drawn:
+        yield parts.empty("No segments", "At the time of the snapshot the allocator held none.")
+        return
+    yield parts.card(
+        "Segments and holes",
+        parts.figure(figures.segments(drawn, shown.dark), "segments", 120 + 22 * len(drawn)),
+        note="At the time of the snapshot, largest first" + (f"; {left} smaller ones are left out." if left else "."),
+    )
+
+
+def _failures(entry: MemoryEntry) -> Iterator[Component]:
+    if entry["failures"]:
+        lines = [
+            f"{units.memory(one['requested_bytes'])} asked for with {_bytes(one['device_free_bytes'])} free on the "
+            f"device and {units.memory(one['free_bytes'])} free in the cache: {one['why']}"
+            for one in entry["failures"]
+        ]
+        yield parts.card("Out of memory", parts.sentences(lines))
+
+
+PAGE = Page("/memory", "Memory", 7, layout)

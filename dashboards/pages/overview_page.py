@@ -1,0 +1,157 @@
+"""Page 1: the verdict, where the time goes, the gravest findings, and what is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import html
+from dash.development.base_component import Component
+
+from gpuscope.dashboards import parts, theme
+from gpuscope.dashboards.figures import breakdown_figure, steps_figure
+from gpuscope.dashboards.page import Page, Shown
+from gpuscope.dashboards.page_links import evidence_link
+from gpuscope.report.schema.document import FindingEntry
+from gpuscope.report.view import arrangement, headline, units
+
+FINDINGS_SHOWN = 8
+EVIDENCE_SHOWN = 3
+MOST_BARS = 64
+"""Bars that are still readable; the ranks with the least and most compute stand for more."""
+
+
+def layout(shown: Shown) -> Component:
+    """The page."""
+    return html.Div([
+        _verdict(shown),
+        _breakdown(shown),
+        _steps(shown),
+        _findings(shown),
+        _doubts(shown),
+    ])  # fmt: skip
+
+
+def _verdict(shown: Shown) -> Component:
+    report = shown.run.report
+    verdict = report["verdict"]
+    abstained = verdict["abstained"] or verdict["bound_by"] is None
+    colour = "yellow" if abstained else "green" if verdict["bound_by"] == "compute" else "red"
+    body: list[Any] = [dmc.Text(units.clean(verdict["why"]))]
+    if not abstained:
+        confidence = verdict["confidence"]
+        body.append(
+            dmc.Group([
+                dmc.Text(f"confidence {confidence:.2g}", size="sm"),
+                dmc.Progress(value=100 * confidence, w=160, **parts.attributes(aria_label="confidence")),
+            ], mt="xs")
+        )  # fmt: skip
+    body.append(dmc.Text(units.clean(headline.context_line(report)), size="sm", c="dimmed", mt="xs"))
+    if shown.view.ranks is not None or shown.view.steps is not None:
+        body.append(
+            dmc.Text("The verdict is of the whole run; the filters choose what is drawn below.", size="sm", mt="xs")
+        )
+    return dmc.Alert(
+        body, title=dmc.Text(headline.verdict_line(report), size="xl", fw=700), color=colour, variant="light", mb="md"
+    )
+
+
+def _breakdown(shown: Shown) -> Component:
+    ranks = [entry for entry in shown.run.report["ranks"] if shown.view.has_rank(entry["rank"])]
+    if not ranks:
+        return parts.empty(
+            "No device time to break down",
+            "Record the device's activity: ProfilerActivity.CUDA, or nsys profile -t cuda,nvtx,osrt.",
+        )
+    note = "Compute, communication and copies that nothing hides, and idle time by its cause; together the window."
+    if shown.view.steps is not None:
+        note += " Of the whole window, not only of the steps chosen: `gpuscope analyze --steps` breaks these down."
+    if len(ranks) > MOST_BARS:
+        by_compute = sorted(ranks, key=arrangement.compute_share)
+        chosen = by_compute[: MOST_BARS // 2] + by_compute[-MOST_BARS // 2 :]
+        note += f" Of {len(ranks)} ranks those with the least and the most compute; the rank filter chooses others."
+        ranks = [entry for entry in ranks if any(entry is one for one in chosen)]
+    fig = breakdown_figure.bars(ranks, shown.dark)
+    height = 176 + 34 * len(ranks)
+    return parts.card(
+        "Where the time goes",
+        parts.figure(fig, "breakdown", max(height, 200)),
+        note=note,
+        corner=parts.csv_link(shown.run.key, "ranks"),
+    )
+
+
+def _steps(shown: Shown) -> Component:
+    report = shown.run.report
+    chosen = [
+        step for step in report["steps"]
+        if step["step"] is not None and shown.view.has_rank(step["rank"]) and shown.view.has_step(step["step"])
+    ]  # fmt: skip
+    if not chosen:
+        return parts.empty(
+            "No steps to draw",
+            "Call prof.step() once per iteration under torch.profiler, or put an NVTX range «step N» around it."
+            if not report["steps"]
+            else "The filters leave out all steps of this run.",
+        )
+    basis = f"Steps from {units.clean(report['steps_basis'])}." if report["steps_basis"] else ""
+    return parts.card(
+        "Step time",
+        parts.figure(steps_figure.series(chosen, shown.dark), "steps", 280),
+        note=basis,
+        corner=parts.csv_link(shown.run.key, "steps"),
+    )
+
+
+def _findings(shown: Shown) -> Component:
+    found = [
+        finding for finding in arrangement.findings(shown.run.report)
+        if shown.view.ranks is None or not finding["ranks"] or shown.view.ranks & set(finding["ranks"])
+    ]  # fmt: skip
+    if not found:
+        return parts.empty(
+            "No findings", "Nothing in this run costs enough time to be named, or no analysis could tell."
+        )
+    body: list[Component] = [_finding(finding, shown) for finding in found[:FINDINGS_SHOWN]]
+    if len(found) > FINDINGS_SHOWN:
+        body.append(dmc.Text(f"and {len(found) - FINDINGS_SHOWN} more (CSV)", size="sm", c="dimmed"))
+    return parts.card("Findings", *body, corner=parts.csv_link(shown.run.key, "findings"))
+
+
+def _finding(finding: FindingEntry, shown: Shown) -> Component:
+    costs = [
+        f"{units.duration(finding['cost_ns_per_step'])} per {headline.whole(shown.run.report)}"
+        if finding["cost_ns_per_step"]
+        else "",
+        units.share(finding["share_frac"]) if finding["share_frac"] else "",
+        f"ranks {units.ranks(finding['ranks'])}" if finding["ranks"] else "",
+    ]
+    head = dmc.Group([
+        parts.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
+        dmc.Code(finding["code"]),
+        dmc.Text(" · ".join(cost for cost in costs if cost), size="sm", c="dimmed"),
+    ], gap="xs")  # fmt: skip
+    places = [html.Li(evidence_link(one, shown)) for one in finding["evidence"][:EVIDENCE_SHOWN]]
+    return html.Div(
+        [head, dmc.Text(units.clean(finding["message"])), html.Ul(places, style={"margin": 0, "paddingLeft": 20})],
+        style={"marginBottom": 14},
+        className="finding",
+    )
+
+
+def _doubts(shown: Shown) -> Component:
+    found = arrangement.doubts(shown.run.report)
+    if not found:
+        return parts.card("What is uncertain", dmc.Text("Nothing was lost or is missing."))
+    rows = [
+        dmc.TableTr([dmc.TableTd(parts.severity(kind, "gray")), dmc.TableTd(units.clean(sentence))])
+        for kind, sentence in found
+    ]
+    return parts.card(
+        "What is uncertain",
+        dmc.Table(dmc.TableTbody(rows), withRowBorders=False),
+        corner=parts.csv_link(shown.run.key, "problems"),
+    )
+
+
+PAGE = Page("/", "Overview", 1, layout)

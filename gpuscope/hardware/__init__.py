@@ -1,0 +1,1 @@
+"""Facts about machines, each with its source: links, bandwidths, device peaks, topology."""

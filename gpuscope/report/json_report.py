@@ -1,0 +1,33 @@
+"""The report as JSON: keys in the order the schema declares, and never a NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from gpuscope.report.schema.document import Report
+
+
+def dumps(report: Report) -> str:
+    """The document of `--json`, indented, without a trailing newline.
+
+    Numbers that JSON has no word for (NaN, infinities) become null; a lone surrogate, as invalid UTF-8 in
+    a name leaves it, stays as its escape, so the text is always plain ASCII.
+    """
+    ordered = {key: report[key] for key in Report.__annotations__ if key in report}  # type: ignore[literal-required]
+    # Keys of a later schema follow.
+    return json.dumps(_finite(ordered | report), indent=2, allow_nan=False, ensure_ascii=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    # numpy's scalars: their Python counterpart.
+    return _finite(value.item())

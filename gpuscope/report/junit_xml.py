@@ -1,0 +1,34 @@
+"""Checks as JUnit XML, as CI servers read it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from xml.etree import ElementTree
+
+from gpuscope.report.schema.diff_document import CheckCase
+from gpuscope.report.view import units
+
+
+def dumps(cases: Sequence[CheckCase], subject: str) -> str:
+    """One test suite of one case per check; what could not be told is skipped."""
+    number = Counter(case["status"] for case in cases)
+    suite = ElementTree.Element(
+        "testsuite",
+        name="gpuscope check",
+        tests=str(len(cases)),
+        failures=str(number["failed"]),
+        errors="0",
+        skipped=str(number["skipped"]),
+    )
+    for case in cases:
+        element = ElementTree.SubElement(suite, "testcase", classname=units.clean(subject), name=case["name"])
+        if case["status"] == "passed":
+            ElementTree.SubElement(element, "system-out").text = units.clean(case["message"])
+        else:
+            tag = "failure" if case["status"] == "failed" else "skipped"
+            ElementTree.SubElement(element, tag, message=units.clean(case["message"]))
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

@@ -1,0 +1,42 @@
+"""Reports read back from the file that `gpuscope analyze --json` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from gpuscope.errors import InputError
+from gpuscope.report.schema.document import SCHEMA_VERSION, Report
+
+_HEAD = 1 << 16
+
+
+def read_report(path: Path, needed: Collection[str]) -> Report | None:
+    """The report in a file, told by its head whatever the order of its keys; None where it is something else.
+
+    Raises `InputError` for one that is cut off, of another schema, or without a key that the caller needs: what later
+    versions added may be missing from an older file.
+    """
+    if not path.is_file():
+        return None
+    with path.open("rb") as handle:
+        head = handle.read(_HEAD)
+    if head.lstrip()[:1] != b"{" or b'"gpuscope_version"' not in head:
+        return None
+    try:
+        document: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path}: a report that is cut off or damaged, no JSON: {error}") from error
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: {f'a report of schema {version}' if version else 'no report of gpuscope analyze'}",
+            hint=f"this gpuscope reads schema {SCHEMA_VERSION}; analyse the trace again",
+        )
+    missing = sorted(set(needed) - set(document))
+    if missing:
+        raise InputError(f"{path}: a report without {', '.join(missing)}", hint="analyse the trace again")
+    return cast(Report, document)

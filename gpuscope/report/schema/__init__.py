@@ -1,0 +1,1 @@
+"""The report document, section by section."""

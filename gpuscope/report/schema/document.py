@@ -1,0 +1,304 @@
+"""The report: one JSON document, the same for the terminal, HTML, `--json` and the Python API.
+
+Keys are stable; more may be added. Times and sizes are integers (ns, bytes), `*_frac` is 0..1, bandwidths
+are 1e9 B/s. What the numbers mean stands in docs/definitions.md.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+from gpuscope.report.schema.hang_section import Hang
+from gpuscope.report.schema.memory_section import MemoryEntry
+from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
+from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.report.schema.replay_section import Replay
+
+SCHEMA_VERSION = 1
+
+Class = Literal["cpu", "communication", "memory", "compute"]
+
+
+class SourceEntry(TypedDict):
+    """A file that was read."""
+
+    path: str
+    format: str
+    format_version: str
+    rank: int | None
+    """The rank it holds; None where it holds several (they are then in `ranks`)."""
+    ranks: list[int]
+    events: int
+
+
+class TraceEntry(TypedDict):
+    """What was analysed."""
+
+    sources: list[SourceEntry]
+    world_size: int | None
+    ranks_present: list[int]
+    clock_error_ns: int | None
+    """Bound on the error of cross-rank times; None where nothing ties the ranks' clocks."""
+    frameworks: list[str]
+    """Frameworks that left a mark in the trace: deepspeed, megatron, lightning, fsdp2, ddp…"""
+    parallelism: dict[str, int]
+    """Ranks per kind of parallelism (dp, tp, pp, cp, ep), as the process groups tell it."""
+
+
+class Verdict(TypedDict):
+    """What bounds the run, and how sure that is."""
+
+    bound_by: Class | None
+    cause: str | None
+    share_frac: float
+    confidence: float
+    abstained: bool
+    why: str
+
+
+class BreakdownEntry(TypedDict):
+    compute: int
+    exposed_communication: int
+    exposed_memory: int
+    idle: int
+
+
+class Stalls(TypedDict):
+    """Time that is not compute, by class and cause, in ns."""
+
+    cpu: dict[str, int]
+    communication: dict[str, int]
+    memory: dict[str, int]
+    unattributed: int
+
+
+class RankEntry(TypedDict):
+    """One rank on one device over the whole window."""
+
+    rank: int
+    device: int | None
+    device_name: str | None
+    window_ns: int
+    start_ns: int
+    steps: int
+    breakdown_ns: BreakdownEntry
+    communication_ns: int
+    overlapped_communication_ns: int
+    overlap_frac: float | None
+    stall_ns: Stalls
+
+
+class StepEntry(TypedDict):
+    """One step of one rank; `step` is None for what ran before the first step."""
+
+    step: int | None
+    rank: int
+    device: int | None
+    start_ns: int
+    dur_ns: int
+    breakdown_ns: BreakdownEntry
+    bound_by: Class
+    cause: str | None
+
+
+class CollectiveEntry(TypedDict):
+    """One operation of one group: count, bytes and transfer over instances, wait and dur over ranks too."""
+
+    op: str
+    group: str | None
+    count: int
+    bytes: int | None
+    dur_ns: int
+    wait_ns: int | None
+    transfer_ns: int | None
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+
+
+class StragglerEntry(TypedDict):
+    """A rank that others waited for, or that made another one late."""
+
+    rank: int
+    caused_wait_ns: int
+    """The others' exposed waits where it came last."""
+    root_wait_ns: int
+    """Waits that go back to it, through whatever ranks it made late on the way."""
+    phase: str | None
+    operation: str | None
+    recurrent: bool
+
+
+class RankStepEntry(TypedDict):
+    """One rank in one step: a cell of the rank × step table."""
+
+    rank: int
+    step: int
+    step_ns: int
+    wait_caused_ns: int
+    wait_suffered_ns: int
+
+
+class Evidence(TypedDict):
+    """A span of the trace that shows a finding."""
+
+    rank: int
+    start_ns: int
+    dur_ns: int
+    name: str
+    note: str
+
+
+class FindingEntry(TypedDict):
+    """Something that costs time, under a stable code (docs/findings.md)."""
+
+    code: str
+    severity: Literal["high", "medium", "low"]
+    message: str
+    ranks: list[int]
+    cost_ns_per_step: int
+    share_frac: float
+    evidence: list[Evidence]
+
+
+class Setting(TypedDict):
+    """What to set."""
+
+    kind: Literal["env", "python", "config"]
+    name: str
+    value: str
+
+
+class Prediction(TypedDict):
+    """The step time a change leads to."""
+
+    step_ns_before: int
+    step_ns_after: int
+    low_ns: int
+    high_ns: int
+    basis: str
+
+
+class SuggestionEntry(TypedDict):
+    """A change, its predicted gain and how to verify it."""
+
+    code: str
+    finding: str
+    action: str
+    why: str
+    setting: Setting
+    predicted: Prediction
+    risk: str
+    verify: str
+
+
+class UnpredictedEntry(TypedDict):
+    """A change that may help, but whose gain this trace can't tell."""
+
+    code: str
+    finding: str
+    action: str
+    setting: Setting
+    why_not: str
+
+
+class AdviceEntry(TypedDict):
+    """What stands beside the suggestions."""
+
+    why: str
+    """Why there are none; empty where there are."""
+    unpredicted: list[UnpredictedEntry]
+
+
+class KernelEntry(TypedDict):
+    """All device events of one name and category, over the ranks analysed."""
+
+    name: str
+    category: str
+    count: int
+    dur_ns: int
+    mean_ns: int
+    share_frac: float
+    """Share of all device-event time."""
+    flops_per_s: float | None
+    """Achieved rate where the operators' shapes were recorded."""
+
+
+class ProblemEntry(TypedDict):
+    """What was lost or is uncertain."""
+
+    severity: Literal["info", "data_loss", "error"]
+    code: str
+    count: int
+    message: str
+
+
+class AnalyzerEntry(TypedDict):
+    """What became of one analysis."""
+
+    name: str
+    status: Literal["ok", "skipped", "failed"]
+    why: str
+
+
+class Explained(TypedDict):
+    """M: the share of the slowdown that goes away if only these operations were as fast as their like."""
+
+    by_operation: dict[str, float]
+    by_rank: dict[str, float]
+    by_stage: dict[str, float]
+
+
+class Slowdown(TypedDict):
+    """What-if slowdowns (where they can be computed)."""
+
+    total: float
+    by_operation: dict[str, float]
+    by_rank: dict[str, float]
+    by_stage: dict[str, float]
+    explained: NotRequired[Explained]
+    steps: NotRequired[int]
+    """Steps replayed."""
+    recorded_step_ns: NotRequired[int]
+    replayed_step_ns: NotRequired[int]
+    """T: mean replayed step time with the recorded durations, nothing launched late."""
+    ideal_step_ns: NotRequired[int]
+    """The same where no operation is slower than its like."""
+
+
+class Report(TypedDict):
+    """The whole document."""
+
+    schema_version: int
+    gpuscope_version: str
+    trace: TraceEntry
+    verdict: Verdict
+    ranks: list[RankEntry]
+    steps: list[StepEntry]
+    steps_basis: str | None
+    """What the steps were found from; None where there are none."""
+    collectives: list[CollectiveEntry]
+    stragglers: list[StragglerEntry]
+    rank_steps: list[RankStepEntry]
+    """Who waited for whom, by rank and step; empty where no collective is matched."""
+    slowdown: NotRequired[Slowdown]
+    replay: NotRequired[Replay]
+    pipeline: NotRequired[Pipeline]
+    """Where ranks are stages of a pipeline."""
+    hang: NotRequired[Hang]
+    """Where Flight Recorder dumps were read."""
+    nccl: NotRequired[Nccl]
+    topology: NotRequired[list[TopologyEntry]]
+    """These two where records of NCCL and its tools were read."""
+    bandwidth: NotRequired[list[BandwidthEntry]]
+    fits: NotRequired[list[FitEntry]]
+    """Where sizes of collectives are recorded, or NCCL's tools measured."""
+    traffic: NotRequired[list[TrafficEntry]]
+    """Where messages between ranks are recorded with their other end."""
+    memory: NotRequired[list[MemoryEntry]]
+    """Where allocator snapshots or memory events were read."""
+    kernels: list[KernelEntry]
+    findings: list[FindingEntry]
+    suggestions: list[SuggestionEntry]
+    advice: AdviceEntry
+    problems: list[ProblemEntry]
+    analyzers: list[AnalyzerEntry]

@@ -1,0 +1,54 @@
+"""The terminal report's part on what to change."""
+
+from __future__ import annotations
+
+from gpuscope.report.schema.document import Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.report.terminal.screen import Writer
+from gpuscope.report.view import units
+
+
+def section(report: Report, writer: Writer) -> None:
+    """The suggestions with their predicted gain, or why there are none."""
+    suggestions, advice = report["suggestions"], report["advice"]
+    if not (suggestions or advice["unpredicted"] or advice["why"]):
+        return
+    writer.heading("What to change")
+    if not suggestions:
+        writer.line(f"Nothing: {advice['why']}.")
+    for suggestion in suggestions:
+        _suggestion(suggestion, writer)
+    if len(suggestions) > 1:
+        writer.line(writer.text("Gains do not add up: findings overlap.", "dim"))
+    for one in advice["unpredicted"]:
+        _unpredicted(one, writer)
+
+
+def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
+    predicted = suggestion["predicted"]
+    writer.line(writer.text(suggestion["action"], "bold"), writer.text(f"  [for {suggestion['finding']}]", "dim"))
+    before, after, low, high = (
+        units.duration(predicted[key]) for key in ("step_ns_before", "step_ns_after", "low_ns", "high_ns")
+    )
+    # Without a timeline only memory is told, and the basis says how much.
+    step = f"step {before} → {after} ({low} to {high}); " if predicted["step_ns_before"] else ""
+    for word, sentence in (
+        ("set", setting(suggestion)),
+        ("gain", step + predicted["basis"]),
+        ("why", suggestion["why"]),
+        ("risk", suggestion["risk"]),
+        ("verify", suggestion["verify"]),
+    ):
+        if sentence:
+            writer.line(f"{word:<8}", sentence, indent=2, hang=8)
+
+
+def _unpredicted(one: UnpredictedEntry, writer: Writer) -> None:
+    writer.line(writer.text(f"Gain not told: {one['action']}", "bold"), writer.text(f"  [for {one['finding']}]", "dim"))
+    writer.line(f"{'set':<8}", setting(one), indent=2, hang=8)
+    writer.line(f"{'why not':<8}", one["why_not"], indent=2, hang=8)
+
+
+def setting(entry: SuggestionEntry | UnpredictedEntry) -> str:
+    """A setting on one line."""
+    chosen = entry["setting"]
+    return f"{chosen['name']}={chosen['value']} ({chosen['kind']})"

@@ -1,0 +1,189 @@
+"""A comparison of two runs on the terminal: the verdict first, what is uncertain last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpuscope.report.schema.diff_document import CollectiveSide, Diff, DiffSide, Proof
+from gpuscope.report.terminal.screen import Writer
+from gpuscope.report.view import units
+from gpuscope.report.view.vocabulary import BOUND, CLASSES, PARTS, cause_label
+
+SHOWN = 10
+_STYLE = {"improvement": "bold green", "regression": "bold red", "neutral": "bold yellow"}
+
+
+def verdict_line(diff: Diff) -> str:
+    """`Regression: step 100.0 ms → 110.0 ms, +10.0 % (+8.1 to +11.9 %)`."""
+    verdict, step = diff["verdict"], diff["step"]
+    word = verdict["result"].capitalize()
+    if verdict["result"] == "neutral" and not verdict["conclusive"]:
+        word = "Neutral (not conclusive)"
+    if step["basis"] == "none":
+        return word
+    what = "step" if step["basis"] == "steps" else "window"
+    times = f"{what} {units.duration(step['before_ns'])} → {units.duration(step['after_ns'])}"
+    moved = f", {_percent(step['change_frac'])}" if step["change_frac"] is not None else ""
+    low, high = step["low_frac"], step["high_frac"]
+    bounds = f" ({_percent(low)} to {_percent(high)})" if low is not None and high is not None else ""
+    return f"{word}: {times}{moved}{bounds}"
+
+
+def render(diff: Diff, writer: Writer) -> None:
+    """Print a comparison."""
+    writer.line(writer.text(verdict_line(diff), _STYLE[diff["verdict"]["result"]]))
+    writer.line(diff["verdict"]["why"], indent=2)
+    writer.line("")
+    for word, side in (("before", diff["before"]), ("after", diff["after"])):
+        writer.line(f"{word:<8}", side_line(side), hang=8)
+    _proofs(diff, writer)
+    _breakdown(diff, writer)
+    _causes(diff, writer)
+    _collectives(diff, writer)
+    _kernels(diff, writer)
+    if diff["caveats"]:
+        writer.heading("What makes them unlike")
+        for caveat in diff["caveats"]:
+            writer.line(caveat, hang=2)
+
+
+def side_line(side: DiffSide) -> str:
+    """One of the runs on a line: name, ranks, steps, verdict."""
+    pieces = [units.crop(side["name"], 60), f"rank {units.ranks(side['ranks'])}" if side["ranks"] else "no ranks"]
+    if side["step_ns"] is not None:
+        bounds = ""
+        if side["low_ns"] is not None and side["high_ns"] is not None:
+            half = (side["high_ns"] - side["low_ns"]) / 2
+            bounds = f" ± {units.duration(half)}"
+        pieces.append(f"{units.plural(side['steps'], 'step')} of {units.duration(side['step_ns'])}{bounds}")
+    bound = BOUND[side["bound_by"]].lower() if side["bound_by"] else "no verdict"
+    pieces.append(bound.replace("cpu", "CPU") + (f": {cause_label(side['cause'])}" if side["cause"] else ""))
+    return " · ".join(pieces)
+
+
+def _proofs(diff: Diff, writer: Writer) -> None:
+    if not diff["suggestions"]:
+        return
+    writer.heading("Predicted and gained")
+    for proof in diff["suggestions"]:
+        _proof(proof, writer)
+    if all(proof["applied"] is None for proof in diff["suggestions"]):
+        writer.line(writer.text("Which of these was followed is not recorded; name it with --suggestion.", "dim"))
+
+
+_HELD = {
+    "inside": "inside the range",
+    "faster": "faster than the range",
+    "slower": "slower than the range",
+    None: "no step measured",
+}
+
+
+def _proof(proof: Proof, writer: Writer) -> None:
+    mark = "followed: " if proof["applied"] else ""
+    writer.line(mark, writer.text(proof["code"], "bold"), f"  {proof['action']}", hang=2)
+    low, high = units.duration(proof["low_ns"]), units.duration(proof["high_ns"])
+    writer.line(
+        f"predicted {units.duration(proof['predicted_ns'])} ({low} to {high}), measured "
+        f"{units.duration(proof['measured_ns'])}: {_HELD[proof['held']]}; gain predicted "
+        f"{_time(proof['predicted_gain_ns'])}, gained {_time(proof['gained_ns'])}",
+        indent=2,
+    )
+
+
+def _breakdown(diff: Diff, writer: Writer) -> None:
+    if not diff["breakdown"]:
+        return
+    summed = diff["step"]["basis"] != "steps"
+    writer.heading("What moved, all ranks summed" if summed else "What moved, per step and rank")
+    table = writer.table("<part", ">before", ">after", ">change", ">95 % interval")
+    labels = {part.key: part.label for part in PARTS}
+    for row in diff["breakdown"]:
+        before, after = (
+            (row["total_before_ns"], row["total_after_ns"]) if summed else (row["before_ns"], row["after_ns"])
+        )
+        low, high = row["low_ns"], row["high_ns"]
+        interval = f"{_time(low)} to {_time(high)}" if low is not None and high is not None else units.NONE
+        label = next(text for key, text in labels.items() if key == row["part"])
+        cells = (label, units.duration(before), units.duration(after), _time(after - before), interval)
+        table.add_row(*(writer.text(cell) for cell in cells))
+    writer.show(table)
+
+
+def _causes(diff: Diff, writer: Writer) -> None:
+    rows = [row for row in diff["causes"] if row["change_ns"]][:SHOWN]
+    if rows:
+        writer.heading(f"Causes, per {_unit(diff)} and rank")
+        table = writer.table("<class", "<cause", ">before", ">after", ">change")
+        for row in rows:
+            class_name = CLASSES[row["class"]] if row["class"] else units.NONE
+            cells = (class_name, cause_label(row["cause"]), units.duration(row["before_ns"]),
+                     units.duration(row["after_ns"]), _time(row["change_ns"]))  # fmt: skip
+            table.add_row(*(writer.text(cell) for cell in cells))
+        writer.show(table)
+    for word, codes in (
+        ("New findings", diff["findings"]["new"]),
+        ("Findings gone", diff["findings"]["gone"]),
+        ("Findings graver than before", diff["findings"]["worse"]),
+        ("Findings less grave than before", diff["findings"]["better"]),
+    ):
+        if codes:
+            writer.line(f"{word}: {', '.join(codes)}", hang=2)
+
+
+def _collectives(diff: Diff, writer: Writer) -> None:
+    rows = diff["collectives"][:SHOWN]
+    if not rows:
+        return
+    writer.heading(f"Collectives, per {_unit(diff)}")
+    table = writer.table("~operation", "~group", ">count", ">wait", ">transfer")
+    for row in rows:
+        sides = row["before"], row["after"]
+        cells = (
+            _pair(sides, lambda side: f"{side['count']:.4g}"),
+            _pair(sides, lambda side: units.duration(side["wait_ns"])),
+            _pair(sides, lambda side: units.duration(side["transfer_ns"])),
+        )  # fmt: skip
+        names = (writer.cell(row["op"]), writer.cell(row["group"] or units.NONE))
+        table.add_row(*names, *(writer.text(cell) for cell in cells))
+    writer.show(table)
+
+
+def _kernels(diff: Diff, writer: Writer) -> None:
+    rows = [row for row in diff["kernels"] if row["change_ns"]][:SHOWN]
+    if not rows:
+        return
+    writer.heading(f"Kernels that moved most, per {_unit(diff)} and rank")
+    table = writer.table(">before", ">after", ">change", ">count", "~kernel")
+    for row in rows:
+        counts = _both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}")
+        cells = (units.duration(row["before_ns"]), units.duration(row["after_ns"]), _time(row["change_ns"]), counts)
+        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
+    writer.show(table)
+    more = sum(1 for row in diff["kernels"] if row["change_ns"]) - len(rows)
+    if more > 0:
+        writer.line(writer.text(f"and {units.count(more)} more (--json)", "dim"))
+
+
+def _unit(diff: Diff) -> str:
+    return "step" if diff["step"]["basis"] == "steps" else "window"
+
+
+def _pair(sides: tuple[CollectiveSide | None, CollectiveSide | None], of: Callable[[CollectiveSide], str]) -> str:
+    before, after = (of(side) if side else units.NONE for side in sides)
+    return _both(before, after)
+
+
+def _both(before: str, after: str) -> str:
+    return before if before == after else f"{before} → {after}"
+
+
+def _time(ns: int | None) -> str:
+    """A change of time with its sign."""
+    if ns is None:
+        return units.NONE
+    return f"{'+' if ns > 0 else '-' if ns < 0 else ''}{units.duration(abs(ns))}"
+
+
+def _percent(frac: float | None) -> str:
+    return units.NONE if frac is None else f"{100 * frac:+.1f} %"

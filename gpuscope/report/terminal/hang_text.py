@@ -1,0 +1,139 @@
+"""The section `hang` in the terminal: the first cause, who waited where, what is certain and what is not."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+
+from gpuscope.report.schema.document import Report
+from gpuscope.report.schema.hang_section import Hang, HangLast, HangOperation
+from gpuscope.report.terminal.screen import Writer
+from gpuscope.report.view import units
+
+OPERATIONS_SHOWN = 8
+LAST_SHOWN = 16
+FRAMES_SHOWN = 4
+RANKS_SHOWN = 20
+"""Characters of the longest list of ranks in a table."""
+_REASONS = {
+    "absent": "",
+    "untold": "not told",
+    "no_dump": "no dump",
+    "blocked": "held up before it",
+    "mismatch": "called something else",
+}
+
+
+def render(report: Report, writer: Writer) -> None:
+    """The whole text of `gpuscope hang`: the section, and what the files lost."""
+    if "hang" not in report:
+        writer.line("The dumps hold no collective at all.")
+        return
+    present, world = len(report["trace"]["ranks_present"]), report["trace"]["world_size"]
+    headline = "The job hung" if report["hang"]["hung"] else "Nothing waits for another rank: no hang in these dumps"
+    writer.line(writer.text(headline, "bold red" if report["hang"]["hung"] else "bold green"))
+    of = f" of {world}" if world and world > present else ""
+    writer.line(writer.text(f"dumps of {present}{of} ranks", "dim"))
+    section(report["hang"], writer)
+    for problem in report["problems"]:
+        writer.line(f"{problem['severity'].replace('_', ' ')}: {problem['message']}", hang=2)
+
+
+def section(hang: Hang, writer: Writer) -> None:
+    """First cause, operations waited in, mismatches, last operations, certain and uncertain."""
+    if hang["first_cause"]:
+        writer.heading("First cause")
+        for cause in hang["first_cause"]:
+            writer.line(writer.text(f"rank {cause['rank']}", "bold red"), f"  {cause['why']}", hang=4)
+        if hang["only_waited"]:
+            writer.line(f"only waited: {units.ranks(hang['only_waited'])}")
+    if hang["without_dump"]:
+        writer.line(f"no dump of: {units.ranks(hang['without_dump'])}")
+    _operations(hang["operations"], writer)
+    _mismatches(hang, writer)
+    if hang["hung"]:
+        _last(hang, writer)
+    for title, sentences in (("Certain", hang["certain"]), ("Not certain", hang["uncertain"])):
+        if sentences:
+            writer.heading(title)
+            for sentence in sentences:
+                writer.line("- ", sentence, hang=2)
+
+
+def _operations(operations: list[HangOperation], writer: Writer) -> None:
+    if not operations:
+        return
+    writer.heading("Who waits where")
+    table = writer.table("~operation", ">number", "~group", "<waiting", "<for", "<")
+    for entry in operations[:OPERATIONS_SHOWN]:
+        group = f"{entry['group']} {entry['description'] or ''}".rstrip()
+        table.add_row(
+            writer.cell(entry["op"]),
+            writer.text(str(entry["seq"])),
+            writer.cell(group),
+            writer.text(_some(entry["waiting"])),
+            writer.text(_some(entry["awaited"])),
+            writer.text(_REASONS[entry["reason"]]),
+        )
+    writer.show(table)
+    more = len(operations) - OPERATIONS_SHOWN
+    if more > 0:
+        writer.line(writer.text(f"and {units.count(more)} more (--json)", "dim"))
+
+
+def _some(ranks: list[int]) -> str:
+    text = units.ranks(ranks)
+    return text if len(text) <= RANKS_SHOWN else f"{len(ranks)} ranks"
+
+
+def _mismatches(hang: Hang, writer: Writer) -> None:
+    if not hang["mismatches"]:
+        return
+    writer.heading("Ranks that called different things")
+    for mismatch in hang["mismatches"]:
+        number = "" if mismatch["seq"] is None else f"number {mismatch['seq']} of "
+        described = f" ({mismatch['description']})" if mismatch["description"] else ""
+        writer.line(f"{number}group {mismatch['group']}{described}: another {mismatch['what'].rstrip('s')}")
+        for variant in mismatch["variants"]:
+            writer.line(f"ranks {units.ranks(variant['ranks'])}: {variant['called']}", indent=2, hang=4)
+
+
+def _last(hang: Hang, writer: Writer) -> None:
+    """The last operation of each rank: of the first cause with frames, of the others where room is."""
+    first = {cause["rank"] for cause in hang["first_cause"]}
+    writer.heading("Last operation each rank enqueued")
+    ordered = sorted(hang["last"], key=lambda entry: (entry["rank"] not in first, entry["rank"]))
+    table = writer.table(">rank", "~operation", ">number", "~group", "<state", ">in flight")
+    for entry in ordered[:LAST_SHOWN]:
+        table.add_row(*_cells(entry, writer))
+    writer.show(table)
+    more = len(ordered) - LAST_SHOWN
+    if more > 0:
+        writer.line(writer.text(f"and {units.count(more)} more (--json)", "dim"))
+    for entry in ordered:
+        if entry["rank"] in first and entry["frames"]:
+            writer.line(f"rank {entry['rank']} enqueued it from:")
+            own = [frame for frame in entry["frames"] if "/torch/" not in frame] or entry["frames"]
+            for frame in own[:FRAMES_SHOWN]:
+                writer.line(frame, indent=4, hang=2)
+
+
+def _cells(entry: HangLast, writer: Writer) -> list[RenderableType]:
+    if entry["op"] is None:
+        nothing = writer.text(units.NONE)
+        return [
+            writer.text(str(entry["rank"])),
+            writer.cell("none recorded"),
+            nothing,
+            nothing,
+            nothing,
+            writer.text("0"),
+        ]
+    group = f"{entry['group']} {entry['description'] or ''}".rstrip()
+    return [
+        writer.text(str(entry["rank"])),
+        writer.cell(entry["op"]),
+        writer.text(str(entry["seq"])),
+        writer.cell(group),
+        writer.text(entry["state"] or units.NONE),
+        writer.text(str(entry["in_flight"])),
+    ]

@@ -1,0 +1,249 @@
+"""The terminal report: the verdict first, what is uncertain last."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from gpuscope.report.schema.document import FindingEntry, Report, Slowdown
+from gpuscope.report.terminal import advice_text, hang_text, memory_text, nccl_text, pipeline_text, stragglers_text
+from gpuscope.report.terminal.screen import Bar, Writer
+from gpuscope.report.view import arrangement, units
+from gpuscope.report.view.headline import NAME, context_line, verdict_line, whole
+from gpuscope.report.view.units import crop
+from gpuscope.report.view.vocabulary import CLASSES, PARTS, cause_label
+
+EVIDENCE_SHOWN = {"high": 3, "medium": 1, "low": 1}
+"""Places per finding: what costs little need not fill the screen."""
+KERNELS_SHOWN = 10
+COLLECTIVES_SHOWN = 10
+FAINT_FRAC = 0.001
+
+
+def render(report: Report, console: Console) -> None:
+    """Print `report` to `console`, at its width, in its encoding, with or without colour."""
+    writer = Writer(console)
+    _verdict(report, writer)
+    _context(report, writer)
+    _ranks(report, writer)
+    _causes(report, writer)
+    _findings(report, writer)
+    if "hang" in report:
+        hang_text.section(report["hang"], writer)
+    advice_text.section(report, writer)
+    _collectives(report, writer)
+    nccl_text.sections(report, writer)
+    memory_text.section(report, writer)
+    stragglers_text.section(report, writer)
+    _slowdown(report, writer)
+    _replay(report, writer)
+    pipeline_text.section(report, writer)
+    _kernels(report, writer)
+    _doubts(report, writer)
+
+
+def _verdict(report: Report, writer: Writer) -> None:
+    verdict = report["verdict"]
+    abstained = verdict["abstained"] or verdict["bound_by"] is None
+    style = "bold yellow" if abstained else "bold green" if verdict["bound_by"] == "compute" else "bold red"
+    writer.line(writer.text(verdict_line(report), style))
+    if verdict["why"]:
+        writer.line(verdict["why"], indent=2)
+
+
+def _context(report: Report, writer: Writer) -> None:
+    writer.line("")
+    writer.line(writer.text(context_line(report), "dim"))
+
+
+def _ranks(report: Report, writer: Writer) -> None:
+    entries, folded = arrangement.shown_ranks(report)
+    if not entries:
+        return
+    writer.line("")
+    legend = Text()
+    for part in PARTS:
+        fill = part.plain_fill if writer.plain else part.fill
+        legend.append(fill * 2, Style(color=part.colour)).append(f" {part.label}   ")
+    legend.rstrip()
+    writer.line(legend)
+    table = writer.table("<rank", "~", *(f">{part.short}" for part in PARTS), ">step")
+    for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True):
+        values = [entry["breakdown_ns"][part.key] for part in PARTS]
+        shares = [units.share(value / entry["window_ns"] if entry["window_ns"] else None) for value in values]
+        step = units.duration(arrangement.step_ns(entry))
+        cells = [writer.text(cell) for cell in (*shares, step)]
+        table.add_row(writer.text(label), Bar(values, writer.plain), *cells)
+    writer.show(table)
+    if folded:
+        writer.line(
+            writer.text(
+                f"{folded} of {len(report['ranks'])} ranks are folded; shown are the {arrangement.LEAST} "
+                f"with the least compute, the median and the {arrangement.MOST} with the most.",
+                "dim",
+            )
+        )
+
+
+def _causes(report: Report, writer: Writer) -> None:
+    rows = arrangement.causes(report)
+    if not rows:
+        return
+    writer.heading("Where the time goes that is not compute")
+    stepped = any(row.per_step_ns is not None for row in rows)
+    when = "per step" if stepped else "in all"
+    table = writer.table("<class", "<cause", f">{when}", ">share", "~lost on ranks")
+    everyone = sorted({entry["rank"] for entry in report["ranks"]})
+    for row in (row for row in rows if row.share_frac >= FAINT_FRAC):
+        where = "all" if row.ranks == everyone and len(everyone) > 1 else units.ranks(row.ranks)
+        table.add_row(
+            writer.text(CLASSES[row.class_name] if row.class_name else units.NONE),
+            writer.text(cause_label(row.cause)),
+            writer.text(units.duration(row.per_step_ns if stepped else row.total_ns)),
+            writer.text(units.share(row.share_frac)),
+            writer.cell(where),
+        )
+    if table.row_count:
+        writer.show(table)
+    if any(row.cause == "straggler" and row.share_frac >= FAINT_FRAC for row in rows):
+        writer.line(writer.text("Late ranks (straggler): these ranks wait; findings name those they wait for.", "dim"))
+    faint = [row.cause for row in rows if row.share_frac < FAINT_FRAC]
+    if faint:
+        writer.line(writer.text(f"Below 0.1 % each: {', '.join(faint)}.", "dim"))
+
+
+def _findings(report: Report, writer: Writer) -> None:
+    found = arrangement.findings(report)
+    if not found:
+        return
+    writer.heading("Findings")
+    starts = arrangement.starts(report)
+    for finding in found:
+        _finding(finding, whole(report), starts, writer)
+
+
+_SEVERITY_STYLE = {"high": "bold red", "medium": "bold yellow", "low": "bold"}
+
+
+def _finding(finding: FindingEntry, unit: str, starts: dict[int, int], writer: Writer) -> None:
+    costs = [
+        f"{units.duration(finding['cost_ns_per_step'])} per {unit}" if finding["cost_ns_per_step"] else "",
+        units.share(finding["share_frac"]) if finding["share_frac"] else "",
+    ]
+    cost = "  " + ", ".join(cost for cost in costs if cost)
+    ranks = finding["ranks"]
+    made_by = "made by " if finding["code"] == "straggler" else ""
+    where = f" ({made_by}{'rank' if len(ranks) == 1 else 'ranks'} {units.ranks(ranks)})" if ranks else ""
+    writer.line(
+        writer.text(finding["severity"].upper(), _SEVERITY_STYLE.get(finding["severity"], "bold")),
+        " ",
+        writer.text(finding["code"], "bold"),
+        cost,
+        where,
+    )
+    writer.line(finding["message"], indent=2)
+    shown = EVIDENCE_SHOWN[finding["severity"]]
+    for evidence in finding["evidence"][:shown]:
+        place = arrangement.place_ns(evidence, starts)
+        at = "" if place is None else f"at {units.offset(place)} "
+        before = f"rank {evidence['rank']} {at}for {units.duration(evidence['dur_ns'])}: "
+        writer.line(before, writer.name(evidence["name"], max(writer.console.width - 4 - len(before), 20)), indent=4)
+        note = f"; {crop(evidence['note'], 3 * NAME)}" if evidence["note"] else ""
+        writer.line(writer.text(f"{units.exact_ns(evidence['start_ns'])}{note}", "dim"), indent=6)
+    more = len(finding["evidence"]) - shown
+    if more > 0:
+        writer.line(writer.text(f"and {units.plural(more, 'more place')} (--html, --json)", "dim"), indent=4)
+
+
+def _collectives(report: Report, writer: Writer) -> None:
+    rows = sorted(report["collectives"], key=lambda row: -row["dur_ns"])
+    if not rows:
+        return
+    writer.heading("Collectives")
+    table = writer.table("~operation", "~group", ">count", ">bytes", ">wait", ">transfer", ">busbw")
+    for row in rows[:COLLECTIVES_SHOWN]:
+        cells = (
+            units.count(row["count"]),
+            units.size(row["bytes"]),
+            units.duration(row["wait_ns"]),
+            units.duration(row["transfer_ns"]),
+            units.bandwidth(row["busbw_gbps"]),
+        )
+        names = (writer.cell(row["op"]), writer.cell(row["group"] or units.NONE))
+        table.add_row(*names, *(writer.text(cell) for cell in cells))
+    writer.show(table)
+    _left_out(len(rows) - COLLECTIVES_SHOWN, writer)
+
+
+def _slowdown(report: Report, writer: Writer) -> None:
+    if "slowdown" not in report:
+        return
+    slowdown = report["slowdown"]
+    writer.heading("Slowdown by stragglers")
+    writer.line(f"{slowdown['total']:.3f} times the time without them{_replayed(slowdown)}")
+    for word, by in (
+        ("operation", slowdown["by_operation"]),
+        ("rank", slowdown["by_rank"]),
+        ("stage", slowdown["by_stage"]),
+    ):
+        worst = sorted(by.items(), key=lambda item: -item[1])[:3]
+        if worst:
+            writer.line(f"by {word}: " + ", ".join(f"{name} {value:.3f}" for name, value in worst), indent=2)
+
+
+def _replay(report: Report, writer: Writer) -> None:
+    """How far predictions can be trusted."""
+    replay = report.get("replay")
+    if replay is None or replay["measured_step_ns"] is None or replay["error_frac"] is None:
+        return
+    writer.heading("Replay")
+    measured, replayed = (units.duration(replay[key]) for key in ("measured_step_ns", "replayed_step_ns"))
+    steps = units.plural(replay["steps"], "step")
+    writer.line(f"{steps} replayed unchanged: {replayed} for {measured}, {replay['error_frac']:.1%} off")
+    if replay["why"]:
+        writer.line(f"No predictions: {replay['why']}", indent=2)
+
+
+def _replayed(slowdown: Slowdown) -> str:
+    if "ideal_step_ns" not in slowdown:
+        return ""
+    recorded, replayed, ideal = (
+        units.duration(slowdown[key]) for key in ("recorded_step_ns", "replayed_step_ns", "ideal_step_ns")
+    )
+    steps = units.plural(slowdown["steps"], "step")
+    return f": {replayed} instead of {ideal}, mean of {steps} (recorded: {recorded})"
+
+
+def _kernels(report: Report, writer: Writer) -> None:
+    rows = sorted(report["kernels"], key=lambda row: -row["dur_ns"])
+    if not rows:
+        return
+    writer.heading("Longest kernels")
+    rated = any(row["flops_per_s"] is not None for row in rows[:KERNELS_SHOWN])
+    table = writer.table(">share", ">time", ">count", ">mean", *([">rate"] if rated else []), "~kernel")
+    for row in rows[:KERNELS_SHOWN]:
+        cells = [
+            units.share(row["share_frac"]),
+            units.duration(row["dur_ns"]),
+            units.count(row["count"]),
+            units.duration(row["mean_ns"]),
+            *([units.flop_rate(row["flops_per_s"])] if rated else []),
+        ]
+        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
+    writer.show(table)
+    _left_out(len(rows) - KERNELS_SHOWN, writer)
+
+
+def _left_out(number: int, writer: Writer) -> None:
+    if number > 0:
+        writer.line(writer.text(f"and {units.count(number)} more (--html, --json)", "dim"))
+
+
+def _doubts(report: Report, writer: Writer) -> None:
+    found = arrangement.doubts(report)
+    if not found:
+        return
+    writer.heading("What is uncertain")
+    for heading, sentence in found:
+        writer.line(writer.text(f"{heading}: ", "bold"), sentence, hang=2)

@@ -1,0 +1,158 @@
+"""Writing to a terminal that may be narrow, without colour, or not UTF-8: the pieces text.py is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from gpuscope.report.view import units
+from gpuscope.report.view.units import crop
+from gpuscope.report.view.vocabulary import PARTS
+
+LONGEST = 1000
+"""Cells of the longest paragraph that is printed."""
+
+
+def apportion(values: Sequence[int], cells: int) -> list[int]:
+    """`cells` shared out by `values` so that they add up: the largest remainders get the odd ones."""
+    total = sum(values)
+    if total <= 0:
+        return [0] * len(values)
+    whole = [value * cells // total for value in values]
+    by_remainder = sorted(range(len(values)), key=lambda i: -(values[i] * cells % total))
+    for i in by_remainder[: cells - sum(whole)]:
+        whole[i] += 1
+    return whole
+
+
+class Cropped:
+    """A cell's text, cropped in the middle to whatever room its column gets."""
+
+    def __init__(self, text: str, ellipsis: str) -> None:
+        self.text = text
+        self.ellipsis = ellipsis
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(crop(self.text, options.max_width, self.ellipsis), no_wrap=True)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        width = cell_len(self.text)
+        return Measurement(min(width, 12), min(width, options.max_width))
+
+
+class Bar:
+    """A breakdown as one bar over the whole width of its column."""
+
+    def __init__(self, values: Sequence[int], plain: bool) -> None:
+        self.values = values
+        self.plain = plain
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        bar = Text(no_wrap=True)
+        for part, cells in zip(PARTS, apportion(self.values, options.max_width), strict=True):
+            bar.append((part.plain_fill if self.plain else part.fill) * cells, Style(color=part.colour))
+        yield bar
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(10, options.max_width)
+
+
+class Trimmed:
+    """Another renderable without the blanks at its lines' ends, which would wrap when copied or piped."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self.inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in console.render_lines(self.inner, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                *before, last = line
+                yield from before
+                yield Segment(last.text.rstrip(), last.style)
+            yield Segment.line()
+
+
+class Writer:
+    """Prints to a console only what it can show: no markup, no escapes, no character it lacks."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        fills = "".join(part.fill for part in PARTS)
+        self.plain = units.writable(fills, console.encoding) != fills
+        self.ellipsis = units.writable("…", console.encoding)
+
+    def safe(self, text: str) -> str:
+        """`text` cleaned, in the console's characters, and not longer than a paragraph."""
+        return crop(units.writable(units.clean(text), self.console.encoding), LONGEST, self.ellipsis)
+
+    def text(self, text: str, style: str = "") -> Text:
+        """A piece of text with a style; never markup."""
+        return Text(self.safe(text), style=style)
+
+    def name(self, text: str, width: int) -> str:
+        """A name out of a trace, in at most `width` cells."""
+        return crop(self.safe(text), width, self.ellipsis)
+
+    def cell(self, text: str) -> Cropped:
+        """A table cell for a name that may be too long."""
+        return Cropped(self.safe(text), self.ellipsis)
+
+    def line(self, *pieces: Text | str, indent: int = 0, hang: int = 0) -> None:
+        """One paragraph, wrapped at the console's width; what is wrapped stands `hang` further in."""
+        joined = Text()
+        for piece in pieces:
+            joined.append_text(piece if isinstance(piece, Text) else self.text(piece))
+        room = max(self.console.width - indent, 20)
+        first, *rest = joined.wrap(self.console, room) or [Text()]
+        if rest and hang:
+            left = joined[len(first) :]
+            rest = list(Text(left.plain.lstrip(), left.style).wrap(self.console, room - hang))
+        self.show(Padding(first, (0, 0, 0, indent)))
+        for wrapped in rest:
+            self.show(Padding(wrapped, (0, 0, 0, indent + hang)))
+
+    def heading(self, title: str) -> None:
+        """A section's title after a blank line."""
+        self.line("")
+        self.line(self.text(title, "bold underline"))
+
+    def show(self, renderable: RenderableType) -> None:
+        """Print as is: no highlighting of numbers, no markup, no emoji."""
+        self.console.print(Trimmed(renderable), end="", highlight=False, markup=False, emoji=False)
+
+    def table(self, *columns: str) -> Table:
+        """An empty table without lines; the first character of each title says what its column holds.
+
+        `>`: numbers, right-aligned and never cropped. `<`: words, never cropped. `~`: gives way when room is
+        short.
+        """
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        for column in columns:
+            gives_way = column[0] == "~"
+            table.add_column(
+                self.text(column[1:], "dim"),
+                justify="right" if column[0] == ">" else "left",
+                no_wrap=not gives_way,
+            )
+        return table
+
+
+class ReportConsole(Console):
+    """Standard output. Where nobody reads it any more, that is the command line's to handle, not rich's:
+    rich would exit with 1, which means something else here."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError

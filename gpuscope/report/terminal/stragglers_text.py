@@ -1,0 +1,90 @@
+"""Terminal sections on waiting: the ranks that others waited for, and who made whom wait in which step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuscope.report.schema.document import RankStepEntry, Report
+from gpuscope.report.terminal.screen import Writer
+from gpuscope.report.view import units
+
+RANKS_SHOWN, STEPS_SHOWN = 8, 6
+"""Of the rank × step table: the ranks that make others wait most, in the steps with most waiting."""
+STRAGGLERS_SHOWN = 16
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """The part of the rank × step table that is worth looking at."""
+
+    steps: list[int]
+    rows: list[tuple[int, list[RankStepEntry | None]]]
+    """Per rank, its cell in each of `steps`."""
+    left_out: str
+    """What is not shown, in words; empty where nothing is."""
+
+
+def heatmap(report: Report, ranks: int = RANKS_SHOWN, steps: int = STEPS_SHOWN) -> Heatmap | None:
+    """The ranks and steps with most waiting, in order; None where nobody waited."""
+    entries = report["rank_steps"]
+    caused: dict[int, int] = {}
+    suffered: dict[int, int] = {}
+    waited: dict[int, int] = {}
+    for entry in entries:
+        caused[entry["rank"]] = caused.get(entry["rank"], 0) + entry["wait_caused_ns"]
+        suffered[entry["rank"]] = suffered.get(entry["rank"], 0) + entry["wait_suffered_ns"]
+        waited[entry["step"]] = waited.get(entry["step"], 0) + entry["wait_suffered_ns"]
+    if not any(suffered.values()):
+        return None
+    shown = sorted(sorted(caused, key=lambda rank: (-caused[rank], -suffered[rank], rank))[:ranks])
+    at = sorted(sorted(waited, key=lambda step: (-waited[step], step))[:steps])
+    cells = {(entry["rank"], entry["step"]): entry for entry in entries}
+    rows = [(rank, [cells.get((rank, step)) for step in at]) for rank in shown]
+    parts = [f"{len(caused)} ranks"] * (len(shown) < len(caused)) + [f"{len(waited)} steps"] * (len(at) < len(waited))
+    return Heatmap(at, rows, f"Of {' and '.join(parts)}, those with most waiting (all: --json)." if parts else "")
+
+
+def section(report: Report, writer: Writer) -> None:
+    """Print both."""
+    _stragglers(report, writer)
+    _heatmap(report, writer)
+
+
+def _stragglers(report: Report, writer: Writer) -> None:
+    rows = sorted(report["stragglers"], key=lambda row: -row["caused_wait_ns"])
+    if not rows:
+        return
+    writer.heading("Ranks that others waited for")
+    table = writer.table(">rank", ">caused wait", ">traced to it", "<recurrent", "~late in", "~doing")
+    for row in rows[:STRAGGLERS_SHOWN]:
+        table.add_row(
+            writer.text(str(row["rank"])),
+            writer.text(units.duration(row["caused_wait_ns"])),
+            writer.text(units.duration(row["root_wait_ns"])),
+            writer.text("yes" if row["recurrent"] else "no"),
+            writer.cell(row["phase"] or units.NONE),
+            writer.cell(row["operation"] or units.NONE),
+        )
+    writer.show(table)
+    if len(rows) > STRAGGLERS_SHOWN:
+        writer.line(writer.text(f"and {units.count(len(rows) - STRAGGLERS_SHOWN)} more (--json)", "dim"))
+
+
+def _heatmap(report: Report, writer: Writer) -> None:
+    found = heatmap(report)
+    if found is None:
+        return
+    writer.heading("Wait caused / suffered, by rank and step")
+    table = writer.table(">rank", *(f">step {step}" for step in found.steps))
+    for rank, cells in found.rows:
+        table.add_row(writer.text(str(rank)), *(writer.text(cell_words(cell)) for cell in cells))
+    writer.show(table)
+    if found.left_out:
+        writer.line(writer.text(found.left_out, "dim"))
+
+
+def cell_words(cell: RankStepEntry | None) -> str:
+    """A cell as `60.48 ms / -`: the wait it caused and the one it suffered."""
+    if cell is None:
+        return units.NONE
+    return " / ".join(units.duration(cell[key] or None) for key in ("wait_caused_ns", "wait_suffered_ns"))

@@ -1,0 +1,1 @@
+"""What every front shares: order, headline, vocabulary, units, sentences."""

@@ -1,0 +1,138 @@
+"""What both renderers ask of a report before they write: rows sorted and put together, nothing measured."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from gpuscope.report.schema.document import Evidence, FindingEntry, RankEntry, Report
+from gpuscope.report.view import units
+
+MANY_RANKS = 16
+"""Up to so many bars are drawn one by one."""
+LEAST, MOST = 4, 3
+"""Of more ranks, so many with the least and the most compute are shown, and the median."""
+
+
+@dataclass(frozen=True)
+class CauseRow:
+    """One cause over all ranks; `per_step_ns` is the mean over ranks and steps, None without steps."""
+
+    class_name: str | None
+    cause: str
+    total_ns: int
+    per_step_ns: int | None
+    share_frac: float
+    ranks: list[int]
+
+
+def causes(report: Report) -> list[CauseRow]:
+    """Causes by cost, over all ranks; those that cost nothing are left out."""
+    totals: dict[tuple[str | None, str], int] = defaultdict(int)
+    where: dict[tuple[str | None, str], list[int]] = defaultdict(list)
+    for entry in report["ranks"]:
+        stalls = entry["stall_ns"]
+        rows: list[tuple[str | None, str, int]] = [(None, "unattributed", stalls["unattributed"])]
+        for class_name, of_class in (
+            ("cpu", stalls["cpu"]),
+            ("communication", stalls["communication"]),
+            ("memory", stalls["memory"]),
+        ):
+            rows += [(class_name, cause, ns) for cause, ns in of_class.items()]
+        for class_or_none, cause, ns in rows:
+            if ns > 0:
+                totals[class_or_none, cause] += ns
+                where[class_or_none, cause].append(entry["rank"])
+    window = sum(entry["window_ns"] for entry in report["ranks"])
+    steps = sum(entry["steps"] for entry in report["ranks"])
+    found = [
+        CauseRow(key[0], key[1], ns, round(ns / steps) if steps else None, ns / window, sorted(set(where[key])))
+        for key, ns in totals.items()
+        if window
+    ]
+    return sorted(found, key=lambda row: (-row.total_ns, row.cause))
+
+
+def compute_share(entry: RankEntry) -> float:
+    """Compute by window; 0 for an empty window."""
+    return entry["breakdown_ns"]["compute"] / entry["window_ns"] if entry["window_ns"] else 0.0
+
+
+def shown_ranks(report: Report) -> tuple[list[RankEntry], int]:
+    """The ranks to draw, by number, and how many are folded away (see MANY_RANKS, LEAST, MOST)."""
+    entries = sorted(report["ranks"], key=lambda entry: (entry["rank"], entry["device"] or 0))
+    if len(entries) <= MANY_RANKS:
+        return entries, 0
+    by_compute = sorted(entries, key=compute_share)
+    middle = by_compute[len(entries) // 2]
+    chosen = [*by_compute[:LEAST], middle, *by_compute[-MOST:]]
+    kept = [entry for entry in entries if any(entry is one for one in chosen)]
+    return kept, len(entries) - len(kept)
+
+
+def rank_labels(entries: list[RankEntry]) -> list[str]:
+    """`0`, or `0 gpu 1` where a rank has several devices, or `0 (CPU)` where it has none."""
+    devices = Counter(entry["rank"] for entry in entries)
+    labels = []
+    for entry in entries:
+        if entry["device"] is None:
+            labels.append(f"{entry['rank']} (CPU)")
+        elif devices[entry["rank"]] > 1:
+            labels.append(f"{entry['rank']} gpu {entry['device']}")
+        else:
+            labels.append(str(entry["rank"]))
+    return labels
+
+
+def step_ns(entry: RankEntry) -> int | None:
+    """Window by steps, as in definitions; None without steps."""
+    return round(entry["window_ns"] / entry["steps"]) if entry["steps"] else None
+
+
+_SEVERITY = {"high": 0, "medium": 1, "low": 2}
+
+
+def findings(report: Report) -> list[FindingEntry]:
+    """Findings, the worst first."""
+    return sorted(report["findings"], key=lambda one: (_SEVERITY.get(one["severity"], 3), -one["share_frac"]))
+
+
+def starts(report: Report) -> dict[int, int]:
+    """Each rank's window start, ns: what the places of its evidence are relative to."""
+    found: dict[int, int] = {}
+    for entry in report["ranks"]:
+        found[entry["rank"]] = min(entry["start_ns"], found.get(entry["rank"], entry["start_ns"]))
+    return found
+
+
+def place_ns(evidence: Evidence, window_starts: dict[int, int]) -> int | None:
+    """Evidence relative to its rank's window start; None for a rank without a window."""
+    start = window_starts.get(evidence["rank"])
+    return None if start is None else evidence["start_ns"] - start
+
+
+def doubts(report: Report) -> list[tuple[str, str]]:
+    """(heading, sentence) of everything uncertain: problems, analyses that did not run, ranks, clocks."""
+    found: list[tuple[str, str]] = []
+    trace = report["trace"]
+    world, present = trace["world_size"], trace["ranks_present"]
+    if world is not None and len(present) < world:
+        found.append(("ranks", f"{len(present)} of {world} ranks are in these files; the others are not judged."))
+    if len(present) > 1:
+        error = trace["clock_error_ns"]
+        untied = "nothing ties the ranks' clocks together: no times are compared across ranks."
+        if "slowdown" in report:
+            untied = "the slowdown takes the times of different ranks to be of one clock, as their recorder says."
+        found.append(
+            ("clocks", untied)
+            if error is None
+            else ("clocks", f"times of different ranks compare to within {units.duration(error)}.")
+        )
+    order = {"error": 0, "data_loss": 1, "info": 2}
+    for problem in sorted(report["problems"], key=lambda one: order.get(one["severity"], 3)):
+        times = f" ({units.count(problem['count'])} times)" if problem["count"] > 1 else ""
+        found.append((problem["severity"].replace("_", " "), f"{problem['message']}{times}"))
+    for analyzer in report["analyzers"]:
+        if analyzer["status"] != "ok":
+            found.append((analyzer["status"], f"{analyzer['name']}: {analyzer['why']}"))
+    return found

@@ -1,0 +1,68 @@
+"""What a report says of the ranks that others wait for: steady or in turns, in which phase, how sure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuscope.report.schema.document import StragglerEntry
+from gpuscope.report.view import units
+
+WORTH = 0.10
+"""Ranks to whom this share of the waiting is traced back are named: what bounds a run, in the verdict too."""
+
+
+def culprits(entries: Sequence[StragglerEntry]) -> list[StragglerEntry]:
+    """Those to whom the waiting goes back, the costliest first: the recurrent ones if there are any. Where it goes
+    back to nobody, the one that came last at most cost."""
+    if not any(entry["root_wait_ns"] for entry in entries):
+        return list(entries[:1])
+    total = sum(entry["root_wait_ns"] for entry in entries)
+    worth = [entry for entry in entries if entry["root_wait_ns"] >= max(WORTH * total, 1)]
+    steady = [entry for entry in worth if entry["recurrent"]]
+    return sorted(steady or worth, key=lambda entry: -entry["root_wait_ns"])
+
+
+def whose(entries: Sequence[StragglerEntry], could_tell: bool, clock_error: int | None) -> str:
+    """The sentence of the finding; `could_tell` says whether there were enough collectives to tell a steady rank."""
+    named = culprits(entries)
+    if not named:
+        return "which rank comes last can't be told" + _within(clock_error)
+    ranks = _ranks([entry["rank"] for entry in named])
+    led = [entry["rank"] for entry in entries if entry["recurrent"] and entry not in named]
+    if not named[0]["root_wait_ns"]:
+        words = f"{ranks} comes last at most cost; its lateness can't be traced to what one rank did"
+    elif named[0]["recurrent"]:
+        words = f"{ranks} {_verb(named)} last again and again"
+    elif led:
+        words = f"{_ranks(led)} come{'s' if len(led) == 1 else ''} last again and again, made late by {ranks}"
+    elif not could_tell:
+        words = f"too few collectives to tell whether it is always the same rank; most waiting goes back to {ranks}"
+    elif len(named) > 1:
+        words = f"the last rank changes: none is last more often than by chance; the waiting goes back to {ranks}"
+    else:
+        words = f"{ranks} {_verb(named)} last most often, though no more than by chance"
+    if len(named) == 1 or len({(entry["phase"], entry["operation"]) for entry in named}) == 1:
+        words += _doing(named[0])
+    made = [entry["rank"] for entry in entries if entry not in named and entry["recurrent"] and named[0]["recurrent"]]
+    if made:
+        words += f"; {_ranks(made)} {'is' if len(made) == 1 else 'are'} made late by others"
+    return words + _within(clock_error)
+
+
+def _doing(entry: StragglerEntry) -> str:
+    """What made it late, as far as the trace tells."""
+    phase, operation = entry["phase"], entry["operation"]
+    when = "" if phase is None else f" {phase}" if phase.startswith("before ") else f" in {phase}"
+    return f"; it falls behind{when}" + (f" ({operation})" if operation else "") if when or operation else ""
+
+
+def _within(clock_error: int | None) -> str:
+    return f"; times of different ranks compare to within {units.duration(clock_error)}" if clock_error else ""
+
+
+def _verb(named: Sequence[StragglerEntry]) -> str:
+    return "is" if len(named) == 1 else "are"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {units.ranks(sorted(ranks))}"

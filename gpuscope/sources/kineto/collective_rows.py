@@ -1,0 +1,121 @@
+"""Rows of `collectives` from what a Kineto trace records of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+import msgspec
+
+from gpuscope.sources.kineto.event_arguments import CommunicationArguments, GlooArguments
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import NA
+
+_ITEM_BYTES = {
+    "bool": 1, "byte": 1, "char": 1, "uint8": 1, "int8": 1, "unsigned char": 1, "signed char": 1,
+    "short": 2, "half": 2, "bfloat16": 2, "float16": 2, "c10::half": 2, "c10::bfloat16": 2, "int16": 2,
+    "fp16": 2, "bf16": 2, "bfp16": 2,
+    "int": 4, "float": 4, "float32": 4, "int32": 4, "fp32": 4, "uint32": 4,
+    "long": 8, "double": 8, "long int": 8, "int64": 8, "float64": 8, "complexfloat": 8, "c10::complex<float>": 8,
+    "fp64": 8, "uint64": 8,
+    "complexdouble": 16, "c10::complex<double>": 16,
+}  # fmt: skip
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes per element of a dtype as profilers name it, or `NA`."""
+    key = dtype.strip().lower()
+    return 1 if key.startswith("float8") else _ITEM_BYTES.get(key, NA)
+
+
+def add_collectives(builder: TraceBuilder, rank: int, found: Iterable[tuple[int, CommunicationArguments, str]]) -> None:
+    """Rows for communication kernels: (row in device_events, arguments, kernel name) each."""
+    for row, told, kernel in found:
+        _add(builder, rank, {"event": row, **_told(told, kernel)})
+
+
+def _told(told: CommunicationArguments, name: str) -> dict[str, Any]:
+    """What arguments say of the collective named `name`, by column."""
+    op = kinds.collective_op(str(told.collective)) if told.collective else ""
+    sizes = [size for size in (told.elements_in, told.elements_out, told.count) if isinstance(size, int)]
+    item = item_bytes(str(told.dtype)) if told.dtype else NA
+    return {
+        "op": op or kinds.collective_op(name) or "unknown",
+        "group": told.group,
+        "group_description": told.description,
+        "group_size": told.group_size,
+        "group_ranks": _ranks(told.ranks),
+        "seq": told.seq,
+        # The larger of input and output is the whole array for every operation.
+        "bytes": max(sizes) * item if sizes and item != NA else NA,
+        "dtype": told.dtype,
+        "peer": told.destination if op == "send" else told.source if op == "recv" else None,
+    }
+
+
+def add_gloo_collectives(
+    builder: TraceBuilder, rank: int, found: Iterable[tuple[int, GlooArguments, str]], info: dict[str, Any]
+) -> None:
+    """Rows for `gloo:<op>` annotations: (row in host_events, inputs, name) each.
+
+    gloo names neither group nor sequence, and a reduce-scatter appears as the all-reduce that carries it out;
+    where gpuscope recorded, the annotation's arguments tell what it was.
+    """
+    groups = [group for group in info.get("pg_config") or [] if isinstance(group, dict)]
+    only = groups[0] if len(groups) == 1 else {}
+    for row, told, name in found:
+        if told.collective:
+            _add(builder, rank, {"event": NA, "host_event": row, **_told(told, name)})
+            continue
+        op = kinds.collective_op(name.removeprefix("gloo:"))
+        size = _input_bytes(told)
+        members = only.get("pg_size") or info.get("world_size")
+        if op == "all_gather" and size != NA and isinstance(members, int):
+            size *= members
+        _add(builder, rank, {
+            "event": NA,
+            "host_event": row,
+            "op": op or "unknown",
+            "group": only.get("pg_name"),
+            "group_description": only.get("pg_desc"),
+            "group_size": members,
+            "group_ranks": _ranks(only.get("ranks")),
+            "bytes": size,
+            "dtype": told.types[0] if isinstance(told.types, list) and told.types else None,
+        })  # fmt: skip
+
+
+def _add(builder: TraceBuilder, rank: int, values: dict[str, Any]) -> None:
+    columns: dict[str, Any] = {"rank": rank}
+    for name, value in values.items():
+        if name in ("op", "group", "group_description", "group_ranks", "dtype"):
+            columns[name] = -1 if value is None else builder.names.code(str(value))
+        else:
+            columns[name] = value if (isinstance(value, int) and abs(value) < 2**62) or value == NA else NA
+    builder.add("collectives", 1, columns)
+
+
+def _ranks(value: Any) -> str | None:
+    """Ranks as «0,1,2»; a list that the profiler elided with … is no list of ranks."""
+    if isinstance(value, str):
+        if "..." in value or "…" in value:
+            return None
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return None
+    return ",".join(map(str, value)) if isinstance(value, list) and value else None
+
+
+def _input_bytes(told: GlooArguments) -> int:
+    if not isinstance(told.dims, list) or not isinstance(told.types, list):
+        return NA
+    total = 0
+    for dims, dtype in zip(told.dims, told.types, strict=False):
+        item = item_bytes(str(dtype))
+        if item == NA or not isinstance(dims, list) or not all(isinstance(d, int) for d in dims):
+            return NA
+        total += prod(dims) * item
+    return total or NA

@@ -1,0 +1,1 @@
+"""What NCCL, nccl-tests and its plugins write."""

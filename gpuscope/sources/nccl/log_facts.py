@@ -1,0 +1,169 @@
+"""What NCCL's log lines say: communicators, their channels and connections, the algorithm of each size."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from gpuscope.sources.nccl.log_lines import Line
+from gpuscope.trace.naming.kinds import collective_op
+
+ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
+PROTOCOLS = ("ll", "ll128", "simple")
+"""NCCL's numbers for them (src/include/nccl_common.h), as logs before 2.26 print them."""
+
+_SET = re.compile(r"\b(NCCL_[A-Z0-9_]+) set by environment to (\S{1,200})")
+_VERSION = re.compile(r"NCCL version (\S+)")
+_INIT = re.compile(
+    r"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9}) cudaDev (\d{1,9})(?: nvmlDev \d+)? busId (\w+)"
+    r"(?: commId (0x[0-9a-f]+))?.* - Init (START|COMPLETE)"
+)
+_NODES = re.compile(r"comm (0x[0-9a-f]+) rank (\d{1,9}) nRanks (\d{1,9}) nNodes (\d{1,9})")
+_CHANNELS = re.compile(r"(\d{1,9}) coll channels,.*?(\d{1,9}) p2p channels")
+_RING = re.compile(r"Channel (\d{1,9})/(\d{1,9}) :(?: +\d+)+ *$")
+_TREES = re.compile(r"Trees(?: \[\d+\] \S+)+")
+_VIA = re.compile(r"Channel \d+(?:/\d+)? : (\d{1,9})\[\w+\] -> (\d{1,9})\[\w+\] ?(\[(?:send|receive)\])? via (\S.*)")
+_COUNT = re.compile(r"(\w+): opCount \S+ .*\[nranks=(\d{1,9})\]")
+_CHOICE = re.compile(
+    r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?: time [\d.]+)?"
+    r"(?: channel\{Lo\.\.Hi\}=\{(\d{1,9})\.\.(\d{1,9})\})?"
+)
+
+
+@dataclass
+class Communicator:
+    """One rank's view of a communicator; what all its ranks call it is `name`, where told."""
+
+    host: str
+    rank: int
+    size: int
+    name: str = ""
+    device: int | None = None
+    bus_id: str = ""
+    nodes: int | None = None
+    channels: int | None = None
+    p2p_channels: int | None = None
+    rings: int = 0
+    trees: int = 0
+    process: tuple[str, int] = ("", 0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An operation and size (`op` empty where untold) and what NCCL chose for it."""
+
+    op: str
+    size: int
+    algorithm: str
+    protocol: str
+    channels: int | None
+    group_size: int | None = None
+    """Ranks of the communicator, where the operation was logged before the choice."""
+
+
+@dataclass
+class Facts:
+    """What has been read so far; `feed` takes one log line."""
+
+    version: str = ""
+    communicators: dict[tuple[str, int, str, int], Communicator] = field(default_factory=dict)
+    """By host, process, pointer and rank: threads of one process share nothing of it."""
+    connections: Counter[tuple[str, int, int, str, str]] = field(default_factory=Counter)
+    """By communicator, sender, receiver, transport and the side that logged it."""
+    choices: Counter[Choice] = field(default_factory=Counter)
+    chosen_by: dict[Choice, set[tuple[str, int]]] = field(default_factory=lambda: defaultdict(set))
+    size: int = 0
+    op: str = ""
+    """Of the last operation called, over `size` ranks."""
+    lines: int = 0
+    warnings: Counter[str] = field(default_factory=Counter)
+    _current: dict[tuple[str, int, int], Communicator] = field(default_factory=dict)
+    environment: set[tuple[str, str]] = field(default_factory=set)
+    """Variables of NCCL and their values as it says they were set."""
+    _called: dict[tuple[str, int, int], tuple[str, int]] = field(default_factory=dict)
+
+    def feed(self, line: Line) -> None:
+        """Take one line."""
+        self.lines += 1
+        text = line.text
+        if "Bytes -> Algo" in text:
+            self._choice(line)
+        elif "opCount" in text:
+            if (match := _COUNT.match(text)) is not None:
+                self.op, self.size = collective_op(match[1]), int(match[2])
+                self._called[line.host, line.pid, line.tid] = self.op, self.size
+        elif text.startswith("Channel "):
+            self._channel(line)
+        elif " comm 0x" in text or text.startswith("comm 0x"):
+            self._communicator(line)
+        elif "coll channels" in text or text.startswith("Trees "):
+            self._counts(line)
+        elif (match := _VERSION.search(text)) is not None:
+            self.version = match[1]
+        elif (match := _SET.search(text)) is not None:
+            self.environment.add((match[1], match[2]))
+
+    def _choice(self, line: Line) -> None:
+        match = _CHOICE.match(line.text)
+        if match is None:
+            return
+        called, size = self._called.get((line.host, line.pid, line.tid), ("", 0))
+        op = collective_op(match[1]) if match[1] else called
+        channels = int(match[6]) - int(match[5]) + 1 if match[5] else None
+        names = _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS)
+        # What was called last is this operation only if it is of that kind.
+        choice = Choice(op, int(match[2]), *names, channels, (size or None) if op == called else None)
+        self.choices[choice] += 1
+        self.chosen_by[choice].add((line.host, line.device))
+
+    def _communicator(self, line: Line) -> None:
+        if (match := _INIT.search(line.text)) is not None:
+            comm = self._at(line, match[1], int(match[2]), int(match[3]))
+            comm.device, comm.bus_id, comm.name = int(match[4]), match[5], match[6] or comm.name
+        elif (match := _NODES.search(line.text)) is not None:
+            self._at(line, match[1], int(match[2]), int(match[3])).nodes = int(match[4])
+
+    def _at(self, line: Line, pointer: str, rank: int, size: int) -> Communicator:
+        key = (line.host, line.pid, pointer, rank)
+        made = Communicator(line.host, rank, size, process=(line.host, line.pid))
+        comm = self.communicators.setdefault(key, made)
+        self._current[line.host, line.pid, line.tid] = comm
+        return comm
+
+    def _counts(self, line: Line) -> None:
+        comm = self._current.get((line.host, line.pid, line.tid))
+        if comm is None:
+            return
+        if (match := _CHANNELS.search(line.text)) is not None:
+            comm.channels, comm.p2p_channels = int(match[1]), int(match[2])
+        elif _TREES.match(line.text):
+            comm.trees = line.text.count("[")
+
+    def _channel(self, line: Line) -> None:
+        if (match := _RING.match(line.text)) is not None:
+            comm = self._current.get((line.host, line.pid, line.tid))
+            if comm is not None:
+                comm.rings = max(comm.rings, int(match[2]))
+        elif (match := _VIA.match(line.text)) is not None:
+            sender, receiver = int(match[1]), int(match[2])
+            side = match[3] or "[send]"
+            comm = self._of_channel(line, receiver if side == "[receive]" else sender)
+            self.connections[comm.name if comm else "", sender, receiver, match[4].strip(), side] += 1
+
+    def _of_channel(self, line: Line, rank: int) -> Communicator | None:
+        """The communicator that a connection belongs to: this thread's, else the process's only one of that rank."""
+        own = self._current.get((line.host, line.pid, line.tid))
+        if own is not None and own.rank == rank:
+            return own
+        fitting = [c for c in self.communicators.values() if c.process == (line.host, line.pid) and c.rank == rank]
+        return fitting[-1] if fitting else None
+
+
+def _name(told: str, names: tuple[str, ...]) -> str:
+    if told.isdecimal():
+        return names[int(told)] if int(told) < len(names) else told
+    plain = told.lower()
+    return {"collnetdirect": "collnet_direct", "collnetchain": "collnet_chain", "nvlstree": "nvls_tree"}.get(
+        plain.replace("_", ""), plain
+    )

@@ -1,0 +1,93 @@
+"""JSON lines of NCCL's Inspector plugin: message size, time and bandwidth of every collective (format v4)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gpuscope.errors import InputError
+from gpuscope.sources import lines
+from gpuscope.sources.lines import integer
+from gpuscope.sources.source import ReadOptions
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.naming.kinds import collective_op
+from gpuscope.trace.schema import NA
+
+
+class InspectorSource:
+    """Reads `measurements` and the rank's `communicators`."""
+
+    name = "nccl-inspector"
+
+    def sniff(self, path: Path, head: bytes) -> bool:
+        """A first line with a header and the performance of a collective."""
+        return path.is_file() and b'"coll_perf"' in head and "coll_perf" in lines.first_object(head)
+
+    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
+        """The rank in the first line."""
+        return integer(_part(lines.first_object(head), "header").get("rank"))
+
+    def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
+        """Read a file. Raises `InputError` where no line of it can be used."""
+        rows: list[dict[str, Any]] = []
+        communicators: dict[tuple[str, int], dict[str, Any]] = {}
+        lost, version = 0, ""
+        for told in lines.read_objects(path, options, builder):
+            row = _row(told, builder) if told else None
+            if told is None or row is None:
+                lost += 1
+                continue
+            rows.append(row)
+            version = version or str(_part(told, "metadata").get("inspector_output_format_version", ""))
+            key = (str(_part(told, "header").get("id", "")), row["rank"])
+            communicators.setdefault(key, _communicator(told, row, builder))
+        if not rows:
+            raise InputError(f"{path}: holds no readable record of the Inspector")
+        builder.source(path, self.name, version, len(rows), {})
+        builder.add("measurements", len(rows), {name: [row[name] for row in rows] for name in rows[0]})
+        for communicator in communicators.values():
+            builder.add("communicators", 1, communicator)
+        builder.problem("data_loss", "record_unreadable", lost, f"{path.name}: lines that could not be read")
+
+
+def _part(told: dict[str, Any], name: str) -> dict[str, Any]:
+    part = told.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _row(told: dict[str, Any], builder: TraceBuilder) -> dict[str, Any] | None:
+    header, perf = _part(told, "header"), _part(told, "coll_perf")
+    size, ranks = integer(perf.get("coll_msg_size_bytes")), integer(header.get("n_ranks"))
+    time, busbw = perf.get("coll_exec_time_us"), perf.get("coll_busbw_gbs")
+    dur = integer(time * 1000) if isinstance(time, int | float) else None
+    rate = integer(busbw * 1e9) if isinstance(busbw, int | float) else None
+    if size is None or ranks is None or dur is None or dur < 0:
+        return None
+    op, rank = str(perf.get("coll", "")), integer(header.get("rank"))
+    source = perf.get("coll_timing_source")
+    return {
+        "rank": NA if rank is None else rank,
+        "tool": builder.names.code("inspector"),
+        "op": builder.names.code(collective_op(op) or op),
+        "group_size": ranks,
+        "bytes": size,
+        "dur": dur,
+        "busbw": NA if rate is None else rate,
+        "count": 1,
+        "variant": builder.names.code(str(source)) if source else NO_NAME,
+    }
+
+
+def _communicator(told: dict[str, Any], row: dict[str, Any], builder: TraceBuilder) -> dict[str, Any]:
+    header, metadata = _part(told, "header"), _part(told, "metadata")
+    return {
+        "rank": row["rank"],
+        "communicator": builder.names.code(str(header.get("id", ""))),
+        "size": row["group_size"],
+        "nodes": integer(header.get("nnodes")),
+        "host": builder.names.code(str(metadata["hostname"])) if metadata.get("hostname") else None,
+    }
+
+
+SOURCE = InspectorSource()

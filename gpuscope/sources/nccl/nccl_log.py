@@ -1,0 +1,195 @@
+"""Logs of NCCL (`NCCL_DEBUG=INFO`) and output of nccl-tests, in one file or apart, of one or many ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from gpuscope.errors import InputError
+from gpuscope.sources import stream
+from gpuscope.sources.lines import lines
+from gpuscope.sources.nccl.log_facts import Facts
+from gpuscope.sources.nccl.log_lines import Line, hosts, separate
+from gpuscope.sources.nccl.nccl_tests_rows import Tables
+from gpuscope.sources.source import ReadOptions
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.naming.kinds import collective_op
+from gpuscope.trace.schema import NA
+
+_LOOK = 8 << 20
+_TEXT = (".log", ".txt", ".out", ".err")
+"""A job's own output can come before NCCL's first line: files with these endings are searched that far."""
+
+
+class NcclLogSource:
+    """Reads `communicators`, `connections`, `choices` and, of nccl-tests, `measurements`."""
+
+    name = "nccl-log"
+
+    def sniff(self, path: Path, head: bytes) -> bool:
+        """NCCL's log lines or nccl-tests' table somewhere near the beginning."""
+        if path.is_dir() or b"\0" in head or head.lstrip()[:1] in (b"{", b"<"):
+            return False
+        if _tells(head):
+            return True
+        return path.suffix in _TEXT and len(head) >= 1 << 16 and _tells(stream.head(path, _LOOK))
+
+    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
+        """None: a log can be of any number of ranks, and tells which."""
+        return None
+
+    def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
+        """Read a log. Raises `InputError` where nothing of use is in it."""
+        facts, tables = Facts(), Tables()
+        known = hosts(line.decode(errors="replace") for line in lines(path, options))
+        text = (line.decode(errors="replace") for line in lines(path, options, builder))
+        for line in separate(text, known):
+            if isinstance(line, Line):
+                facts.feed(line)
+            else:
+                tables.feed(line)
+                if not facts.version and line.startswith("NCCL version "):
+                    facts.version = line.split()[2]
+        if not facts.lines and not tables.rows:
+            raise InputError(f"{path}: holds neither a log line of NCCL nor a row of nccl-tests")
+        told = {
+            "average_busbw_gbps": tables.averages,
+            "version": facts.version,
+            "nccl_environment": sorted(facts.environment),
+        }
+        builder.source(path, self.name, facts.version, facts.lines + len(tables.rows), told)
+        _communicators(builder, facts, tables)
+        _connections(builder, facts)
+        _choices(builder, facts)
+        _measurements(builder, facts, tables, path)
+        builder.problem(
+            "data_loss",
+            "record_unreadable",
+            tables.unreadable,
+            f"{path.name}: rows of nccl-tests that could not be read",
+        )
+
+
+def _tells(text: bytes) -> bool:
+    return b" NCCL INFO " in text or (b"# nThread" in text and b"nGpus" in text) or b"NCCL version " in text
+
+
+def _communicators(builder: TraceBuilder, facts: Facts, tables: Tables) -> None:
+    code = builder.names.code
+    names = {(device.host, device.device): device.name for device in tables.devices.values()}
+    version = code(facts.version) if facts.version else NO_NAME
+    for (host, pid, pointer, _), comm in facts.communicators.items():
+        name = names.get((comm.host, comm.device if comm.device is not None else -1), "")
+        row = {
+            "rank": comm.rank,
+            "communicator": code(comm.name or f"{host}:{pid}:{pointer}"),
+            "size": comm.size,
+            "nodes": _or_na(comm.nodes),
+            "channels": _or_na(comm.channels),
+            "p2p_channels": _or_na(comm.p2p_channels),
+            "rings": comm.rings or NA,
+            "trees": comm.trees or NA,
+            "version": version,
+            "host": code(comm.host),
+            "device": _or_na(comm.device),
+            "bus_id": code(comm.bus_id),
+            "device_name": code(name) if name else NO_NAME,
+        }
+        builder.add("communicators", 1, row)
+    if facts.communicators:
+        return
+    for device in tables.devices.values():
+        row = {
+            "rank": device.rank,
+            "communicator": code("nccl-tests"),
+            "size": len(tables.devices),
+            "nodes": len({other.host for other in tables.devices.values()}),
+            "version": version,
+            "host": code(device.host),
+            "device": device.device,
+            "bus_id": code(device.bus_id),
+            "device_name": code(device.name) if device.name else NO_NAME,
+        }
+        builder.add("communicators", 1, row)
+
+
+def _connections(builder: TraceBuilder, facts: Facts) -> None:
+    code = builder.names.code
+    host = _hosts(facts)
+    # Both sides log a connection over the network: it is one.
+    counts: dict[tuple[str, int, int, str], int] = {}
+    for (comm, sender, receiver, transport, _), count in facts.connections.items():
+        key = (comm, sender, receiver, transport)
+        counts[key] = max(count, counts.get(key, 0))
+    for (comm, sender, receiver, transport), count in counts.items():
+        ends = host.get((comm, sender)), host.get((comm, receiver))
+        row = {
+            "rank": sender,
+            "peer": receiver,
+            "communicator": code(comm) if comm else NO_NAME,
+            "transport": code(transport),
+            "count": count,
+            "same_node": NA if None in ends else int(ends[0] == ends[1]),
+        }
+        builder.add("connections", 1, row)
+
+
+def _hosts(facts: Facts) -> dict[tuple[str, int], str]:
+    """The host of each rank of a communicator; without those of unnamed communicators that contradict."""
+    told: dict[tuple[str, int], set[str]] = {}
+    for comm in facts.communicators.values():
+        told.setdefault((comm.name, comm.rank), set()).add(comm.host)
+    return {key: next(iter(names)) for key, names in told.items() if len(names) == 1}
+
+
+def _choices(builder: TraceBuilder, facts: Facts) -> None:
+    code = builder.names.code
+    for choice, count in facts.choices.items():
+        row = {
+            "op": code(choice.op) if choice.op else NO_NAME,
+            "group_size": _or_na(choice.group_size),
+            "bytes": choice.size,
+            "algorithm": code(choice.algorithm),
+            "protocol": code(choice.protocol),
+            "channels": _or_na(choice.channels),
+            "ranks": len(facts.chosen_by[choice]),
+            "count": count,
+        }
+        builder.add("choices", 1, row)
+
+
+def _measurements(builder: TraceBuilder, facts: Facts, tables: Tables, path: Path) -> None:
+    code = builder.names.code
+    unnamed = facts.op or collective_op(path.stem)
+    untold: Counter[str] = Counter()
+    for row in tables.rows:
+        op, ranks = row.op or unnamed, row.ranks or facts.size
+        if not op or not ranks:
+            untold["operation" if not op else "ranks"] += 1
+            continue
+        values = {
+            "tool": code("nccl-tests"),
+            "op": code(op),
+            "group_size": ranks,
+            "bytes": row.size,
+            "dur": row.dur,
+            "busbw": row.busbw,
+            "count": row.iterations,
+            "variant": code(row.variant),
+            "wrong": row.wrong,
+        }
+        builder.add("measurements", 1, values)
+    builder.problem(
+        "data_loss",
+        "measurement_untold",
+        sum(untold.values()),
+        f"{path.name}: rows of nccl-tests that tell no operation or number of ranks: keep the lines above the table",
+    )
+
+
+def _or_na(value: int | None) -> int:
+    return NA if value is None else value
+
+
+SOURCE = NcclLogSource()

@@ -1,0 +1,97 @@
+"""What an nsys export says of itself: version, clock, what was captured, devices, the profiler's complaints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuscope.sources.nsys.formats.export_tables import Tables, pairs
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.schema import NA
+
+_ERROR = 3  # ENUM_DIAGNOSTIC_SEVERITY_LEVEL
+_SWITCHES = {"cuda": "Cuda", "nvtx": "NvtxEvents", "osrt": "OSRuntime"}
+_NO_NVIDIA_DEVICE = re.compile(r"intel|microsoft|\bamd\b|radeon|aspeed|matrox", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Metadata of an export."""
+
+    export: Mapping[str, str]
+    capture: Mapping[str, bool | None]
+    """Per kind of event (cuda, nvtx, osrt): whether it was captured; None where the file does not say."""
+    schema: str
+    epoch_ns: int
+    """To be added to the file's times to get UTC; 0 where it is not known or already in them."""
+    told: Mapping[str, Any]
+    """For `SourceFile.facts`."""
+
+
+def read_facts(tables: Tables) -> Facts:
+    """Read the metadata tables of whatever version."""
+    export = dict(
+        pairs(tables, "EXPORT_META_DATA", "name", "value") + pairs(tables, "META_DATA_EXPORT", "name", "value")
+    )
+    switches = pairs(tables, "META_DATA_CAPTURE", "name", "value")
+    captured = {value for name, value in switches if name == "CAPTURE_EVENT_TYPE"}
+    capture = {key: (switch in captured if captured else None) for key, switch in _SWITCHES.items()}
+    clock = tables.integers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))["utcEpochNs"]
+    start = [int(ns) for ns in clock if ns > 0]
+    normalised = export.get("EXPORT_PARAM_TIME_NORMALIZE", "").lower() == "true"
+    environment = dict(pairs(tables, "TARGET_INFO_SYSTEM_ENV", "name", "value"))
+    told = {
+        "export_format": tables.format,
+        "product_version": export.get("EXPORT_PRODUCT_VERSION"),
+        "capture": capture,
+        "session_start_utc_ns": start[0] if start else None,
+        "host_name": environment.get("Hostname"),
+        "driver_version": environment.get("NvDriverVersion"),
+        "derived": {name: value for name, value in export.items() if name.startswith("DERIVED_")},
+    }
+    epoch = start[0] if start and not normalised else 0
+    return Facts(export, capture, export.get("EXPORT_SCHEMA_VERSION", ""), epoch, told)
+
+
+def was_exported(facts: Facts, option: str) -> bool | None:
+    """Whether an optional part (`BLOBS`, `JSON`) was asked for at export; None where versions do not say."""
+    told = facts.export.get(f"EXPORT_PARAM_INCLUDE_{option}")
+    return None if told is None else told.lower() == "true"
+
+
+def device_names(tables: Tables) -> dict[tuple[int, int], str]:
+    """Model by (pid, CUDA ordinal); pid `NA` where the file does not tell the processes apart."""
+    gpus = tables.integers("TARGET_INFO_GPU", ("id", "cuDevice"))
+    models = [name or "" for name in tables.texts("TARGET_INFO_GPU", "name")]
+    usable = {
+        int(gpus["id"][i]): (int(gpus["cuDevice"][i]), name)
+        for i, name in enumerate(models)
+        if name and not _NO_NVIDIA_DEVICE.search(name)
+    }
+    found: dict[tuple[int, int], str] = {}
+    mapped = tables.integers("TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid"))
+    for gpu, ordinal, pid in zip(mapped["gpuId"], mapped["cudaId"], mapped["pid"], strict=True):
+        if int(gpu) in usable:
+            found[int(pid), int(ordinal)] = usable[int(gpu)][1]
+    for ordinal, name in usable.values():
+        found.setdefault((NA, ordinal), name)
+    if len({name for _, name in usable.values()}) == 1:
+        found[NA, NA] = next(iter(usable.values()))[1]
+    return found
+
+
+def device_name(models: Mapping[tuple[int, int], str], pid: int, ordinal: int) -> str | None:
+    """The model of a process's device: as mapped for it, as mapped for all, else the only model there is."""
+    for key in ((pid, ordinal), (NA, ordinal), (NA, NA)):
+        if key in models:
+            return models[key]
+    return None
+
+
+def tell_diagnostics(builder: TraceBuilder, tables: Tables) -> None:
+    """nsys's own errors, as they stand: some are false alarms (a child process without CUDA)."""
+    severity = tables.integers("DIAGNOSTIC_EVENT", ("severity",))["severity"]
+    for text in tables.texts("DIAGNOSTIC_EVENT", "text", severity == _ERROR):
+        builder.problem("info", "nsys_diagnostic", 1, f"nsys: {' '.join((text or '').split())}")

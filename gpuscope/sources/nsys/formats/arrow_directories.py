@@ -1,0 +1,132 @@
+"""nsys exports of type parquetdir and arrowdir: a folder with one file per table.
+
+The tables are those of the SQLite export, StringIds among them. pyarrow is imported only here, and only
+when such a folder is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuscope.errors import InputError
+from gpuscope.sources.pyarrow_import import require_pyarrow
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.schema import NA
+
+_FORMATS = {".parquet": "parquetdir", ".arrow": "arrowdir", ".arrows": "arrowdir", ".feather": "arrowdir"}
+_NSYS_TABLES = ("StringIds", "NVTX_EVENTS", "OSRT_API", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT")
+
+
+def is_table_folder(path: Path) -> bool:
+    """Whether a folder holds one file per nsys table."""
+    return any(file.stem in _NSYS_TABLES or file.stem.startswith("CUPTI_ACTIVITY_KIND_") for file in _table_files(path))
+
+
+def _table_files(path: Path) -> list[Path]:
+    try:
+        return sorted(file for file in path.iterdir() if file.suffix in _FORMATS)
+    except OSError:
+        return []
+
+
+class ArrowTables:
+    """A parquetdir or arrowdir, as `nsys_tables.Tables`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `InputError` where pyarrow is not installed."""
+        self.path = path
+        self.invalid_utf8 = False
+        files = _table_files(path)
+        self._files = {file.stem: file for file in files}
+        self.format = _FORMATS[files[0].suffix]
+        self._arrow = require_pyarrow(path, "a parquetdir or arrowdir")
+        self._columns: dict[str, frozenset[str]] = {}
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def columns(self, table: str) -> frozenset[str]:
+        if table not in self._columns:
+            found = self._read(table, None) if table in self._files else None
+            self._columns[table] = frozenset() if found is None else frozenset(found.column_names)
+        return self._columns[table]
+
+    def integers(self, table: str, columns: Sequence[str]) -> dict[str, Times]:
+        there = [name for name in columns if name in self.columns(table)]
+        if not there:
+            return {name: np.empty(0, np.int64) for name in columns}
+        found = self._read(table, there)
+        missing = np.full(found.num_rows, NA, np.int64)
+        return {name: self._integers(found[name]) if name in there else missing for name in columns}
+
+    def _integers(self, column: Any) -> Times:
+        types = self._arrow.types
+        if not (types.is_integer(column.type) or types.is_boolean(column.type)):
+            return np.full(len(column), NA, np.int64)
+        # globalTid is unsigned and may use the topmost bit, as SQLite's signed integers do.
+        whole = column.cast(self._arrow.int64(), safe=False).fill_null(NA)
+        return np.asarray(whole.to_numpy(), np.int64)
+
+    def texts(self, table: str, column: str, rows: Mask | None = None) -> Iterator[str | None]:
+        for value in self._values(table, column, rows):
+            if not isinstance(value, bytes):
+                yield value if value is None else str(value)
+                continue
+            try:
+                yield value.decode()
+            except UnicodeDecodeError:
+                self.invalid_utf8 = True
+                yield value.decode("utf-8", "replace")
+
+    def blobs(self, table: str, column: str, rows: Mask) -> list[bytes | None]:
+        values = self._values(table, column, rows)
+        return [value if value is None or isinstance(value, bytes) else str(value).encode() for value in values]
+
+    def _values(self, table: str, column: str, rows: Mask | None) -> list[Any]:
+        """Python values of a column; text as bytes, since nsys does not promise UTF-8."""
+        if column not in self.columns(table):
+            return []
+        values = self._read(table, [column])[column]
+        types = self._arrow.types
+        if types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        if types.is_string(values.type) or types.is_large_string(values.type):
+            values = values.cast(self._arrow.large_binary())
+        if rows is not None:
+            values = values.filter(self._arrow.array(rows))
+        return list(values.to_pylist())
+
+    def _read(self, table: str, columns: list[str] | None) -> Any:
+        """The table, or only `columns`; without columns a table that is good for its names only."""
+        file = self._files[table]
+        try:
+            if file.suffix == ".parquet":
+                from pyarrow import parquet
+
+                if columns is None:
+                    return parquet.read_schema(file).empty_table()
+                return parquet.read_table(file, columns=columns)
+            found = self._read_ipc(file)
+            return found if columns is None else found.select(columns)
+        except (self._arrow.ArrowException, OSError, EOFError) as error:
+            raise InputError(
+                f"{file}: can't be read: {error}",
+                hint="export it again: nsys export --type parquetdir --force-overwrite true -o OUT IN.nsys-rep",
+            ) from error
+
+    def _read_ipc(self, file: Path) -> Any:
+        """An Arrow file of either kind: random access, or a stream."""
+        from pyarrow import ipc
+
+        with self._arrow.memory_map(str(file)) as mapped:
+            magic = mapped.read(6)
+            mapped.seek(0)
+            reader = ipc.open_file(mapped) if magic == b"ARROW1" else ipc.open_stream(mapped)
+            return reader.read_all()
+
+    def close(self) -> None:
+        self._files = {}

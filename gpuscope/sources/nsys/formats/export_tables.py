@@ -1,0 +1,202 @@
+"""Tables of an nsys export, whatever file format they lie in: columns straight into numpy.
+
+«No table» and «no rows» mean the same here, and a column that a version lacks is absent in every row:
+nsys adds, renames and leaves out tables and columns from one release to the next.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, compress, islice
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import numpy as np
+
+from gpuscope.errors import InputError
+from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.schema import NA
+
+SQLITE_MAGIC = b"SQLite format 3\0"
+_NSYS_TABLES = ("StringIds", "NVTX_EVENTS", "OSRT_API", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT")
+# A damaged schema makes SQLite quote bytes that are no text in its message.
+_DAMAGE = (sqlite3.Error, UnicodeDecodeError)
+_CHUNK = 1 << 16
+"""Rows per step: Python objects of so few rows stay in the processor's cache."""
+
+
+class Tables(Protocol):
+    """Read access to an export. All methods give rows in the same order."""
+
+    path: Path
+    format: str
+    """SQLite, parquetdir or arrowdir."""
+    invalid_utf8: bool
+    """Whether some text read so far was not UTF-8 (what could not be decoded is replaced)."""
+
+    def names(self) -> list[str]:
+        """The tables that are there."""
+        ...
+
+    def columns(self, table: str) -> frozenset[str]:
+        """The columns of a table; empty where it is missing."""
+        ...
+
+    def integers(self, table: str, columns: Sequence[str]) -> dict[str, Times]:
+        """Integer columns, shape (n,) each; `NA` where there is no (whole) number or no such column."""
+        ...
+
+    def texts(self, table: str, column: str, rows: Mask | None = None) -> Iterator[str | None]:
+        """A text column, or the rows of it that `rows` picks; nothing where table or column is missing."""
+        ...
+
+    def blobs(self, table: str, column: str, rows: Mask) -> list[bytes | None]:
+        """The bytes in the rows that `rows` picks; empty where table or column is missing."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def pairs(tables: Tables, table: str, key: str, value: str) -> list[tuple[str, str]]:
+    """Two text columns of a small table, rows without key or value left out."""
+    if not {key, value} <= tables.columns(table):
+        return []
+    both = zip(tables.texts(table, key), tables.texts(table, value), strict=True)
+    return [(k, v) for k, v in both if k is not None and v is not None]
+
+
+class SqliteTables:
+    """An export to SQLite, opened read-only; it is never written to, nor is a journal made beside it."""
+
+    format = "SQLite"
+
+    def __init__(self, path: Path) -> None:
+        """Raises `InputError` where the file is no database, is damaged, or is locked."""
+        self.path = path
+        self.invalid_utf8 = False
+        self._columns: dict[str, frozenset[str]] = {}
+        # In WAL mode even a reader makes files beside the database, unless it is told that nobody writes.
+        mode = "mode=ro&immutable=1" if _is_quiet_wal(path) else "mode=ro"
+        try:
+            self._connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{mode}", uri=True, timeout=0.5)
+        except _DAMAGE as error:
+            raise self._unreadable(error) from error
+        self._names = [str(name) for (name,) in self._rows("SELECT name FROM sqlite_master WHERE type='table'")]
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def columns(self, table: str) -> frozenset[str]:
+        if table not in self._columns:
+            rows = self._rows(f"PRAGMA table_info({_quoted(table)})")
+            self._columns[table] = frozenset(str(row[1]) for row in rows)
+        return self._columns[table]
+
+    def integers(self, table: str, columns: Sequence[str]) -> dict[str, Times]:
+        there = [name for name in columns if name in self.columns(table)]
+        if not there:
+            return {name: np.empty(0, np.int64) for name in columns}
+        plain = [f"coalesce({_quoted(name)},{NA})" for name in there]
+        try:
+            found = self._matrix(table, plain)
+        except (ValueError, TypeError, OverflowError):
+            # Some value is no whole number: look at each one's type, at twice the cost.
+            strict = [f"CASE typeof({_quoted(n)}) WHEN 'integer' THEN {_quoted(n)} ELSE {NA} END" for n in there]
+            found = self._matrix(table, strict)
+        missing = np.full(found.shape[1], NA, np.int64)
+        return {name: found[there.index(name)] if name in there else missing for name in columns}
+
+    def texts(self, table: str, column: str, rows: Mask | None = None) -> Iterator[str | None]:
+        if column not in self.columns(table):
+            return iter(())
+        # Most files hold nothing but UTF-8: the quick way first, and from the failing row on the lenient one.
+        select = f"SELECT CAST({_quoted(column)} AS TEXT) FROM {_quoted(table)}"
+        values = self._decoded(select)
+        return values if rows is None else compress(values, rows.tolist())
+
+    def blobs(self, table: str, column: str, rows: Mask) -> list[bytes | None]:
+        if column not in self.columns(table):
+            return []
+        # The column is declared TEXT and holds bytes.
+        select = f"SELECT CAST({_quoted(column)} AS BLOB) FROM {_quoted(table)} ORDER BY rowid"
+        return list(compress(chain.from_iterable(self._rows(select)), rows.tolist()))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _matrix(self, table: str, expressions: list[str]) -> Array:
+        """Rows of integers as an array of shape (columns, rows)."""
+        # By rowid: else SQLite may take the order of some index that a third party made.
+        select = f"SELECT {','.join(expressions)} FROM {_quoted(table)} ORDER BY rowid"
+        width = len(expressions)
+        blocks: list[Array] = []
+        try:
+            flat = chain.from_iterable(self._connection.execute(select))
+            while len(block := np.fromiter(islice(flat, _CHUNK * width), np.int64)):
+                blocks.append(np.ascontiguousarray(block.reshape(-1, width).T))
+        except _DAMAGE as error:
+            raise self._unreadable(error) from error
+        return np.concatenate(blocks, axis=1) if blocks else np.empty((width, 0), np.int64)
+
+    def _decoded(self, select: str) -> Iterator[str | None]:
+        done = 0
+        try:
+            for (value,) in self._raw(f"{select} ORDER BY rowid"):
+                yield value
+                done += 1
+            return
+        except sqlite3.OperationalError as error:
+            if "decode" not in str(error):
+                raise self._unreadable(error) from error
+        except _DAMAGE as error:
+            raise self._unreadable(error) from error
+        self.invalid_utf8 = True
+        try:
+            self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            for (value,) in self._raw(f"{select} ORDER BY rowid LIMIT -1 OFFSET {done}"):
+                yield value
+        except _DAMAGE as error:
+            raise self._unreadable(error) from error
+        finally:
+            self._connection.text_factory = str
+
+    def _raw(self, select: str) -> Iterable[tuple[Any, ...]]:
+        return self._connection.execute(select)
+
+    def _rows(self, select: str) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._raw(select)
+        except _DAMAGE as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> InputError:
+        hint = "export it again: nsys export --type sqlite --force-overwrite true -o OUT.sqlite IN.nsys-rep"
+        if "locked" in str(error) or "busy" in str(error):
+            hint = "another program is writing it: wait until the export is done"
+        return InputError(f"{self.path}: the SQLite file can't be read: {error}", hint=hint)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def looks_like_nsys(path: Path) -> bool:
+    """Whether an SQLite file holds nsys's tables; a damaged one counts where its name says so."""
+    try:
+        tables = SqliteTables(path)
+    except InputError:
+        return path.suffix in (".sqlite", ".sqlite3", ".db")
+    names = tables.names()
+    tables.close()
+    return any(name in _NSYS_TABLES or name.startswith("CUPTI_ACTIVITY_KIND_") for name in names)
+
+
+def _is_quiet_wal(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            header = file.read(20)
+    except OSError:
+        return False
+    return header[18:20] == b"\x02\x02" and not path.with_name(path.name + "-wal").exists()

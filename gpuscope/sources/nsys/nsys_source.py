@@ -1,0 +1,132 @@
+"""Nsight Systems exports: SQLite of schema 2.9 on, parquetdir and arrowdir.
+
+Facts of the format: NVIDIA's «SQLite Schema Reference» (Nsight Systems documentation, Exporter), and what
+real files of twenty releases hold.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from gpuscope.errors import InputError
+from gpuscope.sources.nsys.absent_tables import tell_missing, uncaptured_launches
+from gpuscope.sources.nsys.export_facts import Facts, device_name, device_names, read_facts, tell_diagnostics
+from gpuscope.sources.nsys.formats.arrow_directories import ArrowTables, is_table_folder
+from gpuscope.sources.nsys.formats.export_tables import SQLITE_MAGIC, SqliteTables, Tables, looks_like_nsys
+from gpuscope.sources.nsys.rows import process_ranks
+from gpuscope.sources.nsys.rows.device_work import add_device_events, add_syncs
+from gpuscope.sources.nsys.rows.event_tables import KERNEL, MPI, NVTX, Events, read_events
+from gpuscope.sources.nsys.rows.host_events import add_host_events, ids
+from gpuscope.sources.nsys.rows.mpi_calls import add_mpi
+from gpuscope.sources.nsys.rows.nccl_operations import add_collectives, communication_kernels, read_communicators
+from gpuscope.sources.nsys.rows.nvtx_payloads import read_payloads
+from gpuscope.sources.nsys.rows.nvtx_shapes import add_shapes
+from gpuscope.sources.nsys.rows.process_ranks import Ranks
+from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.schema import NA
+
+
+class NsysSource:
+    """Reads what `nsys export` writes."""
+
+    name = "nsys"
+
+    def sniff(self, path: Path, head: bytes) -> bool:
+        if path.is_dir():
+            return is_table_folder(path)
+        return head.startswith(SQLITE_MAGIC) and looks_like_nsys(path)
+
+    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002
+        return peek_rank(path, path)
+
+    def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
+        with closing(open_tables(path)) as tables:
+            read_tables(tables, path, builder, options)
+        if options.advance and path.is_file():
+            options.advance(path.stat().st_size)
+
+
+def open_tables(path: Path) -> Tables:
+    """The tables of an export. Raises `InputError` where they can't be read."""
+    return ArrowTables(path) if path.is_dir() else SqliteTables(path)
+
+
+def peek_rank(export: Path, named: Path) -> int | None:
+    """The rank if the environment recorded in `export`, or else the name of `named`, tells it."""
+    try:
+        with closing(open_tables(export)) as tables:
+            told = process_ranks.peek(tables)
+    except InputError:
+        return None
+    return rank_in_name(named) if told is None else told
+
+
+def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
+    """Read an export into the builder. `path` is the file the user named.
+
+    Raises `InputError` where the export is damaged or holds no events.
+    """
+    facts = read_facts(tables)
+    events = read_events(tables, builder.names, options.status or (lambda _: None))
+    if not events.total:
+        raise InputError(
+            f"{path}: an empty capture: it holds no CUDA call, range or system call of any process",
+            hint="did the capture range ever open? record with: nsys profile -t cuda,nvtx,osrt -o OUT COMMAND",
+        )
+    _to_utc(events, facts.epoch_ns)
+    uncaptured_launches(events, builder.names)
+    payloads, undecoded = read_payloads(tables, events, builder.names)
+    communicators = read_communicators(events, payloads)
+    told = [process_ranks.mpi_ranks(tables), process_ranks.labelled_ranks(events), communicators.told()]
+    ranks = process_ranks.assign(path, events, builder.names, told, process_ranks.environment(tables))
+    version = f"schema {facts.schema}" if facts.schema else ""
+    source = builder.source(path, "nsys", version, events.total, {**facts.told, "rank_basis": ranks.basis})
+    _add_ranks(builder, tables, events, source, ranks, facts)
+    first = add_device_events(builder, events, ranks)
+    add_syncs(builder, events, ranks)
+    placed = add_host_events(builder, tables, events, ranks)
+    add_shapes(builder, tables, events, placed[NVTX])
+    add_collectives(builder, events, ranks, first[KERNEL], payloads, communicators)
+    add_mpi(builder, tables, placed)
+    tell_missing(builder, events, ranks, facts, payloads, undecoded)
+    tell_diagnostics(builder, tables)
+    builder.problem("info", "invalid_utf8", int(tables.invalid_utf8), f"{path.name}: names that are not UTF-8")
+
+
+def _to_utc(events: Events, epoch_ns: int) -> None:
+    for rows in events.tables.values():
+        for column in ("start", "end"):
+            rows[column] = np.where(rows[column] == NA, NA, rows[column] + epoch_ns)
+
+
+def _add_ranks(builder: TraceBuilder, tables: Tables, events: Events, source: int, ranks: Ranks, facts: Facts) -> None:
+    code = builder.names.code
+    kernels, mpi_calls = events[KERNEL], [events[table]["process"] for table in MPI]
+    on_nccl = kernels["process"][communication_kernels(events, builder.names)]
+    models = device_names(tables)
+    host = facts.told["host_name"]
+    for process, own in ranks.of_process.items():
+        pid = ids(process)[0]
+        on_mpi = any(bool((called == process).any()) for called in mpi_calls)
+        backend = "nccl" if bool((on_nccl == process).any()) else "mpi" if on_mpi else None
+        devices = {device: rank for (p, device), rank in ranks.of_device.items() if p == process}
+        for device, rank in devices.items() if devices else [(NA, rank) for rank in own]:
+            model = device_name(models, pid, device) if device != NA else None
+            values = {
+                "rank": rank,
+                "device": device,
+                "source": source,
+                "pid": pid,
+                "device_name": -1 if model is None else code(model),
+                "host": -1 if host is None else code(str(host)),
+                "backend": -1 if backend is None else code(backend),
+                "world_size": NA if ranks.world_size is None else ranks.world_size,
+            }
+            builder.add("ranks", 1, values)
+
+
+SOURCE = NsysSource()

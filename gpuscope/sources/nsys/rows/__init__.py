@@ -1,0 +1,1 @@
+"""From the tables of an nsys export to rows of a Trace."""

@@ -1,0 +1,161 @@
+"""Work on the devices: kernels, copies, memsets, migrations, whole graphs; and synchronisation records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuscope.sources.nsys.rows.event_tables import GRAPH, KERNEL, MEMCPY, MEMSET, SYNC, Events, Rows, take
+from gpuscope.sources.nsys.rows.process_ranks import Ranks
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.distinct import distinct, distinct_pairs
+from gpuscope.trace.columns.name_pool import Codes, NamePool
+from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import NA, Kind
+
+# MEMCPY.copyKind (ENUM_CUDA_MEMCPY_OPER) → copy_kind, and how `nsys stats` names such a copy.
+_COPIES = {
+    1: ("HtoD", "[CUDA memcpy Host-to-Device]"),
+    2: ("DtoH", "[CUDA memcpy Device-to-Host]"),
+    3: ("HtoA", "[CUDA memcpy Host-to-Array]"),
+    4: ("AtoH", "[CUDA memcpy Array-to-Host]"),
+    5: ("AtoA", "[CUDA memcpy Array-to-Array]"),
+    6: ("AtoD", "[CUDA memcpy Array-to-Device]"),
+    7: ("DtoA", "[CUDA memcpy Device-to-Array]"),
+    8: ("DtoD", "[CUDA memcpy Device-to-Device]"),
+    9: ("HtoH", "[CUDA memcpy Host-to-Host]"),
+    10: ("PtoP", "[CUDA memcpy Peer-to-Peer]"),
+    11: ("migration HtoD", "[CUDA memcpy Unified Host-to-Device]"),
+    12: ("migration DtoH", "[CUDA memcpy Unified Device-to-Host]"),
+    13: ("migration DtoD", "[CUDA memcpy Unified Device-to-Device]"),
+}
+_PAGEABLE = 0  # ENUM_CUDA_MEM_KIND
+# SYNCHRONIZATION.syncType (ENUM_CUPTI_SYNC_TYPE), in Kineto's words.
+_SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
+_NO_STREAM = 2**32 - 1
+
+
+def add_device_events(builder: TraceBuilder, events: Events, ranks: Ranks) -> dict[str, int]:
+    """Add all device work; returns the row of each table's first event, for references.
+
+    Migrations of unified memory stand in MEMCPY as well as in CUDA_UM_* tables, so only MEMCPY is read.
+    """
+    names = builder.names
+    first = {KERNEL: _add(builder, ranks, events[KERNEL], _kernels(events[KERNEL], names))}
+    first[MEMCPY] = _add(builder, ranks, events[MEMCPY], _copies(events[MEMCPY], names))
+    memsets: dict[str, Any] = {
+        "name": names.code("[CUDA memset]"),
+        "copy_kind": names.code("memset"),
+        "kind": Kind.MEMORY,
+    }
+    memsets |= {"bytes": events[MEMSET]["bytes"], "graph": _graph(events[MEMSET])}
+    first[MEMSET] = _add(builder, ranks, events[MEMSET], memsets)
+    graphs = _graphs_without_nodes(events)
+    first[GRAPH] = _add(builder, ranks, graphs, {"name": _graph_names(graphs, names), "kind": Kind.COMPUTE,
+                                                 "graph": graphs["graphId"]})  # fmt: skip
+    builder.problem(
+        "info",
+        "graph_level",
+        len(graphs["start"]),
+        "CUDA graphs recorded as a whole: each counts as compute, what ran inside is not known "
+        "(record with --cuda-graph-trace=node)",
+    )
+    return first
+
+
+def _add(builder: TraceBuilder, ranks: Ranks, rows: Rows, values: dict[str, Any]) -> int:
+    common = {
+        "rank": rank_of(ranks, rows),
+        "device": rows["deviceId"],
+        "stream": rows["streamId"],
+        "start": rows["start"],
+        "end": rows["end"],
+        "correlation": _correlation(rows),
+    }
+    return builder.add("device_events", len(rows["start"]), common | values)
+
+
+def rank_of(ranks: Ranks, rows: Rows) -> Times:
+    """The rank of each device row, shape (n,)."""
+    keys, inverse = distinct_pairs(rows["process"], rows["deviceId"])
+    found = [ranks.of_device.get((p, d), ranks.of_process.get(p, [0])[0]) for p, d in keys]
+    return np.array(found, np.int64)[inverse]
+
+
+def _correlation(rows: Rows) -> Times:
+    # Migrations carry 0: nobody launched them.
+    return np.where(rows["correlationId"] == 0, NA, rows["correlationId"])
+
+
+def _kernels(rows: Rows, names: NamePool) -> dict[str, Any]:
+    used, inverse = distinct(rows["name"])
+    kind = [
+        Kind.COMMUNICATION if kinds.is_communication_kernel(names[code]) else Kind.COMPUTE for code in used.tolist()
+    ]
+    graph = np.where(rows["graphId"] == NA, _graph(rows), rows["graphId"])
+    return {"name": rows["name"], "kind": np.array(kind, np.int8)[inverse], "graph": np.where(graph == 0, NA, graph)}
+
+
+def _graph(rows: Rows) -> Times:
+    """CUPTI's node ids hold their graph's id in the upper half; without one there is no graph."""
+    node = rows["graphNodeId"]
+    return np.where((node == NA) | (node >> 32 == 0), NA, node >> 32)
+
+
+def _copies(rows: Rows, names: NamePool) -> dict[str, Any]:
+    kind = rows["copyKind"]
+    pageable = ((kind == 1) & (rows["srcKind"] == _PAGEABLE)) | ((kind == 2) & (rows["dstKind"] == _PAGEABLE))
+    used, inverse = distinct_pairs(kind, pageable)
+    directions: list[int] = []
+    labels: list[int] = []
+    for code, is_pageable in used:
+        direction, label = _COPIES.get(code, ("memcpy", "[CUDA memcpy]"))
+        directions.append(names.code(direction + " pageable" * is_pageable))
+        labels.append(names.code(label))
+    return {
+        "name": _pick(labels, inverse),
+        "copy_kind": _pick(directions, inverse),
+        "kind": Kind.MEMORY,
+        "bytes": rows["bytes"],
+        "graph": _graph(rows),
+    }
+
+
+def _pick(codes: list[int], inverse: Array) -> Codes:
+    return np.array(codes, np.int32)[inverse]
+
+
+def _graphs_without_nodes(events: Events) -> Rows:
+    """Graph-level rows, but for the launches whose nodes were recorded as well."""
+    rows = events[GRAPH]
+    nodes: set[tuple[int, int]] = set()
+    for table in (KERNEL, MEMCPY, MEMSET):
+        own = take(events[table], events[table]["graphNodeId"] > 0)
+        nodes.update(zip(own["process"].tolist(), own["correlationId"].tolist(), strict=True))
+    launches = zip(rows["process"].tolist(), rows["correlationId"].tolist(), strict=True)
+    return take(rows, np.array([launch not in nodes for launch in launches], np.bool_))
+
+
+def _graph_names(rows: Rows, names: NamePool) -> Codes:
+    used, inverse = distinct(rows["graphId"])
+    return _pick([names.code("CUDA graph" if g == NA else f"CUDA graph {g}") for g in used.tolist()], inverse)
+
+
+def add_syncs(builder: TraceBuilder, events: Events, ranks: Ranks) -> None:
+    """Synchronisation records: no work, never counted as time on the device."""
+    rows = events[SYNC]
+    used, inverse = distinct(rows["syncType"])
+    labels = [builder.names.code(_SYNCS.get(kind, "Synchronization")) for kind in used.tolist()]
+    stream = rows["streamId"]
+    values = {
+        "rank": rank_of(ranks, rows),
+        "device": rows["deviceId"],
+        "stream": np.where((stream == _NO_STREAM) | (stream < 0), NA, stream),
+        "start": rows["start"],
+        "end": rows["end"],
+        "name": _pick(labels, inverse),
+        "correlation": _correlation(rows),
+    }
+    builder.add("syncs", len(rows["start"]), values)

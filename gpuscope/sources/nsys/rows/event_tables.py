@@ -1,0 +1,156 @@
+"""The event tables of an nsys export: which columns of them are read, and what their rows become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpuscope.sources.nsys.formats.export_tables import Tables
+from gpuscope.sources.nsys.formats.string_ids import RangeNames, StringTable
+from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.name_pool import NO_NAME, Codes, NamePool
+from gpuscope.trace.columns.table import Array, Mask
+from gpuscope.trace.schema import NA
+
+KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
+GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+OVERHEAD = "CUPTI_ACTIVITY_KIND_OVERHEAD"
+PROFILER = "PROFILER_OVERHEAD"
+NVTX = "NVTX_EVENTS"
+OSRT = "OSRT_API"
+MPI = ("MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS", "MPI_START_WAIT_EVENTS", "MPI_OTHER_EVENTS")
+
+_ON_DEVICE = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    KERNEL: (*_ON_DEVICE, "demangledName", "shortName", "mangledName", "graphNodeId", "graphId"),
+    MEMCPY: (*_ON_DEVICE, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"),
+    MEMSET: (*_ON_DEVICE, "bytes", "graphNodeId"),
+    GRAPH: (*_ON_DEVICE, "graphId"),
+    SYNC: (*_ON_DEVICE, "syncType"),
+    RUNTIME: ("start", "end", "globalTid", "correlationId", "nameId", "eventClass", "returnValue"),
+    OVERHEAD: ("start", "end", "globalTid", "nameId"),
+    PROFILER: ("start", "end", "globalTid", "nameId"),
+    OSRT: ("start", "end", "globalTid", "nameId"),
+    NVTX: ("start", "end", "eventType", "globalTid", "textId", "domainId", "jsonTextId"),
+    **dict.fromkeys(MPI, ("start", "end", "globalTid", "textId", "commHandle", "size", "recvSize", "remoteRank")),
+}
+_STRINGS = ("demangledName", "shortName", "mangledName", "nameId", "textId", "jsonTextId")
+
+# Values of NVTX_EVENTS.eventType (ENUM_NSYS_EVENT_TYPE).
+PUSH_POP, START_END, DOMAIN, THREAD = 59, 60, 75, 39
+# Value of RUNTIME.eventClass: a second row for a call whose call chain was recorded.
+_BACKTRACE = 67
+
+Rows = dict[str, Array]
+"""Columns of equal length; `process` (globalPid) in all of them, `name` where events have one."""
+
+
+@dataclass
+class Events:
+    """The event tables, times in ns since the session began."""
+
+    tables: dict[str, Rows]
+    domains: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Name of an NVTX domain by (process, domain id)."""
+    thread_labels: list[tuple[int, str]] = field(default_factory=list)
+    """(globalTid, name) of threads that the program named through NVTX (`MPI Rank 3`)."""
+    operators: Codes = field(default_factory=lambda: np.empty(0, np.int32))
+    """Name codes that are operators of PyTorch (written by emit_nvtx)."""
+    strings: StringTable | None = None
+    never_closed: int = 0
+    nvtx_rows: int = 0
+    """Rows of NVTX_EVENTS, of which the ranges' own are in the column `row`."""
+
+    def __getitem__(self, table: str) -> Rows:
+        return self.tables[table]
+
+    def count(self, table: str) -> int:
+        return len(self.tables[table]["start"])
+
+    @property
+    def total(self) -> int:
+        return sum(len(rows["start"]) for rows in self.tables.values())
+
+
+def read_events(tables: Tables, names: NamePool, status: Callable[[str], None]) -> Events:
+    """Read every event table there is; missing ones become empty."""
+    events = Events({})
+    for table, columns in _COLUMNS.items():
+        if table in tables.names():
+            status(f"reading {table} of {tables.path.name}")
+        rows: Rows = dict(tables.integers(table, columns))
+        thread = rows["globalPid"] if "globalPid" in rows else rows["globalTid"]
+        rows["process"] = np.where(thread == NA, NA, thread & ~0xFFFFFF)
+        events.tables[table] = rows
+    needed = [rows[column] for rows in events.tables.values() for column in _STRINGS if column in rows]
+    strings = events.strings = StringTable(tables, names, needed)
+    _name_kernels(events[KERNEL], strings)
+    for table in (RUNTIME, OVERHEAD, PROFILER, OSRT):
+        _name(events[table], "nameId", strings, names)
+    for table in MPI:
+        _name(events[table], "textId", strings, names)
+    _name_ranges(events, tables, strings, names)
+    events.tables[RUNTIME] = _without_backtraces(events[RUNTIME])
+    return events
+
+
+def take(rows: Rows, mask: Mask) -> Rows:
+    """The rows of a mask, in every column."""
+    return {name: column[mask] for name, column in rows.items()}
+
+
+def _name(rows: Rows, column: str, strings: StringTable, names: NamePool) -> None:
+    codes = strings.codes(rows.pop(column))
+    if bool((codes == NO_NAME).any()):
+        codes = np.where(codes == NO_NAME, np.int32(names.code("?")), codes)
+    rows["name"] = codes
+
+
+def _name_kernels(rows: Rows, strings: StringTable) -> None:
+    """The demangled name tells most; files without it have a short or a mangled one."""
+    codes = strings.codes(rows.pop("demangledName"))
+    for column in ("shortName", "mangledName"):
+        other = rows.pop(column)
+        missing = codes == NO_NAME
+        if bool(missing.any()):
+            codes = np.where(missing, strings.codes(other), codes)
+    rows["name"] = codes
+
+
+def _name_ranges(events: Events, tables: Tables, strings: StringTable, names: NamePool) -> None:
+    """Keep the closed ranges of NVTX_EVENTS; note domains and named threads on the way."""
+    rows = events[NVTX]
+    events.nvtx_rows = len(rows["start"])
+    rows["row"] = np.arange(events.nvtx_rows)
+    encoder = RangeNames(names)
+    encode = encoder.code
+    by_id = strings.codes(rows.pop("textId"), encode)
+    inline = tables.texts(NVTX, "text")
+    codes = np.fromiter((NO_NAME if text is None else encode(text) for text in inline), np.int32)
+    codes = np.where(codes == NO_NAME, by_id, codes) if len(codes) else by_id
+    rows["name"] = np.where(codes == NO_NAME, np.int32(names.code("")), codes) if len(codes) else codes
+    for row in np.flatnonzero(rows["eventType"] == DOMAIN).tolist():
+        events.domains[int(rows["process"][row]), int(rows["domainId"][row])] = names[int(rows["name"][row])]
+    for row in np.flatnonzero(rows["eventType"] == THREAD).tolist():
+        events.thread_labels.append((int(rows["globalTid"][row]), names[int(rows["name"][row])]))
+    ranges = (rows["eventType"] == PUSH_POP) | (rows["eventType"] == START_END)
+    closed = ranges & (rows["end"] != NA)
+    events.never_closed = int(ranges.sum() - closed.sum())
+    events.tables[NVTX] = take(rows, closed)
+    events.operators = np.array(encoder.operators, np.int32)
+
+
+def _without_backtraces(rows: Rows) -> Rows:
+    """A call with a recorded call chain has two rows under one correlation id: keep the call's own."""
+    chains = rows["eventClass"] == _BACKTRACE
+    if not bool(chains.any()):
+        return rows
+    _, process = distinct(rows["process"])
+    key = (process << 33) + rows["correlationId"]  # correlation ids have 32 bits
+    return take(rows, ~(chains & np.isin(key, key[~chains])))

@@ -1,0 +1,178 @@
+"""Which rank a process of an nsys file is (docs/decisions: ranks of an nsys file).
+
+In this order: its MPI records, a thread named «MPI Rank 3», the environment of the profiled command (RANK),
+NCCL's communicator, the file's name; else processes by process id, then devices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from gpuscope.sources.nsys.formats.export_tables import Tables, pairs
+from gpuscope.sources.nsys.rows.event_tables import GRAPH, KERNEL, MEMCPY, MEMSET, MPI, NVTX, OSRT, RUNTIME, Events
+from gpuscope.sources.source import rank_in_name
+from gpuscope.trace.columns.distinct import distinct, distinct_pairs
+from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.table import Mask
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import NA
+
+_RANK_VARIABLES = (
+    # (rank, world size) as torchrun, Open MPI, PMIx, MPICH, MVAPICH and Slurm name them.
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "PMIX_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", ""),  # SLURM_NTASKS is set in a batch script that starts one process, too
+)
+_VARIABLE = re.compile(r"(?:^|[;\0\n\x01-\x1f])([A-Z][A-Z0-9_]*)=\"?(\d{1,7})(?=\"?(?:[;\0\n\x01-\x1f]|$))")
+_MPI_RANK_LABEL = re.compile(r"MPI Rank (\d+)$")
+
+
+@dataclass
+class Ranks:
+    """Ranks by process (globalPid) and device."""
+
+    of_process: dict[int, list[int]] = field(default_factory=dict)
+    """The ranks of a process: several where it drives several devices and nothing tells its rank."""
+    of_device: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Rank by (process, device), for every device that did work."""
+    world_size: int | None = None
+    basis: str = "order of processes"
+    left_out: int = 0
+    """Host events of processes that are no rank."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a file says of its processes' ranks."""
+
+    rank: Mapping[int, int]
+    world_size: int | None
+    basis: str
+
+
+def assign(path: Path, events: Events, names: NamePool, told: Iterable[Told], environment: Told) -> Ranks:
+    """Give every process that takes part in the work its rank or ranks.
+
+    `told` are what the file tells, best first and NCCL's communicator last.
+    """
+    devices = _devices_by_process(events)
+    processes = _participants(events, names, devices)
+    ranks = Ranks()
+    single = len(devices) == 1 or len(processes) == 1
+    main = next(iter(devices), processes[0] if processes else NA)
+    candidates = list(told)
+    if single:
+        # Before NCCL: a communicator that was made while recording need not be the whole job's.
+        of_job = Told({main: environment.rank.get(0, NA)}, environment.world_size, environment.basis)
+        candidates.insert(len(candidates) - 1, of_job)
+        named = rank_in_name(path)
+        candidates.append(Told({main: NA if named is None else named}, None, "file name"))
+    for candidate in candidates:
+        known = {process: candidate.rank.get(process, NA) for process in devices or processes}
+        if known and NA not in known.values() and len(set(known.values())) == len(known):
+            ranks.world_size, ranks.basis = candidate.world_size, candidate.basis
+            _told_ranks(ranks, known, devices)
+            break
+    _number_the_rest(ranks, processes, devices)
+    return ranks
+
+
+def _told_ranks(ranks: Ranks, known: Mapping[int, int], devices: Mapping[int, list[int]]) -> None:
+    for process, rank in known.items():
+        ranks.of_process[process] = [rank]
+        for device in devices.get(process, ()):
+            ranks.of_device[process, device] = rank
+
+
+def _number_the_rest(ranks: Ranks, processes: list[int], devices: Mapping[int, list[int]]) -> None:
+    following = max((rank for own in ranks.of_process.values() for rank in own), default=-1) + 1
+    for process in processes:
+        if process not in ranks.of_process:
+            own = devices.get(process, [NA])
+            ranks.of_process[process] = list(range(following, following + len(own)))
+            ranks.of_device.update({(process, d): following + i for i, d in enumerate(own) if d != NA})
+            following += len(own)
+
+
+def _devices_by_process(events: Events) -> dict[int, list[int]]:
+    """Devices that did work, by process, both ascending."""
+    found: set[tuple[int, int]] = set()
+    for table in (KERNEL, MEMCPY, MEMSET, GRAPH):
+        rows = events[table]
+        found.update(distinct_pairs(rows["process"], rows["deviceId"])[0])
+    devices: dict[int, list[int]] = {}
+    for process, device in sorted(found):
+        devices.setdefault(process, []).append(device)
+    # A row that does not tell its device is no device of its own where others do.
+    return {process: [d for d in own if d != NA] or own for process, own in devices.items()}
+
+
+def _participants(events: Events, names: NamePool, devices: Mapping[int, list[int]]) -> list[int]:
+    """Processes that are ranks: those with device work or launches; if there are none, those that called
+    CUDA at all, then those with ranges or MPI calls, then the one with most operating-system calls."""
+    calls = events[RUNTIME]
+    launching = kinds_of_calls(events, names, kinds.is_kernel_launch)
+    launched = set(distinct(calls["process"][launching])[0].tolist())
+    for found in (
+        launched | set(devices),
+        set(distinct(calls["process"])[0].tolist()),
+        {int(p) for table in (NVTX, *MPI) for p in distinct(events[table]["process"])[0]},
+    ):
+        if found:
+            return sorted(found)
+    processes, counts = np.unique(events[OSRT]["process"], return_counts=True)
+    return [int(processes[counts.argmax()])] if len(processes) else []
+
+
+def kinds_of_calls(events: Events, names: NamePool, predicate: Callable[[str], bool]) -> Mask:
+    """Per runtime call, whether `predicate` holds of its name, shape (n,)."""
+    used, inverse = distinct(events[RUNTIME]["name"])
+    return np.array([predicate(names[code]) for code in used.tolist()], np.bool_)[inverse]
+
+
+def mpi_ranks(tables: Tables) -> Told:
+    """MPI_RANKS, and the size of the largest communicator."""
+    rows = tables.integers("MPI_RANKS", ("globalTid", "rank"))
+    rank = {int(tid) & ~0xFFFFFF: int(r) for tid, r in zip(rows["globalTid"], rows["rank"], strict=True)}
+    sizes = tables.integers("MPI_COMMUNICATORS", ("size",))["size"]
+    known = sizes[sizes > 0]
+    return Told(rank, int(known.max()) if len(known) else None, "MPI_RANKS")
+
+
+def labelled_ranks(events: Events) -> Told:
+    """Threads that nsys's MPI trace named «MPI Rank N»."""
+    rank = {tid & ~0xFFFFFF: int(m[1]) for tid, label in events.thread_labels if (m := _MPI_RANK_LABEL.match(label))}
+    return Told(rank, None, "NVTX thread names")
+
+
+def peek(tables: Tables) -> int | None:
+    """The rank that the environment tells, without reading the events; None where several processes worked,
+    or MPI's records will tell."""
+    if len(tables.integers("MPI_RANKS", ("rank",))["rank"]):
+        return None
+    found = [tables.integers(table, ("globalPid",))["globalPid"] for table in (KERNEL, MEMCPY, MEMSET, GRAPH)]
+    processes = {process for column in found for process in distinct(column)[0].tolist()}
+    return next(iter(environment(tables).rank.values()), None) if len(processes) == 1 else None
+
+
+def environment(tables: Tables) -> Told:
+    """RANK and its like in the environment of the profiled command; the rank stands under key 0."""
+    variables: dict[str, int] = {}
+    for name, value in pairs(tables, "TARGET_INFO_SYSTEM_ENV", "name", "value"):
+        if name == "DeviceEnvironment":
+            variables.update({m[1]: int(m[2]) for m in _VARIABLE.finditer(value)})
+    for name, value in pairs(tables, "META_DATA_CAPTURE", "name", "value"):
+        if name.endswith(":ENVIRONMENT_VARIABLE") and (match := _VARIABLE.match(value)):
+            variables[match[1]] = int(match[2])
+    for rank, size in _RANK_VARIABLES:
+        if rank in variables:
+            return Told({0: variables[rank]}, variables.get(size), f"environment {rank}")
+    return Told({}, None, "")

@@ -1,0 +1,1 @@
+"""Dumps of PyTorch itself: Flight Recorder, allocator snapshots."""

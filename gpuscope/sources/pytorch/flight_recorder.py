@@ -1,0 +1,286 @@
+"""PyTorch's Flight Recorder dumps: the last collectives of a rank, as pickle or JSON (version 2.x).
+
+One file per rank. Where NCCL's watchdog wrote it only unfinished operations may be in it, and none at all
+for a rank that had nothing in flight: how far that rank had got is then in `pg_status` alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuscope.errors import InputError
+from gpuscope.sources.pytorch import safe_pickle
+from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.naming.kinds import POINT_TO_POINT, collective_op
+from gpuscope.trace.schema import NA
+
+MAX_BYTES = 1 << 30
+"""A dump of 20,000 entries with stacks takes some 50 MB."""
+FRAMES = 24
+_PICKLE = b"\x80"
+_TELLING = (b"pg_config", b"pg_status", b"collective_seq_id")
+_LAST_NUMBER = re.compile(r"(\d+)(?:\.[a-zA-Z]\w*)*$")
+_ENDS = re.compile(r"(send|recv)\s+(\d+)\s*(->|<-)\s*(\d+)")
+
+
+class FlightRecorderSource:
+    """Reads one rank's dump into `flight_records`, `group_status` and `groups`."""
+
+    name = "flight-recorder"
+
+    def sniff(self, path: Path, head: bytes) -> bool:
+        """A pickle, or JSON without trace events, that speaks of process groups or their collectives."""
+        if path.is_dir():
+            return False
+        if head.startswith(_PICKLE):
+            return any(word in head for word in _TELLING)
+        told = b'"collective_seq_id"' in head or (b'"pg_status"' in head and b'"entries"' in head)
+        return head.lstrip().startswith(b"{") and told and b'"traceEvents"' not in head
+
+    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
+        """The rank that the file's name tells: `nccl_trace_rank_3`, `_dump_3`."""
+        return _rank_in_name(path)
+
+    def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
+        """Read a dump. Raises `InputError` for one that is damaged, hostile or of another version."""
+        dump = _load(path)
+        if options.advance:
+            options.advance(path.stat().st_size)
+        rank = _rank_in_name(path)
+        if rank is None and isinstance(dump.get("rank"), int):
+            rank = dump["rank"]
+        if rank is None:
+            rank = rank_in_name(path)
+            told = "the folder's name" if rank is not None else "nothing"
+            builder.problem("info", "rank_guessed", 1, f"{path.name}: its rank is taken from {told}")
+        _Reader(builder, rank or 0, dump).read(path)
+
+
+def _rank_in_name(path: Path) -> int | None:
+    alone = rank_in_name(Path(path.name))
+    match = _LAST_NUMBER.search(path.name)
+    return alone if alone is not None else int(match[1]) if match else None
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise InputError(f"{path}: is far too large for a Flight Recorder dump ({size} bytes)")
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+    try:
+        dump = safe_pickle.loads(data) if data.startswith(_PICKLE) else json.loads(data)
+    except InputError as error:
+        raise InputError(f"{path}: {error.message}", hint=error.hint) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is damaged or cut off ({error})") from error
+    if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
+        raise InputError(f"{path}: is no Flight Recorder dump")
+    version = str(dump.get("version", ""))
+    if not version.startswith("2."):
+        raise InputError(
+            f"{path}: is of version {version or 'unknown'}", hint="versions 2.x can be read (PyTorch 2.3 and newer)"
+        )
+    return dump
+
+
+class _Reader:
+    """One dump on its way into the builder."""
+
+    def __init__(self, builder: TraceBuilder, rank: int, dump: Mapping[str, Any]) -> None:
+        self.builder, self.rank, self.dump = builder, rank, dump
+        found = [entry for entry in dump.get("entries", []) if _usable(entry)]
+        self.lost = len(dump.get("entries", [])) - len(found)
+        self.entries: list[Mapping[str, Any]] = found
+        self.members = {
+            str(name): _ranks(told.get("ranks"))
+            for name, told in _mapping(dump.get("pg_config")).items()
+            if name and isinstance(told, dict)
+        }
+
+    def read(self, path: Path) -> None:
+        builder = self.builder
+        world = max((len(ranks) for ranks in self.members.values()), default=0)
+        library = str(self.dump.get("nccl_version") or self.dump.get("comm_lib_version") or "")
+        facts = {"nccl_version": library, "dumped_ns": _number(self.dump.get("dumped_ns"))}
+        source = builder.source(path, FlightRecorderSource.name, str(self.dump["version"]), len(self.entries), facts)
+        backends = [str(entry["profiling_name"]).partition(":")[0] for entry in self.entries]
+        builder.add(
+            "ranks",
+            1,
+            {
+                "rank": self.rank,
+                "source": source,
+                "world_size": world or NA,
+                "backend": builder.names.code(backends[0]) if backends and ":" in self._first_name() else None,
+            },
+        )
+        self._groups(backends[0] if backends else "")
+        self._status()
+        rows = [self._record(entry) for entry in self.entries]
+        if rows:
+            columns = {column: [row[column] for row in rows] for column in rows[0]}
+            builder.add("flight_records", len(rows), {"rank": self.rank, **columns})
+        builder.problem("data_loss", "record_unreadable", self.lost, f"{path.name}: entries that could not be read")
+
+    def _first_name(self) -> str:
+        return str(self.entries[0]["profiling_name"])
+
+    def _groups(self, backend: str) -> None:
+        code = self.builder.names.code
+        told = _mapping(self.dump.get("pg_config"))
+        described = {str(name): str(_mapping(config).get("desc") or "") for name, config in told.items() if str(name)}
+        for entry in self.entries:
+            described.setdefault(_group(entry), _description(entry))
+        for name, description in described.items():
+            ranks = self.members.get(name, [])
+            self.builder.add(
+                "groups",
+                1,
+                {
+                    "rank": self.rank,
+                    "group": code(name),
+                    "description": code(description) if description else None,
+                    "size": len(ranks) or None,
+                    "ranks": code(",".join(map(str, ranks))) if ranks else None,
+                    "backend": code(backend) if backend else None,
+                },
+            )
+
+    def _status(self) -> None:
+        status = _mapping(self.dump.get("pg_status"))
+        names = _names_of_ids(list(status), self.entries, list(self.members))
+        for key, told in status.items():
+            name = names.get(str(key))
+            if name is None or not isinstance(told, dict):
+                self.builder.problem(
+                    "info", "group_unnamed", 1, "Flight Recorder: progress in groups that the dump does not name"
+                )
+                continue
+            values = {
+                # −1 is «none so far»; of the start it is also «not watched».
+                "enqueued": _at_least_0(told.get("last_enqueued_collective")),
+                "started": _at_least_0(told.get("last_started_collective")) or NA,
+                "completed": _at_least_0(told.get("last_completed_collective")),
+            }
+            row = {"rank": self.rank, "group": self.builder.names.code(name)}
+            self.builder.add("group_status", 1, row | values)
+
+    def _record(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        code = self.builder.names.code
+        name = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
+        op, state = collective_op(name) or name, str(entry.get("state", ""))
+        if entry.get("is_p2p") and op not in POINT_TO_POINT:
+            op = "send_recv"
+        frames = [frame for frame in _list(entry.get("frames")) if isinstance(frame, dict)]
+        dtypes = _list(entry.get("input_dtypes"))
+        p2p = _number(entry.get("p2p_seq_id", 0))
+        return {
+            "record": int(entry["record_id"]),
+            "group": code(_group(entry)),
+            "seq": int(entry["collective_seq_id"]),
+            "p2p_seq": 0 if p2p == NA else p2p,
+            "op": code(op),
+            "peer": self._peer(_group(entry), name),
+            "dtype": code(str(dtypes[0])) if dtypes else NO_NAME,
+            "sizes": code(json.dumps(entry.get("input_sizes"), default=str)),
+            "state": code(state),
+            "done": _done(entry, state),
+            "created": _number(entry.get("time_created_ns")),
+            "frames": code("\n".join(map(_frame, frames[:FRAMES]))) if frames else NO_NAME,
+        }
+
+    def _peer(self, group: str, name: str) -> int:
+        """The other rank of `send 0->1` or `recv 1<-0`, which count within the group."""
+        match = _ENDS.search(name)
+        if match is None:
+            return NA
+        other, ranks = int(match[4]), self.members.get(group)
+        if ranks:
+            return ranks[other] if other < len(ranks) else NA
+        return other
+
+
+def _usable(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    numbers = (entry.get("record_id"), entry.get("collective_seq_id"))
+    group = entry.get("process_group")
+    return all(isinstance(number, int) and abs(number) < 1 << 62 for number in numbers) and (
+        isinstance(entry.get("profiling_name"), str) and isinstance(group, tuple | list) and len(group) > 0
+    )
+
+
+def _group(entry: Mapping[str, Any]) -> str:
+    return str(entry["process_group"][0])
+
+
+def _description(entry: Mapping[str, Any]) -> str:
+    group = entry["process_group"]
+    return str(group[1]) if len(group) > 1 and group[1] != "undefined" else ""
+
+
+def _done(entry: Mapping[str, Any], state: str) -> int:
+    if state == "completed" or entry.get("retired") is True:
+        return 1
+    # On gloo the state never changes; before version 2.1 nothing else tells either.
+    return 0 if state == "started" or entry.get("retired") is False else NA
+
+
+def _frame(frame: Mapping[str, Any]) -> str:
+    return f"{frame.get('name')} ({frame.get('filename')}:{frame.get('line')})"
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and abs(value) < 1 << 62 else NA
+
+
+def _at_least_0(value: Any) -> int:
+    return 0 if value == -1 else _number(value)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _ranks(told: Any) -> list[int]:
+    """`"[0, 1, 2]"`, or a list of numbers."""
+    return [int(number) for number in re.findall(r"\d{1,9}", str(told))]
+
+
+def _names_of_ids(keys: Sequence[Any], entries: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> dict[str, str]:
+    """The group of each key of `pg_status`, which is a number of the rank's own for it, not its name.
+
+    Entries tell both. For the others: groups are numbered in the order of their making, and so are their
+    names; where as many are named as numbered, one follows from the other, if the entries agree.
+    """
+    told: dict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        told[str(entry.get("pg_id"))].add(_group(entry))
+    known = {key: next(iter(names)) for key, names in told.items() if len(names) == 1}
+    ids, names = [str(key) for key in keys], list(groups)
+    if all(name in groups for name in ids) and any(len(own) > 1 for own in told.values()):
+        return {name: name for name in ids}  # filled in by name
+    if len(ids) == len(names) and all(text.isdigit() for text in ids + names):
+        guess = dict(zip(sorted(ids, key=int), sorted(names, key=int), strict=True))
+        if all(guess.get(key) == name for key, name in known.items() if key in guess):
+            return guess
+    if not entries and all(name in groups for name in ids):
+        return {name: name for name in ids}
+    return {key: name for key, name in known.items() if key in ids}
+
+
+SOURCE = FlightRecorderSource()

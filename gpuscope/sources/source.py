@@ -1,0 +1,102 @@
+"""What a source is, and how the sources are found."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from gpuscope.errors import InputError
+from gpuscope.plugins import SOURCES, listed, load, plugins
+from gpuscope.sources import stream
+from gpuscope.trace.builder import TraceBuilder
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read. Everything here has a sensible default and a command-line option."""
+
+    partial: bool = False
+    """Take what is there of a file that is cut off, rather than refuse it."""
+    nsys: str | None = None
+    """The nsys program; by default `GPUSCOPE_NSYS`, else the one on PATH."""
+    advance: Callable[[int], None] | None = None
+    """Told of bytes read, for a progress bar."""
+    status: Callable[[str], None] | None = None
+    """Told what is going on where bytes say nothing (an export under way)."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A reader of one format."""
+
+    name: str
+    """The format's name in reports, e.g. `kineto`."""
+
+    def sniff(self, path: Path, head: bytes) -> bool:
+        """Whether this source reads `path`, whose text begins with `head` (empty for a directory)."""
+        ...
+
+    def peek_rank(self, path: Path, head: bytes) -> int | None:
+        """The rank if the file's beginning or name tells it, without reading the file."""
+        ...
+
+    def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
+        """Read the file into the builder, and tell it what was lost.
+
+        Raises `InputError` where nothing of it can be used.
+        """
+        ...
+
+
+@cache
+def all_sources() -> tuple[Source, ...]:
+    """The sources of this package, in order of module name, then those of other distributions."""
+    return (*listed("gpuscope.sources", "SOURCE"), *(load(SOURCES, name) for name in sorted(plugins(SOURCES))))
+
+
+def source_for(path: Path) -> tuple[Source, bytes]:
+    """The source that reads `path`, and the beginning of its text.
+
+    Raises `InputError` where the path is missing, empty, or of no known format.
+    """
+    check_readable(path)
+    head = b"" if path.is_dir() else stream.head(path)
+    for source in all_sources():
+        if source.sniff(path, head):
+            return source, head
+    if path.is_file() and path.stat().st_size == 0:
+        raise InputError(f"{path}: is empty", hint="was the profiler still writing, or the disk full?")
+    known = ", ".join(source.name for source in all_sources())
+    raise InputError(f"{path}: is no trace that gpuscope knows", hint=f"it reads: {known}")
+
+
+def check_readable(path: Path) -> None:
+    """Raise `InputError` unless `path` is a folder or a plain file that may be read."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            path.open("rb").close()
+        elif stat.S_ISDIR(mode):
+            next(path.iterdir(), None)
+        else:
+            raise InputError(f"{path}: is no plain file", hint="write it to a file first")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file or directory") from None
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+_RANK_IN_NAME = re.compile(r"(?:rank|worker|local_rank|gpu|proc)[-_.]?(\d+)(?![\d.]*\d{6})", re.IGNORECASE)
+
+
+def rank_in_name(path: Path) -> int | None:
+    """The rank a file's name tells (`rank3`, `worker2`), or its folder's where the file's tells none."""
+    for part in (path.name, path.parent.name):
+        if match := _RANK_IN_NAME.search(part):
+            return int(match[1])
+    return None

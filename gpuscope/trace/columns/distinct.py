@@ -1,0 +1,34 @@
+"""Distinct values of long columns of few, near-by values, without sorting them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.trace.columns.table import Array, Times
+
+_TABLE = 1 << 22
+"""Values that lie no further apart than this are counted in a table rather than sorted."""
+
+
+def distinct(values: Array) -> tuple[Times, Times]:
+    """The distinct values, ascending, and for each value its place among them; as `numpy.unique`."""
+    if not len(values):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    low = int(values.min())
+    span = int(values.max()) - low + 1
+    if span > _TABLE:
+        found, inverse = np.unique(values, return_inverse=True)
+        return np.asarray(found, np.int64), np.asarray(inverse, np.int64)
+    place = values.astype(np.int64) - low
+    present = np.zeros(span, np.bool_)
+    present[place] = True
+    return np.flatnonzero(present) + low, (np.cumsum(present) - 1)[place]
+
+
+def distinct_pairs(first: Array, second: Array) -> tuple[list[tuple[int, int]], Times]:
+    """The distinct pairs of two columns, ascending, and for each row the place of its pair among them."""
+    firsts, which = distinct(first)
+    seconds, other = distinct(second)
+    width = max(len(seconds), 1)
+    found, inverse = distinct(which * width + other)
+    return [(int(firsts[code // width]), int(seconds[code % width])) for code in found.tolist()], inverse

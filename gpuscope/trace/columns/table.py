@@ -1,0 +1,97 @@
+"""One columnar table: numpy arrays under a declared schema, a DataFrame on request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
+from gpuscope.trace.schema import NA, Column, TableSchema
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = npt.NDArray[Any]
+Times = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_DTYPES: dict[str, type] = {"time": np.int64, "int": np.int64, "name": np.int32, "enum": np.int8}
+
+
+def absent(column: Column) -> int:
+    """The stored value that means «absent» in a column."""
+    return NO_NAME if column.dtype == "name" else NA
+
+
+class Table:
+    """Equal-length arrays, one per column of `schema`; treat them as read-only."""
+
+    def __init__(self, schema: TableSchema, columns: Mapping[str, Array]) -> None:
+        self.schema = schema
+        self.columns = dict(columns)
+        self._length = len(next(iter(self.columns.values())))
+
+    @classmethod
+    def empty(cls, schema: TableSchema) -> Table:
+        """A table without rows."""
+        return cls(schema, {c.name: np.empty(0, _DTYPES[c.dtype]) for c in schema.columns})
+
+    @classmethod
+    def build(cls, schema: TableSchema, length: int, values: Mapping[str, Any]) -> Table:
+        """A table of `length` rows; a scalar fills its column, a missing optional column is absent.
+
+        Raises `KeyError` for a column that is not declared, `ValueError` for one that is needed.
+        """
+        for name in values:
+            schema.column(name)
+        columns: dict[str, Array] = {}
+        for column in schema.columns:
+            dtype = _DTYPES[column.dtype]
+            value = values.get(column.name)
+            if value is None:
+                if not column.optional:
+                    raise ValueError(f"table {schema.name!r} needs column {column.name!r}")
+                value = absent(column)
+            array: Array = np.asarray(value, dtype)
+            columns[column.name] = np.full(length, array, dtype) if array.ndim == 0 else array
+        return cls(schema, columns)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def known(self, name: str) -> Mask:
+        """Per row, whether the column has a value there, shape (n,)."""
+        return np.asarray(self.columns[name] != absent(self.schema.column(name)))
+
+    def take(self, rows: Array) -> Table:
+        """The rows of a mask or of row numbers, in that order."""
+        return Table(self.schema, {name: array[rows] for name, array in self.columns.items()})
+
+    def to_frame(self, names: NamePool) -> pd.DataFrame:
+        """A plain DataFrame: integers as Int64 where they can be absent, names and enums as categories."""
+        import pandas as pd
+
+        frame: dict[str, Any] = {}
+        for column in self.schema.columns:
+            array = self.columns[column.name]
+            if column.dtype == "name":
+                # Only the names that occur, in order of code, so that frames of one trace stay comparable.
+                used, codes = np.unique(array, return_inverse=True)
+                first = int(len(used) > 0 and used[0] == NO_NAME)
+                categories = pd.Index([names[code] for code in used[first:]], dtype="str")
+                frame[column.name] = pd.Categorical.from_codes(codes - first, categories=categories)
+            elif column.enum is not None:
+                labels = [member.name.lower() for member in column.enum]
+                frame[column.name] = pd.Categorical.from_codes(array.astype(np.int8), categories=pd.Index(labels))
+            elif column.optional:
+                missing = array == NA
+                frame[column.name] = pd.arrays.IntegerArray(np.where(missing, 0, array), missing)
+            else:
+                frame[column.name] = array
+        return pd.DataFrame(frame)

@@ -1,0 +1,107 @@
+"""Links between a launch, the operator around it, the kernel it started and the step it belongs to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.schema import NA, Category
+
+
+def _keys(rank: Times, correlation: Times) -> Times:
+    """(rank, correlation) as one sortable number each: an id is unique only within its rank."""
+    least, lowest = int(rank.min()), int(correlation.min())
+    ranks, ids = int(rank.max()) - least + 1, int(correlation.max()) - lowest + 1
+    if ranks * ids < 2**62:
+        return np.asarray((rank - least) * ids + (correlation - lowest))
+    pairs = np.empty(len(rank), dtype=[("rank", np.int64), ("id", np.int64)])
+    pairs["rank"], pairs["id"] = rank, correlation
+    return np.asarray(np.unique(pairs, return_inverse=True)[1], np.int64)
+
+
+def launches(device: Table, host: Table) -> tuple[Times, int]:
+    """For each device event, the row of the runtime call that launched it, or NA; shape (n,).
+
+    Where several calls of a rank carry one id, the last that started before the device event is taken;
+    the second value counts the ids so shared. A launch that starts after its kernel is no launch.
+    """
+    result = np.full(len(device), NA, np.int64)
+    calls = np.flatnonzero((host["category"] == Category.RUNTIME) & host.known("correlation"))
+    events = np.flatnonzero(device.known("correlation"))
+    if not len(calls) or not len(events):
+        return result, 0
+    keys = _keys(
+        np.concatenate((host["rank"][calls], device["rank"][events])),
+        np.concatenate((host["correlation"][calls], device["correlation"][events])),
+    )
+    call_code, event_code = keys[: len(calls)], keys[len(calls) :]
+    order = np.lexsort((host["start"][calls], call_code))
+    calls, call_code = calls[order], call_code[order]
+    low = np.searchsorted(call_code, event_code, "left")
+    high = np.searchsorted(call_code, event_code, "right")
+    duplicated = int((np.diff(call_code) == 0).sum())
+    row = high - 1
+    if duplicated:
+        row = _last_before(host["start"][calls], device["start"][events], low, high)
+    found = (row >= low) & (high > low)
+    result[events[found]] = calls[row[found]]
+    return result, duplicated
+
+
+def _last_before(starts: Times, at: Times, low: Times, high: Times) -> Times:
+    """Per run [low, high) of `starts`, the last index whose start is not after `at`, else `low`."""
+    index = high - 1
+    while True:
+        late = (index > low) & (starts[np.clip(index, 0, len(starts) - 1)] > at)
+        if not late.any():
+            return np.asarray(index)
+        index = index - late
+
+
+def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
+    """The innermost of the `candidates` that covers instant `at` on `thread`, or NA; shape as `at`.
+
+    Ranges of one thread nest, so the depth at an instant (ranges opened less ranges closed) tells which
+    of the disjoint ranges of that depth covers it: one search per depth, no walk over events.
+    """
+    result = np.full(len(at), NA, np.int64)
+    rows = np.flatnonzero(candidates)
+    for which in np.unique(thread):
+        own = rows[host["thread"][rows] == which]
+        asked = np.flatnonzero(thread == which)
+        if len(own):
+            result[asked] = _innermost_on_thread(host, own, at[asked])
+    return result
+
+
+def _innermost_on_thread(host: Table, rows: Times, at: Times) -> Times:
+    start, end = host["start"][rows], host["end"][rows]
+    order = np.lexsort((-end, start))
+    rows, start, end = rows[order], start[order], end[order]
+    opened = np.arange(1, len(rows) + 1)
+    depth = opened - np.searchsorted(np.sort(end), start, "right")
+    here = np.searchsorted(start, at, "right") - np.searchsorted(np.sort(end), at, "right")
+    result = np.full(len(at), NA, np.int64)
+    for level in np.unique(here[here > 0]):
+        at_level = np.flatnonzero(depth == level)
+        asked = np.flatnonzero(here == level)
+        if not len(at_level):
+            continue
+        found = np.searchsorted(start[at_level], at[asked], "right") - 1
+        valid = found >= 0
+        candidate = at_level[np.maximum(found, 0)]
+        valid &= end[candidate] >= at[asked]
+        result[asked[valid]] = rows[candidate[valid]]
+    return result
+
+
+def outermost(host: Table, rows: Times) -> Times:
+    """Those of `rows` (of one thread) that no other of them encloses, in order of start."""
+    start, end = host["start"][rows], host["end"][rows]
+    order = np.lexsort((-end, start))
+    rows, end = rows[order], end[order]
+    if not len(rows):
+        return rows
+    reach = np.maximum.accumulate(end)
+    top = np.concatenate(([True], end[1:] > reach[:-1]))
+    return np.asarray(rows[top], np.int64)

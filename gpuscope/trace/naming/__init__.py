@@ -1,0 +1,1 @@
+"""What a name says: kind of kernel, operation of a collective, framework."""

@@ -1,0 +1,143 @@
+"""The bench reports as rich tables: what a person reads, where `--json` is what a program reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from gpuscope.hardware.link_rates import Link
+from gpuscope.instrumented_runtime.bench.collectives_bench import CollectivesReport
+from gpuscope.instrumented_runtime.bench.copies_bench import TransfersReport
+from gpuscope.instrumented_runtime.bench.scaling_bench import ScalingReport
+from gpuscope.instrumented_runtime.bench.sizes import format_size
+from gpuscope.instrumented_runtime.bench.topology_links import TopologyReport
+
+
+def _table(title: str, left: Iterable[str], right: Iterable[str], last: Iterable[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in left:
+        table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")
+    for name in last:
+        table.add_column(name)
+    return table
+
+
+def _gbps(value: float | None) -> str:
+    return "?" if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _of_peak(value: float, peak: float | None) -> str:
+    return f"{value / peak:.0%}" if peak else ""
+
+
+def print_collectives(report: CollectivesReport, console: Console, link: Link | None) -> None:
+    """Time, algbw and busbw per operation and size; beside a link's peak where one was named."""
+    columns = ["size", "count", "time (µs)", "algbw (GB/s)", "busbw (GB/s)"]
+    columns += [f"of {link.name}"] if link else []
+    title = f"{report.world_size} ranks · {report.backend} · {report.device} · torch {report.torch_version}"
+    table = _table(title, ["operation"], [*columns, "wrong"])
+    for row in report.rows:
+        cells = [format_size(row.nbytes), str(row.count), f"{row.time_ns / 1000:.1f}"]
+        cells += [_gbps(row.algbw_gbps), _gbps(row.busbw_gbps)]
+        cells += [_of_peak(row.busbw_gbps, link.peak)] if link else []
+        table.add_row(row.op, *cells, "n/a" if row.wrong is None else str(row.wrong))
+    console.print(table)
+
+
+def print_transfers(report: TransfersReport, console: Console) -> None:
+    """Bandwidth per kind of copy; says first where it could measure host memory only."""
+    if report.note:
+        console.print(f"Note: {report.note}.")
+    table = _table(
+        f"{', '.join(report.devices) or 'cpu'} · torch {report.torch_version}",
+        ["copy", "from", "to"],
+        ["size", "time (µs)", "copied (GB/s)", "memory traffic (GB/s)", "of link's peak"],
+        ["note"],
+    )
+    for row in report.rows:
+        table.add_row(
+            row.kind,
+            row.source,
+            row.target,
+            format_size(row.nbytes),
+            f"{row.time_ns / 1000:.1f}",
+            _gbps(row.bandwidth_gbps),
+            _gbps(row.traffic_gbps),
+            _of_peak(row.bandwidth_gbps, row.peak_gbps),
+            row.note,
+        )
+    console.print(table)
+
+
+def print_topology(report: TopologyReport, console: Console) -> None:
+    """Pairs of GPUs with what their link should give, then NUMA nodes, GPUs on the bus and network ports."""
+    if report.pairs:
+        table = _table(
+            "What each pair's link should give, per direction (data sheets, not measured)",
+            ["pair", "path", "link"],
+            ["peak (GB/s)", "usable (GB/s)"],
+            ["note"],
+        )
+        for pair in report.pairs:
+            rates = _gbps(pair.peak_gbps), _gbps(pair.usable_gbps)
+            table.add_row(f"{pair.a} {pair.b}", pair.path, pair.link, *rates, pair.note)
+        console.print(table)
+    _print_machine(report, console)
+    for note in report.notes:
+        console.print(f"Note: {note}.")
+
+
+def print_scaling(report: ScalingReport, console: Console) -> None:
+    """Throughput, speed-up and efficiency per number of processes."""
+    table = _table(
+        f"{report.parallel} · {report.preset} · {report.scaling} scaling · {report.device} · "
+        f"{report.threads_per_process} thread(s) per process",
+        [],
+        ["processes", "tokens/step", "step (ms)", "tokens/s", "speed-up", "efficiency"],
+        ["mesh"],
+    )
+    for row in report.rows:
+        table.add_row(
+            str(row.processes),
+            str(row.tokens_per_step),
+            f"{row.step_ns / 1e6:.2f}",
+            f"{row.tokens_per_s:.0f}",
+            f"{row.speedup:.2f}",
+            f"{row.efficiency:.0%}",
+            row.mesh,
+        )
+    console.print(table)
+    if report.note:
+        console.print(f"Note: {report.note}.")
+
+
+def _print_machine(report: TopologyReport, console: Console) -> None:
+    if report.numa:
+        table = _table("NUMA nodes", ["node", "CPUs", "distance to each node"], [])
+        for node in report.numa:
+            table.add_row(str(node.node), node.cpus, " ".join(map(str, node.distances)))
+        console.print(table)
+    if report.pci_gpus:
+        table = _table("GPUs on the PCI bus", ["bus id", "vendor", "NUMA", "link now", "link at best"], [])
+        for gpu in report.pci_gpus:
+            table.add_row(gpu.bus_id, gpu.vendor, _or_unknown(gpu.numa), _link(gpu.link), _link(gpu.best))
+        console.print(table)
+    if report.ports:
+        table = _table("Network ports", ["port", "NUMA", "link"], ["peak (GB/s)", "usable (GB/s)"])
+        for port in report.ports:
+            peak, usable = (port.link.peak, port.link.usable) if port.link else (None, None)
+            name = port.link.name if port.link else "rate unknown"
+            table.add_row(port.name, _or_unknown(port.numa), name, _gbps(peak), _gbps(usable))
+        console.print(table)
+
+
+def _or_unknown(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _link(link: Link | None) -> str:
+    return f"{link.name} ×{link.units}" if link else "?"

@@ -1,0 +1,1 @@
+"""Recording a job: sessions, captures, ranges, the run folder."""

@@ -1,0 +1,160 @@
+"""The machine and the software of a rank: what explains a trace later, when both have changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from gpuscope.instrumented_runtime.record.capture.job_frameworks import framework, parallelism
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
+from gpuscope.version import __version__
+
+# Only variables that change how a job runs: an environment holds secrets too.
+PREFIXES = ("CUDA_", "GLOO_", "GPUSCOPE_", "KINETO_", "LOCAL_", "MASTER_", "MKL_", "NCCL_", "NVTX_", "OMP_",
+            "PYTORCH_", "RANK", "SLURM_JOB", "SLURM_N", "SLURM_PROCID", "TORCH", "WORLD_SIZE")  # fmt: skip
+PACKAGES = ("torch", "nvtx", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "megatron-core",
+            "triton", "flash-attn", "transformer-engine", "nvidia-nccl-cu12", "nvidia-nccl-cu13")  # fmt: skip
+
+
+class Environment:
+    """Writes `environment/rank{r}.json`, and the first rank of a machine its topology."""
+
+    name = "environment"
+
+    def start(self, folder: RankFolder) -> None:
+        """Write what is known at the start."""
+        self._folder = folder
+        self._found = describe()
+        self._write()
+        folder.note(versions=self._found["versions"])
+        if folder.part.local_rank == 0:
+            topology = command_output(["nvidia-smi", "topo", "-m"])
+            if topology:
+                path = folder.file(f"environment/topology_{folder.part.host}.txt")
+                path.write_text(topology, encoding="utf-8")
+                folder.add_file(path, "topology")
+
+    def step(self, step: int) -> None:
+        """Add what torch.distributed is: the groups are there after a step, and may be gone at the end."""
+        if step == 0:
+            self._add_groups()
+
+    def stop(self) -> None:
+        """Add what torch.distributed is by now, if it is still there."""
+        self._add_groups()
+
+    def _add_groups(self) -> None:
+        facts = self._folder.part.facts
+        if "framework" not in facts and framework() is not None:
+            self._folder.note(framework=framework())
+        told = distributed()
+        if told:
+            self._found["distributed"] = told
+            self._folder.note(backend=told["backend"])
+            degrees = parallelism(told["groups"])
+            if degrees and "parallelism" not in facts:
+                self._folder.note(parallelism=degrees)
+            self._write()
+
+    def _write(self) -> None:
+        path = self._folder.file(f"environment/rank{self._folder.part.rank}.json")
+        path.write_text(json.dumps(self._found, indent=2) + "\n", encoding="utf-8")
+        self._folder.add_file(path, self.name)
+
+
+def describe() -> dict[str, Any]:
+    """Versions, variables, processor, NUMA nodes and GPUs of this process and its machine."""
+    import torch
+
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "versions": versions(),
+        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)},
+        "platform": {
+            "system": platform.system(),
+            "kernel": platform.release(),
+            "machine": platform.machine(),
+            "cpus": os.cpu_count(),
+            "affinity": _affinity(),
+            "numa_nodes": numa_nodes(),
+            "memory_bytes": _memory(),
+            "threads": torch.get_num_threads(),
+        },
+        "gpus": [
+            {
+                "name": gpu.name,
+                "memory_bytes": gpu.total_memory,
+                "multiprocessors": gpu.multi_processor_count,
+                "capability": f"{gpu.major}.{gpu.minor}",
+                "uuid": str(getattr(gpu, "uuid", "")),
+            }
+            for gpu in gpus
+        ],
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what takes part in training; only of what is installed."""
+    import torch
+
+    found: dict[str, str | None] = {"gpuscope": __version__, "python": sys.version.split()[0]}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    found["torch"] = str(torch.__version__)
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return found
+
+
+def distributed() -> dict[str, Any] | None:
+    """Backend and process groups of this process; None where it is alone."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return {
+        "backend": dist.get_backend(),
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+        "groups": dist.distributed_c10d._get_all_pg_configs(),
+    }
+
+
+def numa_nodes() -> dict[str, str]:
+    """NUMA node → its CPUs, as Linux lists them (`{"0": "0-15"}`); empty elsewhere."""
+    nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    return {node.name[4:]: (node / "cpulist").read_text().strip() for node in nodes}
+
+
+def command_output(command: list[str]) -> str | None:
+    """What a command prints; None where it is missing, fails or takes too long."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _affinity() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None

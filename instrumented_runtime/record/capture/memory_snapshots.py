@@ -1,0 +1,76 @@
+"""The CUDA caching allocator's history and snapshots: on out-of-memory, on demand, and at the end."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from gpuscope.instrumented_runtime.record.capture.capture import Quiet
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
+
+# Each entry holds a stack; a step of a large model makes some ten thousand.
+HISTORY_ENTRIES = 200_000
+
+
+class MemorySnapshots(Quiet):
+    """Writes `memory/rank{r}_{why}.pickle`, which pytorch.org/memory_viz and `gpuscope analyze` read.
+
+    `mode` is `oom` (history without stacks, written on OOM only) or `on` (with Python stacks, also written on
+    demand and at the end).
+    """
+
+    name = "memory_snapshot"
+
+    def __init__(self, mode: str) -> None:
+        self._mode = mode
+        self._running = False
+
+    def start(self, folder: RankFolder) -> None:
+        """Start the history, where there is CUDA."""
+        import torch
+
+        self._folder = folder
+        if not torch.cuda.is_available():
+            return
+        # Stacks cost microseconds per allocation: only where somebody asked for the history itself.
+        context = "all" if self._mode == "on" else None
+        torch.cuda.memory._record_memory_history(context=context, stacks="python", max_entries=HISTORY_ENTRIES)
+        torch._C._cuda_attach_out_of_memory_observer(self._on_oom)  # type: ignore[attr-defined]
+        self._running = True
+
+    def stop(self) -> None:
+        """The snapshot at the end, if asked for; and no more history."""
+        if not self._running:
+            return
+        import torch
+
+        if self._mode == "on":
+            self.dump("end")
+        torch.cuda.memory._record_memory_history(enabled=None)
+        self._running = False
+
+    def on_demand(self, name: str) -> None:
+        """A snapshot that somebody asked for while the job runs."""
+        if self._running and self._mode == "on":
+            self.dump(name)
+
+    def dump(self, why: str) -> None:
+        """Write a snapshot."""
+        import torch
+
+        path = self._folder.file(f"memory/rank{self._folder.part.rank}_{why}.pickle")
+        partial = path.with_name(f".{path.name}.partial")
+        snapshot: Any = torch.cuda.memory._snapshot()
+        with partial.open("wb") as file:
+            pickle.dump(snapshot, file)
+        partial.replace(path)
+        self._folder.add_file(path, self.name, note=why)
+
+    def _on_oom(self, device: int, wanted: int, total: int, free: int) -> None:
+        del total
+        self._folder.problem(
+            "out_of_memory",
+            f"device {device} could not give {wanted:,} bytes ({free:,} free)",
+            severity="info",
+        )
+        self.dump("oom")

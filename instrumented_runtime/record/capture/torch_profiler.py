@@ -1,0 +1,186 @@
+"""torch.profiler on a schedule: one `rank{r}.json.gz` per rank, complete or not there at all."""
+
+from __future__ import annotations
+
+import gzip
+import inspect
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuscope.errors import InputError
+from gpuscope.instrumented_runtime.record.capture.core_time import KEY, CoreTime
+from gpuscope.instrumented_runtime.record.capture.profiler_guard import guard
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
+
+
+class TorchProfiler:
+    """Skips `wait` steps, warms up, records `active` steps, and writes the trace as soon as it has them.
+
+    `whole` records from start to stop instead. `metadata` is written into the trace as JSON values.
+    `rewrite` may change the finished JSON file before it is compressed.
+    """
+
+    name = "torch_profiler"
+
+    def __init__(
+        self,
+        *,
+        wait: int = 2,
+        warmup: int = 1,
+        active: int = 5,
+        whole: bool = False,
+        record_shapes: bool = True,
+        with_stack: bool = False,
+        profile_memory: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        rewrite: Callable[[Path], None] | None = None,
+    ) -> None:
+        self.first_step, self.last_step = wait + warmup, wait + warmup + active - 1
+        self._schedule = None if whole else {"wait": wait, "warmup": warmup, "active": active, "repeat": 1}
+        self._shapes, self._stack, self._memory = record_shapes, with_stack, profile_memory
+        self._metadata = dict(metadata or {})
+        self._rewrite = rewrite
+        self._profiler: Any = None
+        self._unguard: Callable[[], None] = lambda: None
+        self._gave_way = False
+        self._written = False
+        self._steps = 0
+        self._cores = CoreTime()
+
+    def start(self, folder: RankFolder) -> None:
+        """Raises `InputError` where the script profiles itself: torch has one profiler per process."""
+        import torch.autograd.profiler
+        from torch.profiler import profile, schedule, supported_activities
+
+        if torch.autograd.profiler._is_profiler_enabled:
+            raise InputError("another torch.profiler is running", hint="record one thing at a time")
+        self._folder = folder
+        # Without `acc_events`: with it torch parses every event in Python as the window closes, ten times its export.
+        self._profiler = profile(
+            activities=supported_activities(),  # type: ignore[no-untyped-call]
+            schedule=schedule(**self._schedule) if self._schedule else None,
+            on_trace_ready=self._write,
+            record_shapes=self._shapes,
+            with_stack=self._stack,
+            profile_memory=self._memory,
+            experimental_config=_sync_events(),
+        )
+        part = folder.part
+        identity = {"rank": part.rank, "world_size": part.world_size, "host": part.host, "pid": part.pid}
+        for key, value in {"gpuscope_run": identity, **self._metadata}.items():
+            # Preset, because metadata added before the active window is lost.
+            self._profiler.preset_metadata_json(key, json.dumps(value))
+        self._unguard = guard(lambda profiler: profiler is self._profiler.profiler, self._give_way)
+        self._profiler.start()
+        self._begin(0)
+
+    def step(self, step: int) -> None:
+        """Advance the schedule."""
+        self._steps = step + 1
+        if self._gave_way:
+            return
+        try:
+            self._count(step)
+            self._profiler.step()
+            self._begin(step + 1)
+        except Exception:
+            # What torch's profiler is now is unknown: never touch it again, nor stand in another one's way.
+            self._gave_way = True
+            self._unguard()
+            raise
+
+    def stop(self) -> None:
+        """Write what the active window holds so far; say so if it never opened."""
+        self._unguard()
+        if self._gave_way:
+            return
+        self._profiler.stop()
+        if not self._written:
+            self._folder.problem(
+                "no_active_steps",
+                f"the script ended after {self._steps} steps; recording starts with step {self.first_step}",
+                severity="data_loss",
+            )
+        elif self._schedule and self._steps <= self.last_step:
+            whole, asked = self._steps - self.first_step, self.last_step - self.first_step + 1
+            self._folder.problem(
+                "fewer_steps",
+                f"recorded {whole} whole steps of {asked}: the script ended",
+                severity="info" if whole else "data_loss",
+            )
+
+    def _counts(self, step: int) -> bool:
+        """Whether what a step waited for cores is told: of recorded steps, and of no other."""
+        return self._schedule is not None and self.first_step <= step <= self.last_step
+
+    def _begin(self, step: int) -> None:
+        if self._counts(step):
+            self._cores.begin()
+
+    def _count(self, step: int) -> None:
+        """What the step waited for cores. Told anew each time, since a script may end early."""
+        if self._counts(step):
+            self._cores.step(step)
+            if told := self._cores.metadata():
+                self._profiler.add_metadata_json(KEY, json.dumps(told))
+
+    def _give_way(self) -> None:
+        from torch.profiler import ProfilerAction
+
+        if self._gave_way or self._profiler.current_action is ProfilerAction.NONE:
+            return
+        self._gave_way = True
+        self._folder.problem(
+            "gave_way",
+            f"recording ended in step {self._steps}: there the script starts a torch.profiler of its own",
+            severity="data_loss",
+        )
+        self._profiler.stop()
+
+    def _write(self, profiler: Any) -> None:
+        self._written = True
+        plain = self._folder.file(f".rank{self._folder.part.rank}.json")
+        target = self._folder.file(f"rank{self._folder.part.rank}.json.gz")
+        try:
+            profiler.export_chrome_trace(str(plain))
+            check_complete(plain)
+            if self._rewrite is not None:
+                self._rewrite(plain)
+            compress(plain, target)
+        finally:
+            plain.unlink(missing_ok=True)
+            plain.with_name(plain.name + ".tmp").unlink(missing_ok=True)  # Kineto's own
+        self._folder.add_file(target, self.name)
+
+
+def check_complete(path: Path) -> None:
+    """Raises `OSError` if the trace's JSON is missing or cut off: Kineto does not tell of a full disk."""
+    if not path.exists():
+        raise OSError("torch.profiler could not write its trace: is the disk full?")
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - 64))
+        if not file.read().rstrip().endswith((b"}", b"]")):
+            raise OSError(f"{path.name} was cut off while it was written: is the disk full?")
+
+
+def compress(source: Path, target: Path) -> None:
+    """Gzip `source` to `target`, which appears whole or not at all."""
+    partial = target.with_name(target.name + ".partial")
+    try:
+        with source.open("rb") as plain, gzip.open(partial, "wb", compresslevel=6) as packed:
+            shutil.copyfileobj(plain, packed, 1 << 20)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sync_events() -> Any:
+    """CUDA synchronisations as events of their own, where this torch has the switch."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    takes = "enable_cuda_sync_events" in (inspect.getdoc(_ExperimentalConfig.__init__) or "")
+    return _ExperimentalConfig(enable_cuda_sync_events=True) if takes else None

@@ -1,0 +1,54 @@
+"""Closing a session when the script ends without doing so: at exit, by an exception, by SIGTERM."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+import threading
+from multiprocessing.util import Finalize
+from types import TracebackType
+from typing import NoReturn
+
+from gpuscope.instrumented_runtime.record.session import Session, status_of
+
+
+def _heed_exit(session: Session) -> None:
+    """Have `sys.exit(n)` count as a failure: it passes no excepthook, and atexit is not told of n.
+
+    A script that catches it and goes on to another step takes it back.
+    """
+    leave = sys.exit
+
+    def exit_noted(code: str | int | None = None, /) -> NoReturn:
+        status, error = status_of(SystemExit(code))
+        session.at_exit = None if status == "completed" else (status, error)
+        leave(code)
+
+    sys.exit = exit_noted
+
+
+def close_at_the_end(session: Session) -> None:
+    """Have `session` closed however this process ends, short of SIGKILL; the end itself goes its way."""
+    atexit.register(session.close_at_exit)
+    # A process that multiprocessing forked runs no atexit, but this.
+    Finalize(None, session.close_at_exit, exitpriority=100)
+    excepthook = sys.excepthook
+
+    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        excepthook(kind, error, trace)
+        session.close(*status_of(error))
+
+    sys.excepthook = on_exception
+    _heed_exit(session)
+
+    def on_terminate(number: int, frame: object) -> None:
+        del frame
+        if session.closing:  # torchrun terminates the others when one fails: let this one finish writing
+            return
+        session.close("interrupted", "terminated by SIGTERM")
+        sys.exit(128 + number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, on_terminate)

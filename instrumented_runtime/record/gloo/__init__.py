@@ -1,0 +1,1 @@
+"""What gloo itself does not record: its collectives, with group, sequence, size and end."""

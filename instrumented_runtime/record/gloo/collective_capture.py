@@ -1,0 +1,190 @@
+"""gloo's collectives of a rank, as JSON lines, and as arguments of the trace's `gloo:` annotations.
+
+The lines are of two types: `group` (name, description, ranks) and `collective` (the fields of
+`collective_log.Collective` and the rank). In the trace each annotation gets the arguments that NCCL's
+have: «Collective name», «In msg nelems», «Process Group Name», «Seq»…
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
+
+
+class Collectives:
+    """Writes the log out as it fills, so that a rank that is killed leaves all but its last step."""
+
+    name = "collectives"
+
+    def __init__(self) -> None:
+        self.seen: list[Collective] = []
+        self._file: IO[str] | None = None
+        self._groups: set[str] = set()
+
+    def start(self, folder: RankFolder) -> None:
+        """Nothing is written, nor a file made, before there is a collective."""
+        import torch.distributed as dist
+
+        self._folder = folder
+        late = dist.is_available() and dist.is_initialized() and not gloo_trace.installed()
+        if late and dist.get_backend() == "gloo":
+            folder.problem(
+                "collectives_unseen",
+                "gloo's collectives are not logged: the session was opened after init_process_group",
+                severity="info",
+            )
+        gloo_trace.install()
+
+    def step(self, step: int) -> None:
+        """Write what has completed."""
+        del step
+        self._write(LOG.drain())
+
+    def stop(self) -> None:
+        """Write the rest, the unfinished ones too."""
+        self._write(LOG.drain() + LOG.pending())
+        if self._file is not None:
+            self._file.close()
+            self._folder.add_file(self._path, self.name)
+
+    def rewrite(self, trace: Path) -> None:
+        """Give the gloo annotations of a trace the arguments that are known here."""
+        self._write(LOG.drain())
+        if self.seen:
+            text = trace.read_text(encoding="utf-8")
+            trace.write_text(with_arguments(text, self.seen, self._folder.part.rank), encoding="utf-8")
+
+    @property
+    def _path(self) -> Path:
+        return self._folder.file(f"collectives/rank{self._folder.part.rank}.jsonl")
+
+    def _write(self, collectives: Sequence[Collective]) -> None:
+        if not collectives:
+            return
+        self.seen += collectives
+        if self._file is None:
+            self._file = self._path.open("w", encoding="utf-8")
+            self._folder.add_file(self._path, self.name)  # listed now, in case this rank is killed
+        for entry in collectives:
+            if entry.group.name not in self._groups:
+                self._groups.add(entry.group.name)
+                self._line(type="group", **_fields(entry.group))
+            fields = _fields(entry) | {"group": entry.group.name, "bytes": entry.bytes}
+            self._line(type="collective", rank=self._folder.part.rank, **fields)
+        self._file.flush()
+
+    def _line(self, **values: Any) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(values, separators=(",", ":")) + "\n")
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__slots__}
+
+
+# What gloo calls the operation that carries out another one.
+TITLES = {"reduce_scatter": "all_reduce"}
+
+_ANNOTATION = re.compile(
+    r'"name": "gloo:(?P<title>\w+)"[^{}]*?"ts": (?P<ts>[\d.]+),\s*"dur": (?P<dur>[\d.]+)\s*,\s*"args": \{'
+    r"(?P<args>[^{}]*)\}"
+)
+_BASE = re.compile(r'"baseTimeNanoseconds": (\d+)')
+_DIMS = re.compile(r'"Input Dims": (\[.*?\])(?:, "|\s*$)', re.DOTALL)
+
+
+def with_arguments(text: str, collectives: Sequence[Collective], rank: int) -> str:
+    """The trace's text with arguments in its gloo annotations; every other byte stays.
+
+    gloo starts operations of one kind in the order of their issue, so those in the trace are a run of those
+    in the log. Where the run begins is found by the times; an annotation whose recorded size is another
+    than the log's stays as it was.
+    """
+    base = _BASE.search(text)
+    offset_ns = int(base.group(1)) if base else 0
+    titles: dict[str, list[re.Match[str]]] = {}
+    for match in _ANNOTATION.finditer(text):
+        titles.setdefault(match["title"], []).append(match)
+    inserts: list[tuple[int, str]] = []
+    for title, matches in titles.items():
+        logged = [entry for entry in collectives if TITLES.get(entry.op, entry.op) == title]
+        matches.sort(key=lambda match: _nanoseconds(match["ts"]))
+        starts = [offset_ns + _nanoseconds(match["ts"]) for match in matches]
+        ends = [start + _nanoseconds(match["dur"]) for start, match in zip(starts, matches, strict=True)]
+        run = logged[_first_of_run(starts, ends, logged) :]
+        for match in matches:
+            entry = next((entry for entry in run[:8] if _same_size(match["args"], entry)), None)
+            if entry is not None:
+                run.remove(entry)
+                inserts.append((match.start("args"), _arguments(entry, rank)))
+    return _inserted(text, inserts)
+
+
+def _nanoseconds(microseconds: str) -> int:
+    """From the text: through a float, an epoch stamp would lose its last digits."""
+    whole, _, fraction = microseconds.partition(".")
+    return int(whole) * 1000 + int((fraction + "000")[:3])
+
+
+def _first_of_run(starts: Sequence[int], ends: Sequence[int], logged: Sequence[Collective]) -> int:
+    """Where in `logged` the run of annotations begins: where they fit best between issue and completion."""
+    near = bisect.bisect_left([entry.issued_ns for entry in logged], starts[0])
+    candidates = range(max(0, near - 16), min(len(logged), near + 16))
+
+    def misfit(first: int) -> tuple[int, int]:
+        pairs = list(zip(starts, ends, logged[first:], strict=False))
+        outside = sum(
+            max(0, entry.issued_ns - start) + max(0, end - (entry.completed_ns or end)) for start, end, entry in pairs
+        )
+        return len(starts) - len(pairs), outside
+
+    return min(candidates, key=misfit, default=0)
+
+
+def _same_size(args: str, entry: Collective) -> bool:
+    """Whether the recorded input shapes, where there are any, hold as many elements as were logged."""
+    found = _DIMS.search(args)
+    if found is None or entry.is_p2p:
+        return True
+    elements = 0
+    for dims in json.loads(found.group(1)):
+        size = 1
+        for length in dims if isinstance(dims, list) else [dims]:
+            size *= length
+        elements += size if dims else 0
+    return elements in (0, entry.elements_in, entry.elements_out)
+
+
+def _arguments(entry: Collective, rank: int) -> str:
+    values: dict[str, Any] = {
+        "Collective name": entry.op,
+        "In msg nelems": entry.elements_in,
+        "Out msg nelems": entry.elements_out,
+        "dtype": entry.dtype,
+        "Group size": len(entry.group.ranks),
+        "Process Group Name": entry.group.name,
+        "Process Group Description": entry.group.description,
+        "Process Group Ranks": str(list(entry.group.ranks)),
+        "Seq": entry.p2p_seq if entry.is_p2p else entry.seq,
+        "Rank": rank,
+        "Issued ns": entry.issued_ns,
+    }
+    if entry.is_p2p:
+        values |= {"Src Rank": entry.src, "Dst Rank": entry.dst}
+    return json.dumps(values)[1:-1] + ", "
+
+
+def _inserted(text: str, inserts: list[tuple[int, str]]) -> str:
+    pieces, last = [], 0
+    for position, addition in sorted(inserts):
+        pieces += [text[last:position], addition]
+        last = position
+    return "".join([*pieces, text[last:]])

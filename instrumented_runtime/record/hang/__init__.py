@@ -1,0 +1,1 @@
+"""Seeing a hang from inside: Flight Recorder dumps and a watching thread."""

@@ -1,0 +1,175 @@
+"""Flight Recorder dumps: the last collectives of a rank, for `torchfrtrace` and `gpuscope analyze`.
+
+NCCL's watchdog dumps by itself on a timeout; this writes a dump on demand, on a hang, and at the end. What
+torch's recorder leaves open on gloo (state, times, sends and receives, the groups' members) is filled in
+from `collective_log.LOG`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuscope.instrumented_runtime.record.capture.capture import Quiet
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective, Group
+from gpuscope.instrumented_runtime.record.hang.torch_recorder import recorded
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
+
+FOLDER = "flight_recorder"
+PREFIX = "nccl_trace_rank_"
+VERSION = "2.10"
+OURS = "instrumented_runtime/record/gloo/gloo_trace.py"
+
+
+class FlightRecorder(Quiet):
+    """Dumps at the end, unless something worse was dumped before: after a hang the end says less."""
+
+    name = "flight_recorder"
+
+    def __init__(self, entries: int) -> None:
+        self._entries = entries
+        self._dumped = False
+
+    def start(self, folder: RankFolder) -> None:
+        """Have torch record, where the first group is yet to be made."""
+        self._folder = folder
+        LOG.capacity = self._entries
+        if folder.part.restart:  # NCCL's own dumps of this life beside those of the one before, not over them
+            for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+                if os.environ.get(name, "").startswith(str(folder.path)):
+                    os.environ[name] = str(folder.file(f"{FOLDER}/{PREFIX}"))
+        # An empty variable makes torch abort.
+        if not os.environ.get("TORCH_FR_BUFFER_SIZE"):
+            os.environ["TORCH_FR_BUFFER_SIZE"] = str(self._entries)
+
+    def stop(self) -> None:
+        """The dump at the end."""
+        if not self._dumped:
+            self.dump(note="at the end", final=False)
+
+    def dump(self, *, note: str, subfolder: str = FOLDER, final: bool = True) -> Path | None:
+        """Write this rank's dump; None where there was no collective. After a `final` one, `stop` adds none.
+
+        Can be called from any thread, also while the main one hangs in a collective.
+        """
+        dump = filled(recorded(), LOG.groups.values(), list(LOG.latest))
+        if not dump["entries"]:
+            return None
+        path = self._folder.file(f"{subfolder}/{PREFIX}{self._folder.part.rank}")
+        if path.exists() and not final:  # NCCL's watchdog was here: it saw what stopped the job
+            self._folder.add_file(path, self.name, note="on timeout")
+            return path
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_bytes(pickle.dumps(dump, protocol=2))
+        partial.replace(path)
+        self._dumped = self._dumped or final
+        self._folder.add_file(path, self.name, note=note)
+        return path
+
+
+def filled(dump: Mapping[str, Any], groups: Iterable[Group], collectives: Sequence[Collective]) -> dict[str, Any]:
+    """`dump` with the state and times of gloo's entries, its sends and receives, and its groups.
+
+    An entry is gloo's by its name; (group, sequence number) joins it to a collective. One that runs is
+    `started`. Collectives that torch did not record become entries of their own, without frames.
+    """
+    known = {(entry.group.name, entry.seq): entry for entry in collectives if not entry.is_p2p}
+    entries = []
+    for told in dump.get("entries", []):
+        key = (told["process_group"][0], told["collective_seq_id"])
+        told = told | {"frames": _of_the_script(told.get("frames", []))}
+        entry = known.pop(key, None) if told["profiling_name"].startswith("gloo:") else None
+        entries.append(told if entry is None else told | _progress(entry))
+    missing = [*known.values(), *(entry for entry in collectives if entry.is_p2p)]
+    entries += [_entry(entry) for entry in missing]
+    entries.sort(key=lambda entry: entry["time_created_ns"])
+    for number, told in enumerate(entries):
+        told["record_id"] = number
+    groups = list(groups)
+    config = {name: told for name, told in dump.get("pg_config", {}).items() if name}
+    config |= {
+        group.name: {"name": group.name, "desc": group.description, "ranks": str(list(group.ranks))} for group in groups
+    }
+    return {
+        "version": dump.get("version", VERSION),
+        "pg_config": config,
+        "comm_lib_version": dump.get("comm_lib_version", ""),
+        "dumped_ns": time.time_ns(),  # torch does not say it; without it nobody knows how long the last one waited
+        "pg_status": {**dump.get("pg_status", {}), **_status(groups, collectives)},
+        "entries": entries,
+    }
+
+
+def _of_the_script(frames: Any) -> Any:
+    """A stack without the innermost frame of ours, through which every call to gloo goes."""
+    if not isinstance(frames, list):
+        return frames
+    return [frame for frame in frames if not str(frame.get("filename", "")).endswith(OURS)]
+
+
+def _progress(entry: Collective) -> dict[str, Any]:
+    done = entry.completed_ns is not None and entry.error is None
+    # gloo carries a reduce-scatter out as an all-reduce, and torch recorded that one's sizes.
+    sizes = {"input_sizes": _whole(entry, entry.sizes_in), "output_sizes": _whole(entry, entry.sizes_out)}
+    return (sizes if entry.op == "reduce_scatter" else {}) | {
+        "profiling_name": f"gloo:{_name(entry)}",
+        "state": "completed" if done else "started",
+        "time_discovered_started_ns": entry.issued_ns,
+        "time_discovered_completed_ns": entry.completed_ns if done else None,
+        "retired": done,
+    }
+
+
+def _entry(entry: Collective) -> dict[str, Any]:
+    return {
+        "frames": [],
+        "pg_id": 0,
+        "process_group": (entry.group.name, entry.group.description),
+        "collective_seq_id": entry.seq,
+        "p2p_seq_id": entry.p2p_seq,
+        "op_id": 0,
+        "time_created_ns": entry.issued_ns,
+        "input_sizes": _whole(entry, entry.sizes_in),
+        "input_dtypes": [entry.dtype] * min(1, len(entry.sizes_in)),
+        "output_sizes": _whole(entry, entry.sizes_out),
+        "output_dtypes": [entry.dtype] * min(1, len(entry.sizes_out)),
+        "timeout_ms": 0,
+        "is_p2p": entry.is_p2p,
+        **_progress(entry),
+    }
+
+
+def _name(entry: Collective) -> str:
+    """As torch names NCCL's: `send 0->1` and `recv 1<-0` by ranks within the group."""
+    if not entry.is_p2p:
+        return entry.op
+    ranks = entry.group.ranks
+    src = ranks.index(entry.src) if entry.src is not None else -1
+    dst = ranks.index(entry.dst) if entry.dst is not None else -1
+    return f"send {src}->{dst}" if entry.op == "send" else f"recv {dst}<-{src}"
+
+
+def _whole(entry: Collective, sizes: list[list[int]]) -> list[list[int]]:
+    """A list of tensors counts as one array, as in the entries of the single-tensor calls."""
+    if entry.op in ("all_gather", "reduce_scatter") and len(sizes) > 1:
+        return [[entry.elements_out if sizes is entry.sizes_out else entry.elements_in]]
+    return sizes
+
+
+def _status(groups: Iterable[Group], collectives: Sequence[Collective]) -> dict[str, dict[str, int]]:
+    """The last collective that was enqueued, started and completed, per group; −1 for none."""
+    status = {}
+    for group in groups:
+        mine = [entry for entry in collectives if entry.group is group and not entry.is_p2p]
+        last = max((entry.seq for entry in mine), default=-1)
+        done = max((e.seq for e in mine if e.completed_ns is not None and e.error is None), default=-1)
+        status[group.name] = {
+            "last_enqueued_collective": last,
+            "last_started_collective": last,
+            "last_completed_collective": done,
+        }
+    return status

@@ -1,0 +1,151 @@
+"""What `gpuscope record` does around the command: folder and variables before it, the manifest after."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuscope.errors import GpuscopeError, InputError, UsageError
+from gpuscope.instrumented_runtime.record.capture import nccl_files, nsys_capture
+from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+from gpuscope.instrumented_runtime.record.manifest import Manifest
+from gpuscope.instrumented_runtime.record.run_folder import RunFolder
+
+SHIM = Path(__file__).with_name("shim")
+# How long ranks may take to write their traces after Ctrl-C, before a second one is not needed.
+GRACE_S = 60.0
+
+
+def record(command: Sequence[str], out: Path, options: RecordOptions) -> int:
+    """Run `command`, record it into `out`, say what was recorded, and return the command's exit code.
+
+    Raises `InputError` if the command does not exist, `UsageError` if `out` does or nsys is missing, and
+    `GpuscopeError` if the command succeeded and nothing was recorded.
+    """
+    if options.profiler == "nsys" and shutil.which("nsys") is None:
+        raise UsageError("nsys is not on PATH", hint="install Nsight Systems, or use --profiler torch")
+    folder = RunFolder.create(out, command=command)
+    environment = rank_environment(folder, options, os.environ)
+    if options.profiler == "nsys" and _is_python(command):
+        command = nsys_capture.command_under_nsys(command, folder.path, whole=options.whole)
+        environment = {"RANK": "0", **environment, nsys_capture.ENV_INSIDE: "1"}
+    try:
+        exit_code, interrupted = _run(command, environment)
+    except OSError as error:
+        folder.finish("failed")
+        raise InputError(f"can't run {command[0]}: {error.strerror}", hint="is it on PATH?") from None
+    for path, kind in nccl_files.written_files(folder.path):
+        folder.add_file(path, kind)
+    for path, rank in nsys_capture.reports(folder.path):
+        folder.add_file(path, "nsys", rank=rank)
+    status = "interrupted" if interrupted else "completed" if exit_code == 0 else "failed"
+    manifest = folder.finish(status, exit_code=exit_code)
+    _tell(folder.path, manifest)
+    if exit_code == 0 and not manifest.files:
+        raise GpuscopeError(
+            f"{command[0]} ended well, but nothing of it was recorded",
+            hint="no process stepped a torch optimizer: --whole records without steps",
+        )
+    return exit_code
+
+
+def rank_environment(folder: RunFolder, options: RecordOptions, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which every rank of the command finds the recorder and the run folder."""
+    path = folder.path
+    environment = {**given, **folder.environment(), **options.to_environment()}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(SHIM), *([given["PYTHONPATH"]] if given.get("PYTHONPATH") else [])]
+    )
+    if options.flight_recorder:
+        dumps = path / "flight_recorder"
+        dumps.mkdir(exist_ok=True)
+        # Not an empty string, which makes torch abort; NCCL's watchdog dumps by itself, gloo through ours.
+        environment.setdefault("TORCH_FR_BUFFER_SIZE", str(options.flight_recorder))
+        environment.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        environment.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(dumps / "nccl_trace_rank_"))
+        environment.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(dumps / "nccl_trace_rank_"))
+    if options.nccl_log:
+        (path / nccl_files.FOLDER).mkdir(exist_ok=True)
+        environment |= nccl_files.nccl_variables(path, given)
+    return environment
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool]:
+    """Exit code as a shell tells it (128 + signal), and whether somebody stopped it, which then is that signal."""
+    process = subprocess.Popen(command, env=environment)
+    interrupted = 0
+
+    def pass_on(number: int, frame: object) -> None:
+        nonlocal interrupted
+        del frame
+        interrupted = number
+        process.send_signal(number)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        while True:
+            try:
+                code = process.wait(GRACE_S if interrupted else None)
+                break
+            except KeyboardInterrupt:
+                # The terminal has sent it to the command as well: let it write its traces.
+                if interrupted:
+                    kill_tree(process.pid)
+                interrupted = signal.SIGINT
+            except subprocess.TimeoutExpired:
+                kill_tree(process.pid)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if interrupted:  # launchers end with codes of their own then
+        return 128 + interrupted, True
+    return (code if code >= 0 else 128 - code), False
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and all it started: a launcher that is killed leaves its ranks behind, hung as they are.
+
+    Children are found in /proc; elsewhere than on Linux only the process itself is killed.
+    """
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name of the command stands in parentheses and may hold anything.
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    doomed = [pid]
+    for parent in doomed:
+        doomed += children.get(parent, [])
+    for each in doomed:
+        with contextlib.suppress(OSError):
+            os.kill(each, signal.SIGKILL)
+
+
+def _is_python(command: Sequence[str]) -> bool:
+    """Whether the command is one plain Python script: no launcher will give its process a RANK."""
+    name = Path(command[0]).name
+    return name.startswith("python") and not any("torch.distributed" in word for word in command)
+
+
+def _tell(folder: Path, manifest: Manifest) -> None:
+    """Say on stderr what came of it; stdout belongs to the command."""
+
+    def say(*words: Any) -> None:
+        print("gpuscope:", *words, file=sys.stderr)
+
+    # Whoever ended first is the likelier cause; one that was killed could not tell when.
+    for rank in sorted(manifest.ranks, key=lambda rank: rank.ended_ns or 0):
+        if rank.status != "completed":
+            say(f"rank {rank.rank} {rank.status}" + (f": {rank.error}" if rank.error else ""))
+    kinds: dict[str, int] = {}
+    for entry in manifest.files:
+        kinds[entry.kind] = kinds.get(entry.kind, 0) + 1
+    if kinds:
+        say(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())), f"in {folder}")
+        say(f"next: gpuscope analyze {folder}")

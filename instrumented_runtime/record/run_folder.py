@@ -1,0 +1,296 @@
+"""The run folder: everything one recorded job leaves behind, and the manifest that says what is what.
+
+    RUN/manifest.json         the whole job: what ran, how it ended, every file with its kind and rank
+    RUN/manifest.d/*.json     the parts it is merged from, one per writer, so that no two processes ever
+                              write one file; a rank that is killed leaves its last part behind
+    RUN/rank0.json.gz …       what the captures wrote
+
+A launcher calls `RunFolder.create`, each rank `RunFolder.join(rank)`; a script without a launcher needs
+only the latter. Every write is atomic: at any instant the folder can be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpuscope.errors import InputError, UsageError
+from gpuscope.instrumented_runtime.record.manifest import FileEntry, Manifest, Problem, RankPart, RunPart, merge
+
+PARTS = "manifest.d"
+MANIFEST = "manifest.json"
+ENV_FOLDER = "GPUSCOPE_RUN_FOLDER"
+ENV_RUN_ID = "GPUSCOPE_RUN_ID"
+
+# Given back when the disk is full, so that the last word, why the run failed, still fits.
+_RESERVE = "reserve"
+_RESERVE_BYTES = 64 * 1024
+
+T = TypeVar("T")
+
+
+class RunFolder:
+    """A run folder as its launcher sees it: `create` it, run the job, `finish`."""
+
+    def __init__(self, path: Path, run: RunPart) -> None:
+        self.path = path.resolve()
+        self.run = run
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], *, command: Sequence[str], **facts: Any) -> RunFolder:
+        """Start a run in a new or empty folder. `facts` are fields of `RunPart` (parallelism, faults…).
+
+        Raises `UsageError` if the folder holds anything, `InputError` if it can't be written.
+        """
+        folder = Path(path)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(
+                f"{folder} exists already",
+                hint="name a new folder, or remove this one if you no longer need it",
+            )
+        run = RunPart(run_id=_new_run_id(), command=list(command), started_ns=time.time_ns(), **facts)
+        created = cls(folder, run)
+        with _writing(folder):
+            (folder / PARTS).mkdir(parents=True)
+            (folder / PARTS / _RESERVE).write_bytes(b"\0" * _RESERVE_BYTES)
+        created.save()
+        return created
+
+    def environment(self) -> dict[str, str]:
+        """Variables by which the ranks find this folder."""
+        return {ENV_FOLDER: str(self.path.resolve()), ENV_RUN_ID: self.run.run_id}
+
+    def add_file(self, path: str | os.PathLike[str], kind: str, *, rank: int | None = None) -> None:
+        """List a file that no rank has listed itself."""
+        self.run.files.append(_entry(self.path, Path(path), kind, rank, None))
+
+    def problem(self, code: str, message: str, *, severity: str = "error") -> None:
+        """Note what was lost or went wrong, for whoever analyses the run."""
+        self.run.problems.append(Problem(severity=severity, code=code, message=message))
+
+    def save(self) -> None:
+        """Write this part and the merged manifest. Raises `InputError` if they can't be written."""
+        with _writing(self.path):
+            _write_json(self.path / PARTS / "run.json", self.run)
+            refresh(self.path)
+
+    def finish(self, status: str, *, exit_code: int | None = None) -> Manifest:
+        """Close the run: `completed`, `failed` or `interrupted`. A rank still open then was killed."""
+        self.run.status, self.run.exit_code, self.run.ended_ns = status, exit_code, time.time_ns()
+        self.save()
+        with contextlib.suppress(OSError):
+            (self.path / PARTS / _RESERVE).unlink(missing_ok=True)
+        return read_manifest(self.path)
+
+
+class RankFolder:
+    """A run folder as one rank sees it: it writes its own files and its own part of the manifest."""
+
+    def __init__(self, path: Path, part: RankPart) -> None:
+        self.path = path.resolve()
+        self.part = part
+        # After an elastic restart the same rank runs again; its first life's files stay what they were.
+        self.files = self.path / f"restart{part.restart}" if part.restart else self.path
+
+    @classmethod
+    def join(
+        cls, path: str | os.PathLike[str], *, rank: int, world_size: int, command: Sequence[str] | None = None
+    ) -> RankFolder:
+        """Enter `path` as `rank`, creating it where no launcher has. Raises `UsageError` if this rank has
+        already recorded there, which is another run's folder."""
+        folder = Path(path)
+        restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        with _writing(folder):
+            (folder / PARTS).mkdir(parents=True, exist_ok=True)
+            _start_run_once(folder, command)
+        part = RankPart(
+            rank=rank,
+            world_size=world_size,
+            restart=restart,
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_ns=time.time_ns(),
+        )
+        joined = cls(folder, part)
+        with _writing(folder):
+            try:
+                os.close(os.open(joined._part_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            except FileExistsError:
+                raise UsageError(
+                    f"{folder} already holds a recording of rank {rank}",
+                    hint="name a new folder, or remove this one if you no longer need it",
+                ) from None
+            joined.files.mkdir(exist_ok=True)
+        joined.save()
+        return joined
+
+    @property
+    def _part_path(self) -> Path:
+        life = f".restart{self.part.restart}" if self.part.restart else ""
+        return self.path / PARTS / f"rank{self.part.rank}{life}.json"
+
+    def file(self, name: str) -> Path:
+        """Where to write a file of this rank; its folder is made."""
+        path = self.files / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def add_file(self, path: str | os.PathLike[str], kind: str, *, note: str | None = None) -> None:
+        """List a file that is complete. A file listed before is listed anew."""
+        entry = _entry(self.path, Path(path), kind, self.part.rank, note)
+        self.part.files = [other for other in self.part.files if other.path != entry.path] + [entry]
+        self.save()
+
+    def note(self, **facts: Any) -> None:
+        """Keep facts about the run that a rank knows first: versions, backend, parallelism, faults…"""
+        self.part.facts.update(facts)
+        self.save()
+
+    def problem(self, code: str, message: str, *, severity: str = "error") -> None:
+        """Note what was lost or went wrong, and say it on stderr: a recorder must never fail in silence."""
+        self.part.problems.append(Problem(severity=severity, code=code, message=message, rank=self.part.rank))
+        if severity != "info":
+            print(f"gpuscope: rank {self.part.rank}: {message}", file=sys.stderr, flush=True)
+        self.save()
+
+    def save(self) -> None:
+        """Write this rank's part. A disk that can't take it is told on stderr and does not stop the job."""
+        try:
+            _write_json(self._part_path, self.part)
+        except OSError as error:
+            print(f"gpuscope: rank {self.part.rank}: {self._part_path}: {error.strerror}", file=sys.stderr)
+
+    def finish(self, status: str, *, error: str | None = None) -> None:
+        """Close this rank's part, once: the first word (say, the exception) is the one that counts."""
+        if self.part.ended_ns is not None:
+            return
+        self.part.status, self.part.error, self.part.ended_ns = status, error, time.time_ns()
+        self.save()
+        with contextlib.suppress(OSError):
+            refresh(self.path)
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """The manifest of a run folder, from its parts, so that it is right while the job still runs too.
+
+    Raises `InputError` if the folder is none of a run.
+    """
+    folder = Path(path)
+    run = _read_json(folder / PARTS / "run.json", RunPart)
+    if run is None:
+        manifest = _read_json(folder / MANIFEST, Manifest)
+        if manifest is None:
+            raise InputError(f"{folder} is not a run folder: it has no {MANIFEST}")
+        return manifest
+    parts = [_read_json(part, RankPart) for part in sorted((folder / PARTS).glob("rank*.json"))]
+    return merge(run, [part for part in parts if part is not None])
+
+
+def refresh(folder: Path) -> None:
+    """Merge the parts into `manifest.json`."""
+    with _lock(folder / PARTS / "lock"):
+        _write_json(folder / MANIFEST, read_manifest(folder))
+
+
+def _new_run_id() -> str:
+    return time.strftime("%Y%m%dT%H%M%S") + "-" + uuid.uuid4().hex[:8]
+
+
+def _start_run_once(folder: Path, command: Sequence[str] | None) -> None:
+    """Without a launcher the first rank to come writes the run's part; the others find it there."""
+    part = folder / PARTS / "run.json"
+    if part.exists():
+        return
+    run = RunPart(run_id=_new_run_id(), command=list(command or sys.argv), started_ns=time.time_ns(), launched=False)
+    temporary = part.with_name(f".run.{os.getpid()}.{socket.gethostname()}")
+    try:
+        temporary.write_bytes(_encode(run))
+        os.link(temporary, part)  # unlike rename, fails where another rank was first
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links, or a full one, which the copy will tell
+        if not part.exists():
+            shutil.copyfile(temporary, part)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _entry(folder: Path, path: Path, kind: str, rank: int | None, note: str | None) -> FileEntry:
+    path = path if path.is_absolute() else folder / path
+    size = path.stat().st_size if path.exists() else None
+    try:
+        name = path.resolve().relative_to(folder.resolve()).as_posix()
+    except ValueError:
+        name = str(path)
+    return FileEntry(path=name, kind=kind, rank=rank, bytes=size, note=note)
+
+
+def _encode(value: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2) + b"\n"
+
+
+def _write_json(path: Path, value: Any) -> None:
+    """Replace `path` in one instant. On a full disk the reserve is given up for a second attempt."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(_encode(value))
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        reserve = _folder_of(path) / PARTS / _RESERVE
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not reserve.exists():
+            raise
+        reserve.unlink()
+        temporary.write_bytes(_encode(value))
+    os.replace(temporary, path)
+
+
+def _folder_of(path: Path) -> Path:
+    return path.parent.parent if path.parent.name == PARTS else path.parent
+
+
+def _read_json(path: Path, kind: type[T]) -> T | None:
+    """The record in `path`, or None where there is none: a rank killed while it joined left an empty one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        if path.stat().st_size == 0:
+            return None
+        raise InputError(f"{path} can't be read: {error}") from None
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"can't write the run folder {folder}: {error.strerror}", hint="name another folder with --out"
+        ) from None
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """One merger at a time, where the file system can lock; a lost race only delays the merge."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("w") as lock:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

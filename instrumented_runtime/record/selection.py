@@ -1,0 +1,55 @@
+"""Which captures a set of options asks for, in the order they start (and, reversed, stop)."""
+
+from __future__ import annotations
+
+from gpuscope.instrumented_runtime.record.capture.capture import Capture
+from gpuscope.instrumented_runtime.record.capture.environment import Environment
+from gpuscope.instrumented_runtime.record.capture.gc_ranges import GcRanges
+from gpuscope.instrumented_runtime.record.capture.memory_snapshots import MemorySnapshots
+from gpuscope.instrumented_runtime.record.capture.nsys_capture import NsysRange
+from gpuscope.instrumented_runtime.record.capture.nvml_samples import Nvml
+from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler
+from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+from gpuscope.instrumented_runtime.record.gloo.collective_capture import Collectives
+from gpuscope.instrumented_runtime.record.hang.flight_recorder_dumps import FlightRecorder
+from gpuscope.instrumented_runtime.record.hang.hang_watch import HangWatch
+
+
+def captures_for(options: RecordOptions) -> list[Capture]:
+    """The captures of one rank. The profiler starts last and stops first: it need not see the others."""
+    captures: list[Capture] = []
+    if options.environment:
+        captures.append(Environment())
+    memory = MemorySnapshots(options.memory) if options.memory != "off" else None
+    if memory is not None:
+        captures.append(memory)
+    if options.nvml_interval_ms:
+        captures.append(Nvml(options.nvml_interval_ms))
+    recorder = FlightRecorder(options.flight_recorder) if options.flight_recorder else None
+    if recorder is not None:
+        captures.append(recorder)
+    captures.append(HangWatch(options.hang_timeout_s, recorder, memory.on_demand if memory else None))
+    collectives = Collectives() if options.collectives else None
+    if collectives is not None:
+        captures.append(collectives)
+    if options.gc:
+        captures.append(GcRanges())
+    if options.profiler == "torch":
+        captures.append(_profiler(options, collectives))
+    elif options.profiler == "nsys":
+        steps = {"wait": options.wait, "warmup": options.warmup, "active": options.active}
+        captures.append(NsysRange(**steps, whole=options.whole))
+    return captures
+
+
+def _profiler(options: RecordOptions, collectives: Collectives | None) -> TorchProfiler:
+    return TorchProfiler(
+        wait=options.wait,
+        warmup=options.warmup,
+        active=options.active,
+        whole=options.whole,
+        record_shapes=options.record_shapes,
+        with_stack=options.with_stack,
+        profile_memory=options.profile_memory,
+        rewrite=collectives.rewrite if collectives is not None else None,
+    )

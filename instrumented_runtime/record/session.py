@@ -1,0 +1,189 @@
+"""Recording from inside somebody else's training script, in three lines:
+
+>>> from gpuscope.instrumented_runtime.record.session import gpuscope_session
+>>> with gpuscope_session("runs/first") as session:
+...     for batch in loader:
+...         train(batch)
+...         session.step()
+
+The session starts the captures, counts the steps and closes the run folder, also after an exception. A
+capture that fails is dropped and noted in the manifest; the script goes on. Under `gpuscope record` the
+launcher's folder and options are used instead of the script's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from gpuscope.errors import GpuscopeError, UsageError
+from gpuscope.instrumented_runtime.record.capture.capture import Capture
+from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, options_from
+from gpuscope.instrumented_runtime.record.run_folder import ENV_FOLDER, RankFolder
+from gpuscope.instrumented_runtime.record.selection import captures_for
+
+# Set by the rank that records, so that the processes it starts (data loader workers) do not.
+ENV_RECORDER = "GPUSCOPE_RECORDER_PID"
+
+_active: Session | None = None
+
+
+def gpuscope_session(
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    auto_step: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Session:
+    """A context manager that records into `folder`; `options` are the fields of `RecordOptions`.
+
+    Open it before `init_process_group`, so that gloo's collectives are seen too. `auto_step` takes an
+    `optimizer.step()` for the end of a step, in place of `session.step()`. `metadata` goes into the
+    manifest. Raises `UsageError` on wrong options, a second session, or a folder that is another run's.
+    """
+    chosen = options_from(**options)
+    path = os.environ.get(ENV_FOLDER) or folder
+    if path is None:
+        raise UsageError("a session needs a folder", hint="gpuscope_session('runs/first')")
+    return Session(path, chosen, auto_step=auto_step, metadata=metadata)
+
+
+def active_session() -> Session | None:
+    """The session that is open in this process, if any."""
+    return _active
+
+
+class Session:
+    """A recording in one rank; use `gpuscope_session` to make one."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        options: RecordOptions,
+        *,
+        auto_step: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path, self.options = path, options
+        self.steps = 0
+        self.closing = False
+        self.at_exit: tuple[str, str | None] | None = None
+        """How the script said it would end, since its last step: status and error."""
+        self._auto_step = auto_step
+        self._stepped_by_script = self._stepped_by_optimizer = False
+        self._metadata = dict(metadata or {})
+        self._captures: list[Capture] = []
+        self._folder: RankFolder | None = None
+        self._unhook: Any = None
+
+    @property
+    def folder(self) -> RankFolder:
+        """This rank's part of the run folder. Raises `UsageError` before the session is open."""
+        if self._folder is None:
+            raise UsageError("the session is not open", hint="use it in a with statement")
+        return self._folder
+
+    def __enter__(self) -> Session:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(*status_of(error))
+
+    def open(self) -> Session:
+        """Join the folder and start the captures; returns the session to drive.
+
+        Where `gpuscope record` has opened one in this process, that is the one, and it outlives the block.
+        """
+        global _active
+        if _active is not None and _active is not self and os.environ.get(ENV_FOLDER):
+            _active.folder.note(**self._metadata)
+            return _active
+        if _active is not None:
+            raise UsageError(f"this process already records into {_active.path}", hint="open one session at a time")
+        rank, world_size = rank_and_world_size()
+        self._folder = RankFolder.join(self.path, rank=rank, world_size=world_size)
+        _active = self
+        os.environ[ENV_RECORDER] = str(os.getpid())
+        if self._metadata:
+            self._folder.note(**self._metadata)
+        for capture in captures_for(self.options):
+            if self._tried(capture, "start", self._folder):
+                self._captures.append(capture)
+        if self._auto_step:
+            from gpuscope.instrumented_runtime.record.capture.optimizer_steps import on_optimizer_step
+
+            self._unhook = on_optimizer_step(self.optimizer_stepped)
+        return self
+
+    def step(self) -> None:
+        """A training step has ended. From the first call on, optimizer steps no longer count as steps."""
+        counted_already = self._stepped_by_optimizer and not self._stepped_by_script
+        self._stepped_by_script = True
+        if not counted_already:
+            self._advance()
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer has stepped: the end of a step, unless the script itself tells of these."""
+        if not self._stepped_by_script:
+            self._stepped_by_optimizer = True
+            self._advance()
+
+    def _advance(self) -> None:
+        for capture in list(self._captures):
+            if not self._tried(capture, "step", self.steps):
+                self._captures.remove(capture)
+        self.steps += 1
+        self.at_exit = None
+
+    def close_at_exit(self) -> None:
+        """Close as the script has said that it ends; completed where it said nothing."""
+        self.close(*(self.at_exit or ("completed",)))
+
+    def close(self, status: str = "completed", error: str | None = None) -> None:
+        """Stop the captures and close this rank's part; a second call does nothing."""
+        global _active
+        if self._folder is None or _active is not self or self.closing:
+            return
+        self.closing = True
+        if self._unhook is not None:
+            self._unhook()
+        for capture in reversed(self._captures):
+            self._tried(capture, "stop")
+        self._captures.clear()
+        self._folder.note(steps=self.steps)
+        self._folder.finish(status, error=error)
+        self.closing = False
+        _active = None
+        os.environ.pop(ENV_RECORDER, None)
+
+    def _tried(self, capture: Capture, action: str, *args: Any) -> bool:
+        """Whether a capture could do something; if not, the manifest says why and the script goes on."""
+        try:
+            getattr(capture, action)(*args)
+        except Exception as error:
+            said = str(error) if isinstance(error, GpuscopeError | OSError) else repr(error)
+            self.folder.problem(f"{capture.name}_failed", f"{capture.name}: {said}", severity="data_loss")
+            return False
+        return True
+
+
+def status_of(error: BaseException | None) -> tuple[str, str | None]:
+    """How a run ended that `error` ended, and the error in one line."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return "completed", None
+    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    text = str(error).strip()
+    return status, f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """From torch.distributed where it is initialised, else the launcher's variables, else one process."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,1 @@
+"""The demo trainer: a small GPT under any parallelism."""

@@ -1,0 +1,1 @@
+"""Faults of communication: slow link, slow rank, tiny buckets, uneven data."""

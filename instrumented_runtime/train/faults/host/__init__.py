@@ -1,0 +1,1 @@
+"""Faults of the host: slow loader, stalls, synchronisation, launch overhead."""

@@ -1,0 +1,1 @@
+"""Faults of memory: allocator churn, pageable copies."""

@@ -1,0 +1,1 @@
+"""Faults of pipelines: too few micro-batches, an unbalanced stage."""

@@ -1,0 +1,168 @@
+"""Per step and rank: how fast, how well used, and what it waited for; one JSON line each."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from gpuscope.instrumented_runtime.train.measures.device_memory import EnergyMeter, read_memory
+from gpuscope.instrumented_runtime.train.measures.garbage_collector import GarbageCollector
+from gpuscope.instrumented_runtime.train.measures.run_summary import summarize
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One line of `measures/rank{r}.jsonl`. Times are ns; None is what can't be known here."""
+
+    step: int
+    rank: int
+    restart: int  # life of the job, as torchrun counts
+    first: bool  # first step of this life: it also allocates, connects and compiles
+    end_ns: int  # ns since the epoch
+    step_ns: int  # from this step's begin to the next one's, without its checkpoint
+    tokens: int  # of all ranks
+    tokens_per_s: float
+    mfu: float | None  # model FLOPs / step time / peak FLOPs of the devices
+    data_wait_ns: int  # the training thread waiting for the loader
+    exposed_communication_ns: int | None  # communication that backward did not hide
+    gc_ns: int
+    checkpoint_ns: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_host_bytes: int | None
+    allocator_retries: int | None  # since the process began
+    ooms: int | None  # since the process began
+    joules: float | None  # of this rank's device
+    flops_per_w: float | None  # model FLOP/s of this rank per watt
+    goodput: float  # useful step time of all lives / wall time since the job's first start
+    loss: float | None
+    gradient_norm: float | None  # over all ranks, before clipping
+    learning_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a step is worth: its tokens over all ranks, their FLOPs, and the devices' peak FLOP/s."""
+
+    tokens: int
+    flops_per_token: int
+    ranks: int
+    peak_flops: float | None
+
+    @property
+    def rank_flops(self) -> float:
+        """Model FLOPs of a step per rank."""
+        return self.tokens * self.flops_per_token / self.ranks
+
+
+@dataclass(slots=True)
+class Job:
+    """What goodput counts over all lives of a job; it is kept in the checkpoints."""
+
+    started_ns: int
+    useful_ns: int = 0
+
+
+class StepMeter:
+    """Measures steps from `begin` to `end`; writes each where `write_to` says, and keeps the records."""
+
+    def __init__(
+        self, workload: Workload, rank: int, device: torch.device, *, gc_every: int = 0, loss_every: int = 1
+    ) -> None:
+        self.workload, self.rank, self.device = workload, rank, device
+        self.restart, self.loss_every = 0, loss_every
+        self.job = Job(time.time_ns())
+        self.collector = GarbageCollector(gc_every)
+        self.records: list[dict[str, Any]] = []
+        self._energy = EnergyMeter()
+        self._file: IO[str] | None = None
+        self._spent: dict[str, int] = {}
+        self._begun_ns = 0
+
+    def write_to(self, path: Path, restart: int) -> None:
+        """From now on write each record as a line; flushed, so that a killed rank leaves all but one."""
+        self.restart = restart
+        self._file = path.open("w", encoding="utf-8")
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._begun_ns = time.perf_counter_ns()
+        self._spent.clear()
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time inside to `name` of this step: data, checkpoint."""
+        start = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._spent[name] = self._spent.get(name, 0) + time.perf_counter_ns() - start
+
+    def end(
+        self,
+        step: int,
+        loss: Tensor | None,
+        gradient_norm: Tensor | None,
+        learning_rate: float | None,
+        exposed_ns: int | None,
+    ) -> StepRecord:
+        """The step has ended, its checkpoint too."""
+        now = time.perf_counter_ns()
+        checkpoint_ns = self._spent.get("checkpoint", 0)
+        step_ns = max(1, now - self._begun_ns - checkpoint_ns)
+        self.job.useful_ns += step_ns
+        wall_ns = max(1, time.time_ns() - self.job.started_ns)
+        joules = self._energy.read()
+        memory = read_memory(self.device)
+        work = self.workload
+        record = StepRecord(
+            step=step,
+            rank=self.rank,
+            restart=self.restart,
+            first=not self.records,
+            end_ns=time.time_ns(),
+            step_ns=step_ns,
+            tokens=work.tokens,
+            tokens_per_s=work.tokens / step_ns * 1e9,
+            mfu=work.rank_flops / step_ns * 1e9 / work.peak_flops if work.peak_flops else None,
+            data_wait_ns=self._spent.get("data", 0),
+            exposed_communication_ns=exposed_ns,
+            gc_ns=self.collector.take(),
+            checkpoint_ns=checkpoint_ns,
+            **asdict(memory),
+            joules=joules,
+            flops_per_w=work.rank_flops / joules if joules else None,
+            goodput=min(1.0, self.job.useful_ns / wall_ns),
+            loss=self._value(step, loss),
+            gradient_norm=self._value(step, gradient_norm),
+            learning_rate=learning_rate,
+        )
+        self._keep(record)
+        return record
+
+    def _value(self, step: int, tensor: Tensor | None) -> float | None:
+        # Reading it from a GPU waits for the step to end, so not in every step.
+        due = self.device.type == "cpu" or (step + 1) % self.loss_every == 0
+        return tensor.item() if tensor is not None and due else None
+
+    def _keep(self, record: StepRecord) -> None:
+        line = asdict(record)
+        self.records.append(line)
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+    def close(self) -> dict[str, Any]:
+        """Close the file; the summary of all steps."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        return summarize(self.records)

@@ -1,0 +1,1 @@
+"""The model: a small GPT and its mixture-of-experts form."""

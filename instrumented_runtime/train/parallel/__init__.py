@@ -1,0 +1,1 @@
+"""Each parallelism is one file with one `apply` function."""

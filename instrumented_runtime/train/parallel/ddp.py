@@ -1,0 +1,52 @@
+"""DistributedDataParallel, with its knobs and communication hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from gpuscope.errors import UsageError
+from gpuscope.instrumented_runtime.train.settings.config import DdpConfig
+
+
+def apply(model: nn.Module, config: DdpConfig, mesh: DeviceMesh, device_type: str) -> DistributedDataParallel:
+    """Wrap `model` so that its gradients are averaged over `mesh` in buckets during backward.
+
+    Parameters of cut experts are left out: no other rank holds the same; and buffers: they are constants.
+    """
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+        model,
+        [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
+        + [name for name, _ in model.named_buffers()],
+    )
+    # Passing bucket_cap_mb at all, even 25, also makes the first bucket that size.
+    bucket: dict[str, Any] = {} if config.bucket_cap_mb is None else {"bucket_cap_mb": config.bucket_cap_mb}
+    ddp = DistributedDataParallel(
+        model,
+        process_group=mesh.get_group(),
+        static_graph=config.static_graph,
+        gradient_as_bucket_view=config.gradient_as_bucket_view,
+        **bucket,
+    )
+    _register_hook(ddp, config, mesh.get_group(), device_type)
+    return ddp
+
+
+def _register_hook(ddp: DistributedDataParallel, config: DdpConfig, group: dist.ProcessGroup, device_type: str) -> None:
+    if config.comm_hook == "fp16":
+        ddp.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    elif config.comm_hook == "bf16":
+        if device_type != "cuda":
+            raise UsageError("ddp.comm_hook: PyTorch's bf16 hook needs CUDA", hint="fp16 works on gloo")
+        ddp.register_comm_hook(group, default_hooks.bf16_compress_hook)
+    elif config.comm_hook == "powersgd":
+        state: Any = powerSGD_hook.PowerSGDState(
+            process_group=group, matrix_approximation_rank=config.powersgd_rank, start_powerSGD_iter=3
+        )
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

@@ -1,0 +1,72 @@
+"""FSDP2: ZeRO-2 (gradients and optimizer sharded), ZeRO-3 (parameters too) and HSDP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from gpuscope.instrumented_runtime.train.model.gpt import GPT
+from gpuscope.instrumented_runtime.train.settings.config import FsdpConfig
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def apply(
+    model: GPT,
+    config: FsdpConfig,
+    mesh: DeviceMesh,
+    *,
+    reshard: bool | int | None = None,
+    experts: DeviceMesh | None = None,
+    expert_divisor: int = 1,
+) -> None:
+    """Shard each block, then what is left, over `mesh` (1-D, or 2-D for HSDP: replicate × shard).
+
+    `experts` is the mesh of ranks that hold the same experts, which are sharded over it alone; with
+    `None` under expert parallelism they stay as they are. `expert_divisor` is what their summed
+    gradients are divided by. `reshard` is FSDP2's `reshard_after_forward`.
+    """
+    options = _options(config, mesh.device_type)
+    blocks = list(model.blocks.values())
+    local: set[nn.Parameter] = set()
+    for module in _expert_modules(model):
+        if experts is None:
+            local |= set(module.parameters())
+            continue
+        sharded = fully_shard(module, mesh=experts, reshard_after_forward=reshard, **options)
+        # gloo has no scaled sum: sum, then divide by a factor of our own.
+        sharded.set_force_sum_reduction_for_comms(True)
+        sharded.set_gradient_divide_factor(float(expert_divisor))
+    for part in [*blocks, model]:
+        fully_shard(part, mesh=mesh, reshard_after_forward=reshard, ignored_params=local, **options)
+    if config.prefetch:
+        _prefetch([block for block in blocks if isinstance(block, FSDPModule)], config.prefetch)
+
+
+def _options(config: FsdpConfig, device_type: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if config.mixed_precision != "none":
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=_DTYPES[config.mixed_precision], reduce_dtype=_DTYPES[config.reduce_dtype]
+        )
+    if config.cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device_type == "cuda")
+    return options
+
+
+def _expert_modules(model: GPT) -> list[nn.Module]:
+    from gpuscope.instrumented_runtime.train.model.moe import Experts
+
+    # Only experts cut over ranks need a mesh of their own; whole ones are part of their block.
+    return [module for module in model.modules() if isinstance(module, Experts) and module.is_cut]
+
+
+def _prefetch(blocks: list[FSDPModule], count: int) -> None:
+    """All-gather `count` blocks ahead, in forward order and in backward order."""
+    for i, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + count])
+        block.set_modules_to_backward_prefetch(blocks[max(0, i - count) : i][::-1])

@@ -1,0 +1,34 @@
+"""What a configuration says to the recorder and to the manifest. No torch: the launcher needs it too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuscope.instrumented_runtime.train.faults import Fault
+from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees
+
+
+def describe(config: TrainConfig, degrees: Degrees, faults: tuple[Fault, ...], world_size: int) -> dict[str, Any]:
+    """What the manifest says of a run before it starts."""
+    return {
+        "parallelism": {"data": config.parallel.data, "mesh": degrees.as_dict()},
+        "config": config.as_dict(),
+        "faults": [fault.truth(config, world_size) for fault in faults],
+    }
+
+
+def record_options(config: TrainConfig) -> dict[str, Any]:
+    """`capture.*` as options of a session."""
+    capture = config.capture
+    return {
+        "profiler": "torch" if capture.profile else "none",
+        "wait": capture.wait,
+        "warmup": capture.warmup,
+        "active": capture.active,
+        "record_shapes": capture.record_shapes,
+        "with_stack": capture.with_stack,
+        "profile_memory": capture.profile_memory,
+        "collectives": capture.collectives,
+        "hang_timeout_s": capture.hang_timeout_s or config.train.timeout_s / 2,
+    }

@@ -1,0 +1,86 @@
+"""`gpuscope train`'s own launcher: the run folder before, torchrun or this process, the manifest after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from gpuscope.errors import AnalysisError
+from gpuscope.instrumented_runtime.record.capture_options import options_from
+from gpuscope.instrumented_runtime.record.launch import rank_environment
+from gpuscope.instrumented_runtime.record.run_folder import RunFolder
+from gpuscope.instrumented_runtime.train.faults import Fault
+from gpuscope.instrumented_runtime.train.run_options import describe, record_options
+from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees
+from gpuscope.sources.run_manifest import ended
+
+
+def launch(
+    config: TrainConfig,
+    degrees: Degrees,
+    faults: tuple[Fault, ...],
+    out: Path,
+    words: Sequence[str],
+    *,
+    nproc: int,
+    max_restarts: int = 0,
+) -> None:
+    """Run the job that `words` describe in `nproc` processes and close its run folder.
+
+    Raises `AnalysisError` naming the first failure if it fails; what was recorded stays.
+    """
+    folder = RunFolder.create(
+        out,
+        command=["gpuscope", "train", "--nproc", str(nproc), *words],
+        **describe(config, degrees, faults, nproc),
+    )
+    status, code = "failed", 1
+    try:
+        with ExitStack() as stack:
+            for fault in faults:
+                stack.enter_context(fault.launching(nproc))
+            if nproc == 1 and degrees.describe() == "single" and config.parallel.data == "none":
+                from gpuscope.instrumented_runtime.train.train_run import run_rank
+
+                os.environ.update(folder.environment())
+                run_rank(config, faults, out)
+                code = 0
+            else:
+                code = _torchrun(config, folder, words, nproc, max_restarts)
+        status = "completed" if code == 0 else "failed"
+    except KeyboardInterrupt:
+        status, code = "interrupted", 130
+        raise
+    finally:
+        folder.finish(status, exit_code=code)
+    if code:
+        told = ended(out)
+        first = f": {told.failures[0]}" if told is not None and told.failures else ""
+        raise AnalysisError(f"the training failed{first}", hint=f"{out} holds what was recorded until then")
+
+
+def _torchrun(config: TrainConfig, folder: RunFolder, words: Sequence[str], nproc: int, max_restarts: int) -> int:
+    """torchrun's exit status."""
+    environment = rank_environment(folder, options_from(**record_options(config)), os.environ)
+    # The workers open their session themselves: no need of the shim that opens one in any script.
+    environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+    environment.setdefault("KINETO_LOG_LEVEL", "6")  # its two lines per rank and trace say nothing
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    if max_restarts:
+        # Else the store of the first life serves the next one too, with gloo's addresses of the dead (torch 2.13).
+        environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    agent = ["torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    agent += [f"--max-restarts={max_restarts}", "-m"]
+    worker = ["gpuscope.instrumented_runtime.commands.train", "train", "--launched", *words]
+    process = subprocess.Popen([sys.executable, "-m", *agent, *worker], env=environment)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        # The terminal has told the workers too: let them write what they have.
+        process.wait()
+        raise
