@@ -23,7 +23,6 @@ class Outcome:
     """What a replay needed, in bytes and counts."""
 
     peak_reserved: int
-    end_reserved: int
     device_calls: int
     """cudaMalloc and cuMemMap calls."""
     retries: int
@@ -87,7 +86,7 @@ class _Replay:
             self._step(row, event)
         allocator = self.allocator
         return Outcome(
-            allocator.peak, allocator.reserved, allocator.device_calls, allocator.retries, self.failed, self.served,
+            allocator.peak, allocator.device_calls, allocator.retries, self.failed, self.served,
             self.placed, self.requests,
         )  # fmt: skip
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, variance
 
-LEVEL = 0.95
 _QUANTILES = (
     (1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (8, 2.306), (9, 2.262),
     (10, 2.228), (11, 2.201), (12, 2.179), (13, 2.160), (14, 2.145), (15, 2.131), (16, 2.120), (17, 2.110),

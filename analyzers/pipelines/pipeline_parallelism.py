@@ -36,7 +36,7 @@ _KINDS: dict[str, Literal["forward", "backward", "weight"]] = {"F": "forward", "
 
 
 def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:
-    """The section `pipeline` and the table `operations` on one clock; nothing for a job without a pipeline."""
+    """The section `pipeline`; nothing for a job without a pipeline."""
     result = Result(ANALYZER.name)
     stages = stage_map(trace)
     if stages is None:
@@ -49,7 +49,6 @@ def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:
         section["untold"] = section["untold"] or "no step holds all computations of a pipeline"
         result.status, result.why = "skipped", section["untold"]
         return result
-    result.tables["operations"] = table
     rows = [row for flush in whole for row in _rows(flush, stages)]
     schedule = _schedule(whole)
     section["schedule"] = _schedule_entry(schedule, stages.stages)
