@@ -14,11 +14,11 @@ from gpuscope.analyzers.collectives.stragglers import rank_steps, stragglers
 from gpuscope.analyzers.collectives.transfers import CAUSES, Told, tell
 from gpuscope.analyzers.collectives.waits import Waits, waits
 from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result, RunAnalyzer, attribute, longest, only_present
-from gpuscope.analyzers.frame.causes import UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.hardware.bus_bandwidth import algbw, busbw_factor
 from gpuscope.report.schema.document import CollectiveEntry, Evidence
 from gpuscope.report.view import units
+from gpuscope.report.view.causes import UNDIVIDED_COMMUNICATION
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table, Times
@@ -99,7 +99,7 @@ def _attribute(trace: Trace, lane: LaneSummary, told: Told, row_of_event: Times)
     at = np.maximum(row, 0)
     # On the CPU an event can be a piece of its collective.
     turn = np.where(known, np.clip(told.turn[at], start, end), end) if len(told.turn) else end
-    untold = CAUSES.index(UNTOLD_COMMUNICATION)
+    untold = CAUSES.index(UNDIVIDED_COMMUNICATION)
     before, after = (
         np.where(known, cause[at], untold) if len(cause) else np.full(len(events), untold)
         for cause in (told.before, told.after)
@@ -132,7 +132,7 @@ _NOTES = {
     "pipeline_bubble": "waits for a neighbouring stage",
     "latency": "too small for its fixed cost",
     "bandwidth": "limited by bytes over the link",
-    UNTOLD_COMMUNICATION: "neither waiting nor transferring can be told from this rank's record",
+    UNDIVIDED_COMMUNICATION: "neither waiting nor transferring can be told from this rank's record",
 }
 
 

@@ -7,15 +7,16 @@ else `launch`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.analyzers.device_time.host_cause import covering
 from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, longest, only_present
-from gpuscope.analyzers.frame.causes import UNATTRIBUTED
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.report.schema.document import Evidence
+from gpuscope.report.view.causes import UNATTRIBUTED
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.intervals import EMPTY, Spans, clip, intersect, join, subtract, union
 from gpuscope.trace.naming import kinds
@@ -24,21 +25,6 @@ from gpuscope.trace.trace import Trace
 
 EXPLAINING = (Category.OP, Category.RUNTIME, Category.PYTHON, Category.OS)
 """Host events dense enough that time without any of them is Python between calls."""
-
-COVERING: tuple[tuple[str, tuple[tuple[Category, ...], Callable[[str], bool]]], ...] = (
-    ("input", ((Category.OP, Category.ANNOTATION, Category.PYTHON), kinds.is_loader)),
-    ("gc", ((Category.OP, Category.ANNOTATION, Category.PYTHON), kinds.is_garbage_collection)),
-    ("allocator", ((Category.RUNTIME,), kinds.is_allocator_call)),
-    ("host_other", ((Category.ANNOTATION, Category.PYTHON), kinds.is_host_other)),
-    (
-        "host_other",
-        (
-            (Category.OS,),
-            lambda name: kinds.is_file_or_network_call(name) or kinds.is_lock_or_sleep_call(name),
-        ),
-    ),
-)
-"""Causes that win wherever their host events cover an idle instant, the first first."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +62,7 @@ def _attribute(trace: Trace, view: LaneView) -> dict[str, Attributed]:
     gaps = find_gaps(trace, view, rows)
     found: dict[str, Spans] = {}
     left = idle
-    for cause, (categories, predicate) in COVERING:
+    for cause, (categories, predicate) in covering():
         picked = rows[np.isin(host["category"][rows], categories) & trace.names.matching(predicate)[host["name"][rows]]]
         covered = intersect(left, _on_launching_thread(host, picked, gaps)) if len(picked) else EMPTY
         if cause == "host_other" and len(covered.start):

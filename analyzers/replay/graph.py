@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.analyzers.device_time.host_cause import host_causes
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA
 
-CAUSES = ("input", "gc", "allocator", "host_other")
+CAUSES = tuple(cause.code for cause in host_causes())
 """Parts of a host segment that a change can take away (docs/definitions.md: «Stalls»)."""
 
 
@@ -59,8 +60,6 @@ class Edge(IntEnum):
     """An operation → the call that waited for it."""
     JOIN = 5
     """Ranks of a collective."""
-    LOADER = 6
-    """A batch → its consumer."""
 
 
 NODE_COLUMNS = (

@@ -11,7 +11,6 @@ import numpy as np
 from gpuscope.analyzers.frame import verdict
 from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result
 from gpuscope.analyzers.frame.cause_findings import Run, findings
-from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
 from gpuscope.report.schema.document import (
     SCHEMA_VERSION,
@@ -26,6 +25,7 @@ from gpuscope.report.schema.document import (
     StepEntry,
     TraceEntry,
 )
+from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
 from gpuscope.sources.records import ALLOCATOR_SNAPSHOT, FLIGHT_RECORDER, RECORDS
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -164,10 +164,9 @@ def _no_timeline(trace: Trace) -> str:
 def _stalls(sums: Mapping[str, int]) -> Stalls:
     stalls: dict[str, dict[str, int]] = {"cpu": {}, "communication": {}, "memory": {}}
     for cause, spent in sums.items():
-        if cause in CLASS_OF:
-            stalls[CLASS_OF[cause]][cause] = spent
-        elif cause == UNTOLD_COMMUNICATION:
-            stalls["communication"][UNATTRIBUTED] = spent
+        class_name = class_of(cause)
+        if class_name is not None:
+            stalls[class_name][UNATTRIBUTED if cause == UNDIVIDED_COMMUNICATION else cause] = spent
     return {
         "cpu": stalls["cpu"], "communication": stalls["communication"], "memory": stalls["memory"],
         "unattributed": sums.get(UNATTRIBUTED, 0),

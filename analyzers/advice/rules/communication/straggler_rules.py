@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import ReplacedRank
 from gpuscope.report.schema.document import FindingEntry
 
@@ -35,4 +35,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         )
 
 
-RULE = Rule("ranks", ("straggler", "slow_worker"), propose)
+RULE = Rule(
+    "ranks",
+    (Knob("slow_rank", ("straggler", "slow_worker"), "the host of the late rank mended or replaced"),),
+    propose,
+)
