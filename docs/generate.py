@@ -30,6 +30,8 @@ import gpuscope
 from gpuscope.analyzers.advice.rule import rules
 from gpuscope.analyzers.device_time.host_cause import host_causes
 from gpuscope.cli import cli
+from gpuscope.instrumented_runtime.commands.record import flags
+from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.output import write_text
 from gpuscope.report.terminal.report_text import render
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION, Cause
@@ -136,9 +138,19 @@ def _suggestions() -> str:
     return "\n".join(lines)
 
 
+def _recording_options() -> str:
+    lines = ["| option | on the command line | default | |", "|---|---|---|---|"]
+    defaults = RecordOptions()
+    for name, text in option_texts().items():
+        values = " (" + ", ".join(f'`"{choice}"`' for choice in text.choices) + ")" if text.choices else ""
+        lines.append(f"| `{name}` | `{flags(name)}` | `{getattr(defaults, name)!r}` | {_cell(text.help + values)} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "causes": _causes,
     "host causes": _host_causes,
+    "recording options": _recording_options,
     "suggestions": _suggestions,
 }
 """What stands in the program and is read in the documentation too, by the name of its block."""
