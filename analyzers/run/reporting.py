@@ -26,7 +26,7 @@ from gpuscope.report.schema.document import (
     TraceEntry,
 )
 from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
-from gpuscope.sources.records import ALLOCATOR_SNAPSHOT, FLIGHT_RECORDER, RECORDS
+from gpuscope.sources.records import files_of, is_timeline
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.frameworks import frameworks, parallelism
@@ -151,14 +151,10 @@ def _messages(problems: Sequence[ProblemEntry], code: str) -> list[str]:
 
 def _no_timeline(trace: Trace) -> str:
     """What files without any timeline are good for instead; empty where that is not so."""
-    formats = {source.format for source in trace.sources}
-    if formats == {FLIGHT_RECORDER}:
-        return "Flight Recorder dumps tell where a job hangs, not where its time goes"
-    if formats == {ALLOCATOR_SNAPSHOT}:
-        return "allocator snapshots tell how memory is used, not where time goes: add a trace of the ranks"
-    if formats <= RECORDS:
-        return "these files tell how NCCL communicates, not where the time of a step goes: add a trace of the ranks"
-    return ""
+    formats = dict.fromkeys(source.format for source in trace.sources)
+    if any(is_timeline(fmt) for fmt in formats):
+        return ""
+    return "; ".join(dict.fromkeys(files_of(fmt).alone for fmt in formats))
 
 
 def _stalls(sums: Mapping[str, int]) -> Stalls:

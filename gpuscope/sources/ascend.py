@@ -21,7 +21,7 @@ from gpuscope.sources.kineto.collective_rows import add_collectives
 from gpuscope.sources.kineto.decimal_time import to_ns
 from gpuscope.sources.kineto.event_arguments import CommunicationArguments, integer
 from gpuscope.sources.kineto.kineto_source import report_losses
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA, Category, Kind
 
@@ -45,6 +45,7 @@ class AscendSource:
     """Reads `ASCEND_PROFILER_OUTPUT/trace_view.json`."""
 
     name = "ascend"
+    files = Files(Role.TIMELINE, ("trace_view.json", "trace_view.json.gz"))
 
     def sniff(self, path: Path, head: bytes) -> bool:
         return path.name.startswith("trace_view.json") and head.lstrip()[:1] in (b"[", b"{")

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuscope.errors import InputError
 from gpuscope.sources.pyarrow_import import require_pyarrow
-from gpuscope.sources.source import ReadOptions
+from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA
@@ -36,6 +36,7 @@ class OperationsSource:
     """Reads a Parquet file whose columns are those of an operation-level trace."""
 
     name = "operations"
+    files = Files(Role.TIMELINE, (".parquet",))
 
     def sniff(self, path: Path, head: bytes) -> bool:
         return head.startswith(_MAGIC) and all(name in _footer(path) for name in _TOLD_BY)

@@ -18,7 +18,7 @@ from gpuscope.sources.kineto.chrome_json import Document, Losses
 from gpuscope.sources.kineto.collective_rows import add_collectives, add_gloo_collectives
 from gpuscope.sources.kineto.event_arguments import integer
 from gpuscope.sources.kineto.event_columns import EventColumns
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
@@ -35,6 +35,7 @@ class KinetoSource:
     """Reads what `torch.profiler` exports as Chrome trace, plain or gzipped."""
 
     name = "kineto"
+    files = Files(Role.TIMELINE, (".json", ".json.gz"), unmistakable=(".json.gz",))
 
     def sniff(self, path: Path, head: bytes) -> bool:
         start = head.lstrip()

@@ -8,7 +8,8 @@ from typing import Any
 from gpuscope.errors import InputError
 from gpuscope.sources import lines
 from gpuscope.sources.lines import integer
-from gpuscope.sources.source import ReadOptions
+from gpuscope.sources.nccl import NCCL_ALONE
+from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.kinds import collective_op
@@ -19,6 +20,7 @@ class InspectorSource:
     """Reads `measurements` and the rank's `communicators`."""
 
     name = "nccl-inspector"
+    files = Files(Role.RECORD, (".log", ".jsonl"), alone=NCCL_ALONE)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """A first line with a header and the performance of a collective."""

@@ -15,7 +15,8 @@ from typing import Any
 from gpuscope.errors import InputError
 from gpuscope.sources import lines
 from gpuscope.sources.lines import integer
-from gpuscope.sources.source import ReadOptions
+from gpuscope.sources.nccl import NCCL_ALONE
+from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.naming.kinds import collective_op, is_communication_kernel
 from gpuscope.trace.schema import NA
@@ -30,6 +31,7 @@ class ProfilerSource:
     """Reads `communicators`, `choices` and `measurements`."""
 
     name = "nccl-profiler"
+    files = Files(Role.RECORD, (".jsonl",), alone=NCCL_ALONE)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """A first line that starts the profiler, or lines with events of it."""

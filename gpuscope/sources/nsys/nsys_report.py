@@ -18,8 +18,8 @@ from pathlib import Path
 from gpuscope.errors import InputError
 from gpuscope.sources.nsys.formats.export_tables import SqliteTables, looks_like_nsys, pairs
 from gpuscope.sources.nsys.formats.nsys_export import export, find_nsys, is_report, nsys_version
-from gpuscope.sources.nsys.nsys_source import peek_rank, read_tables
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.nsys.nsys_source import FORMS, peek_rank, read_tables
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 
 _SUFFIXES = (".nsys-rep", ".qdrep")
@@ -31,6 +31,7 @@ class NsysReportSource:
     """Reads reports through `nsys export`."""
 
     name = "nsys report"
+    files = Files(Role.TIMELINE, _SUFFIXES, unmistakable=_SUFFIXES, forms=FORMS)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         return path.is_file() and (is_report(head) or path.suffix in _SUFFIXES)

@@ -14,8 +14,7 @@ from typing import Any
 
 from gpuscope.errors import InputError
 from gpuscope.sources.pytorch import safe_pickle
-from gpuscope.sources.records import ALLOCATOR_SNAPSHOT
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, AllocatorAction, BlockState
@@ -44,7 +43,13 @@ _ALLOCATOR = re.compile(r"unwind|CapturedTraceback|gather|CachingAllocator|empty
 class AllocatorSnapshotSource:
     """Reads a snapshot into `segments`, `blocks` and `allocator_events`."""
 
-    name = ALLOCATOR_SNAPSHOT
+    name = "allocator-snapshot"
+    files = Files(
+        Role.RECORD,
+        (".pickle", ".pkl"),
+        one_per_rank=False,
+        alone="allocator snapshots tell how memory is used, not where time goes: add a trace of the ranks",
+    )
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """A pickle that speaks of segments of memory."""
@@ -102,7 +107,7 @@ class _Reader:
         settings = self.snapshot.get("allocator_settings")
         events = sum(map(len, traces))
         facts = {"allocator_settings": settings if isinstance(settings, dict) else None}
-        source = builder.source(self.path, ALLOCATOR_SNAPSHOT, "", events, facts)
+        source = builder.source(self.path, AllocatorSnapshotSource.name, "", events, facts)
         builder.add("ranks", 1, {"rank": self.rank, "source": source})
         self._segments(source)
         for device, trace in enumerate(traces):
