@@ -22,6 +22,10 @@ CAUSES = tuple(cause.code for cause in host_causes())
 """Parts of a host segment that a change can take away (docs/definitions.md: «Stalls»)."""
 
 
+NONE = -1
+"""No place: of a node without a call or label, of what has nothing before it."""
+
+
 class UnreplayableError(Exception):
     """Why a trace, or a change to it, can't be replayed, and what to record so that it can."""
 

@@ -17,6 +17,7 @@ from gpuscope.errors import InputError
 from gpuscope.sources.pyarrow_import import require_pyarrow
 from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA
 
@@ -145,7 +146,7 @@ def _names(path: Path, table: Any, builder: TraceBuilder) -> Array:
         return np.empty(0, np.int32)
     codes = builder.names.codes(encoded.dictionary.to_pylist())
     places = np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False))
-    return np.where(places < 0, -1, codes[places]) if len(codes) else np.full(len(places), -1)
+    return np.where(places < 0, NO_NAME, codes[places]) if len(codes) else np.full(len(places), NO_NAME)
 
 
 def _wrong_type(path: Path, table: Any, name: str, wanted: str) -> InputError:

@@ -20,6 +20,7 @@ from gpuscope.sources.kineto.event_arguments import integer
 from gpuscope.sources.kineto.event_columns import EventColumns
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
 
@@ -125,9 +126,9 @@ class _Run:
                 "device": device,
                 "source": source,
                 "device_name": -1 if model is None else code(model),
-                "host": code(str(header["host_name"])) if "host_name" in header else -1,
+                "host": code(str(header["host_name"])) if "host_name" in header else NO_NAME,
                 "world_size": integer(info.get("world_size")),
-                "backend": code(str(info["backend"])) if info.get("backend") else -1,
+                "backend": code(str(info["backend"])) if info.get("backend") else NO_NAME,
             }
             builder.add("ranks", 1, values)
         for group in info.get("pg_config") or []:
@@ -142,7 +143,7 @@ class _Run:
             "group": code(str(group.get("pg_name", ""))),
             "description": code(str(group.get("pg_desc", ""))),
             "size": integer(group.get("pg_size")),
-            "ranks": code(",".join(map(str, ranks))) if isinstance(ranks, list) else -1,
+            "ranks": code(",".join(map(str, ranks))) if isinstance(ranks, list) else NO_NAME,
             "backend": code(str(group.get("backend_config", ""))),
         }
         self.builder.add("groups", 1, values)

@@ -17,7 +17,7 @@ from gpuscope.sources.pytorch import safe_pickle
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.schema import NA, AllocatorAction, BlockState
+from gpuscope.trace.schema import NA, NS_PER_US, AllocatorAction, BlockState
 
 MAX_BYTES = 2 << 30
 """Some 200 bytes an event with its stack: ten million events, of which 200,000 are kept by default."""
@@ -185,7 +185,7 @@ class _Reader:
                 self._lost += 1
                 continue
             time = _number(entry.get("time_us"))
-            time = time * 1000 if 0 <= time < _TIME_LIMIT else NA
+            time = time * NS_PER_US if 0 <= time < _TIME_LIMIT else NA
             rows.append({
                 "action": int(action), "address": address, "bytes": size, "stream": _or_0(entry.get("stream")),
                 "time": time, "device_free": _number(entry.get("device_free")),
