@@ -9,26 +9,12 @@ from typing import Any
 
 import click
 
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import EXTRA_OF, GpuscopeError, MissingExtraError
 from gpuscope.plugins import COMMANDS, load, plugins
 from gpuscope.version import __version__
 
 EPILOG = """Exit codes: 0 done; 1 a finding reaches --fail-on, or `check` fails; 2 wrong use; 3 an input is missing,
 can't be read or is cut off (--partial takes what is there); 4 an analysis failed."""
-
-EXTRA_OF = {
-    "torch": "train",
-    "nvtx": "train",
-    "pynvml": "train",
-    "pyarrow": "arrow",
-    "dash": "dashboard",
-    "dash_ag_grid": "dashboard",
-    "dash_mantine_components": "dashboard",
-    "plotly": "dashboard",
-    "transformers": "integrations",
-    "lightning": "integrations",
-}
-"""Which extra brings a module that not every command needs."""
 
 
 class Commands(click.Group):
@@ -80,9 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         missing = (error.name or "").partition(".")[0]
         if missing not in EXTRA_OF:
             raise
-        click.echo(f"Error: this needs {missing}, which is not installed", err=True)
-        click.echo(f"Hint: pip install 'gpuscope[{EXTRA_OF[missing]}]'", err=True)
-        sys.exit(2)
+        click.echo(f"Error: {MissingExtraError(missing)}", err=True)
+        sys.exit(MissingExtraError.exit_code)
     except (_ReaderGoneError, BrokenPipeError):
         # Not an error, but what is left in the buffer can't be flushed any more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

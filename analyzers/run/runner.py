@@ -67,9 +67,14 @@ def analyze(
 ) -> Analysis:
     """Analyse files, folders or globs as one run: `gpuscope.analyze`.
 
-    Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables`
-    are DataFrames. `workers` processes read large runs; a script that asks for several needs the usual
-    `if __name__ == "__main__"`. Raises `InputError`, `UsageError` or `AnalysisError` as the command line does.
+    `ranks` leaves other ranks unread, `steps` is the first and the last step, both included (default: the whole
+    window), `partial` takes what is there of a file that is cut off, `nsys` is the program that exports reports of
+    Nsight Systems. `workers` processes read large runs; a script that asks for several needs the usual
+    `if __name__ == "__main__"`.
+
+    Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables` are DataFrames;
+    times are int ns. Raises `InputError` for what is missing or can't be read, `UsageError` where files claim one rank
+    or are of different jobs, or no such step is recorded. An analysis that fails is in `Analysis.failed`.
     """
     return run(inputs(paths, ranks), Options(ranks, steps, workers, ReadOptions(partial=partial, nsys=nsys)))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuscope.cli import EXTRA_OF
+from gpuscope.errors import EXTRA_OF
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from statistics import fmean
 
 from gpuscope.report.schema.document import Evidence, FindingEntry, RankEntry, Report
 from gpuscope.report.view import units
@@ -87,6 +88,12 @@ def rank_labels(entries: list[RankEntry]) -> list[str]:
 def step_ns(entry: RankEntry) -> int | None:
     """Window by steps, as in definitions; None without steps."""
     return round(entry["window_ns"] / entry["steps"]) if entry["steps"] else None
+
+
+def mean_step_ns(report: Report) -> int | None:
+    """Window by steps, mean over ranks: what predictions start from (definitions). None without steps."""
+    times = [ns for entry in report["ranks"] if (ns := step_ns(entry)) is not None]
+    return round(fmean(times)) if times else None
 
 
 _SEVERITY = {"high": 0, "medium": 1, "low": 2}
