@@ -87,15 +87,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'gpuscope' has no attribute {name!r}")
-    module, _, attribute = _HOME[name].partition(":")
-    found: Any = import_module(module)
-    if attribute:
-        found = getattr(found, attribute)
-    globals()[name] = found  # the next look-up finds it without this function
-    return found
+if not TYPE_CHECKING:  # to type checkers it would make every misspelt name one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'gpuscope' has no attribute {name!r}")
+        module, _, attribute = _HOME[name].partition(":")
+        found: Any = import_module(module)
+        if attribute:
+            found = getattr(found, attribute)
+        globals()[name] = found  # the next look-up finds it without this function
+        return found
 
 
 def __dir__() -> list[str]:

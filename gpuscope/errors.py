@@ -31,7 +31,10 @@ EXTRA_OF = {
     "dash": "dashboard",
     "dash_ag_grid": "dashboard",
     "dash_mantine_components": "dashboard",
+    "flask": "dashboard",
     "plotly": "dashboard",
+    "werkzeug": "dashboard",
+    "accelerate": "integrations",
     "transformers": "integrations",
     "lightning": "integrations",
 }
