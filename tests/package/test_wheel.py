@@ -125,7 +125,7 @@ def test_a_wheel_from_the_sdist_is_the_same(wheel: Path, unpacked: Path, tmp_pat
 
 
 def test_a_clone_without_links_makes_the_same_wheel(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
-    """Git on Windows, unless it is told otherwise, checks a link out as a text file with the path."""
+    """By default Git on Windows checks a link out as a text file with the path."""
     for name in TOP[1:]:
         (unpacked / "gpuscope" / name).write_text(f"../{name}")
     try:
