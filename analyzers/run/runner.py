@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, run_one
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, broken, run_one
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
 from gpuscope.analyzers.operations.operations_from_ranges import operations
@@ -113,7 +113,7 @@ def _replay(facts: RunFacts, recorded: Sequence[Recorded]) -> tuple[Replayer | N
         replayer = Replayer(facts, recorded)
         return replayer, replayer.result()
     except Exception as error:
-        return None, Result("replay", "failed", f"{type(error).__name__}: {error}")
+        return None, broken("replay", error)
 
 
 def _not_replayed(_: Sequence[Change]) -> Predicted | Refused:

@@ -121,7 +121,7 @@ def doubts(report: Report) -> list[tuple[str, str]]:
     if len(present) > 1:
         error = trace["clock_error_ns"]
         untied = "nothing ties the ranks' clocks together: no times are compared across ranks."
-        if "slowdown" in report:
+        if trace.get("clock_provenance") == "assumed":
             untied = "the slowdown takes the times of different ranks to be of one clock, as their recorder says."
         found.append(
             ("clocks", untied)
