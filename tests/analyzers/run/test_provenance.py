@@ -41,9 +41,8 @@ def test_of_a_prediction_that_rests_on_a_links_figures(samples: Path) -> None:
     replayer = gpuscope.analyze(samples / "ddp_healthy").replayer
     assert replayer is not None
     assert assume("gloo", "", 2).assumed
-    outcomes = [
-        replayer.predict(change) for change in (LinkSpeed(2.0), Overlap(False), [LinkSpeed(2.0), Overlap(False)])
-    ]
+    link, late = LinkSpeed(2.0), Overlap(False)
+    outcomes = [replayer.predict(change) for change in (link, late, [link, late])]
     found = [outcome.provenance for outcome in outcomes if isinstance(outcome, Predicted)]
     assert found == ["assumed", "inferred", "assumed"]
 
