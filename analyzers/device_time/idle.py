@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.host_cause import covering
+from gpuscope.analyzers.device_time.host_cause import covering, host_causes
 from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, longest, only_present
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.report.schema.document import Evidence
 from gpuscope.report.view.causes import UNATTRIBUTED
 from gpuscope.trace.columns.table import Mask, Table, Times
@@ -194,4 +195,9 @@ def _untold(view: LaneView, idle: Spans) -> list[Evidence]:
     ]  # fmt: skip
 
 
-ANALYZER = FileAnalyzer("idle", run)
+ANALYZER = FileAnalyzer(
+    "idle",
+    run,
+    (DEVICE_EVENTS,),
+    causes=(*(cause.code for cause in host_causes()), "sync", "launch", UNATTRIBUTED),
+)

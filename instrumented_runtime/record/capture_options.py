@@ -1,4 +1,4 @@
-"""What to record: one declaration of each option, for `gpuscope record`, `gpuscope_session`, the integrations and
+"""What to record: one declaration of each option, for `gpuscope record`, `gpuscope.session`, the integrations and
 the tables of the documentation."""
 
 from __future__ import annotations

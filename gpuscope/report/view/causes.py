@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gpuscope.report.schema.document import Class, StragglerEntry
 from gpuscope.report.view import palette, units
 from gpuscope.report.view.straggler_sentences import culprits, whose
+from gpuscope.report.view.vocabulary import PartKey
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,13 @@ class Cause:
     def finding_code(self) -> str:
         """Code of its finding."""
         return self.finding or self.code
+
+    @property
+    def part(self) -> PartKey:
+        """The part of the breakdown that it is a share of; what the allocator costs is idle, though memory by class."""
+        if self.idle:
+            return "idle"
+        return "exposed_communication" if self.class_name == "communication" else "exposed_memory"
 
     @property
     def anchor(self) -> str:
