@@ -112,16 +112,11 @@ def _findings(
 
 
 def _problems(facts: RunFacts, results: Sequence[Result]) -> list[ProblemEntry]:
-    read = [
-        ProblemEntry(severity=p.severity, code=p.code, count=p.count, message=p.message) for p in facts.trace.problems
-    ]
-    found = [*(problem for result in results for problem in result.problems), *read]
+    of_run, problems = Result("run"), facts.trace.problems
     if facts.world.assumed:
-        assumed = ProblemEntry(
-            severity="info", code="world_assumed", count=len(facts.trace.ranks), message=facts.world.why
-        )
-        found.append(assumed)
-    return found
+        of_run.problem("info", "world_assumed", len(facts.trace.ranks), facts.world.why)
+    read = [ProblemEntry(severity=p.severity, code=p.code, count=p.count, message=p.message) for p in problems]
+    return [*(problem for result in (*results, of_run) for problem in result.problems), *read]
 
 
 def _causes(results: Sequence[Result]) -> dict[LaneKey, dict[str, Attributed]]:

@@ -26,8 +26,9 @@ def working_processes(tables: Tables, named: Path) -> Processes:
         own["process"] = np.where(own["globalPid"] == NA, NA, own["globalPid"] & ~0xFFFFFF)
         rows.append(own)
     devices = devices_by_process(rows)
-    processes = set(devices) | _launching(tables)
     told = environment(tables)
+    known = len(devices) == 1 and 0 in told.rank  # then nothing has to be numbered, and the calls need not be read
+    processes = set(devices) | (set() if known else _launching(tables))
     single = len(devices) == 1 or len(processes) == 1
     facts, identity = read_facts(tables), devices_used(tables)
     used = ((ids(process)[0], device) for process, own in devices.items() for device in own)
