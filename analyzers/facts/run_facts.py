@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpuscope.analyzers.facts import clocks, matching
+from gpuscope.analyzers.facts import assumed_world, clocks, matching
 from gpuscope.analyzers.facts.assembled import assembled
 from gpuscope.analyzers.facts.clocks import Clocks
 from gpuscope.analyzers.facts.flushes import Flush, flushes
@@ -19,6 +19,7 @@ from gpuscope.analyzers.frame.analyzer import Analyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.trace import Trace
+from gpuscope.trace.world import World
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,14 @@ class RunFacts:
     lanes: Sequence[LaneSummary]
 
     @cached_property
+    def world(self) -> World:
+        """Ranks of the job, with where that is from: as recorded, else assumed where all that is there agrees."""
+        return assumed_world.world(self.trace, self.matched, self.clocks)
+
+    @property
     def world_size(self) -> int | None:
-        """Ranks of the job; None where that is not recorded."""
-        return self.trace.world_size
+        """Ranks of the job; None where that is neither recorded nor may be assumed."""
+        return self.world.size
 
     @cached_property
     def matched(self) -> Matched:
@@ -55,7 +61,7 @@ class RunFacts:
     @cached_property
     def stages(self) -> StageMap | None:
         """The stages of a pipeline; None where nothing looks like one."""
-        return stage_map(self.trace)
+        return stage_map(self.trace, self.world_size)
 
     @cached_property
     def operations(self) -> Table:

@@ -14,6 +14,8 @@ from gpuscope.report.view.vocabulary import CLASSES, cause_label
 LOST_WORK = 0.5
 """If lost kernels, as long as the recorded ones on average, could fill this share of the idle time, it may be none."""
 MAX_CONFIDENCE = 0.95
+ASSUMED_WORLD = 0.9
+"""What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Evidence:
     """Whether exposed communication was split by matching all ranks."""
     slowdown: Slowdown | None = None
     """What a what-if on the job's operations found; it knows no causes, so it makes no verdict."""
+    world_assumed: bool = False
+    """Whether the ranks at hand are only assumed to be all of the job."""
     contradiction: str = ""
     """What does not add up; empty where all does."""
 
@@ -88,7 +92,7 @@ def decide(evidence: Evidence) -> Verdict:
         "share_frac": share,
         "confidence": round(_confidence(evidence, top, cause, share), 2),
         "abstained": False,
-        "why": _why(evidence, top, cause, share),
+        "why": _why(evidence, top, cause, share) + _world_taken(evidence),
     }
 
 
@@ -165,11 +169,19 @@ def _confidence(evidence: Evidence, top: Class, cause: str | None, share: float)
         confidence *= 0.7
     if _ranks_missing(evidence) and evidence.world_size is not None:
         confidence *= 0.9
+    if evidence.world_assumed:
+        confidence *= ASSUMED_WORLD
     if top == "communication" and evidence.world_size is None:
         confidence *= 0.8
     if evidence.steps < 2:
         confidence *= 0.9
     return min(max(confidence, 0.05), MAX_CONFIDENCE)
+
+
+def _world_taken(evidence: Evidence) -> str:
+    if not evidence.world_assumed:
+        return ""
+    return f"; the {evidence.ranks_present} ranks at hand are assumed to be the whole job"
 
 
 def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str:

@@ -21,7 +21,7 @@ from gpuscope.analyzers.replay.record.recording import Recorded, record
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.reporting import build
-from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, read_file, total_size
+from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, numbered, read_file, total_size
 from gpuscope.sources.restarts import left_out
 from gpuscope.sources.run_manifest import ended, mesh, run_folders
 from gpuscope.sources.source import ReadOptions
@@ -91,6 +91,7 @@ def run(
     `keep` is given each file's trace with all its events, which are otherwise let go; files are then read here,
     one after the other.
     """
+    items = numbered(items, options.read)
     options = replace(options, files=len(items))
     if keep is not None:
         parts = _in_turn(items, options, begun, keep)

@@ -95,6 +95,7 @@ def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | No
                 for entry in ranks
             ],
             "world_size": world_size,
+            "world_basis": None if world_size is None else "distributed_info",
             "ranks_present": [entry["rank"] for entry in ranks],
             "clock_error_ns": None,
             "frameworks": [],

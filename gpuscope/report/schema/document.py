@@ -37,6 +37,8 @@ class TraceEntry(TypedDict):
 
     sources: list[SourceEntry]
     world_size: int | None
+    world_basis: str | None
+    """Where world_size comes from: distributed_info, communicators, environment, manifest, or assumed."""
     ranks_present: list[int]
     clock_error_ns: int | None
     """Bound on the error of cross-rank times; None where nothing ties the ranks' clocks."""
