@@ -145,7 +145,7 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_key_is_documented_and_no_other() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
     documented = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
     named: set[str] = set()
     for key, kind in get_type_hints(Plan).items():
