@@ -21,14 +21,13 @@ GPUSCOPE = (sys.executable, "-c", "from gpuscope.cli import main; main()")
 Run = Callable[..., SimpleNamespace]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """`run(command…, **variables)` in `tmp_path`: its `code`, `out` and `err`."""
+def run_in(folder: Path) -> Run:
+    """`run(command…, **variables)` in a folder: its `code`, `out` and `err`."""
 
     def run(*command: str | Path, timeout: float = 90, **variables: str) -> SimpleNamespace:
         done = subprocess.run(
             [str(word) for word in command],
-            capture_output=True, text=True, timeout=timeout, cwd=tmp_path,
+            capture_output=True, text=True, timeout=timeout, cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         )  # fmt: skip
         return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
@@ -36,18 +35,29 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-@pytest.fixture
-def record(run: Run, tmp_path: Path) -> Run:
+def record_in(folder: Path) -> Run:
     """`record(options…, "--", command…, **variables)`: as `run`, with the run's `folder` and `manifest`."""
 
     def record(*words: str | Path, timeout: float = 90, **variables: str) -> SimpleNamespace:
-        done = run(*GPUSCOPE, "record", "-o", "run", *words, timeout=timeout, **variables)
-        done.folder = tmp_path / "run"
+        done = run_in(folder)(*GPUSCOPE, "record", "-o", "run", *words, timeout=timeout, **variables)
+        done.folder = folder / "run"
         manifest = done.folder / "manifest.json"
         done.manifest = json.loads(manifest.read_text()) if manifest.exists() else None
         return done
 
     return record
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """`run_in` the test's own folder."""
+    return run_in(tmp_path)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Run:
+    """`record_in` the test's own folder."""
+    return record_in(tmp_path)
 
 
 @pytest.fixture
@@ -58,10 +68,28 @@ def torchrun() -> tuple[str, ...]:
 
 @pytest.fixture
 def ddp_script(tmp_path: Path) -> Path:
-    """Ten steps of DDP over gloo on any number of ranks; FAIL says how rank 1 ends in step 6."""
+    """`DDP` as a file."""
     script = tmp_path / "train.py"
-    script.write_text(
-        """
+    script.write_text(DDP)
+    return script
+
+
+@pytest.fixture(scope="session")
+def healthy_run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """`DDP` on two ranks under `gpuscope record`, three steps of it recorded; started once for all who look at it.
+
+    They share a worker of xdist: `pytest.mark.xdist_group("healthy_run")`.
+    """
+    folder = tmp_path_factory.mktemp("healthy")
+    script = folder / "train.py"
+    script.write_text(DDP)
+    done = record_in(folder)("--wait", "1", "--active", "3", "--", *TORCHRUN, script)
+    assert done.code == 0, done.err
+    done.script = script
+    return done
+
+
+DDP = """
 import os, sys, time
 import torch, torch.distributed as dist
 
@@ -87,8 +115,7 @@ for step in range(10):
 print("done", rank)
 dist.destroy_process_group()
 """
-    )
-    return script
+"""Ten steps of DDP over gloo on any number of ranks; FAIL says how rank 1 ends in step 6."""
 
 
 @pytest.fixture(scope="session")

@@ -33,13 +33,13 @@ def kinds(manifest: dict[str, Any], rank: int) -> set[str]:
     return {entry["kind"] for entry in manifest["files"] if entry["rank"] == rank}
 
 
-def test_an_unchanged_script_on_two_ranks(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
-    done = record("--wait", "1", "--active", "3", "--", *torchrun, ddp_script)
-    assert done.code == 0, done.err
+@pytest.mark.xdist_group("healthy_run")
+def test_an_unchanged_script_on_two_ranks(healthy_run: SimpleNamespace) -> None:
+    done = healthy_run
     assert done.out.count("done") == 2  # what the script prints is untouched
     told = done.manifest
     assert (told["status"], told["world_size"], told["backend"]) == ("completed", 2, "gloo")
-    assert told["command"][-1] == str(ddp_script)
+    assert told["command"][-1] == str(done.script)
     assert [rank["status"] for rank in told["ranks"]] == ["completed", "completed"]
     for rank in (0, 1):
         wanted = {"torch_profiler", "collectives", "flight_recorder", "environment"}
@@ -51,9 +51,9 @@ def test_an_unchanged_script_on_two_ranks(record: Run, torchrun: tuple[str, ...]
     assert all((done.folder / entry["path"]).stat().st_size == entry["bytes"] for entry in told["files"])
 
 
-def test_gloo_annotations_say_what_they_are(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
-    done = record("--active", "3", "--", *torchrun, ddp_script)
-    events = [trace_of(done.folder, rank)["traceEvents"] for rank in (0, 1)]
+@pytest.mark.xdist_group("healthy_run")
+def test_gloo_annotations_say_what_they_are(healthy_run: SimpleNamespace) -> None:
+    events = [trace_of(healthy_run.folder, rank)["traceEvents"] for rank in (0, 1)]
     reduces = [[e["args"] for e in rank if e["name"] == "gloo:all_reduce"] for rank in events]
     # One bucket, of 64 × 64 weights and 64 biases, in each of three steps.
     assert [[args["In msg nelems"] for args in rank] for rank in reduces] == [[4160] * 3] * 2

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.warm_python import executable
 
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
 from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, CollectiveLog, Group
@@ -25,12 +26,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What both ranks told, by whether their groups were logged."""
     import os
     import subprocess
-    import sys
 
     answers = {}
     for logged in ("0", "1"):
         folder = tmp_path_factory.mktemp(f"logged{logged}")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", WORKER]
+        command = [executable(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", WORKER]
         environment = {**os.environ, "LOGGED": logged, "OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, cwd=folder, env=environment, capture_output=True, timeout=120)
         answers[logged] = [json.loads((folder / f"told{rank}.json").read_text()) for rank in (0, 1)]

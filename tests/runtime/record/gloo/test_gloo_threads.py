@@ -12,7 +12,7 @@ import pytest
 SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist
-from instrumented_runtime import gloo_trace
+from gpuscope.instrumented_runtime.record.gloo import gloo_trace
 from gpuscope.instrumented_runtime.train.mesh import leave_world
 
 def busy(future):

@@ -3,11 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.warm_python import executable
 
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.train.faults.communication.slow_link import addresses, check_machine, interfaces
@@ -18,7 +18,7 @@ STEPS = 4
 def train(out: Path, *words: str) -> tuple[int, dict[str, Any]]:
     """Exit status of the run, and each fault's ground truth by name."""
     settings = ["capture.profile=false", "train.device=cpu", "data.sequence=32"]
-    call = [sys.executable, "-c", "from gpuscope.cli import main; main()", "train", "--nproc", "2"]
+    call = [executable(), "-c", "from gpuscope.cli import main; main()", "train", "--nproc", "2"]
     call += ["--out", str(out), "--steps", str(STEPS)]
     call += [word for setting in settings for word in ("--set", setting)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
