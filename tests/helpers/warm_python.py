@@ -11,6 +11,7 @@ than the server's makes the program start a real Python.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -39,6 +40,8 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 def executable() -> str:
     """The path of the program; starts the server at the first call of a process, which ends with the process."""
     global _path
+    if sys.platform != "linux":
+        return sys.executable  # slower, and the same otherwise
     if _path is None:
         import subprocess
         import tempfile
@@ -193,10 +196,8 @@ def _answer(asked: dict[int, socket.socket], waiting: selectors.BaseSelector) ->
             return
         client = asked.pop(pid)
         waiting.unregister(client)
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the program was killed
             client.send(str(os.waitstatus_to_exitcode(status)).encode())
-        except BrokenPipeError:
-            pass  # the program was killed
         client.close()
 
 
@@ -235,9 +236,9 @@ def become(job: dict[str, object], path: str) -> NoReturn:
     sys.executable = path
     unbuffered = words[0] == "-u"
     del words[: int(unbuffered)]
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", closefd=False, buffering=1 if os.isatty(1) or unbuffered else -1)
-    sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", 1 if unbuffered else -1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))

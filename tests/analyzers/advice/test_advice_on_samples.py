@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers import analysed
 
 import gpuscope
 
 
 def test_a_healthy_run_gets_no_advice_and_is_told_why(samples: Path) -> None:
-    report = gpuscope.analyze(samples / "ddp_healthy").report
+    report = analysed.report(samples / "ddp_healthy")
     assert report["suggestions"] == []
     assert report["advice"]["why"].startswith("compute-bound")
     assert report["advice"]["unpredicted"] == []
@@ -24,7 +25,7 @@ def test_a_healthy_run_gets_no_advice_and_is_told_why(samples: Path) -> None:
     ],
 )
 def test_an_injected_fault_is_answered(samples: Path, run: str, code: str, value: str) -> None:
-    report = gpuscope.analyze(samples / run).report
+    report = analysed.report(samples / run)
     best = report["suggestions"][0]
     assert (best["code"], best["setting"]["value"]) == (code, value)
     predicted = best["predicted"]
@@ -35,7 +36,7 @@ def test_an_injected_fault_is_answered(samples: Path, run: str, code: str, value
 
 def test_buckets_on_a_cpu_are_named_without_a_gain(samples: Path) -> None:
     """Not where nobody counted what they take from the backward pass (docs/predictions.md)."""
-    report = gpuscope.analyze(samples / "ddp_tiny_buckets").report
+    report = analysed.report(samples / "ddp_tiny_buckets")
     assert "bucket_size" not in {one["code"] for one in report["suggestions"]}
     [untold] = [one for one in report["advice"]["unpredicted"] if one["code"] == "bucket_size"]
     assert untold["setting"] == {"kind": "python", "name": "DistributedDataParallel.bucket_cap_mb", "value": "None"}

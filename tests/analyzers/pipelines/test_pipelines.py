@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.analysed import report
 from helpers.kineto import Event, call, kernel, note
 from helpers.kineto import write as write_kineto
 from helpers.operations import rows, write
@@ -279,7 +280,7 @@ def test_a_missing_rank_leaves_the_stages_and_says_what_to_record(tmp_path: Path
 
 
 def analysed(samples: Path, name: str) -> Report:
-    return gpuscope.analyze(samples / name).report
+    return report(samples / name)
 
 
 def test_recorded_pipelines(samples: Path) -> None:
@@ -317,7 +318,7 @@ def test_other_parallelisms_are_no_pipeline(samples: Path, name: str) -> None:
 
 
 def test_messages_alone_tell_the_stages_and_nothing_else(shared_traces: Path) -> None:
-    told = gpuscope.analyze(shared_traces / "cpu_gloo" / "pp").report["pipeline"]
+    told = report(shared_traces / "cpu_gloo" / "pp")["pipeline"]
     assert [(one["rank"], one["stage"]) for one in told["stages"]] == [(0, 0), (1, 1)]
     assert "schedule" not in told
     assert "no ranges tell forward from backward" in told["untold"]
@@ -326,7 +327,7 @@ def test_messages_alone_tell_the_stages_and_nothing_else(shared_traces: Path) ->
 @pytest.mark.parametrize(("job", "pipelines", "micro_batches"), [("ST", 2, 4), ("AR", 4, 32)])
 def test_published_jobs(shared_traces: Path, job: str, pipelines: int, micro_batches: int) -> None:
     """Production jobs of four stages; parts sum everywhere, and the slow stage or rank is the one others wait for."""
-    told = pipeline(gpuscope.analyze(shared_traces / "straggler" / f"trace-{job}.parquet").report)
+    told = pipeline(report(shared_traces / "straggler" / f"trace-{job}.parquet"))
     assert len({one["pipeline"] for one in told["stages"]}) == pipelines
     schedule = told["schedule"]
     assert (schedule["name"], schedule["stages"], schedule["micro_batches"]) == ("1f1b", 4, micro_batches)

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from helpers import analysed
 
 import gpuscope
 from gpuscope.analyzers.frame.changes import (
@@ -27,7 +28,7 @@ MS = 1_000_000
 
 
 def analysis(path: Path) -> tuple[Analysis, Replayer]:
-    found = gpuscope.analyze(path)
+    found = analysed.analysis(path)
     assert isinstance(found.replayer, Replayer)
     return found, found.replayer
 
@@ -82,7 +83,8 @@ def test_a_pipeline_unchanged_saves_nothing(samples: Path) -> None:
 
 
 def test_a_replay_that_misses_predicts_nothing(samples: Path) -> None:
-    _, replayer = analysis(samples / "ddp_slow_rank")
+    replayer = gpuscope.analyze(samples / "ddp_slow_rank").replayer  # its own: it is changed
+    assert isinstance(replayer, Replayer)
     replayer.why = f"the unchanged replay misses the measured step by more than {MAX_ERROR:.0%}"
     assert replayer.predict(ReplacedRank(1)) == Refused(replayer.why)
 

@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import gpuscope
-from gpuscope.report.schema.document import Report
-
-
-def report(folder: Path) -> Report:
-    return gpuscope.analyze(folder).report
+from helpers.analysed import report
 
 
 def truth(folder: Path) -> dict[str, Any]:

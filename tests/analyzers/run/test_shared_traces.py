@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.analysed import report
 
 import gpuscope
-from gpuscope.report.schema.document import RankEntry, Report
-
-
-def report(path: Path) -> Report:
-    return gpuscope.analyze(path).report
+from gpuscope.report.schema.document import RankEntry
 
 
 def share(rank: RankEntry, part: str) -> float:

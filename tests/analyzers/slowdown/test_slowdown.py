@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.analysed import report as report_of
 from helpers.kineto import Event, call, kernel, note
 from helpers.kineto import write as write_kineto
 from helpers.operations import Row, rows, write
@@ -268,7 +269,7 @@ def test_ranges_of_a_data_parallel_job_on_devices(tmp_path: Path) -> None:
 
 def test_ranges_of_a_data_parallel_job_on_cpu(samples: Path) -> None:
     """Rank 1 of two computes 60 ms more in each step (sample_traces/MANIFEST.md): 30 ms more than the mean."""
-    report = gpuscope.analyze(samples / "ddp_slow_rank").report
+    report = report_of(samples / "ddp_slow_rank")
     found = slowdown(report)
     assert found["replayed_step_ns"] == pytest.approx(found["recorded_step_ns"], rel=0.02)
     assert found["replayed_step_ns"] - found["ideal_step_ns"] == pytest.approx(30 * MS, rel=0.05)
@@ -279,14 +280,14 @@ def test_ranges_of_a_data_parallel_job_on_cpu(samples: Path) -> None:
 
 @pytest.mark.parametrize("sample", ["fsdp_healthy", "zero1_healthy", "tp_healthy", "3d_healthy"])
 def test_ranks_that_wait_for_each_other_elsewhere_get_no_slowdown(samples: Path, sample: str) -> None:
-    report = gpuscope.analyze(samples / sample).report
+    report = report_of(samples / sample)
     assert "slowdown" not in report
 
 
 @pytest.mark.parametrize(("sample", "last_stage"), [("pp_1f1b", (0.9, 1.1)), ("pp_unbalanced_stage", (1.2, 1.3))])
 def test_ranges_of_a_pipeline_job(samples: Path, sample: str, last_stage: tuple[float, float]) -> None:
     """The last of two stages runs its blocks' forward four times in the second (sample_traces/MANIFEST.md)."""
-    found = slowdown(gpuscope.analyze(samples / sample).report)
+    found = slowdown(report_of(samples / sample))
     assert found["replayed_step_ns"] == pytest.approx(found["recorded_step_ns"], rel=0.07)
     low, high = last_stage
     assert low < found["by_stage"]["1"] < high
@@ -304,7 +305,7 @@ def test_published_jobs(shared_traces: Path, job: str, total: float, code: str, 
     """Figures of the artefact: step times and M of the last stage (ms) and of the worst worker (mw)."""
     folder = shared_traces / "straggler"
     of_stage, of_worker = (json.loads((folder / f"{kind}-{job}.json").read_text()) for kind in ("ms", "mw"))
-    report = gpuscope.analyze(folder / f"trace-{job}.parquet").report
+    report = report_of(folder / f"trace-{job}.parquet")
     found = slowdown(report)
     assert round(found["total"], 3) == total
     assert found["replayed_step_ns"] / 1e9 == pytest.approx(of_stage["tori"], rel=1e-6)

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("plotly")
 
+from helpers.analysed import report
+
 from gpuscope.analyzers.comparison.job_history import StoredRun, TrendPoint, trend
 from gpuscope.analyzers.frame.changes import BucketSize, LinkSpeed, RemovedSyncs, ReplacedRank
 from gpuscope.dashboards.data.segments import Segment
@@ -139,9 +141,8 @@ def test_a_regression_is_marked_in_the_history(healthy_and_slow: tuple[Any, Any]
 
 @pytest.fixture
 def healthy_and_slow(samples: Any) -> tuple[Any, Any]:
-    import gpuscope
 
-    return tuple(gpuscope.analyze(samples / name).report for name in ("ddp_healthy", "ddp_slow_rank"))  # type: ignore[return-value]
+    return tuple(report(samples / name) for name in ("ddp_healthy", "ddp_slow_rank"))  # type: ignore[return-value]
 
 
 def test_intervals_of_the_history() -> None:
