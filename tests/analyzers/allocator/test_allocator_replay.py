@@ -13,7 +13,8 @@ from gpuscope.analyzers.allocator.allocator_settings import Settings, changed, f
 from gpuscope.analyzers.allocator.caching_allocator import Allocator, Block
 from gpuscope.analyzers.allocator.history import histories
 from gpuscope.analyzers.allocator.other_settings import CANDIDATES
-from tests.helpers.allocator import KIB, MIB
+from gpuscope.trace.schema import NA
+from tests.helpers.allocator import KIB, MIB, events, segment, snapshot
 
 KEY = (0, -1)
 
@@ -125,6 +126,62 @@ def test_old_garbage_is_collected_first() -> None:
     get(allocator, 36 * MIB)  # 62 are reserved, 12 more than half of the limit
     assert allocator.reserved == 68 * MIB  # the older of the two went, which was enough
     assert allocator.retries == 0
+
+
+def synthetic_history(folder: Path) -> Path:
+    """Four requests of 120, 120, 60 and 200 MiB, worked by hand: the third is cut from the first's free block, the
+    last finds none large enough."""
+    a, b, c = 0x1000_0000, 0x2000_0000, 0x4000_0000
+    history = events(
+        ("segment_alloc", a, 120 * MIB), ("alloc", a, 120 * MIB),
+        ("segment_alloc", b, 120 * MIB), ("alloc", b, 120 * MIB),
+        ("free", a, 120 * MIB), ("alloc", a, 60 * MIB),
+        ("segment_alloc", c, 200 * MIB), ("alloc", c, 200 * MIB),
+    )  # fmt: skip
+    left = [
+        segment(a, (60 * MIB, "active_allocated"), (60 * MIB, "inactive")),
+        segment(b, (120 * MIB, "active_allocated")),
+        segment(c, (200 * MIB, "active_allocated")),
+    ]
+    return snapshot(folder / "s.pickle", left, history)
+
+
+def test_every_request_of_a_synthetic_history_gets_its_address(tmp_path: Path) -> None:
+    (history,) = histories(gpuscope.open_trace(synthetic_history(tmp_path)))
+    outcome = replay(history, history.settings)
+    assert history.inconsistent == 0
+    assert (outcome.placed, outcome.requests) == (4, 4)
+    assert outcome.peak_reserved == int(history.totals()[2].max()) == 440 * MIB
+    assert replay(history, history.settings, empty=True).peak_reserved == 440 * MIB
+
+
+def test_synthetic_expandable_segments_of_ascend(tmp_path: Path) -> None:
+    """32 bytes more than asked for: 1,000 take 1,536. Two requests of 30 MiB need 61 MiB of pages of 20 MiB: four."""
+    at, small = 0x1000_0000, 0x8000_0000
+    large = 30 * MIB + 512  # 30 MiB and 32 bytes, rounded up
+    history = events(
+        ("segment_map", small, 2 * MIB), ("alloc", small, 1_000),
+        ("segment_map", at, 40 * MIB), ("alloc", at, 30 * MIB),
+        ("segment_map", at + 40 * MIB, 40 * MIB), ("alloc", at + large, 30 * MIB),
+    )  # fmt: skip
+    for event in history:
+        del event["time_us"]
+    left = [
+        segment(small, (1_536, "active_allocated"), (2 * MIB - 1_536, "inactive"), segment_type="small"),
+        segment(at, (large, "active_allocated"), (large, "active_allocated"), (80 * MIB - 2 * large, "inactive")),
+    ]
+    for each, asked in zip(left, (1_000, 30 * MIB), strict=True):
+        each["is_expandable"] = True
+        for block in each["blocks"]:
+            if block["state"] == "active_allocated":
+                block["requested_size"] = asked
+    trace = gpuscope.open_trace(snapshot(tmp_path / "s.pickle", left, history, expandable_segments=True))
+    assert set(trace["allocator_events"]["time"].tolist()) == {NA}
+    (history_read,) = histories(trace)
+    assert (history_read.settings.expandable, history_read.settings.padding) == (True, 32)
+    outcome = replay(history_read, history_read.settings)
+    assert outcome.requests == 3
+    assert (outcome.peak_reserved, outcome.device_calls) == (82 * MIB, 3)
 
 
 def test_every_request_gets_its_recorded_address(shared_traces: Path) -> None:

@@ -214,6 +214,24 @@ def test_the_section_is_a_table(tmp_path: Path) -> None:
     assert table["replay.best.option"].tolist() == ["expandable_segments"]
 
 
+def test_no_advice_where_a_synthetic_cache_serves_every_request(tmp_path: Path) -> None:
+    """300 of 500 MiB reserved are in use at the peak, of which a request of 200 is the largest; nothing is reserved."""
+    trace = events(("alloc", B, 200 * MIB), ("free", B, 200 * MIB), ("alloc", B, 200 * MIB))
+    left = [
+        segment(A, (100 * MIB, "active_allocated")),
+        segment(B, (200 * MIB, "active_allocated")),
+        segment(C, (200 * MIB, "inactive")),
+    ]
+    entry, findings = analysed(snapshot(tmp_path / "s.pickle", left, trace))
+    assert (entry["end_reserved_bytes"], entry["end_allocated_bytes"]) == (500 * MIB, 300 * MIB)
+    assert entry["peak_allocated_bytes"] == 300 * MIB
+    assert entry["at_peak"][0]["bytes"] == 200 * MIB
+    assert findings == []
+    assert entry["replay"] is not None
+    assert entry["replay"]["placed_frac"] == 1.0
+    assert suggested(entry, findings) == []
+
+
 def test_no_advice_where_nothing_is_wrong(shared_traces: Path) -> None:
     path = shared_traces / "memory/wedsonlin_medium_1024_training.pickle"
     entry, findings = analysed(path)

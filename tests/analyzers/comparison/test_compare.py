@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.nsys import Export
 from helpers.reports import report, suggestion
 
 from gpuscope.analyzers.comparison.compare import Side, compare
@@ -13,6 +14,7 @@ from gpuscope.errors import InputError, UsageError
 from gpuscope.report.schema.diff_document import Diff
 from gpuscope.report.schema.document import Report
 
+MS = 1_000_000
 STEADY = (99.0, 100.0, 101.0, 100.0, 99.0, 101.0)
 """Mean 100, variance 0.8: two such runs differ by at most 2.228 · √(2 · 0.8 / 6) = 1.15 ms with 95 % confidence."""
 
@@ -131,6 +133,36 @@ def test_what_was_predicted_for_a_recorded_run_is_held_against_the_next(recorded
     assert proof["measured_ns"] == pytest.approx(58.26e6, rel=0.01)
     assert proof["gained_ns"] == pytest.approx(53.4e6, rel=0.01)
     assert proof["held"] is not None
+
+
+def synthetic_pair(folder: Path, kernels: int, exposed_ms: int) -> Path:
+    """Two GPUs for a second each: `kernels` of compute, which fill 900 ms, then NCCL's kernel, which nothing hides."""
+    export = Export()
+    folder.mkdir()
+    for pid in (10, 11):
+        each = 900 * MS // kernels
+        for number in range(kernels):
+            export.call(number * each, number * each + 1, number + 1, pid=pid)
+            export.kernel(number * each, (number + 1) * each, number + 1, pid=pid, device=pid - 10)
+        export.call(901 * MS, 902 * MS, 90, pid=pid)
+        export.kernel(910 * MS, (910 + exposed_ms) * MS, 90, "ncclDevKernel_SendRecv(x)", pid=pid, device=pid - 10)
+        export.call(990 * MS, 991 * MS, 91, pid=pid)
+        export.kernel(999 * MS, 1000 * MS, 91, pid=pid, device=pid - 10)
+    return export.write(folder)
+
+
+def test_a_synthetic_pair_of_nsys_is_neutral(tmp_path: Path) -> None:
+    """12 and 17 ms per GPU in windows of a second: 24 → 34 ms on both, and no step is slower."""
+    before, after = (
+        load(str(synthetic_pair(tmp_path / word, kernels, ms)), Reading())
+        for word, kernels, ms in (("before", 6, 12), ("after", 9, 17))
+    )
+    made = compare(before, after)
+    assert made["verdict"]["result"] == "neutral"
+    assert abs(made["step"]["change_frac"] or 0) < 0.001
+    [row] = [row for row in made["breakdown"] if row["part"] == "exposed_communication"]
+    assert (row["total_before_ns"], row["total_after_ns"]) == (24 * MS, 34 * MS)
+    assert any("compute kernels per window" in caveat for caveat in made["caveats"])
 
 
 def test_published_pair_is_neutral(shared_traces: Path) -> None:

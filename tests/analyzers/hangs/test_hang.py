@@ -167,6 +167,36 @@ def test_numbers_that_do_not_compare_accuse_nobody_for_certain(tmp_path: Path) -
     assert any("differently" in sentence for sentence in found["hang"]["uncertain"])
 
 
+def job_of_16(folder: Path, *, absent: tuple[int, ...] = (), stuck: tuple[int, ...] = ()) -> None:
+    """Synthetic: pairs of tensor-parallel ranks, each all-gathers twice; then the data-parallel halves all-reduce, and
+    at last the world. `absent` ranks come to nothing after their pair's first; `stuck` ones never finish what all the
+    others of a group have finished."""
+    world: Group = ("0", "default_pg", list(range(16)))
+    for rank in range(16):
+        pair: Group = (str(1 + rank // 2), "mesh_tp", [rank - rank % 2, rank - rank % 2 + 1])
+        half: Group = (str(9 + rank % 2), "mesh_dp", list(range(rank % 2, 16, 2)))
+        waits = any(other in absent for other in pair[2])
+        entries = [entry(pair, 1, "all_gather", done=True)]
+        if rank not in absent:
+            entries.append(entry(pair, 2, "all_gather", done=not waits))
+        if stuck:
+            entries.append(entry(half, 1, done=rank not in stuck))
+        elif not waits:
+            entries.append(entry(half, 1))
+        dump(folder, rank, [world, pair, half], entries)
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("absent", "never_arrived"), ("stuck", "device_stuck")])
+def test_two_faulty_ranks_of_a_synthetic_job_of_16(tmp_path: Path, fault: str, kind: str) -> None:
+    """All wait in groups of two meshes, for ranks 9 and 14 in the end."""
+    job_of_16(tmp_path, **{fault: (9, 14)})
+    found = report(tmp_path)
+    assert causes(found) == [(9, kind), (14, kind)]
+    assert found["findings"][0]["ranks"] == [9, 14]
+    if fault == "absent":
+        assert found["hang"]["only_waited"] == [rank for rank in range(16) if rank not in (9, 14)]
+
+
 @pytest.mark.parametrize(("case", "kind"), [("lock_gil_1st", "never_arrived"), ("gpu_error_2nd", "device_stuck")])
 def test_faulty_ranks_of_a_tp_pp_ep_job(shared_traces: Path, case: str, kind: str) -> None:
     """Its publisher's fault_injection.log: «Fault ranks: [9, 14]»."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +317,18 @@ def test_stages_with_tensor_parallel_ranks(samples: Path) -> None:
 def test_other_parallelisms_are_no_pipeline(samples: Path, name: str) -> None:
     """Ring attention sends and receives too."""
     assert "pipeline" not in analysed(samples, name)
+
+
+def test_messages_of_our_own_recording_without_its_ranges(samples: Path, tmp_path: Path) -> None:
+    """What `gpuscope train` recorded, as a job without ranges would have been: sends and receives, no micro-batches."""
+    for path in (samples / "pp_1f1b").glob("rank*.json.gz"):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        trace["traceEvents"] = [e for e in trace["traceEvents"] if not str(e.get("name")).startswith("gpuscope::")]
+        (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(trace))
+    told = report(tmp_path)["pipeline"]
+    assert [(one["rank"], one["stage"]) for one in told["stages"]] == [(0, 0), (1, 1)]
+    assert "schedule" not in told
+    assert "no ranges tell forward from backward" in told["untold"]
 
 
 def test_messages_alone_tell_the_stages_and_nothing_else(shared_traces: Path) -> None:

@@ -106,6 +106,13 @@ def test_unchanged_replay_of_other_peoples_traces(shared_traces: Path, name: str
     assert replayer.error_frac < 0.033
 
 
+@pytest.mark.parametrize("name", ["3d_healthy", "cp_healthy", "fsdp_healthy", "pp_1f1b", "tp_healthy", "zero1_healthy"])
+def test_unchanged_replay_of_every_parallelism(samples: Path, name: str) -> None:
+    _, replayer = analysis(samples / name)
+    assert replayer.error_frac is not None
+    assert replayer.error_frac < 0.033
+
+
 def test_workers_for_somebody_elses_loader(shared_traces: Path) -> None:
     """One job recorded with 0 and with 4 loader workers: the first predicts the second's step."""
     _, without = analysis(shared_traces / "kineto" / "resnet50_num_workers_0")

@@ -282,6 +282,41 @@ def test_a_log_goes_with_a_trace(samples: Path, tmp_path: Path) -> None:
     assert found["ranks"] == report(run)["ranks"]
 
 
+def test_the_average_of_nccl_tests_and_that_of_its_rows(tmp_path: Path) -> None:
+    """Synthetic: two sizes, out of place and in place."""
+    rows = """\
+        1024           256     float     sum      -1     10.0    0.10    0.10      0     20.0    0.05    0.05      0
+        2048           512     float     sum      -1     10.0    0.20    0.20      0     40.0    0.05    0.05      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 0.1"""
+    found = report(
+        log(tmp_path, *init(0, 24), *init(1, 24), *HEADER.splitlines(), *rows.splitlines(), name="all_reduce.log")
+    )
+    (communicator,) = found["nccl"]["communicators"]
+    assert (communicator["size"], communicator["channels"]) == (2, 24)
+    assert found["nccl"]["average_busbw_gbps"] == [0.1]
+    own = [entry["busbw_gbps"] or 0.0 for entry in found["bandwidth"]]
+    # 2 ranks: busbw is algbw, bytes by time.
+    assert sorted(own) == pytest.approx([0.0512, 0.0512, 0.1024, 0.2048])
+
+
+def test_algorithm_and_protocol_by_size_over_32_ranks(tmp_path: Path) -> None:
+    """Synthetic: 32 ranks on four hosts, each of which says what it chose for three sizes."""
+    chosen = {64: (0, 0), 1 << 17: (1, 0), 1 << 20: (0, 2)}  # NCCL's numbers: tree, ring; LL, LL128, Simple
+    lines = []
+    for rank in range(32):
+        host = f"node{rank // 8}"
+        own = init(rank, 2, host=host, size=32)[:1]
+        own += [said(host, 100 + rank, f"{n} Bytes -> Algo {a} proto {p} time 9.5") for n, (a, p) in chosen.items()]
+        lines += [line.replace("[0]", f"[{rank % 8}]", 1) for line in own]  # the GPU on its host
+    choices = report(log(tmp_path, *lines))["nccl"]["choices"]
+    assert sum(entry["count"] for entry in choices) == 32 * 3
+    assert {entry["ranks"] for entry in choices} == {32}
+    assert {entry["bytes"]: (entry["algorithm"], entry["protocol"]) for entry in choices} == {
+        64: ("tree", "ll"), 1 << 17: ("ring", "ll"), 1 << 20: ("tree", "simple"),
+    }  # fmt: skip
+
+
 # ---- other people's real files ----
 
 
