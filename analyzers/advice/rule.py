@@ -18,12 +18,12 @@ from gpuscope.plugins import listed
 from gpuscope.report.schema.document import (
     AdviceEntry,
     FindingEntry,
-    Prediction,
     Report,
     Setting,
     SuggestionEntry,
     UnpredictedEntry,
 )
+from gpuscope.report.schema.replay_section import Prediction
 
 Predict = Callable[[Sequence[Change]], Predicted | Refused]
 """What a replay of the run says of changes made together."""

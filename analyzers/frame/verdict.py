@@ -92,7 +92,9 @@ def besides(slowdown: Slowdown, told: Verdict) -> str:
     """What a what-if on operations found where there is no verdict; it knows no causes, so it makes none."""
     if not told["abstained"]:
         return ""
-    return f"; by its operations the step takes {slowdown['total']:.3f} times as long as without stragglers"
+    return (
+        f"; by its operations the step takes {slowdown['total']:.3f} times as long as with each at the mean of its like"
+    )
 
 
 def _cannot_tell(evidence: Evidence) -> str:

@@ -16,6 +16,7 @@ from gpuscope.analyzers.advice.rule import advise
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, RunAnalyzer, analyzers_of, run_one
 from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
 from gpuscope.analyzers.operations.operations_from_ranges import operations
+from gpuscope.analyzers.pipelines import pipeline_parallelism
 from gpuscope.analyzers.replay.record.recording import Recorded, record
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.analysis import Analysis
@@ -94,7 +95,9 @@ def run(
     lanes = [lane for part in parts for lane in part.lanes]
     results = [result for part in parts for result in part.results]
     trace = merge([part.trace for part in parts])
-    results += [run_one(analyzer, trace, lanes) for analyzer in analyzers_of(RunAnalyzer)]
+    replayer = Replayer(trace, lanes, [entry for part in parts for entry in part.recorded])
+    of_run = [*analyzers_of(RunAnalyzer), pipeline_parallelism.analyzer(replayer)]
+    results += [run_one(one, trace, lanes) for one in sorted(of_run, key=lambda one: one.name)]
     folders = run_folders(item.path for item in items)
     results += [_how_it_ended(folder, [item.path for item in items]) for folder in folders]
     if options.ranks is not None and (absent := sorted(set(options.ranks) - set(trace.ranks))):
@@ -102,7 +105,6 @@ def run(
         shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
         asked.problem("info", "ranks_absent", len(absent), f"ranks asked for that no file holds: {shown}")
         results.append(asked)
-    replayer = Replayer(trace, lanes, [entry for part in parts for entry in part.recorded])
     results.append(replayer.result())
     report = build(trace, lanes, results)
     if len(folders) == 1 and not report["trace"]["parallelism"]:  # one group of all ranks has no telling name

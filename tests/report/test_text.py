@@ -160,7 +160,7 @@ def test_slowdown_names_the_worst_first(input_bound: Report) -> None:
     lines = written(input_bound).splitlines()
     at = lines.index("Slowdown by stragglers")
     assert lines[at + 1 : at + 4] == [
-        "1.250 times the time without them",
+        "S = 1.250",
         "  by operation: backward 1.200, forward 1.100",
         "  by rank: 3 1.050",
     ]

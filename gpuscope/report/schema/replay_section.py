@@ -1,4 +1,4 @@
-"""The `replay` section of the report: how well the trace's own graph gives back its step time."""
+"""The `replay` section of the report, how well the trace's own graph gives back its step time, and what it predicts."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ class Replay(TypedDict):
     steps: int
     why: str
     """Why nothing is predicted; empty where changes can be."""
+
+
+class Prediction(TypedDict):
+    """The step time that a change leads to, in ns; `low_ns` and `high_ns` bound `step_ns_after`."""
+
+    step_ns_before: int
+    step_ns_after: int
+    low_ns: int
+    high_ns: int
+    basis: str
