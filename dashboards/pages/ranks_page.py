@@ -97,7 +97,7 @@ def _stragglers(shown: Shown) -> Component:
     columns = [
         parts.column("rank", "rank", type="rightAligned", maxWidth=100),
         parts.number("caused", "caused wait", "caused_told"),
-        parts.number("each", "per rank and step", "each_told"),
+        parts.number("each", "per step", "each_told"),
         parts.number("root", "goes back to it", "root_told"),
         parts.column("recurrent", "again and again", maxWidth=150),
         parts.column("phase", "late in"),

@@ -56,15 +56,14 @@ def _stragglers(report: Report, writer: Writer) -> None:
     if not rows:
         return
     writer.heading("Ranks that others waited for")
-    table = writer.table(
-        ">rank", ">caused wait", ">per rank and step", ">traced to it", "<recurrent", "~late in", "~doing"
-    )
+    stepped = any(row.get("caused_wait_ns_per_step") is not None for row in rows)
+    each = [">per step"] if stepped else []
+    table = writer.table(">rank", ">caused wait", *each, ">traced to it", "<recurrent", "~late in", "~doing")
     for row in rows[:STRAGGLERS_SHOWN]:
+        waits = [row["caused_wait_ns"], *([row.get("caused_wait_ns_per_step")] if stepped else []), row["root_wait_ns"]]
         table.add_row(
             writer.text(str(row["rank"])),
-            writer.text(units.duration(row["caused_wait_ns"])),
-            writer.text(units.duration(row.get("caused_wait_ns_per_step"))),
-            writer.text(units.duration(row["root_wait_ns"])),
+            *(writer.text(units.duration(wait)) for wait in waits),
             writer.text("yes" if row["recurrent"] else "no"),
             writer.cell(row["phase"] or units.NONE),
             writer.cell(row["operation"] or units.NONE),

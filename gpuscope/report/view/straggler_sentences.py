@@ -8,12 +8,13 @@ from gpuscope.report.schema.document import Slowdown, StragglerEntry
 from gpuscope.report.view import units
 
 CAUSED_WAIT = (
-    "Caused wait is measured: what the others waited, in all, and per waiting rank and step. What the step would gain "
-    "without it is predicted, under What to change."
+    "Caused wait is measured: what the others waited in collectives, in all, and for each step and waiting rank. "
+    "Waiting for messages between stages is the pipeline's. What the step gains without it is predicted (What to "
+    "change)."
 )
 SLOWDOWN = (
     "S measures unevenness: it compares with each operation at the mean of its like (communication: the median), slow "
-    "ranks included. Replacing a rank would put it at its peers' pace: that gain is under What to change."
+    "ranks included. A rank replaced would run at its peers' pace: what that gains is predicted (What to change)."
 )
 """What tells three figures of one straggler apart (docs/definitions.md: «Wait, gain and slowdown»)."""
 WORTH = 0.10
@@ -28,9 +29,10 @@ def slowdown_total(slowdown: Slowdown) -> str:
     recorded, replayed, ideal = (
         units.duration(slowdown[key]) for key in ("recorded_step_ns", "replayed_step_ns", "ideal_step_ns")
     )
+    steps = units.plural(slowdown["steps"], "step")
     return (
         f"{said}: the step by its operations takes {replayed}, and {ideal} with each at the mean of its like; mean of "
-        f"{units.plural(slowdown['steps'], 'step')} (recorded, launch delays included: {recorded})"
+        f"{steps} (recorded, from the first start on any rank to the last end: {recorded})"
     )
 
 
