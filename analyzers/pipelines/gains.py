@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from gpuscope.analyzers.facts.run_facts import WhatIf
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Predicted, Refused
-from gpuscope.analyzers.pipelines.flushes import Flush, Key
 from gpuscope.report.schema.pipeline_section import PipelineGain
 
 EVEN = EvenStages()
 MORE = 2
 """So many times the micro-batches."""
-
-
-class WhatIf(Protocol):
-    """The replay of a run, as far as a pipeline asks it (`gpuscope.analyzers.replay.replayer.Replayer`)."""
-
-    def predict(self, change: EvenStages | MicroBatches, /) -> Predicted | Refused:
-        """The step time with a change."""
-
-    def pipeline_places(self, flush: Flush, change: EvenStages | MicroBatches, /) -> Mapping[Key, tuple[int, int]]:
-        """Start and end of each computation with a change, ns after the pipeline began to fill; empty if refused."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +35,7 @@ def entry(outcome: Predicted | Refused, micro_batches: int) -> PipelineGain:
         "step_factor": outcome.after / outcome.before if outcome.before else None,
         "predicted": {
             "step_ns_before": outcome.before, "step_ns_after": outcome.after, "low_ns": outcome.low,
-            "high_ns": outcome.high, "basis": outcome.basis,
+            "high_ns": outcome.high, "basis": outcome.basis, "provenance": outcome.provenance,
         },
         "why_not": "",
     }  # fmt: skip

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Literal
 
-from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
-from gpuscope.analyzers.frame.lanes import LaneSummary, mean_step_ns
-from gpuscope.analyzers.pipelines.assembled import assembled, from_ranges
+from gpuscope.analyzers.facts.assembled import from_ranges
+from gpuscope.analyzers.facts.flushes import Flush, Key, mean_begin_to_begin
+from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
+from gpuscope.analyzers.facts.stages import StageMap
+from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.analyzers.frame.lanes import mean_step_ns
+from gpuscope.analyzers.frame.needs import Need, any_of
+from gpuscope.analyzers.frame.sections import PIPELINE
 from gpuscope.analyzers.pipelines.bubbles import bubbles
-from gpuscope.analyzers.pipelines.flushes import Flush, Key, flushes, mean_begin_to_begin
-from gpuscope.analyzers.pipelines.gains import EVEN, MORE, Gains, WhatIf, entry, gains
+from gpuscope.analyzers.pipelines.gains import EVEN, MORE, Gains, entry, gains
 from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
-from gpuscope.analyzers.pipelines.stages import StageMap, stage_map
 from gpuscope.report.schema.pipeline_section import (
     Pipeline,
     PipelineComputation,
@@ -25,31 +27,25 @@ from gpuscope.report.schema.pipeline_section import (
     PipelineTimeline,
 )
 from gpuscope.report.view import units
-from gpuscope.trace.trace import Trace
 
 _KINDS: dict[str, Literal["forward", "backward", "weight"]] = {"F": "forward", "B": "backward", "W": "weight"}
 
 
-def analyzer(what_if: WhatIf) -> RunAnalyzer:
-    """The analysis, given the replay of the run that it asks for what a change would bring."""
-    return RunAnalyzer("pipeline", partial(run, what_if=what_if))
-
-
-def run(trace: Trace, lanes: Sequence[LaneSummary], what_if: WhatIf) -> Result:
-    """The section `pipeline` and the table `operations` on one clock; nothing for a job without a pipeline."""
-    result = Result("pipeline")
-    stages = stage_map(trace)
+def run(facts: RunFacts, what_if: WhatIf) -> Result:
+    """The section `pipeline`; nothing for a job without a pipeline."""
+    result, stages = Result(ANALYZER.name), facts.stages
     if stages is None:
         return result
-    table = assembled(trace, stages)
-    whole, left_out = ([], 0) if stages.incomplete else flushes(table, trace.names, stages)
-    section: Pipeline = {"basis": stages.basis, "stages": _stages(stages, whole), "untold": stages.incomplete}
-    result.sections["pipeline"] = section
+    whole, left_out = facts.flushes
+    section: Pipeline = {
+        "basis": stages.basis, "provenance": stages.provenance, "stages": _stages(stages, whole),
+        "untold": stages.incomplete,
+    }  # fmt: skip
+    result.sections[PIPELINE] = section
     if not whole:
         section["untold"] = section["untold"] or "no step holds all computations of a pipeline"
         result.status, result.why = "skipped", section["untold"]
         return result
-    result.tables["operations"] = table
     rows = [row for flush in whole for row in _rows(flush, stages)]
     schedule = _schedule(whole)
     section["schedule"] = _schedule_entry(schedule, stages.stages)
@@ -59,9 +55,9 @@ def run(trace: Trace, lanes: Sequence[LaneSummary], what_if: WhatIf) -> Result:
     section["timeline"] = _timeline(whole, rows, what_if, stages)
     found = gains(what_if, schedule.micro_batches)
     _add_gains(section, found, schedule)
-    step = mean_step_ns(lanes) or mean_begin_to_begin(whole)
+    step = mean_step_ns(facts.lanes) or mean_begin_to_begin(whole)
     result.findings = few_micro_batches(section, step, whole, stages)
-    if from_ranges(trace):  # of a job's own timers, `slowdown` names the stage or worker
+    if from_ranges(facts.trace):  # of a job's own timers, `slowdown` names the stage or worker
         result.findings += imbalance(section, found.even_split, step, whole, stages)
     return result
 
@@ -183,3 +179,18 @@ def _entries(
                 "start_ns": start + (begin if places is not None else 0),
                 "dur_ns": end - start,
             }
+
+
+ANALYZER = WhatIfAnalyzer(
+    "pipeline",
+    run,
+    (
+        Need(
+            "operations, process groups or messages",
+            "stages are found from ranges around computations, process groups, or sends and receives",
+            any_of("operations", "groups", "collectives"),
+            optional=True,
+        ),
+    ),
+    (PIPELINE,),
+)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscope
+from gpuscope.analyzers.facts.flushes import Computation, Flush
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Predicted
 from gpuscope.analyzers.pipelines.bubbles import bubbles, shared_out
-from gpuscope.analyzers.pipelines.flushes import Computation, Flush
 from gpuscope.analyzers.pipelines.schedules import ideal, recognise
 from gpuscope.analyzers.replay.engine import CircleError
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import Delays, length, recorded
@@ -344,7 +344,7 @@ def test_one_answer_to_one_question(samples: Path) -> None:
         assert isinstance(outcome, Predicted)
         assert told[gain]["predicted"] == {  # type: ignore[literal-required]
             "step_ns_before": outcome.before, "step_ns_after": outcome.after, "low_ns": outcome.low,
-            "high_ns": outcome.high, "basis": outcome.basis,
+            "high_ns": outcome.high, "basis": outcome.basis, "provenance": outcome.provenance,
         }  # fmt: skip
     (suggested,) = (one for one in report["suggestions"] if one["code"] == "even_stages")
     assert suggested["predicted"] == told["even_split"]["predicted"]

@@ -37,6 +37,7 @@ def told() -> Pipeline:
         "even_split": {
             "micro_batches": 4, "step_factor": 0.81, "why_not": "", "predicted": {
                 "step_ns_before": 100, "step_ns_after": 81, "low_ns": 75, "high_ns": 102, "basis": "one step",
+                "provenance": "inferred",
             },
         },
         "more_micro_batches": {

@@ -16,15 +16,14 @@ from statistics import fmean, median
 
 import numpy as np
 
+from gpuscope.analyzers.facts.flushes import Flush, Key, mean_begin_to_begin
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
-from gpuscope.analyzers.pipelines.assembled import assembled
-from gpuscope.analyzers.pipelines.flushes import Flush, Key, flushes, mean_begin_to_begin
 from gpuscope.analyzers.pipelines.schedules import group_size, interleaved, one_forward_one_backward, recognise
-from gpuscope.analyzers.pipelines.stages import stage_map
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_columns
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Times
-from gpuscope.trace.trace import Trace
 
 PipelineChange = EvenStages | MicroBatches | Schedule
 FIXED_SHARE = 0.125
@@ -164,6 +163,11 @@ class PipelineReplay:
         fixed = {kind: min(1.0, (1 + bias) * self.fixed.get(kind, FIXED_SHARE)) for kind in "FB"}
         return {kind: own + (1 - own) * flush.micro_batches / change.count for kind, own in fixed.items()}
 
+    def provenance(self, change: PipelineChange) -> Provenance:
+        """`assumed` where a share that does not shrink is, else `inferred`."""
+        cut = isinstance(change, MicroBatches) and change.keep_batch
+        return "assumed" if cut and not self.fixed else "inferred"
+
     def basis(self, change: PipelineChange) -> str:
         """What a prediction rests on."""
         steps = len({flush.step for flush in self.flushes})
@@ -182,20 +186,19 @@ class PipelineReplay:
         return f"the pipelines of {steps} steps replayed, {self.error_frac:.1%} off unchanged; {how}"
 
 
-def pipeline_replay(trace: Trace, fixed: Mapping[str, float]) -> PipelineReplay:
+def pipeline_replay(facts: RunFacts, fixed: Mapping[str, float]) -> PipelineReplay:
     """The pipelines of a run. Raises `UnreplayableError` where their computations are not recorded whole.
 
     `fixed` is the share of a computation's time that its batch does not change, by kind, as far as the trace shows it.
     """
-    stages = stage_map(trace) if len(trace["operations"]) else None
-    if stages is not None and stages.incomplete:
-        raise UnreplayableError(stages.incomplete)
-    found = flushes(assembled(trace, stages), trace.names, stages)[0] if stages is not None else []
+    if facts.stages is not None and facts.stages.incomplete:
+        raise UnreplayableError(facts.stages.incomplete)
+    found, _ = facts.flushes
     if not found:
         raise UnreplayableError(
             "no step holds all computations of a pipeline: record every stage, with ranges per micro-batch"
         )
-    replayed = PipelineReplay(tuple(found), fixed)
+    replayed = PipelineReplay(found, fixed)
     try:
         _ = replayed.baselines
     except CircleError:

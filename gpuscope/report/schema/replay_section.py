@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from gpuscope.report.schema.provenance import Provenance
+
 
 class Replay(TypedDict):
     """The unchanged replay. Step times are means over ranks and replayed steps."""
@@ -25,3 +27,6 @@ class Prediction(TypedDict):
     low_ns: int
     high_ns: int
     basis: str
+    provenance: Provenance
+    """`inferred` by a replay; `assumed` where costs in it are a link's figures and not fitted to the trace, or the
+    share of a micro-batch's time that does not shrink with it."""
