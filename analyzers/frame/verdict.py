@@ -100,7 +100,9 @@ def _besides(slowdown: Slowdown | None) -> str:
     """What a what-if on operations found where there is no verdict."""
     if slowdown is None:
         return ""
-    return f"; by its operations the step takes {slowdown['total']:.3f} times as long as without stragglers"
+    return (
+        f"; by its operations the step takes {slowdown['total']:.3f} times as long as with each at the mean of its like"
+    )
 
 
 def _cannot_tell(evidence: Evidence) -> str:

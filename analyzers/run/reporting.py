@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from gpuscope.analyzers.advice.rule import Predict, advise
-from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIfAnalyzer
 from gpuscope.analyzers.frame import sections, verdict
 from gpuscope.analyzers.frame.analyzer import Analyzer, Attributed, FileAnalyzer, LaneKey, Result, analyzers_of
 from gpuscope.analyzers.frame.cause_findings import Run, findings
@@ -130,7 +130,9 @@ def _causes(results: Sequence[Result]) -> dict[LaneKey, dict[str, Attributed]]:
 def _unsettled(results: Sequence[Result]) -> set[str]:
     """Causes to which nothing could be attributed, for their analysis did not run to its end."""
     ended_early = {result.analyzer for result in results if result.status != "ok"}
-    analyzers: tuple[Analyzer, ...] = (*analyzers_of(FileAnalyzer), *analyzers_of(RunAnalyzer))
+    analyzers: tuple[Analyzer, ...] = tuple(
+        analyzer for kind in (FileAnalyzer, RunAnalyzer, WhatIfAnalyzer) for analyzer in analyzers_of(kind)
+    )
     return {cause for analyzer in analyzers if analyzer.name in ended_early for cause in analyzer.causes}
 
 

@@ -58,6 +58,7 @@ def test_wait_and_transfer(tmp_path: Path) -> None:
         {
             "rank": 1,
             "caused_wait_ns": 180_000,
+            "caused_wait_ns_per_step": 60_000,
             "root_wait_ns": 180_000,
             "phase": None,
             "operation": "gemm",

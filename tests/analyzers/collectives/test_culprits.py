@@ -29,14 +29,14 @@ def work(ts: int, dur: int, correlation: int, name: str, phase: str) -> list[Any
     return [note(ts, dur, phase), call(ts, 1, correlation), kernel(ts + 1, dur - 1, correlation, name)]
 
 
-def step(at: int, number: int, late: int) -> list[Any]:
+def step(at: int, number: int, late: int, ranks: tuple[int, ...] = (0, 1)) -> list[Any]:
     """Forward 100 (+ `late`), backward 200, an all-reduce that ends at 400 for all, optimizer 50."""
     first = number * 10
     return [
         note(at, 1000, f"ProfilerStep#{number}"),
         *work(at, 100 + late, first + 1, "fwd_gemm", "forward"),
         *work(at + 100 + late, 200, first + 2, "bwd_gemm", "backward"),
-        nccl(at + 300 + late, 100 - late, number),
+        nccl(at + 300 + late, 100 - late, number, ranks=ranks),
         *work(at + 400, 50, first + 3, "adam", "optimizer"),
     ]
 
@@ -44,7 +44,11 @@ def step(at: int, number: int, late: int) -> list[Any]:
 def analyzed(folder: Path, late: dict[int, list[int]]) -> Report:
     """The report of a run in which rank r is late by `late[r][step]`."""
     for rank, delays in late.items():
-        events = [event for number, delay in enumerate(delays) for event in step(number * 1000, number, delay)]
+        events = [
+            event
+            for number, delay in enumerate(delays)
+            for event in step(number * 1000, number, delay, tuple(sorted(late)))
+        ]
         write(folder / f"rank{rank}.json", *events, rank=rank, world_size=len(late))
     return gpuscope.analyze(folder).report
 
@@ -56,6 +60,12 @@ def test_late_in_forward_although_backward_ends_alike(tmp_path: Path) -> None:
     assert (entry["rank"], entry["phase"], entry["operation"]) == (1, "forward", "fwd_gemm")
     assert entry["caused_wait_ns"] == entry["root_wait_ns"] == 6 * 60_000
     assert entry["recurrent"] is True
+
+
+def test_caused_wait_per_step_is_that_of_one_waiting_rank(tmp_path: Path) -> None:
+    """Two ranks wait 60 for rank 1 in each of six steps."""
+    (entry,) = analyzed(tmp_path, {0: [0] * 6, 1: [60] * 6, 2: [0] * 6})["stragglers"]
+    assert (entry["caused_wait_ns"], entry["caused_wait_ns_per_step"]) == (2 * 6 * 60_000, 60_000)
 
 
 def test_rotating_culprit(tmp_path: Path) -> None:

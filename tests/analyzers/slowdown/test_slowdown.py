@@ -238,7 +238,7 @@ def test_without_all_ranks_nobody_is_blamed(tmp_path: Path) -> None:
 def test_the_verdict_abstains_and_tells_the_slowdown(tmp_path: Path) -> None:
     verdict = analysed(tmp_path, rows(WAITING, 0, replicas=2), rows(SLOW, 1, replicas=2))["verdict"]
     assert (verdict["abstained"], verdict["bound_by"]) == (True, None)
-    assert verdict["why"].endswith("by its operations the step takes 1.143 times as long as without stragglers")
+    assert verdict["why"].endswith("the step takes 1.143 times as long as with each at the mean of its like")
 
 
 def ranged_step(forward: int) -> list[Event]:

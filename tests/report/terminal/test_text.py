@@ -12,6 +12,7 @@ from rich.console import Console
 from gpuscope.report.schema.document import Report
 from gpuscope.report.terminal import report_text
 from gpuscope.report.terminal.screen import apportion
+from gpuscope.report.view.straggler_sentences import CAUSED_WAIT, SLOWDOWN
 
 HEALTHY = """\
 Compute-bound, 95 % of the step - confidence 0.9
@@ -142,12 +143,22 @@ def test_apportion_adds_up(values: list[int], cells: int, shared: list[int]) -> 
 def test_a_class_without_steps_is_a_share_of_the_window(input_bound: Report) -> None:
     for entry in input_bound["ranks"]:
         entry["steps"] = 0
+    for straggler in input_bound["stragglers"]:
+        straggler["caused_wait_ns_per_step"] = None
     lines = written(input_bound).splitlines()
     assert lines[0] == "CPU-bound, 34 % of the window: data loader (input) - confidence 0.8"
     assert "class          cause                            in all   share  lost on ranks" in lines
     assert "CPU            data loader (input)            620.0 ms  31.0 %  all" in lines
     assert "per step" not in written(input_bound)
     assert any(line.startswith("HIGH input") and " per window, " in line for line in lines)
+
+
+def test_wait_gain_and_slowdown_are_told_apart(input_bound: Report) -> None:
+    """Where a wait or S stands, so does what it is not."""
+    input_bound["slowdown"] = {"total": 1.25, "by_operation": {}, "by_rank": {}, "by_stage": {}}
+    text = " ".join(written(input_bound).split())
+    assert " ".join(CAUSED_WAIT.split()) in text
+    assert " ".join(SLOWDOWN.split()) in text
 
 
 def test_slowdown_names_the_worst_first(input_bound: Report) -> None:
@@ -160,7 +171,7 @@ def test_slowdown_names_the_worst_first(input_bound: Report) -> None:
     lines = written(input_bound).splitlines()
     at = lines.index("Slowdown by stragglers")
     assert lines[at + 1 : at + 4] == [
-        "1.250 times the time without them",
+        "S = 1.250",
         "  by operation: backward 1.200, forward 1.100",
         "  by rank: 3 1.050",
     ]
