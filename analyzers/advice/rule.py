@@ -18,11 +18,11 @@ from gpuscope.report.schema.document import (
     AdviceEntry,
     Diagnosis,
     FindingEntry,
-    Prediction,
     Setting,
     SuggestionEntry,
     UnpredictedEntry,
 )
+from gpuscope.report.schema.replay_section import Prediction
 from gpuscope.report.view.causes import BY_CODE
 
 Predict = Callable[[Sequence[Change]], Predicted | Refused]

@@ -11,7 +11,7 @@ import numpy as np
 from gpuscope.analyzers.collectives.root_cause import Blame, Doing
 from gpuscope.analyzers.facts.matching import Matched
 from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
-from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
 from gpuscope.report.schema.document import RankStepEntry, StragglerEntry
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
@@ -49,16 +49,37 @@ def stragglers(
     ):
         tests.append(_by_step(table, blame, steps, ranks, len(trace.ranks)))
     chance = np.minimum.reduce([test.chance for test in tests]) * len(tests)
+    in_steps = np.bincount(table["rank"], weights=np.where(steps != NA, blame.direct, 0), minlength=ranks)
+    shared = _waiting_ranks(trace, matched, measured, counted, ranks) * _steps_by_rank(lanes, ranks)
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
         told = doing.get(rank)
         entries.append({
-            "rank": rank, "caused_wait_ns": round(caused[rank]), "root_wait_ns": round(root[rank]),
+            "rank": rank, "caused_wait_ns": round(caused[rank]),
+            "caused_wait_ns_per_step": round(in_steps[rank] / shared[rank]) if shared[rank] else None,
+            "root_wait_ns": round(root[rank]),
             "phase": told.phase() if told else None, "operation": told.operation() if told else None,
             "recurrent": bool(chance[rank] < MAX_CHANCE and often[rank]),
         })  # fmt: skip
     entries.sort(key=lambda entry: (-entry["caused_wait_ns"], -entry["root_wait_ns"], entry["rank"]))
     return Stragglers(entries, min(test.least for test in tests) * len(tests) < MAX_CHANCE)
+
+
+def _waiting_ranks(trace: Trace, matched: Matched, measured: Waits, counted: Mask, ranks: int) -> Times:
+    """How many ranks ever waited for each rank."""
+    found, rank = matched.instances, trace["collectives"]["rank"]
+    waited = counted[found.owner] & (measured.exposed[found.rows] > 0)
+    late, waiting = rank[measured.last[found.owner[waited]]], rank[found.rows[waited]]
+    pairs, _ = distinct(late * ranks + waiting)
+    return np.bincount(pairs // ranks, minlength=ranks)
+
+
+def _steps_by_rank(lanes: Sequence[LaneSummary], ranks: int) -> Times:
+    """Steps of each rank; 0 where none are known."""
+    found = np.zeros(ranks, np.int64)
+    for lane in lanes:
+        found[lane.rank] = max(found[lane.rank], count_steps(lane.steps))
+    return found
 
 
 @dataclass(frozen=True)

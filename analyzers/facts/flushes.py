@@ -15,6 +15,8 @@ from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
 
 KINDS = {FORWARD: "F", BACKWARD: "B", WEIGHT: "W"}
+Key = tuple[str, int, int]
+"""Kind, model chunk and micro-batch: what tells a computation from the others of its flush."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Computation:
         return self.end - self.start
 
     @property
-    def key(self) -> tuple[str, int, int]:
+    def key(self) -> Key:
         """What tells it from the others of its flush."""
         return self.kind, self.model_chunk, self.micro_batch
 
@@ -57,6 +59,12 @@ class Flush:
         """From the first computation of any stage to the end of the last one."""
         return min(own[0].start for own in self.stages), max(one.end for own in self.stages for one in own)
 
+    @property
+    def length(self) -> int:
+        """ns of its span, at least 1."""
+        start, end = self.span
+        return max(end - start, 1)
+
 
 def flushes(table: Table, names: NamePool, stages: StageMap) -> tuple[list[Flush], int]:
     """(flushes with all their computations, how many lack some). `table` is on one clock.
@@ -74,6 +82,18 @@ def flushes(table: Table, names: NamePool, stages: StageMap) -> tuple[list[Flush
         if _is_whole(rows):
             whole.append(Flush(pipeline, step, rows))
     return whole, len(found) - len(whole)
+
+
+def mean_begin_to_begin(found: Sequence[Flush]) -> float:
+    """Mean ns from the first computation of a step to the next step's: the step of a job of which nothing but its
+    computations is recorded. Of a single step, its first flush."""
+    begins: dict[int, int] = {}
+    for flush in found:
+        begins[flush.step] = min(flush.span[0], begins.get(flush.step, flush.span[0]))
+    ordered = [begins[step] for step in sorted(begins)]
+    if len(ordered) < 2:
+        return float(found[0].length)
+    return (ordered[-1] - ordered[0]) / (len(ordered) - 1)
 
 
 def _in_order(own: Sequence[Computation]) -> list[Computation]:

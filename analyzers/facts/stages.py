@@ -38,17 +38,17 @@ class StageMap:
         return max(stage for _, stage in self.places.values()) + 1
 
 
-def stage_map(trace: Trace) -> StageMap | None:
+def stage_map(trace: Trace, world: int | None) -> StageMap | None:
     """The map as timers of the job, its ranges, its process groups or its messages tell it, in this order; None where
-    nothing looks like a pipeline."""
+    nothing looks like a pipeline. `world` is the number of ranks of the job, where that is known."""
     table = trace["operations"]
     timed = any("workers" in source.facts for source in trace.sources)
     if timed and len(table):
         return _from_timers(trace, table)
     chunked = table.take(np.flatnonzero(table["global_chunk"] != NA))
     if len(chunked):
-        return _from_ranges(trace, chunked)
-    return _from_groups(trace) or _from_messages(trace)
+        return _from_ranges(trace, chunked, world)
+    return _from_groups(trace) or _from_messages(trace, world)
 
 
 def _from_timers(trace: Trace, table: Table) -> StageMap | None:
@@ -61,10 +61,10 @@ def _from_timers(trace: Trace, table: Table) -> StageMap | None:
     return StageMap(places, "the stage that the job's own timers name with each operation", "measured", lacking)
 
 
-def _from_ranges(trace: Trace, table: Table) -> StageMap | None:
+def _from_ranges(trace: Trace, table: Table, world: int | None) -> StageMap | None:
     stage = dict(zip(table["rank"].tolist(), table["stage"].tolist(), strict=True))
     basis = "the stage in the names of the ranges around each computation"
-    world = trace.world_size or len(stage)
+    world = world or len(stage)
     if world < 2:
         return None
     if len(stage) < world:
@@ -77,7 +77,7 @@ def _from_ranges(trace: Trace, table: Table) -> StageMap | None:
         return StageMap({rank: (0, own) for rank, own in stage.items()}, basis, "measured",
                         "stages with different numbers of ranks")  # fmt: skip
     linked = [
-        _Linked(_components(_messages(trace)), "; ranks that send to each other are one pipeline", "measured"),
+        _Linked(_components(_messages(trace, world)), "; ranks that send to each other are one pipeline", "measured"),
         _Linked(_group_members(trace), "; process groups tell which ranks are one pipeline", "measured"),
         _Linked(
             [set(own) for own in zip(*of_stage, strict=True)],
@@ -141,7 +141,7 @@ def _group_members(trace: Trace) -> list[set[int]]:
     return [set(own) for own in _group_lists(trace)]
 
 
-def _messages(trace: Trace) -> Table:
+def _messages(trace: Trace, world: int | None) -> Table:
     """Sends and receives with a known peer, but for those of ring attention."""
     table = trace["collectives"]
     ring = trace.names.matching(lambda name: _RING.search(name) is not None)
@@ -149,7 +149,7 @@ def _messages(trace: Trace) -> Table:
     apart = np.array([code != NO_NAME and bool(ring[code]) for code in described.tolist()], np.bool_)
     one_way = trace.names.matching(lambda op: op in ("send", "recv"))[table["op"]]
     peer, ranks = table["peer"], trace.ranks
-    if len(ranks) == 2 and trace.world_size == 2:  # then there is only one other
+    if len(ranks) == 2 and world == 2:  # then there is only one other
         peer = np.where(one_way, sum(ranks) - table["rank"], peer)
     return Table(table.schema, {**table.columns, "peer": peer}).take(np.flatnonzero((peer != NA) & one_way & ~apart))
 
@@ -164,10 +164,10 @@ def _components(messages: Table) -> list[set[int]]:
     return list({id(own): own for own in linked.values()}.values())
 
 
-def _from_messages(trace: Trace) -> StageMap | None:
+def _from_messages(trace: Trace, world: int | None) -> StageMap | None:
     """Chains of ranks that send to each other. The first stage is the end that begins with a send alone; a ring, or
     ends that begin alike, may be anything."""
-    messages = _messages(trace)
+    messages = _messages(trace, world)
     peers: dict[int, set[int]] = defaultdict(set)
     for rank, peer in zip(messages["rank"].tolist(), messages["peer"].tolist(), strict=True):
         peers[rank].add(peer)
