@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -274,7 +275,7 @@ def _price_of_blocking(
 def _segments(view: LaneView) -> Times:
     """For each step, and for what lies before the first: the run of steps of one role it is in, shape (steps + 1,)."""
     roles = ["", *view.roles]
-    change = [0] + [int(a != b) for a, b in zip(roles, roles[1:], strict=False)]
+    change = [0] + [int(a != b) for a, b in pairwise(roles)]
     return np.cumsum(np.array(change, np.int64))
 
 
