@@ -253,23 +253,23 @@ def _price_of_blocking(
     threads: Sequence[int], host_of: Sequence[int],
 ) -> Spans:  # fmt: skip
     """The part of the remaining idle time that would not be there if blocking calls returned at once."""
-    work, bounds = _work(trace, view, threads, host_of)
+    work, rows = _work(trace, view, threads, host_of)
+    room = np.bincount(gaps.of(rest), weights=rest.end - rest.start, minlength=len(gaps)).astype(np.int64)
     # A gap belongs to the step in which it lies, though what ends it may be the next one's first operation.
-    step = np.searchsorted(np.array([own.start for own in view.steps], np.int64), work.start - 1, "right")
+    starts = np.array([own.start for own in view.steps], np.int64)
+    step = np.searchsorted(starts, work.start - 1, "right")
     outcome = replay(work, blocked, explained, host_of, _segments(view)[step])
     lost = np.maximum(outcome.recorded - outcome.unblocked, 0)
     count = len(view.steps) + 1
-    idle, idle_unblocked, lost_in_step = (
+    idle, idle_unblocked = (
         np.bincount(step, weights=values, minlength=count).astype(np.int64)
-        for values in (outcome.recorded, outcome.unblocked, lost)
+        for values in (outcome.recorded, outcome.unblocked)
     )
     price = idle - np.minimum(idle, idle_unblocked)
-    at = np.searchsorted(bounds, gaps.event)
-    ends = (gaps.event != NA) & (at < len(bounds))
-    own_step = step[np.where(ends, at, 0)]
+    at = np.searchsorted(rows, gaps.event)
+    ends = (gaps.event != NA) & (at < len(rows))
     own_lost = np.where(ends, lost[np.where(ends, at, 0)], 0)
-    by_gap = _in_proportion(price, own_step, own_lost, lost_in_step)
-    return _first_of_each(rest, gaps, by_gap)
+    return _first_of_each(rest, gaps, _shared(price, np.searchsorted(starts, gaps.end - 1, "right"), own_lost, room))
 
 
 def _segments(view: LaneView) -> Times:
@@ -279,16 +279,24 @@ def _segments(view: LaneView) -> Times:
     return np.cumsum(np.array(change, np.int64))
 
 
-def _in_proportion(price: Times, step: Times, lost: Times, lost_in_step: Times) -> Times:
-    """Each step's price over its gaps in proportion to what each lost; whole ns, their sum exact."""
-    total = np.maximum(lost_in_step[step], 1)
-    exact = lost * (price[step] / total)
+def _shared(price: Times, step: Times, lost: Times, room: Times) -> Times:
+    """Each step's price over its gaps, in proportion to what each lost and never more than its room; what the gaps
+    that lost can't hold (an operation that lost time may end no gap) goes to the others by their room."""
+    first = np.minimum(_in_proportion(price, step, lost), room)
+    left = price - np.bincount(step, weights=first, minlength=len(price)).astype(np.int64)
+    return first + np.minimum(_in_proportion(left, step, room - first), room - first)
+
+
+def _in_proportion(amount: Times, step: Times, weight: Times) -> Times:
+    """Each step's amount over its gaps in proportion to their weights; whole ns, their sum exact."""
+    total = np.bincount(step, weights=weight, minlength=len(amount))
+    exact = weight * (amount[step] / np.maximum(total[step], 1))
     share = np.floor(exact).astype(np.int64)
-    missing = price - np.bincount(step, weights=share, minlength=len(price)).astype(np.int64)
+    missing = amount - np.bincount(step, weights=share, minlength=len(amount)).astype(np.int64)
     order = np.lexsort((share - exact, step))
-    rank = np.arange(len(step)) - np.searchsorted(step[order], step[order], "left")
+    place = np.arange(len(step)) - np.searchsorted(step[order], step[order], "left")
     more = np.zeros(len(step), np.int64)
-    more[order] = (rank < missing[step[order]]) & (lost[order] > 0)
+    more[order] = (place < missing[step[order]]) & (weight[order] > 0)
     return share + more
 
 
