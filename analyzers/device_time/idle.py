@@ -20,6 +20,7 @@ from gpuscope.analyzers.device_time.launching_threads import Turns, blocking_cal
 from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, only_present
 from gpuscope.analyzers.frame.causes import UNATTRIBUTED
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, subtract, union
 from gpuscope.trace.launch_links import innermost
@@ -326,4 +327,9 @@ def _work(trace: Trace, view: LaneView, threads: Sequence[int], host_of: Sequenc
     return Work(start, end, stream, issue, sequence, place), rows
 
 
-ANALYZER = FileAnalyzer("idle", run)
+ANALYZER = FileAnalyzer(
+    "idle",
+    run,
+    (DEVICE_EVENTS,),
+    causes=(*dict.fromkeys(cause for cause, _ in COVERING), "sync", "launch", UNATTRIBUTED),
+)

@@ -13,6 +13,7 @@ import numpy as np
 
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -94,4 +95,4 @@ def _count(text: str) -> int:
     return sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes if shape)
 
 
-ANALYZER = FileAnalyzer("work", run)
+ANALYZER = FileAnalyzer("work", run, (DEVICE_EVENTS,))

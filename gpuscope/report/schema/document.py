@@ -238,6 +238,8 @@ class AnalyzerEntry(TypedDict):
     name: str
     status: Literal["ok", "skipped", "failed"]
     why: str
+    applicable: bool
+    """False where it is skipped because the run holds nothing of the kind that it analyses: no loss."""
 
 
 class Explained(TypedDict):
@@ -265,8 +267,8 @@ class Slowdown(TypedDict):
     """The same where no operation is slower than its like."""
 
 
-class Report(TypedDict):
-    """The whole document."""
+class Diagnosis(TypedDict):
+    """What was found out about a run: the document as far as advice rests on it."""
 
     schema_version: int
     gpuscope_version: str
@@ -298,6 +300,11 @@ class Report(TypedDict):
     """Where allocator snapshots or memory events were read."""
     kernels: list[KernelEntry]
     findings: list[FindingEntry]
+
+
+class Report(Diagnosis):
+    """The whole document."""
+
     suggestions: list[SuggestionEntry]
     advice: AdviceEntry
     problems: list[ProblemEntry]

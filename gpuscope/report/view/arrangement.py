@@ -132,7 +132,13 @@ def doubts(report: Report) -> list[tuple[str, str]]:
     for problem in sorted(report["problems"], key=lambda one: order.get(one["severity"], 3)):
         times = f" ({units.count(problem['count'])} times)" if problem["count"] > 1 else ""
         found.append((problem["severity"].replace("_", " "), f"{problem['message']}{times}"))
+    return found + _not_analysed(report)
+
+
+def _not_analysed(report: Report) -> list[tuple[str, str]]:
+    """Analyses that failed or lack something that a good recording holds, those for the same reason together."""
+    names: dict[tuple[str, str], list[str]] = {}
     for analyzer in report["analyzers"]:
-        if analyzer["status"] != "ok":
-            found.append((analyzer["status"], f"{analyzer['name']}: {analyzer['why']}"))
-    return found
+        if analyzer["status"] != "ok" and analyzer.get("applicable", True):  # reports of gpuscope 0.1.0 lack the key
+            names.setdefault((analyzer["status"], analyzer["why"]), []).append(analyzer["name"])
+    return [(status, f"{', '.join(own)}: {why}") for (status, why), own in names.items()]

@@ -61,7 +61,7 @@ def _from_timers(trace: Trace, table: Table) -> StageMap | None:
 def _from_ranges(trace: Trace, table: Table) -> StageMap | None:
     stage = dict(zip(table["rank"].tolist(), table["stage"].tolist(), strict=True))
     basis = "the stage in the names of the ranges around each computation"
-    world = _world(trace) or len(stage)
+    world = trace.world_size or len(stage)
     if world < 2:
         return None
     if len(stage) < world:
@@ -90,11 +90,6 @@ def _from_ranges(trace: Trace, table: Table) -> StageMap | None:
 def _by_stage(pipelines: Iterable[set[int]], stage: Mapping[int, int]) -> list[list[int]]:
     """The ranks of each pipeline that have a stage, in its order."""
     return sorted(sorted(own & stage.keys(), key=lambda rank: stage[rank]) for own in pipelines)
-
-
-def _world(trace: Trace) -> int | None:
-    known = trace["ranks"]["world_size"][trace["ranks"].known("world_size")]
-    return int(known.max()) if len(known) else None
 
 
 def _from_groups(trace: Trace) -> StageMap | None:
@@ -137,7 +132,7 @@ def _messages(trace: Trace) -> Table:
     apart = np.array([code != NO_NAME and bool(ring[code]) for code in described.tolist()], np.bool_)
     one_way = trace.names.matching(lambda op: op in ("send", "recv"))[table["op"]]
     peer, ranks = table["peer"], trace.ranks
-    if len(ranks) == 2 and _world(trace) == 2:  # then there is only one other
+    if len(ranks) == 2 and trace.world_size == 2:  # then there is only one other
         peer = np.where(one_way, sum(ranks) - table["rank"], peer)
     return Table(table.schema, {**table.columns, "peer": peer}).take(np.flatnonzero((peer != NA) & one_way & ~apart))
 
