@@ -62,7 +62,7 @@ def _host_side(trace: Trace, rank: int, thread: int, start: int, end: int, block
         return names[int(host["name"][call])], f"the queue was empty when it returned{within}"
     row, covered = host_activity(trace, rank, thread, start, end)
     if row == NA:
-        return "", "nothing recorded on the launching thread"
+        return "", "nothing recorded on the launching thread (Python between operators)"
     return names[int(host["name"][row])], f"covers {units.share(covered / (end - start))} of the gap"
 
 
@@ -72,7 +72,8 @@ def host_activity(trace: Trace, rank: int, thread: int, start: int, end: int) ->
     host = trace["host_events"]
     low, high = np.searchsorted(host["rank"], [rank, rank + 1])
     high = low + int(np.searchsorted(host["start"][low:high], end, "left"))
-    rows = np.arange(low, high)[host["thread"][low:high] == thread]
+    steps = trace.names.matching(lambda name: name.startswith("ProfilerStep"))
+    rows = np.arange(low, high)[(host["thread"][low:high] == thread) & ~steps[host["name"][low:high]]]
     cover = np.minimum(host["end"][rows], end) - np.maximum(host["start"][rows], start)
     if not len(rows) or int(cover.max()) <= 0:
         return NA, 0

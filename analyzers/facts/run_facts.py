@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpuscope.analyzers.facts import clocks, matching
@@ -14,8 +14,9 @@ from gpuscope.analyzers.facts.host_links import Host, hosts
 from gpuscope.analyzers.facts.matching import Matched
 from gpuscope.analyzers.facts.placement import Placement
 from gpuscope.analyzers.facts.stages import StageMap, stage_map
+from gpuscope.analyzers.facts.steady_state import SteadyState, steady_state
 from gpuscope.analyzers.facts.waits import Waits, waits
-from gpuscope.analyzers.frame.analyzer import Analyzer, Result
+from gpuscope.analyzers.frame.analyzer import Analyzer, Attributed, LaneKey, Result
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.trace import Trace
@@ -31,6 +32,15 @@ class RunFacts:
 
     trace: Trace
     lanes: Sequence[LaneSummary]
+    causes: Mapping[LaneKey, Mapping[str, Attributed]] = field(default_factory=dict)
+    """What the analyses of single files attributed to causes, per lane."""
+    steps_asked: bool = False
+    """Whether the user named the steps to judge."""
+
+    @cached_property
+    def steady(self) -> SteadyState:
+        """The role of each step, and what is judged."""
+        return steady_state(self.lanes, self.steps_asked)
 
     @cached_property
     def world_size(self) -> int | None:

@@ -38,6 +38,8 @@ class LaneView:
     steps: tuple[StepWindow, ...]
     basis: str | None
     """What the steps were found from."""
+    compiling: tuple[float, ...]
+    """Share of each step that the rank's host spent compiling, loading modules or autotuning."""
     roles: tuple[Role, ...]
     """Of each of `steps`, by this rank's own durations; the run's roles come from all ranks."""
 
@@ -84,11 +86,12 @@ def _view(trace: Trace, lane: Lane, asked: tuple[int, int] | None) -> LaneView |
         window = (steps[0].start, steps[-1].end)
     compute, communication, memory = (trace.spans(lane.rows, kind) for kind in Kind)
     parts = split(compute, communication, memory, window)
-    roles = tuple(own_roles(steps, compiling(trace, lane.rank, steps)))
-    return LaneView(lane, window, parts, trace.breakdown(lane.rows, window), tuple(steps), basis, roles)
+    shares = _compiling(trace, lane.rank, steps)
+    roles = tuple(_own_roles(steps, shares))
+    return LaneView(lane, window, parts, trace.breakdown(lane.rows, window), tuple(steps), basis, tuple(shares), roles)
 
 
-def compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[float]:
+def _compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[float]:
     """Share of each step that host threads of the rank spent compiling, loading modules or autotuning."""
     host = trace["host_events"]
     low, high = np.searchsorted(host["rank"], [rank, rank + 1])
@@ -98,7 +101,7 @@ def compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[floa
     return (spent / np.maximum(end - start, 1)).tolist()
 
 
-def own_roles(steps: Sequence[StepWindow], compiling: Sequence[float]) -> list[Role]:
+def _own_roles(steps: Sequence[StepWindow], compiling: Sequence[float]) -> list[Role]:
     """The role of each step of one rank, what ran before the first included."""
     proper = [
         StepFacts(step.end - step.start, cut=False, compiling=share)
@@ -142,6 +145,10 @@ class LaneSummary:
     steps: tuple[StepWindow, ...]
     step_breakdowns: tuple[Breakdown, ...]
     basis: str | None
+    compiling: tuple[float, ...]
+    """Share of each step that the rank's host spent compiling, loading modules or autotuning."""
+    thinned: str
+    """What shows that events were dropped from the recording; empty where nothing does."""
     exposed_communication: Spans
     events: int
     """Device events of the lane."""
@@ -152,8 +159,8 @@ class LaneSummary:
         return self.rank, self.device
 
 
-def summarise(trace: Trace, view: LaneView) -> LaneSummary:
-    """The summary of a lane."""
+def summarise(trace: Trace, view: LaneView, thinned: str = "") -> LaneSummary:
+    """The summary of a lane; `thinned` says what shows that events were dropped."""
     return LaneSummary(
         rank=view.lane.rank,
         device=view.lane.device,
@@ -162,6 +169,8 @@ def summarise(trace: Trace, view: LaneView) -> LaneSummary:
         steps=view.steps,
         step_breakdowns=step_breakdowns(trace, view),
         basis=view.basis,
+        compiling=view.compiling,
+        thinned=thinned,
         exposed_communication=view.parts.exposed_communication,
         events=len(view.rows),
     )

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 
+from gpuscope.analyzers.device_time.wholeness import why_thinned
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, run_one
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, attributed, run_one
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
 from gpuscope.analyzers.operations.operations_from_ranges import operations
@@ -94,7 +95,7 @@ def run(
     check_one_run([part.trace.ranks_by_file() for part in parts])
     lanes = [lane for part in parts for lane in part.lanes]
     results = [result for part in parts for result in part.results]
-    facts = RunFacts(merge([part.trace for part in parts]), lanes)
+    facts = RunFacts(merge([part.trace for part in parts]), lanes, attributed(results), options.steps is not None)
     results += [run_one(analyzer, facts.trace, facts) for analyzer in analyzers_of(RunAnalyzer)]
     folders = run_folders(item.path for item in items)
     results += [_how_it_ended(folder, [item.path for item in items]) for folder in folders]
@@ -197,7 +198,7 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
     """Analyse the lanes of one file's trace; what stays of it grows with its collectives, not its events."""
     lanes = views(trace, options.steps)
     results = [run_one(analyzer, trace, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
-    summaries = [summarise(trace, view) for view in lanes]
+    summaries = [summarise(trace, view, why_thinned(trace, view)) for view in lanes]
     reduced = trace.reduced()
     for table in (table for result in results for table in result.tables.values()):
         reduced = reduced.with_table(table)

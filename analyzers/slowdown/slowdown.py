@@ -150,6 +150,7 @@ def _slow_worker(job: Grid, found: Slowdowns, stage: int, replica: int, effect: 
         + _consequence(found, effect),
         "ranks": [rank],
         "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(job.steps)),
         "share_frac": cost / found.replayed,
         "evidence": _slowest(job, found, job.stage == stage, only),
     }
@@ -165,6 +166,7 @@ def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> Find
         "message": f"Pipeline stage {stage}{place} is slow: {_consequence(found, effect)}{doubt}",
         "ranks": sorted(job.ranks[stage].tolist()),
         "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(job.steps)),
         "share_frac": cost / found.replayed,
         "evidence": _slowest(job, found, job.stage == stage, np.ones(len(job.replicas), np.bool_)),
     }
@@ -181,6 +183,7 @@ def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
         f"{worst} explains {found.explained(found.operations[worst]):.3f} of that",
         "ranks": [],
         "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(job.steps)),
         "share_frac": cost / found.replayed,
         "evidence": _slowest(
             job, found, np.array([op == worst for op in job.op]), np.ones(len(job.replicas), np.bool_)

@@ -14,7 +14,7 @@ from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl,
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.schema.replay_section import Replay
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Class = Literal["cpu", "communication", "memory", "compute"]
 
@@ -53,6 +53,8 @@ class Verdict(TypedDict):
     share_frac: float
     confidence: float
     abstained: bool
+    cause_abstained: bool
+    """The class is certain, its cause is not: `why` says what to record."""
     why: str
 
 
@@ -79,8 +81,12 @@ class RankEntry(TypedDict):
     device: int | None
     device_name: str | None
     window_ns: int
+    """Of what is judged: the steady steps, else the whole window."""
     start_ns: int
     steps: int
+    """Judged steps."""
+    recorded_ns: int
+    recorded_breakdown_ns: BreakdownEntry
     breakdown_ns: BreakdownEntry
     communication_ns: int
     overlapped_communication_ns: int
@@ -94,6 +100,7 @@ class StepEntry(TypedDict):
     step: int | None
     rank: int
     device: int | None
+    role: Literal["setup", "partial", "warmup", "outlier", "steady"]
     start_ns: int
     dur_ns: int
     breakdown_ns: BreakdownEntry
@@ -126,6 +133,9 @@ class StragglerEntry(TypedDict):
     phase: str | None
     operation: str | None
     recurrent: bool
+    reason: Literal["device", "data", "host"] | None
+    """Its device is slower at equal work, it has more work, or its host is late; None where the trace can't show it."""
+    reason_why: str
 
 
 class RankStepEntry(TypedDict):
@@ -155,8 +165,11 @@ class FindingEntry(TypedDict):
     severity: Literal["high", "medium", "low"]
     message: str
     ranks: list[int]
-    cost_ns_per_step: int
-    share_frac: float
+    cost_ns_per_step: int | None
+    """Over the judged steps; None of what is paid once."""
+    cost_ns: int | None
+    """In all: of a stall over the judged steps; of what is paid once, in the whole recording."""
+    share_frac: float | None
     evidence: list[Evidence]
 
 
