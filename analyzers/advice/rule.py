@@ -151,7 +151,7 @@ def _suggestion(proposal: Proposal, finding: FindingEntry, predicted: Predicted)
         "setting": proposal.setting,
         "predicted": Prediction(
             step_ns_before=predicted.before, step_ns_after=predicted.after, low_ns=predicted.low,
-            high_ns=predicted.high, basis=predicted.basis,
+            high_ns=predicted.high, basis=predicted.basis, provenance=predicted.provenance,
         ),
         "risk": proposal.risk, "verify": proposal.verify,
     }  # fmt: skip

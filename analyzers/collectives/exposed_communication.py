@@ -183,6 +183,7 @@ def _entry(table: Table, matched: Matched, measured: Waits, op: str, group: str 
         "op": op, "group": group, "count": len(representative), "bytes": total, "dur_ns": int(duration.sum()),
         "wait_ns": wait, "transfer_ns": transfer, "algbw_gbps": rate,
         "busbw_gbps": rate * factor if rate is not None and factor is not None else None,
+        "lower_bound": rate is not None and transfer is None,
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ neither draws nor prints nor changes the trace. A new analysis is one file and o
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.intervals import Spans, measure_within
 from gpuscope.trace.problems import Severity
 from gpuscope.trace.trace import Trace
+
+_LOG = logging.getLogger(__name__)
 
 LaneKey = tuple[int, int]
 """(rank, device)."""
@@ -127,10 +130,16 @@ def run_one(analyzer: Analyzer, trace: Trace, *given: object) -> Result:
     except GpuscopeError:
         raise
     except Exception as error:  # a bug in one analysis hides no other; it is shown and exits with 4
-        return Result(analyzer.name, "failed", f"{type(error).__name__}: {error}")
+        return broken(analyzer.name, error)
     if undeclared := analyzer.undeclared(result):
         return Result(analyzer.name, "failed", f"it gives {', '.join(undeclared)}, which it does not declare")
     return result
+
+
+def broken(name: str, error: Exception) -> Result:
+    """The result of an analysis that raised `error`, whose traceback goes to the log (`gpuscope --debug`)."""
+    _LOG.debug("the analysis %s failed", name, exc_info=error)
+    return Result(name, "failed", f"{type(error).__name__}: {error}")
 
 
 def attribute(spans: Spans, view: LaneView | LaneSummary, evidence: Sequence[Evidence] = ()) -> Attributed:

@@ -165,7 +165,7 @@ def _entry(
         "algbw_gbps": _finite(algbw(nbytes, mean)), "busbw_gbps": bus, "lower_bound": series.lower_bound,
         "algorithm": chosen.algorithm if chosen else None, "protocol": chosen.protocol if chosen else None,
         "channels": chosen.channels if chosen else None, "peak_gbps": found.gbps, "link": found.link,
-        "peak_basis": found.basis,
+        "peak_basis": found.basis, "peak_provenance": found.provenance,
         "efficiency_frac": bus / found.gbps if bus is not None and found.gbps is not None else None,
         "wrong": sum(checked) if checked else None,
     }  # fmt: skip

@@ -43,7 +43,10 @@ def run(facts: RunFacts) -> Result:
     if stages is None:
         return result
     whole, left_out = facts.flushes
-    section: Pipeline = {"basis": stages.basis, "stages": _stages(stages, whole), "untold": stages.incomplete}
+    section: Pipeline = {
+        "basis": stages.basis, "provenance": stages.provenance, "stages": _stages(stages, whole),
+        "untold": stages.incomplete,
+    }  # fmt: skip
     result.sections[PIPELINE] = section
     if not whole:
         section["untold"] = section["untold"] or "no step holds all computations of a pipeline"

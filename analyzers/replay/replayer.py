@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,6 +23,7 @@ from gpuscope.analyzers.replay.record.recording import Recorded, variation
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Replay
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
@@ -30,6 +31,15 @@ from gpuscope.trace.schema import NA
 MAX_ERROR = 0.05
 """Relative error of the unchanged replay from which nothing is predicted. Published replays reach 3.3 % on average
 (Lumos, MLSys 2025) and below 5 % (dPRO, MLSys 2022); one that misses by more has missed a dependency."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A replay with changes: the mean step in ns, and what that rests on."""
+
+    step_ns: float
+    basis: str
+    provenance: Provenance
 
 
 class Replayer:
@@ -89,7 +99,7 @@ class Replayer:
             return Refused(str(error))
         except CircleError:
             return Refused("the job waits for results before it would have asked for them: it is built in another way")
-        times = [time / self.replayed_step_ns * self._before for time, _ in outcomes]
+        times = [outcome.step_ns / self.replayed_step_ns * self._before for outcome in outcomes]
         # What the replay misses unchanged it may miss changed; other steps differ as the recorded ones do.
         margin = (self.error_frac or 0.0) + self._variation
         after = times[1]
@@ -98,7 +108,8 @@ class Replayer:
             after=round(after),
             low=max(0, round(min(times) - margin * after)),
             high=round(max(times) + margin * after),
-            basis=f"{self._basis()}; {outcomes[1][1]}",
+            basis=f"{self._basis()}; {outcomes[1].basis}",
+            provenance=outcomes[1].provenance,
         )
 
     def _pipelined(self, changes: Sequence[Change]) -> Predicted | Refused:
@@ -131,18 +142,20 @@ class Replayer:
     def _pipeline(self) -> PipelineReplay | None:
         return pipeline_replay(self._facts, self._fixed) if len(self._facts.trace["operations"]) else None
 
-    def _replayed(self, changes: Sequence[Change], bias: int) -> tuple[float, str]:
+    def _replayed(self, changes: Sequence[Change], bias: int) -> _Outcome:
         graph, basis = self._graph, []
+        provenance: Provenance = "inferred"
         setting = replace(self._setting, bias=bias, cores_told=self._slowdown.told)
         for change in changes:
             assert graph is not None
             found = rewrite(graph, change, setting)
             graph = found.graph
             basis.append(found.basis)
+            provenance = "assumed" if found.provenance == "assumed" else provenance
         assert graph is not None
         if self._slowdown.told:
             basis.append(self._slowdown.text())
-        return _mean(*self._contended.replay(graph, bias)), "; ".join(basis)
+        return _Outcome(_mean(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
 
     @cached_property
     def _slowdown(self) -> Slowdown:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscope.analyzers.nccl.run_choices import RunChoices
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Mask, Times
 
 
@@ -40,6 +41,8 @@ class Rewritten:
 
     graph: Graph
     basis: str
+    provenance: Provenance = "inferred"
+    """`assumed` where costs of collectives in it are not fitted to the trace."""
 
 
 Rewrite = Callable[[Graph, Any, Setting], Rewritten]

@@ -46,6 +46,7 @@ from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.frameworks import frameworks, parallelism
 from gpuscope.trace.schema import NA
+from gpuscope.trace.steps import KERNEL_SEQUENCE
 from gpuscope.trace.trace import Trace
 from gpuscope.version import __version__
 
@@ -83,14 +84,16 @@ def _diagnosis(
     lanes = facts.lanes
     given = merged(result.sections for result in results)
     clock_error = given.get(sections.CLOCK_ERROR)
+    basis = next((lane.basis for lane in lanes if lane.basis), None)
     found: Diagnosis = {
         "schema_version": SCHEMA_VERSION,
         "gpuscope_version": __version__,
-        "trace": _trace(facts, clock_error, parallelism),
+        "trace": _trace(facts, given, parallelism),
         "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
         "ranks": [_rank(facts, lane, causes[lane.key]) for lane in lanes],
         "steps": [step for lane in lanes for step in _steps(facts.steady, lane, causes[lane.key])],
-        "steps_basis": next((lane.basis for lane in lanes if lane.basis), None),
+        "steps_basis": basis,
+        "steps_provenance": None if basis is None else "inferred" if basis == KERNEL_SEQUENCE else "measured",
         "collectives": [],
         "stragglers": [],
         "rank_steps": [],
@@ -136,8 +139,9 @@ def _unsettled(results: Sequence[Result]) -> set[str]:
     return {cause for analyzer in analyzers if analyzer.name in ended_early for cause in analyzer.causes}
 
 
-def _trace(facts: RunFacts, clock_error: int | None, named: Mapping[str, int]) -> TraceEntry:
-    trace = facts.trace
+def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceEntry:
+    trace, clock_error = facts.trace, given.get(sections.CLOCK_ERROR)
+    compared = sections.SLOWDOWN in given  # which takes the word of the ranks' recorder for one clock
     files = trace.ranks_by_file()
     table = trace["groups"]
     groups = [
@@ -153,6 +157,7 @@ def _trace(facts: RunFacts, clock_error: int | None, named: Mapping[str, int]) -
         "world_size": facts.world_size,
         "ranks_present": trace.ranks,
         "clock_error_ns": clock_error,
+        "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
         "frameworks": frameworks(trace.names.names, {description for description, _ in groups}),
         "parallelism": parallelism(groups) or dict(named),  # one group of all ranks says nothing of its purpose
     }

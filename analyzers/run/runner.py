@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuscope.analyzers.device_time.wholeness import why_thinned
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, attributed, run_one
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, attributed, broken, run_one
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
 from gpuscope.analyzers.operations.operations_from_ranges import operations
@@ -69,9 +69,14 @@ def analyze(
 ) -> Analysis:
     """Analyse files, folders or globs as one run: `gpuscope.analyze`.
 
-    Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables`
-    are DataFrames. `workers` processes read large runs; a script that asks for several needs the usual
-    `if __name__ == "__main__"`. Raises `InputError`, `UsageError` or `AnalysisError` as the command line does.
+    `ranks` leaves other ranks unread, `steps` is the first and the last step, both included (default: the whole
+    window), `partial` takes what is there of a file that is cut off, `nsys` is the program that exports reports of
+    Nsight Systems. `workers` processes read large runs; a script that asks for several needs the usual
+    `if __name__ == "__main__"`.
+
+    Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables` are DataFrames;
+    times are int ns. Raises `InputError` for what is missing or can't be read, `UsageError` where files claim one rank
+    or are of different jobs, or no such step is recorded. An analysis that fails is in `Analysis.failed`.
     """
     return run(inputs(paths, ranks), Options(ranks, steps, workers, ReadOptions(partial=partial, nsys=nsys)))
 
@@ -114,7 +119,7 @@ def _replay(facts: RunFacts, recorded: Sequence[Recorded]) -> tuple[Replayer | N
         replayer = Replayer(facts, recorded)
         return replayer, replayer.result()
     except Exception as error:
-        return None, Result("replay", "failed", f"{type(error).__name__}: {error}")
+        return None, broken("replay", error)
 
 
 def _not_replayed(_: Sequence[Change]) -> Predicted | Refused:

@@ -19,6 +19,7 @@ from gpuscope.analyzers.operations.operations_from_ranges import tied
 from gpuscope.analyzers.operations.pipeline_dependencies import check_alone, pipeline_graph, with_messages
 from gpuscope.analyzers.slowdown.slowdowns import Effect, Slowdowns, slowdowns
 from gpuscope.report.schema.document import Evidence, FindingEntry, Slowdown
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
@@ -46,7 +47,7 @@ def run(facts: RunFacts) -> Result:
     if found.ideal <= 0:
         return Result(ANALYZER.name, "skipped", "operations take no time")
     result = Result(ANALYZER.name, why=_left_out(job))
-    result.sections[SLOWDOWN] = _section(job, found)
+    result.sections[SLOWDOWN] = _section(job, found, "measured" if timed else "inferred")
     if timed:  # of a job's own ranges, `straggler` tells the same from the waits themselves
         result.findings = sorted(_findings(job, found), key=lambda finding: -finding["share_frac"])
     return result
@@ -88,7 +89,7 @@ def _left_out(job: Grid) -> str:
     return f"{units.plural(job.left_out, 'step')} without the operations of the others left out" if job.left_out else ""
 
 
-def _section(job: Grid, found: Slowdowns) -> Slowdown:
+def _section(job: Grid, found: Slowdowns, provenance: Provenance) -> Slowdown:
     def all_by(value: Callable[[Effect], float]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
         return (
             {op: value(effect) for op, effect in found.operations.items()},
@@ -100,6 +101,7 @@ def _section(job: Grid, found: Slowdowns) -> Slowdown:
     shares = all_by(found.explained)
     return {
         "total": found.replayed / found.ideal,
+        "provenance": provenance,
         "by_operation": by_operation,
         "by_rank": by_rank,
         "by_stage": by_stage,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gpuscope.analyzers.facts.host_links import Host
 from gpuscope.analyzers.facts.placement import Placed
 from gpuscope.hardware.link_rates import Link, can_have_fabric, gpu_fabric, gpu_nvlink, gpu_pcie, links
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.schema import NA
 
 
@@ -22,6 +23,8 @@ class Peak:
     gbps: float | None
     link: str | None
     basis: str
+    provenance: Provenance | None = None
+    """None where there is no peak."""
 
 
 def peak(placed: Placed, topologies: Sequence[Host]) -> Peak:
@@ -50,7 +53,7 @@ def _from_topology(placed: Placed, host: Host) -> Peak:
         if link is None:
             return Peak(None, None, f"{basis} tells NVLinks, but no file tells the GPU's model and so their rate")
         least = link.of(min(count for count in counts if count))
-        return Peak(least.peak, _label(least), basis)
+        return Peak(least.peak, _label(least), basis, "inferred")
     if any(counts):
         return Peak(None, None, f"{basis}: only some of the group's GPUs have NVLinks to each other")
     return _pcie(members, host, model, basis)
@@ -80,11 +83,11 @@ def _pcie(members: Sequence[str], host: Host, model: str, basis: str) -> Peak:
     ]  # fmt: skip
     if len(rates) == len(members):
         slowest, width = min(rates)
-        return Peak(slowest, f"PCIe ×{width}", basis)
+        return Peak(slowest, f"PCIe ×{width}", basis, "measured")
     link = gpu_pcie(model)
     if link is None:
         return Peak(None, None, f"{basis}: no NVLinks, and neither it nor the GPU's model tells the PCIe generation")
-    return Peak(link.peak, _label(link), f"{basis}: no NVLinks; PCIe by the GPU's model, at most")
+    return Peak(link.peak, _label(link), f"{basis}: no NVLinks; PCIe by the GPU's model, at most", "assumed")
 
 
 def _from_model(placed: Placed) -> Peak:
@@ -103,7 +106,7 @@ def _from_model(placed: Placed) -> Peak:
             return Peak(None, None, f"no links are known of {model}: add NCCL's topology XML")
         found.append(link)
     least = min(found, key=lambda link: link.peak)
-    return Peak(least.peak, _label(least), "all links that the GPU's model has")
+    return Peak(least.peak, _label(least), "all links that the GPU's model has", "assumed")
 
 
 def _between_hosts(placed: Placed, topologies: Iterable[Host]) -> Peak:
@@ -116,7 +119,8 @@ def _between_hosts(placed: Placed, topologies: Iterable[Host]) -> Peak:
                 None, None, f"the group uses part of each host's GPUs: which ports of {host.source}, is not told"
             )
         total = sum(ports.values()) / 1e9
-        return Peak(total, f"{len(ports)} network port{'' if len(ports) == 1 else 's'}", f"topology in {host.source}")
+        ports_named = f"{len(ports)} network port{'' if len(ports) == 1 else 's'}"
+        return Peak(total, ports_named, f"topology in {host.source}", "measured")
     return Peak(None, None, "the network's rate is not told: add NCCL's topology XML (NCCL_TOPO_DUMP_FILE)")
 
 

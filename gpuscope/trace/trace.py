@@ -67,6 +67,13 @@ class Trace:
     def __getitem__(self, table: str) -> Table:
         return self._data[table]
 
+    def __repr__(self) -> str:
+        formats = ", ".join(dict.fromkeys(source.format for source in self.sources))
+        counts = ", ".join(f"{len(self[name]):,} {name}" for name in ("device_events", "host_events"))
+        ranks, files = len(self.ranks), len(self.sources)
+        plural = "s" if ranks != 1 else "", "s" if files != 1 else ""
+        return f"Trace({ranks} rank{plural[0]} from {files} file{plural[1]} ({formats}), {counts})"
+
     @property
     def ranks(self) -> list[int]:
         """The ranks present, ascending."""

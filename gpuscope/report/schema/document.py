@@ -12,6 +12,7 @@ from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Replay
 
 SCHEMA_VERSION = 2
@@ -39,6 +40,9 @@ class TraceEntry(TypedDict):
     ranks_present: list[int]
     clock_error_ns: int | None
     """Bound on the error of cross-rank times; None where nothing ties the ranks' clocks."""
+    clock_provenance: Provenance | None
+    """`measured` by collectives that end together; `assumed` where the slowdown takes the recorder's word for one
+    clock; None where times of different ranks are not compared."""
     frameworks: list[str]
     """Frameworks that left a mark in the trace: deepspeed, megatron, lightning, fsdp2, ddp…"""
     parallelism: dict[str, int]
@@ -120,6 +124,8 @@ class CollectiveEntry(TypedDict):
     transfer_ns: int | None
     algbw_gbps: float | None
     busbw_gbps: float | None
+    lower_bound: bool
+    """Whether bandwidth is at least this: some instances are not matched, and their time may hold waiting."""
 
 
 class StragglerEntry(TypedDict):
@@ -189,6 +195,8 @@ class Prediction(TypedDict):
     low_ns: int
     high_ns: int
     basis: str
+    provenance: Provenance
+    """`inferred` by a replay; `assumed` where costs in it are a link's figures and not fitted to the trace."""
 
 
 class SuggestionEntry(TypedDict):
@@ -267,6 +275,8 @@ class Slowdown(TypedDict):
     """What-if slowdowns (where they can be computed)."""
 
     total: float
+    provenance: Provenance
+    """`measured` by timers of the job, `inferred` where operations are found from ranges."""
     by_operation: dict[str, float]
     by_rank: dict[str, float]
     by_stage: dict[str, float]
@@ -291,6 +301,8 @@ class Diagnosis(TypedDict):
     steps: list[StepEntry]
     steps_basis: str | None
     """What the steps were found from; None where there are none."""
+    steps_provenance: Provenance | None
+    """`measured` from ranges that name steps, `inferred` from what repeats; None where there are none."""
     collectives: list[CollectiveEntry]
     stragglers: list[StragglerEntry]
     rank_steps: list[RankStepEntry]
