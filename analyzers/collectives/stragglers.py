@@ -44,7 +44,7 @@ def stragglers(facts: RunFacts, blame: Blame, doing: dict[int, Doing]) -> Stragg
     root = np.bincount(table["rank"], weights=own, minlength=ranks)
     tests = [_by_step(table["rank"], weight, steps, ranks, len(facts.trace.ranks)) for weight in (direct, own)]
     chance, least = np.minimum(tests[0][0], tests[1][0]), min(tests[0][1], tests[1][1])
-    why = reasons(facts.trace, _lateness(facts, own, direct), _host_idle(facts))
+    why = reasons(facts.trace, _lateness(facts, judged), _host_idle(facts))
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
         told = doing.get(rank)
@@ -58,11 +58,15 @@ def stragglers(facts: RunFacts, blame: Blame, doing: dict[int, Doing]) -> Stragg
     return Stragglers(entries, least < MAX_CHANCE)
 
 
-def _lateness(facts: RunFacts, own: Array, direct: Times) -> dict[int, int]:
-    """By how much each rank is late in a judged step, ns: the waiting that goes back to it, per rank that waited."""
-    rank = facts.trace["collectives"]["rank"]
-    weight = own if bool((own > 0).any()) else direct
-    spent = np.bincount(rank, weights=weight)
+def _lateness(facts: RunFacts, judged: Mask) -> dict[int, int]:
+    """By how much each rank is late in a judged step, ns: the exposed waiting for it, per rank that waited.
+
+    Exposed, for collectives that overlap wait for one lateness together.
+    """
+    table, found, measured = facts.trace["collectives"], facts.matched.instances, facts.waits
+    suffered = found.reduce(np.add, np.where(judged, measured.exposed, 0)[found.rows])
+    counted = ~found.p2p & (suffered > 0)
+    spent = np.bincount(table["rank"][measured.last[counted]], weights=suffered[counted])
     waiting = max(len(facts.trace.ranks) - 1, 1)
     steps = max(len(facts.steady.durations), 1)
     return {one: round(spent[one] / waiting / steps) for one in np.flatnonzero(spent).tolist()}

@@ -98,7 +98,7 @@ def _compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[flo
     rows = low + np.flatnonzero(trace.names.matching(kinds.is_compilation)[host["name"][low:high]])
     start, end = (np.array([getattr(step, side) for step in steps], np.int64) for side in ("start", "end"))
     spent = measure_within(union(host["start"][rows], host["end"][rows]), start, end)
-    return (spent / np.maximum(end - start, 1)).tolist()
+    return [float(share) for share in spent / np.maximum(end - start, 1)]
 
 
 def _own_roles(steps: Sequence[StepWindow], compiling: Sequence[float]) -> list[Role]:

@@ -12,7 +12,6 @@ import numpy as np
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
-from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
 from gpuscope.analyzers.frame.sections import REPLAY
 from gpuscope.analyzers.nccl.run_choices import RunChoices
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
@@ -57,7 +56,7 @@ class Replayer:
         """|replayed − measured| / measured, of the mean step."""
         self._graph: Graph | None = None
         self._facts = facts
-        self._before = _step_ns(facts.lanes)
+        self._before = _step_ns(facts)
         self._variation = _variation(recorded)
         self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
         self._fixed = _mean_shares(recorded)
@@ -219,10 +218,11 @@ def _mean(graph: Graph, done: Replayed) -> float:
     return float(np.mean([times.mean() for times in done.steps(graph).values()]))
 
 
-def _step_ns(lanes: Sequence[LaneSummary]) -> float:
-    """window / steps, mean over ranks (docs/definitions.md: `step_ns_before`)."""
-    found = [lane.breakdown.window / max(1, count_steps(lane.steps)) for lane in lanes]
-    return float(np.mean(found)) if found else 0.0
+def _step_ns(facts: RunFacts) -> float:
+    """«The step», from which predictions start; without steps the window, the longest over ranks."""
+    if facts.steady.step_ns is not None:
+        return float(facts.steady.step_ns)
+    return float(max((lane.breakdown.window for lane in facts.lanes), default=0))
 
 
 def _variation(recorded: Sequence[Recorded]) -> float:

@@ -175,7 +175,7 @@ class FindingEntry(TypedDict):
     """Over the judged steps; None of what is paid once."""
     cost_ns: int | None
     """In all: of a stall over the judged steps; of what is paid once, in the whole recording."""
-    share_frac: float | None
+    share_frac: float
     evidence: list[Evidence]
 
 
