@@ -92,6 +92,7 @@ def _diagnosis(
         "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
         "ranks": [_rank(facts, lane, causes[lane.key]) for lane in lanes],
         "steps": [step for lane in lanes for step in _steps(facts.steady, lane, causes[lane.key])],
+        "step_time": facts.steady.step_time,
         "steps_basis": basis,
         "steps_provenance": None if basis is None else "inferred" if basis == KERNEL_SEQUENCE else "measured",
         "collectives": [],

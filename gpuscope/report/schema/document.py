@@ -112,6 +112,16 @@ class StepEntry(TypedDict):
     cause: str | None
 
 
+class StepTime(TypedDict):
+    """«The step»: the median over the judged steps of their duration, the largest over ranks; and their spread."""
+
+    median_ns: int
+    p90_ns: int
+    min_ns: int
+    max_ns: int
+    steps: int
+
+
 class CollectiveEntry(TypedDict):
     """One operation of one group: count, bytes and transfer over instances, wait and dur over ranks too."""
 
@@ -299,6 +309,8 @@ class Diagnosis(TypedDict):
     verdict: Verdict
     ranks: list[RankEntry]
     steps: list[StepEntry]
+    step_time: StepTime | None
+    """None where no steps were found: the whole window is judged."""
     steps_basis: str | None
     """What the steps were found from; None where there are none."""
     steps_provenance: Provenance | None

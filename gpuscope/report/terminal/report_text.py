@@ -72,7 +72,7 @@ def _ranks(report: Report, writer: Writer) -> None:
     for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True):
         values = [entry["breakdown_ns"][part.key] for part in PARTS]
         shares = [units.share(value / entry["window_ns"] if entry["window_ns"] else None) for value in values]
-        step = units.duration(arrangement.step_ns(entry))
+        step = units.duration(arrangement.rank_step_ns(report, entry))
         cells = [writer.text(cell) for cell in (*shares, step)]
         table.add_row(writer.text(label), Bar(values, writer.plain), *cells)
     writer.show(table)
