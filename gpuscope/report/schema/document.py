@@ -13,7 +13,7 @@ from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.schema.provenance import Provenance
-from gpuscope.report.schema.replay_section import Replay
+from gpuscope.report.schema.replay_section import Prediction, Replay
 
 SCHEMA_VERSION = 2
 
@@ -37,6 +37,8 @@ class TraceEntry(TypedDict):
 
     sources: list[SourceEntry]
     world_size: int | None
+    world_basis: str | None
+    """Where world_size comes from: distributed_info, communicators, environment, manifest, or assumed."""
     ranks_present: list[int]
     clock_error_ns: int | None
     """Bound on the error of cross-rank times; None where nothing ties the ranks' clocks."""
@@ -143,7 +145,9 @@ class StragglerEntry(TypedDict):
 
     rank: int
     caused_wait_ns: int
-    """The others' exposed waits where it came last."""
+    """The others' exposed waits where it came last, summed over them."""
+    caused_wait_ns_per_step: int | None
+    """The same per rank that waited and step, which compares with a gain; None without steps."""
     root_wait_ns: int
     """Waits that go back to it, through whatever ranks it made late on the way."""
     phase: str | None
@@ -195,18 +199,6 @@ class Setting(TypedDict):
     kind: Literal["env", "python", "config"]
     name: str
     value: str
-
-
-class Prediction(TypedDict):
-    """The step time a change leads to."""
-
-    step_ns_before: int
-    step_ns_after: int
-    low_ns: int
-    high_ns: int
-    basis: str
-    provenance: Provenance
-    """`inferred` by a replay; `assumed` where costs in it are a link's figures and not fitted to the trace."""
 
 
 class SuggestionEntry(TypedDict):

@@ -6,11 +6,12 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpuscope.report.schema.document import FindingEntry, Report, Slowdown
+from gpuscope.report.schema.document import FindingEntry, Report
 from gpuscope.report.terminal import advice_text, hang_text, memory_text, nccl_text, pipeline_text, stragglers_text
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.headline import NAME, context_line, verdict_line, whole
+from gpuscope.report.view.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.report.view.units import crop
 from gpuscope.report.view.vocabulary import CLASSES, PARTS, cause_label
 
@@ -181,7 +182,7 @@ def _slowdown(report: Report, writer: Writer) -> None:
         return
     slowdown = report["slowdown"]
     writer.heading("Slowdown by stragglers")
-    writer.line(f"{slowdown['total']:.3f} times the time without them{_replayed(slowdown)}")
+    writer.line(slowdown_total(slowdown))
     for word, by in (
         ("operation", slowdown["by_operation"]),
         ("rank", slowdown["by_rank"]),
@@ -190,6 +191,7 @@ def _slowdown(report: Report, writer: Writer) -> None:
         worst = sorted(by.items(), key=lambda item: -item[1])[:3]
         if worst:
             writer.line(f"by {word}: " + ", ".join(f"{name} {value:.3f}" for name, value in worst), indent=2)
+    writer.line(writer.text(SLOWDOWN, "dim"))
 
 
 def _replay(report: Report, writer: Writer) -> None:
@@ -203,16 +205,6 @@ def _replay(report: Report, writer: Writer) -> None:
     writer.line(f"{steps} replayed unchanged: {replayed} for {measured}, {replay['error_frac']:.1%} off")
     if replay["why"]:
         writer.line(f"No predictions: {replay['why']}", indent=2)
-
-
-def _replayed(slowdown: Slowdown) -> str:
-    if "ideal_step_ns" not in slowdown:
-        return ""
-    recorded, replayed, ideal = (
-        units.duration(slowdown[key]) for key in ("recorded_step_ns", "replayed_step_ns", "ideal_step_ns")
-    )
-    steps = units.plural(slowdown["steps"], "step")
-    return f": {replayed} instead of {ideal}, mean of {steps} (recorded: {recorded})"
 
 
 def _kernels(report: Report, writer: Writer) -> None:

@@ -28,6 +28,7 @@ from gpuscope.sources.kineto.event_arguments import (
     correlations,
     decode_arguments,
     device_columns,
+    external_ids,
     integer,
 )
 from gpuscope.trace.builder import TraceBuilder
@@ -121,6 +122,8 @@ class EventColumns:
         self.collectives: list[tuple[int, CommunicationArguments, str]] = []
         self.host_collectives: list[tuple[int, GlooArguments, str]] = []
         self.memory = MemoryEvents()
+        self.operator_ids: list[npt.NDArray[np.int64]] = []
+        """External ids of operators, block by block."""
         self.bad_times = 0
         self.other: Counter[str] = Counter()
         """Events of categories that are no work, by category."""
@@ -202,6 +205,8 @@ class EventColumns:
         calls = np.flatnonzero(route == Category.RUNTIME)
         correlation[calls] = correlations([events[i].args for i in calls.tolist()])
         threads = map(self.threads.__getitem__, zip([e.pid for e in events], [e.tid for e in events], strict=True))
+        operators = np.flatnonzero(route == Category.OP)
+        self.operator_ids.append(external_ids([events[i].args for i in operators.tolist()]))
         columns["category"] = np.where(gloo, np.int8(Category.COMMUNICATION), route)
         columns["correlation"] = correlation
         columns["thread"] = np.fromiter(threads, np.int64, len(events))

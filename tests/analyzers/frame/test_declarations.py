@@ -11,7 +11,7 @@ import pytest
 from helpers.kineto import call, kernel, write
 
 import gpuscope
-from gpuscope.analyzers.facts.run_facts import RunAnalyzer
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, WhatIfAnalyzer
 from gpuscope.analyzers.frame.analyzer import Analyzer, FileAnalyzer, Result, analyzers_of
 from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.sections import COLLECTIVES, DECLARED, KERNELS, REPLAY, Section, Sections, merged
@@ -20,7 +20,9 @@ from gpuscope.errors import AnalysisError
 from gpuscope.report.schema.document import Diagnosis, KernelEntry
 from gpuscope.trace.schema import SCHEMAS
 
-ANALYZERS: tuple[Analyzer, ...] = (*analyzers_of(FileAnalyzer), *analyzers_of(RunAnalyzer))
+ANALYZERS: tuple[Analyzer, ...] = tuple(
+    analyzer for kind in (FileAnalyzer, RunAnalyzer, WhatIfAnalyzer) for analyzer in analyzers_of(kind)
+)
 BUILT = {"schema_version", "gpuscope_version", "trace", "verdict", "ranks", "steps", "steps_basis",
          "steps_provenance", "findings"}  # fmt: skip
 """What `reporting` makes itself."""
