@@ -40,6 +40,8 @@ Causes = Mapping[str, Attributed]
 def build(trace: Trace, lanes: Sequence[LaneSummary], results: Sequence[Result]) -> Report:
     """The report of a run, from its merged (reduced) trace and the results of each file."""
     sections = {key: value for result in results for key, value in result.sections.items()}
+    if efficiency := [entry for result in results for entry in result.sections.get("efficiency", [])]:
+        sections["efficiency"] = efficiency  # each file tells of its own ranks
     causes = _causes(results)
     problems = [problem for result in results for problem in result.problems]
     problems += [
@@ -226,11 +228,12 @@ def _kernels(results: Sequence[Result]) -> list[KernelEntry]:
     """Kernels of all files, added up by name and category."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in (entry for result in results for entry in result.sections.get("kernels", [])):
-        own = rows.setdefault((entry["name"], entry["category"]), {"count": 0, "dur_ns": 0, "rates": []})
+        own = rows.setdefault((entry["name"], entry["category"]), {"count": 0, "dur_ns": 0, "rates": [], "peaks": []})
         own["count"] += entry["count"]
         own["dur_ns"] += entry["dur_ns"]
         if entry["flops_per_s"] is not None:
             own["rates"].append((entry["flops_per_s"], entry["dur_ns"]))
+            own["peaks"].append((entry["precision"], entry["peak_frac"], entry["dur_ns"]))
     everything = sum(own["dur_ns"] for own in rows.values())
     merged = [
         KernelEntry(
@@ -241,10 +244,28 @@ def _kernels(results: Sequence[Result]) -> list[KernelEntry]:
             mean_ns=own["dur_ns"] // own["count"],
             share_frac=own["dur_ns"] / everything if everything else 0.0,
             flops_per_s=_mean_rate(own["rates"]),
+            precision=_one_precision(own["peaks"]),
+            peak_frac=_mean_share(own["peaks"]),
         )
         for (name, category), own in rows.items()
     ]
     return sorted(merged, key=lambda kernel: -kernel["dur_ns"])
+
+
+_Peaks = Sequence[tuple[str | None, float | None, int]]
+"""Precision, share of the peak and time of one kernel in each file."""
+
+
+def _one_precision(peaks: _Peaks) -> str | None:
+    """The precision of all of them; None where they differ."""
+    kinds = {precision for precision, _, _ in peaks}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _mean_share(peaks: _Peaks) -> float | None:
+    """The mean share of the peak by time; None where one is not known, or precisions differ."""
+    shares = [(share, weight) for _, share, weight in peaks if share is not None]
+    return _mean_rate(shares) if len(shares) == len(peaks) and _one_precision(peaks) else None
 
 
 def _mean_rate(rates: Sequence[tuple[float, int]]) -> float | None:
