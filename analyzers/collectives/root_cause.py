@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.collectives.activity import Lead, lead
-from gpuscope.analyzers.collectives.clocks import Clocks
-from gpuscope.analyzers.collectives.matching import Matched
-from gpuscope.analyzers.collectives.waits import Waits
+from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.matching import Matched
+from gpuscope.analyzers.facts.waits import Waits
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA

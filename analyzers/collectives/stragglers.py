@@ -8,9 +8,9 @@ from math import log, log1p
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.matching import Matched
 from gpuscope.analyzers.collectives.root_cause import Blame, Doing
-from gpuscope.analyzers.collectives.waits import Waits, rows_by_lane
+from gpuscope.analyzers.facts.matching import Matched
+from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.report.schema.document import RankStepEntry, StragglerEntry
 from gpuscope.trace.columns.distinct import distinct

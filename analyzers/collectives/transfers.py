@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
-from gpuscope.analyzers.collectives.waits import Waits
+from gpuscope.analyzers.facts.waits import Waits
 from gpuscope.analyzers.frame.causes import UNTOLD_COMMUNICATION
 from gpuscope.hardware.bus_bandwidth import busbw_factor
 from gpuscope.trace.columns.distinct import distinct

@@ -20,8 +20,10 @@ from gpuscope.analyzers.device_time.operator_work import (
     is_multiplying,
     operator_work,
 )
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Need, Result
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView, StepWindow
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.frame.sections import EFFICIENCY
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.report.schema.document import EfficiencyEntry, StepEfficiency
 from gpuscope.trace.columns.table import Array, Mask, Times
@@ -56,7 +58,11 @@ class _Products:
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     """One entry per lane with kernels; a training thread that stands for a device has no peak and no entry."""
-    return Result(ANALYZER.name, sections={"efficiency": [entry for view in lanes if (entry := _lane(trace, view))]})
+    result = Result(ANALYZER.name)
+    entries = [entry for view in lanes if (entry := _lane(trace, view))]
+    if entries:
+        result.sections[EFFICIENCY] = entries
+    return result
 
 
 def judged(view: LaneView) -> list[StepWindow]:
@@ -158,8 +164,4 @@ def _no_peak(precision: str | None, model: str) -> str:
     return f"no peak at {precision} is known for {model!r}"
 
 
-ANALYZER = FileAnalyzer(
-    "efficiency",
-    run,
-    (Need("device_events", "record the device's activity (ProfilerActivity.CUDA, nsys -t cuda)"),),
-)
+ANALYZER = FileAnalyzer("efficiency", run, (DEVICE_EVENTS,), (EFFICIENCY,))

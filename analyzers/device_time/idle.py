@@ -15,6 +15,7 @@ import numpy as np
 from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, longest, only_present
 from gpuscope.analyzers.frame.causes import UNATTRIBUTED
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.report.schema.document import Evidence
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.intervals import EMPTY, Spans, clip, intersect, join, subtract, union
@@ -208,4 +209,9 @@ def _untold(view: LaneView, idle: Spans) -> list[Evidence]:
     ]  # fmt: skip
 
 
-ANALYZER = FileAnalyzer("idle", run)
+ANALYZER = FileAnalyzer(
+    "idle",
+    run,
+    (DEVICE_EVENTS,),
+    causes=(*dict.fromkeys(cause for cause, _ in COVERING), "sync", "launch", UNATTRIBUTED),
+)

@@ -8,8 +8,10 @@ import numpy as np
 
 from gpuscope.analyzers.device_time.launching_operators import categories, label
 from gpuscope.analyzers.device_time.operator_work import Work, device_models, operator_work
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Need, Result
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.frame.sections import KERNELS
 from gpuscope.hardware.device_peaks import peak_flops
 from gpuscope.report.schema.document import KernelEntry
 from gpuscope.trace.columns.table import Times
@@ -44,7 +46,9 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
             "share_frac": int(total[index]) / everything if everything else 0.0, "flops_per_s": rate,
             "precision": precision, "peak_frac": peak_frac,
         })  # fmt: skip
-    return Result(ANALYZER.name, sections={"kernels": entries})
+    result = Result(ANALYZER.name)
+    result.sections[KERNELS] = entries
+    return result
 
 
 def _rates(
@@ -76,8 +80,4 @@ def _rates(
     return rates
 
 
-ANALYZER = FileAnalyzer(
-    "kernels",
-    run,
-    (Need("device_events", "record the device's activity (ProfilerActivity.CUDA, nsys -t cuda)"),),
-)
+ANALYZER = FileAnalyzer("kernels", run, (DEVICE_EVENTS,), (KERNELS,))

@@ -9,6 +9,7 @@ import numpy as np
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, longest
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
 from gpuscope.analyzers.frame.lanes import LaneView, count_steps
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Times
@@ -68,4 +69,4 @@ def _evidence(trace: Trace, view: LaneView, rows: Times, exposed: Spans, index: 
     }
 
 
-ANALYZER = FileAnalyzer("streams", run)
+ANALYZER = FileAnalyzer("streams", run, (DEVICE_EVENTS,))

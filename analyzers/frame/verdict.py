@@ -39,6 +39,10 @@ class Evidence:
     """Whether a hang was found: then the window holds the wait for it, not the steps of a run."""
     waits_matched: bool
     """Whether exposed communication was split by matching all ranks."""
+    slowdown: Slowdown | None = None
+    """What a what-if on the job's operations found; it knows no causes, so it makes no verdict."""
+    contradiction: str = ""
+    """What does not add up; empty where all does."""
 
 
 def class_sums(causes: Mapping[str, int]) -> dict[Class, int]:
@@ -75,7 +79,7 @@ def decide(evidence: Evidence) -> Verdict:
             "share_frac": 0.0,
             "confidence": 0.0,
             "abstained": True,
-            "why": why,
+            "why": why + _besides(evidence.slowdown),
         }
     top, cause, share = bound(evidence.causes, evidence.window)
     return {
@@ -88,14 +92,16 @@ def decide(evidence: Evidence) -> Verdict:
     }
 
 
-def besides(slowdown: Slowdown, told: Verdict) -> str:
-    """What a what-if on operations found where there is no verdict; it knows no causes, so it makes none."""
-    if not told["abstained"]:
+def _besides(slowdown: Slowdown | None) -> str:
+    """What a what-if on operations found where there is no verdict."""
+    if slowdown is None:
         return ""
     return f"; by its operations the step takes {slowdown['total']:.3f} times as long as without stragglers"
 
 
 def _cannot_tell(evidence: Evidence) -> str:
+    if evidence.contradiction:
+        return f"the analysis contradicts itself, which is a bug of gpuscope: {evidence.contradiction}"
     if evidence.hung and evidence.events:
         return (
             "the job hung, so the window holds the wait for it: see the finding `hang`; --steps takes whole steps only"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean, stdev
 
+from gpuscope.analyzers.facts.flushes import Computation, Flush
+from gpuscope.analyzers.facts.stages import StageMap
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
-from gpuscope.analyzers.pipelines.flushes import Computation, Flush
 from gpuscope.analyzers.pipelines.gains import MORE, Means, Replayed
-from gpuscope.analyzers.pipelines.stages import StageMap
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.view import units

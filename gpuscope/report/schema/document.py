@@ -12,6 +12,7 @@ from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Replay
 
 SCHEMA_VERSION = 1
@@ -39,6 +40,9 @@ class TraceEntry(TypedDict):
     ranks_present: list[int]
     clock_error_ns: int | None
     """Bound on the error of cross-rank times; None where nothing ties the ranks' clocks."""
+    clock_provenance: Provenance | None
+    """`measured` by collectives that end together; `assumed` where the slowdown takes the recorder's word for one
+    clock; None where times of different ranks are not compared."""
     frameworks: list[str]
     """Frameworks that left a mark in the trace: deepspeed, megatron, lightning, fsdp2, ddp…"""
     parallelism: dict[str, int]
@@ -113,6 +117,8 @@ class CollectiveEntry(TypedDict):
     transfer_ns: int | None
     algbw_gbps: float | None
     busbw_gbps: float | None
+    lower_bound: bool
+    """Whether bandwidth is at least this: some instances are not matched, and their time may hold waiting."""
 
 
 class StragglerEntry(TypedDict):
@@ -176,6 +182,8 @@ class Prediction(TypedDict):
     low_ns: int
     high_ns: int
     basis: str
+    provenance: Provenance
+    """`inferred` by a replay; `assumed` where costs in it are a link's figures and not fitted to the trace."""
 
 
 class SuggestionEntry(TypedDict):
@@ -278,6 +286,8 @@ class AnalyzerEntry(TypedDict):
     name: str
     status: Literal["ok", "skipped", "failed"]
     why: str
+    applicable: bool
+    """False where it is skipped because the run holds nothing of the kind that it analyses: no loss."""
 
 
 class Explained(TypedDict):
@@ -292,6 +302,8 @@ class Slowdown(TypedDict):
     """What-if slowdowns (where they can be computed)."""
 
     total: float
+    provenance: Provenance
+    """`measured` by timers of the job, `inferred` where operations are found from ranges."""
     by_operation: dict[str, float]
     by_rank: dict[str, float]
     by_stage: dict[str, float]
@@ -305,8 +317,8 @@ class Slowdown(TypedDict):
     """The same where no operation is slower than its like."""
 
 
-class Report(TypedDict):
-    """The whole document."""
+class Diagnosis(TypedDict):
+    """What was found out about a run: the document as far as advice rests on it."""
 
     schema_version: int
     gpuscope_version: str
@@ -316,6 +328,8 @@ class Report(TypedDict):
     steps: list[StepEntry]
     steps_basis: str | None
     """What the steps were found from; None where there are none."""
+    steps_provenance: Provenance | None
+    """`measured` from ranges that name steps, `inferred` from what repeats; None where there are none."""
     collectives: list[CollectiveEntry]
     stragglers: list[StragglerEntry]
     rank_steps: list[RankStepEntry]
@@ -340,6 +354,11 @@ class Report(TypedDict):
     efficiency: NotRequired[list[EfficiencyEntry]]
     """Where compute kernels were recorded."""
     findings: list[FindingEntry]
+
+
+class Report(Diagnosis):
+    """The whole document."""
+
     suggestions: list[SuggestionEntry]
     advice: AdviceEntry
     problems: list[ProblemEntry]

@@ -10,6 +10,7 @@ from helpers.kineto import Event, call, kernel, note, op, write
 
 from gpuscope.analyzers.device_time import efficiency, kernel_times
 from gpuscope.analyzers.frame.lanes import views
+from gpuscope.analyzers.frame.sections import EFFICIENCY, KERNELS
 from gpuscope.report.schema.document import EfficiencyEntry, KernelEntry
 from gpuscope.sources.opening import open_trace
 
@@ -34,8 +35,8 @@ def look(path: Path, *events: Event, gpu: str | None = H100) -> tuple[list[Kerne
     header: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": gpu}]} if gpu else {}
     trace = open_trace(write(path / "trace.json", *events, **header))
     lanes = views(trace)
-    kernels: list[KernelEntry] = kernel_times.run(trace, lanes).sections["kernels"]
-    found: list[EfficiencyEntry] = efficiency.run(trace, lanes).sections["efficiency"]
+    kernels: list[KernelEntry] = kernel_times.run(trace, lanes).sections[KERNELS]
+    found: list[EfficiencyEntry] = efficiency.run(trace, lanes).sections[EFFICIENCY]
     return kernels, found
 
 
@@ -163,7 +164,7 @@ def test_shapes_of_an_nsys_report() -> None:
     if not path.exists():
         pytest.skip("the shared traces are not beside this checkout")
     trace = open_trace(path)
-    (found,) = efficiency.run(trace, views(trace)).sections["efficiency"]
+    (found,) = efficiency.run(trace, views(trace)).sections[EFFICIENCY]
     assert found["precisions"] == [{"precision": "fp32", "flops": 533_968_453_632, "peak_flops_per_s": 19.5e12}]
     assert found["coverage_frac"] == 1
     assert found["mfu"] == pytest.approx(533_968_453_632 / 19.5e12 / 57.089922e-3)
@@ -175,7 +176,7 @@ def test_qwen_on_h100() -> None:
     if not path.exists():
         pytest.skip("the shared traces are not beside this checkout")
     trace = open_trace(path)
-    kernels: list[KernelEntry] = kernel_times.run(trace, views(trace)).sections["kernels"]
+    kernels: list[KernelEntry] = kernel_times.run(trace, views(trace)).sections[KERNELS]
     flash = next(entry for entry in kernels if "flash_fwd_kernel" in entry["name"])
     assert flash["category"] == "attention"
     assert flash["flops_per_s"] == pytest.approx(20_478_754_816 / 113.396e-6, rel=0.01)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.clocks import Clocks
-from gpuscope.analyzers.collectives.matching import Matched
+from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.matching import Matched
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.intervals import measure_within
