@@ -244,6 +244,46 @@ class KernelEntry(TypedDict):
     """Share of all device-event time."""
     flops_per_s: float | None
     """Achieved rate where the operators' shapes were recorded."""
+    precision: str | None
+    """At which it multiplies: `bf16`, `fp8`…, `fp32 or tf32`; None where it does not, or that is not known."""
+    peak_frac: float | None
+    """That rate over the device's dense peak at that precision."""
+
+
+class PrecisionEntry(TypedDict):
+    """FLOPs at one precision."""
+
+    precision: str | None
+    flops: int
+    peak_flops_per_s: float | None
+    """The device's dense peak at it."""
+
+
+class StepEfficiency(TypedDict):
+    """One step of one rank; `step` is None for the whole window where no steps were found."""
+
+    step: int | None
+    dur_ns: int
+    flops: int
+    """Of operators whose shapes were recorded."""
+    mfu: float | None
+
+
+class EfficiencyEntry(TypedDict):
+    """How much of its device's peak one rank uses, over its steps."""
+
+    rank: int
+    device: int
+    device_name: str | None
+    mfu: float | None
+    flops_per_step: float | None
+    flops_per_s: float | None
+    precisions: list[PrecisionEntry]
+    coverage_frac: float | None
+    """Share of the time of matrix products, convolutions and attention that `mfu` counts."""
+    why: str
+    """Why there is no MFU, or what it leaves out; empty where it counts all."""
+    steps: list[StepEfficiency]
 
 
 class ProblemEntry(TypedDict):
@@ -328,6 +368,8 @@ class Diagnosis(TypedDict):
     memory: NotRequired[list[MemoryEntry]]
     """Where allocator snapshots or memory events were read."""
     kernels: list[KernelEntry]
+    efficiency: NotRequired[list[EfficiencyEntry]]
+    """Where compute kernels were recorded."""
     findings: list[FindingEntry]
 
 

@@ -41,6 +41,7 @@ def render(report: Report, console: Console) -> None:
     _replay(report, writer)
     pipeline_text.section(report, writer)
     _kernels(report, writer)
+    _efficiency(report, writer)
     _doubts(report, writer)
 
 
@@ -225,6 +226,18 @@ def _kernels(report: Report, writer: Writer) -> None:
         table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
     writer.show(table)
     _left_out(len(rows) - KERNELS_SHOWN, writer)
+
+
+def _efficiency(report: Report, writer: Writer) -> None:
+    """The MFU of the ranks, or why there is none where their FLOPs are known."""
+    counted = [entry for entry in report.get("efficiency", []) if entry["flops_per_s"] is not None]
+    if not counted:
+        return
+    known = sorted(entry["mfu"] for entry in counted if entry["mfu"] is not None)
+    figures = " to ".join(dict.fromkeys(units.share(mfu) for mfu in (known[:1] + known[-1:])))
+    why = next((entry["why"] for entry in counted if entry["why"]), "")
+    told = f"MFU {figures}" + (f" ({why})" if why else "") if known else f"No MFU: {why}"
+    writer.line(writer.text(told))
 
 
 def _left_out(number: int, writer: Writer) -> None:
