@@ -49,6 +49,13 @@ class LaneView:
         return self.lane.rank, self.lane.device
 
     @property
+    def judged_steps(self) -> list[StepWindow]:
+        """The steady steps by this rank's own durations, else all; its window as one where it has no steps."""
+        steady = [step for step, role in zip(self.steps, self.roles, strict=True) if role == Role.STEADY]
+        proper = [step for step in self.steps if step.step != NA]
+        return steady or proper or [StepWindow(NA, *self.window)]
+
+    @property
     def judged(self) -> tuple[int, int]:
         """From the first steady step's begin to the last one's end; the window where there is none."""
         steady = [step for step, role in zip(self.steps, self.roles, strict=True) if role == Role.STEADY]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuscope.analyzers.device_time.flops import operator_flops
+from gpuscope.analyzers.device_time.kernels.flops import operator_flops
 
 torch = pytest.importorskip("torch")
 counter = pytest.importorskip("torch.utils.flop_counter")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.flops import operator_flops
-from gpuscope.analyzers.device_time.launching_operators import Labels, codes
+from gpuscope.analyzers.device_time.kernels.flops import operator_flops
+from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, codes
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Mask, Times

@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.gap_evidence import evidence, unexplained
-from gpuscope.analyzers.device_time.idle_replay import Work, replay
-from gpuscope.analyzers.device_time.launching_threads import Turns, blocking_calls, launching_threads
+from gpuscope.analyzers.device_time.idleness.gap_evidence import evidence, unexplained
+from gpuscope.analyzers.device_time.idleness.idle_replay import Work, replay
+from gpuscope.analyzers.device_time.idleness.launching_threads import Turns, blocking_calls, launching_threads
 from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, only_present
 from gpuscope.analyzers.frame.causes import UNATTRIBUTED
 from gpuscope.analyzers.frame.lanes import LaneView

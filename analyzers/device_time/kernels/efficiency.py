@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.launching_operators import categories
-from gpuscope.analyzers.device_time.operator_work import (
+from gpuscope.analyzers.device_time.kernels.launching_operators import categories
+from gpuscope.analyzers.device_time.kernels.operator_work import (
     SINGLE_UNKNOWN,
     device_models,
     is_multiplying,
@@ -65,17 +65,12 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     return result
 
 
-def judged(view: LaneView) -> list[StepWindow]:
-    """The steps that MFU is taken over; the whole window as one step without a number where there are none."""
-    return [step for step in view.steps if step.step != NA] or [StepWindow(NA, *view.window)]
-
-
 def _lane(trace: Trace, view: LaneView) -> EfficiencyEntry | None:
     device = trace["device_events"]
     rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
     if not len(rows) or view.lane.device == NA:
         return None
-    steps = judged(view)
+    steps = view.judged_steps
     found = _products(trace, rows, steps)
     model = device_models(trace).get(view.key, "")
     peaks = peaks_of(model)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.launching_operators import categories, label
-from gpuscope.analyzers.device_time.operator_work import Work, device_models, operator_work
+from gpuscope.analyzers.device_time.kernels.launching_operators import categories, label
+from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models, operator_work
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gpuscope.analyzers.device_time.attention_flops import ATTENTION
+from gpuscope.analyzers.device_time.kernels.attention_flops import ATTENTION
 
 Shape = Sequence[int]
 Formula = Callable[[Sequence[Any], Sequence[str]], int]
