@@ -63,7 +63,7 @@ def _tell_stragglers(result: Result, facts: RunFacts) -> None:
     trace, lanes = facts.trace, facts.lanes
     matched, measured, clock = facts.matched, facts.waits, facts.clocks
     found = matched.instances
-    suffered = found.reduce(np.add, measured.exposed[found.rows])
+    suffered = found.reduce(np.add, measured.wait[found.rows])
     claimed = ~found.p2p & (suffered > 0)
     counted = claimed & measured.certain
     doubtful = int((claimed & ~measured.certain).sum())
@@ -76,7 +76,7 @@ def _tell_stragglers(result: Result, facts: RunFacts) -> None:
             f"{units.duration(clock.error)}; their waits are charged to nobody",
         )
     blamed = blame(trace, matched, measured, clock, counted)
-    late = stragglers(trace, matched, measured, blamed, counted, doing(trace, blamed), lanes)
+    late = stragglers(facts, blamed, doing(trace, blamed))
     result.sections[STRAGGLERS] = late.entries
     result.sections[STRAGGLERS_TESTABLE] = late.could_tell
     result.sections[RANK_STEPS] = rank_steps(trace, measured, blamed, lanes) if len(found) else []

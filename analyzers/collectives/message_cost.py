@@ -20,6 +20,9 @@ MAX_ERROR = 0.3
 
 PLAUSIBLE = 10
 """An assumed fixed cost is trusted within this factor."""
+RANKS_IN_A_NODE = 8
+NODE_LATENCY_NS = 100_000
+"""NCCL's fixed cost inside a node is at most this (definitions: «Stalls», details)."""
 _GLOO_LATENCY_NS = 1_000_000
 """A gloo collective costs 0.5–2 ms whatever its size (measured with torch 2.13 on CPU)."""
 
@@ -106,4 +109,6 @@ def assume(backend: str, gpu: str, ranks: int) -> CostModel:
         return CostModel(_GLOO_LATENCY_NS, 1 / link.usable, None, basis, provenance="assumed")
     pcie = gpu_pcie(gpu) or links()["pcie4"]
     alpha = base_latency_ns() + 2 * max(ranks - 1, 1) * pcie.latency_ns
+    if ranks <= RANKS_IN_A_NODE:
+        alpha = min(alpha, NODE_LATENCY_NS)
     return CostModel(alpha, 1 / pcie.usable, None, f"assumed: {pcie.name}", provenance="assumed")

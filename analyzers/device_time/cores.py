@@ -53,6 +53,7 @@ def _finding(counted: Sequence[Waited]) -> FindingEntry:
         "threads (communication, loader workers, other processes) held them",
         "ranks": [rank for rank in ranks if _share([one for one in counted if one.rank == rank]) >= MIN_SHARE],
         "cost_ns_per_step": round(sum(one.ns for one in counted) / len(counted)),
+        "cost_ns": sum(one.ns for one in counted),
         "share_frac": share,
         "evidence": [_evidence(one) for one in sorted(counted, key=lambda one: -one.ns)[:EVIDENCE]],
     }

@@ -51,6 +51,7 @@ def _finding(trace: Trace, view: LaneView, rows: Times, exposed: Spans) -> Findi
         f"{units.share(share)} of the time is communication exposed there",
         "ranks": [view.lane.rank],
         "cost_ns_per_step": round(exposed.total / max(count_steps(view.steps), 1)),
+        "cost_ns": exposed.total,
         "share_frac": share,
         "evidence": [_evidence(trace, view, rows, exposed, index) for index in longest(exposed).tolist()],
     }

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 from gpuscope.analyzers.facts import assumed_world, clocks, matching
-from gpuscope.analyzers.facts.assembled import assembled
 from gpuscope.analyzers.facts.clocks import Clocks
-from gpuscope.analyzers.facts.flushes import Flush, Key, flushes
 from gpuscope.analyzers.facts.host_links import Host, hosts
 from gpuscope.analyzers.facts.matching import Matched
+from gpuscope.analyzers.facts.pipeline_facts.assembled import assembled
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, flushes
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap, stage_map
 from gpuscope.analyzers.facts.placement import Placement
-from gpuscope.analyzers.facts.stages import StageMap, stage_map
+from gpuscope.analyzers.facts.steady_state import SteadyState, steady_state
 from gpuscope.analyzers.facts.waits import Waits, waits
-from gpuscope.analyzers.frame.analyzer import Analyzer, Result
+from gpuscope.analyzers.frame.analyzer import Analyzer, Attributed, LaneKey, Result
 from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.trace.columns.table import Table
@@ -34,6 +35,15 @@ class RunFacts:
 
     trace: Trace
     lanes: Sequence[LaneSummary]
+    causes: Mapping[LaneKey, Mapping[str, Attributed]] = field(default_factory=dict)
+    """What the analyses of single files attributed to causes, per lane."""
+    steps_asked: bool = False
+    """Whether the user named the steps to judge."""
+
+    @cached_property
+    def steady(self) -> SteadyState:
+        """The role of each step, and what is judged."""
+        return steady_state(self.lanes, self.steps_asked)
 
     @cached_property
     def world(self) -> World:

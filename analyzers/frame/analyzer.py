@@ -7,7 +7,8 @@ neither draws nor prints nor changes the trace. A new analysis is one file and o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -155,6 +156,15 @@ EVIDENCE = 5
 def longest(spans: Spans, count: int = EVIDENCE) -> Times:
     """Indices of the longest spans, the longest first."""
     return np.argsort(spans.start - spans.end, kind="stable")[:count]
+
+
+def attributed(results: Iterable[Result]) -> dict[LaneKey, dict[str, Attributed]]:
+    """What several analyses attributed to causes, per lane."""
+    found: dict[LaneKey, dict[str, Attributed]] = defaultdict(dict)
+    for result in results:
+        for key, causes in result.causes.items():
+            found[key].update(causes)
+    return found
 
 
 def only_present(causes: Mapping[str, Attributed]) -> dict[str, Attributed]:

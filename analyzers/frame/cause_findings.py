@@ -20,7 +20,9 @@ class Run:
     """What findings are measured against: window (ns) and steps of each lane, and who others waited for."""
 
     windows: Mapping[LaneKey, int]
+    """Judged time of every lane, ns."""
     steps: Mapping[LaneKey, int]
+    """Judged steps of every lane."""
     stragglers: Sequence[StragglerEntry]
     could_tell: bool = True
     """Whether there were enough collectives to tell a rank that always comes last."""
@@ -56,6 +58,7 @@ def _finding(cause: Cause, own: Mapping[LaneKey, Attributed], share: float, run:
         "message": cause.text(facts),
         "ranks": (cause.ranks(facts) if cause.ranks else []) or losing,
         "cost_ns_per_step": round(per_step),
+        "cost_ns": sum(attributed.total for attributed in own.values()),
         "share_frac": share,
         "evidence": _strongest([attributed.evidence for attributed in own.values()]),
     }

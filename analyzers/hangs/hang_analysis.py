@@ -206,6 +206,7 @@ def _finding(found: Found) -> FindingEntry:
         "message": sentences.message(found.waits, found.causes),
         "ranks": sorted(first),
         "cost_ns_per_step": 0,
+        "cost_ns": 0,
         "share_frac": 0.0,
         "evidence": evidence,
     }

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean, stdev
 
-from gpuscope.analyzers.facts.flushes import Computation, Flush
-from gpuscope.analyzers.facts.stages import StageMap
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
 from gpuscope.analyzers.frame.changes import Predicted, Refused
 from gpuscope.report.schema.document import Evidence, FindingEntry
@@ -55,6 +55,7 @@ def few_micro_batches(section: Pipeline, step: float, found: Sequence[Flush], st
         f"same batch in {more['micro_batches']} micro-batches: {outcome(more)}",
         "ranks": sorted(stages.places),
         "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(found)),
         "share_frac": share,
         "evidence": [_filled(flush, stages) for flush in sorted(found, key=lambda one: -_filling(one))[:SHOWN]],
     }
@@ -116,6 +117,7 @@ def imbalance(
             "message": message,
             "ranks": ranks,
             "cost_ns_per_step": round(cost),
+            "cost_ns": round(cost * len(found)),
             "share_frac": share,
             "evidence": _longest(found, stage, stages),
         }

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from gpuscope.analyzers.facts.assembled import from_ranges
-from gpuscope.analyzers.facts.flushes import Flush, Key, mean_begin_to_begin
+from gpuscope.analyzers.facts.pipeline_facts.assembled import from_ranges
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, mean_begin_to_begin
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
-from gpuscope.analyzers.facts.stages import StageMap
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.lanes import mean_step_ns
 from gpuscope.analyzers.frame.needs import Need, any_of

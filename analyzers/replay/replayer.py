@@ -9,11 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.analyzers.facts.flushes import Flush, Key
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
-from gpuscope.analyzers.frame.lanes import mean_step_ns
 from gpuscope.analyzers.frame.sections import REPLAY
 from gpuscope.analyzers.nccl.run_choices import RunChoices
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
@@ -59,7 +58,7 @@ class Replayer:
         self._graph: Graph | None = None
         self._layouts: dict[PipelineChange, Predicted | Refused] = {}
         self._facts = facts
-        self._before = mean_step_ns(facts.lanes)
+        self._before = _step_ns(facts)
         self._variation = _variation(recorded)
         self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
         self._fixed = _mean_shares(recorded)
@@ -236,6 +235,13 @@ def _missing(recorded: Sequence[Recorded]) -> str:
 def _mean(graph: Graph, done: Replayed) -> float:
     """Mean step over ranks, in ns."""
     return float(np.mean([times.mean() for times in done.steps(graph).values()]))
+
+
+def _step_ns(facts: RunFacts) -> float:
+    """«The step», from which predictions start; without steps the window, the longest over ranks."""
+    if facts.steady.step_ns is not None:
+        return float(facts.steady.step_ns)
+    return float(max((lane.breakdown.window for lane in facts.lanes), default=0))
 
 
 def _variation(recorded: Sequence[Recorded]) -> float:

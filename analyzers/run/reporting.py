@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
 from gpuscope.analyzers.advice.rule import Predict, advise
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIfAnalyzer
+from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.frame import sections, verdict
-from gpuscope.analyzers.frame.analyzer import Analyzer, Attributed, FileAnalyzer, LaneKey, Result, analyzers_of
+from gpuscope.analyzers.frame.analyzer import (
+    Analyzer,
+    Attributed,
+    FileAnalyzer,
+    LaneKey,
+    Result,
+    analyzers_of,
+    attributed,
+)
 from gpuscope.analyzers.frame.cause_findings import Run, findings
-from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
+from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.analyzers.frame.sections import Sections, merged
 from gpuscope.analyzers.frame.self_check import NAME as CHECK
 from gpuscope.analyzers.frame.self_check import self_check
@@ -52,7 +61,7 @@ def build(
     `predict` says what a change would bring; `parallelism` is what the run's manifest names, for jobs whose groups
     don't.
     """
-    causes = _causes(results)
+    causes = attributed(results)
     checked, wrong = self_check(facts.lanes, causes, _unsettled(results))
     results = [*results, checked]
     causes = {key: {} if key in wrong else causes.get(key, {}) for key in (lane.key for lane in facts.lanes)}
@@ -72,7 +81,7 @@ def _diagnosis(
     facts: RunFacts, causes: Mapping[LaneKey, Causes], problems: Sequence[ProblemEntry], results: Sequence[Result],
     parallelism: Mapping[str, int],
 ) -> Diagnosis:  # fmt: skip
-    trace, lanes = facts.trace, facts.lanes
+    lanes = facts.lanes
     given = merged(result.sections for result in results)
     clock_error = given.get(sections.CLOCK_ERROR)
     basis = next((lane.basis for lane in lanes if lane.basis), None)
@@ -81,8 +90,9 @@ def _diagnosis(
         "gpuscope_version": __version__,
         "trace": _trace(facts, given, parallelism),
         "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
-        "ranks": [_rank(trace, lane, causes[lane.key]) for lane in lanes],
-        "steps": [step for lane in lanes for step in _steps(lane, causes[lane.key])],
+        "ranks": [_rank(facts, lane, causes[lane.key]) for lane in lanes],
+        "steps": [step for lane in lanes for step in _steps(facts.steady, lane, causes[lane.key])],
+        "step_time": facts.steady.step_time,
         "steps_basis": basis,
         "steps_provenance": None if basis is None else "inferred" if basis == KERNEL_SEQUENCE else "measured",
         "collectives": [],
@@ -102,13 +112,20 @@ def _findings(
     """Those of causes, the costliest first, then those of each analysis."""
     late = given.get(sections.STRAGGLERS)
     measure = Run(
-        windows={lane.key: lane.breakdown.window for lane in facts.lanes},
-        steps={lane.key: count_steps(lane.steps) for lane in facts.lanes},
+        windows={lane.key: facts.steady.breakdown(lane).window for lane in facts.lanes},
+        steps={lane.key: facts.steady.count(lane) for lane in facts.lanes},
         stragglers=late or [],
         could_tell=given.get(sections.STRAGGLERS_TESTABLE) is not False,
         clock_error=clock_error,
     )
-    return [*findings(causes, measure), *(finding for result in results for finding in result.findings)]
+    judged = {lane.key: judged_causes(facts.steady, lane, causes[lane.key]) for lane in facts.lanes}
+    return [*findings(judged, measure), *(finding for result in results for finding in result.findings)]
+
+
+def judged_causes(steady: SteadyState, lane: LaneSummary, causes: Causes) -> dict[str, Attributed]:
+    """A lane's causes over its judged steps alone; those that took none of it are left out."""
+    found = {cause: replace(one, total=steady.measure(lane, one.total, one.per_step)) for cause, one in causes.items()}
+    return {cause: one for cause, one in found.items() if one.total}
 
 
 def _problems(facts: RunFacts, results: Sequence[Result]) -> list[ProblemEntry]:
@@ -117,14 +134,6 @@ def _problems(facts: RunFacts, results: Sequence[Result]) -> list[ProblemEntry]:
         of_run.problem("info", "world_assumed", len(facts.trace.ranks), facts.world.why)
     read = [ProblemEntry(severity=p.severity, code=p.code, count=p.count, message=p.message) for p in problems]
     return [*(problem for result in (*results, of_run) for problem in result.problems), *read]
-
-
-def _causes(results: Sequence[Result]) -> dict[LaneKey, dict[str, Attributed]]:
-    found: dict[LaneKey, dict[str, Attributed]] = defaultdict(dict)
-    for result in results:
-        for key, causes in result.causes.items():
-            found[key].update(causes)
-    return found
 
 
 def _unsettled(results: Sequence[Result]) -> set[str]:
@@ -171,12 +180,13 @@ def _weigh(
     losses = [p for p in problems if p["severity"] == "data_loss" and p["code"] not in ("kernel_missing", "truncated")]
     # Kernels that went missing tell more than that there are none.
     reasons = _messages(problems, "kernels_not_recorded") or _messages(problems, "no_device_events")
-    totals = verdict.totals([causes[lane.key] for lane in lanes])
+    totals = verdict.totals([judged_causes(facts.steady, lane, causes[lane.key]) for lane in lanes])
+    judged = [facts.steady.breakdown(lane) for lane in lanes]
     return verdict.Evidence(
-        window=sum(lane.breakdown.window for lane in lanes),
+        window=sum(breakdown.window for breakdown in judged),
         causes=totals,
-        idle=sum(lane.breakdown.idle for lane in lanes),
-        ranks_present=len(trace.ranks),
+        idle=sum(breakdown.idle for breakdown in judged),
+        ranks=trace.ranks,
         world_size=facts.world.size,
         world_assumed=facts.world.assumed,
         launches=events + lost,
@@ -184,7 +194,8 @@ def _weigh(
         events=events,
         launch_missing=verdict.count_problem(problems, "launch_missing"),
         events_lost=sum(p["count"] for p in losses),
-        steps=min((count_steps(lane.steps) for lane in lanes), default=0),
+        why_whole=facts.steady.why_whole,
+        thinned=next((lane.thinned for lane in lanes if lane.thinned), ""),
         assumed=[cause for result in results for cause in result.assumed],
         why_no_device="; ".join(reasons) or _no_timeline(trace),
         hung=any(finding["code"] == "hang" for result in results for finding in result.findings),
@@ -228,22 +239,25 @@ def _parts(breakdown: Breakdown) -> BreakdownEntry:
     )
 
 
-def _rank(trace: Trace, lane: LaneSummary, causes: Causes) -> RankEntry:
-    breakdown = lane.breakdown
+def _rank(facts: RunFacts, lane: LaneSummary, causes: Causes) -> RankEntry:
+    breakdown = facts.steady.breakdown(lane)
+    judged = [step.start for step in lane.steps if facts.steady.judged(step.step)]
     return {
         "rank": lane.rank,
         "device": None if lane.device == NA else lane.device,
-        "device_name": _device_name(trace, lane),
+        "device_name": _device_name(facts.trace, lane),
         "window_ns": breakdown.window,
-        "start_ns": lane.window[0],
-        "steps": count_steps(lane.steps),
+        "start_ns": judged[0] if judged else lane.window[0],
+        "steps": facts.steady.count(lane),
+        "recorded_ns": lane.breakdown.window,
+        "recorded_breakdown_ns": _parts(lane.breakdown),
         "breakdown_ns": _parts(breakdown),
         "communication_ns": breakdown.communication,
         "overlapped_communication_ns": breakdown.overlapped_communication,
         "overlap_frac": breakdown.overlapped_communication / breakdown.communication
         if breakdown.communication
         else None,
-        "stall_ns": _stalls({cause: attributed.total for cause, attributed in causes.items()}),
+        "stall_ns": _stalls({cause: one.total for cause, one in judged_causes(facts.steady, lane, causes).items()}),
     }
 
 
@@ -254,14 +268,15 @@ def _device_name(trace: Trace, lane: LaneSummary) -> str | None:
     return trace.names[code] if code != NO_NAME else None
 
 
-def _steps(lane: LaneSummary, causes: Causes) -> list[StepEntry]:
+def _steps(steady: SteadyState, lane: LaneSummary, causes: Causes) -> list[StepEntry]:
     entries: list[StepEntry] = []
     for index, (step, breakdown) in enumerate(zip(lane.steps, lane.step_breakdowns, strict=True)):
         own = {cause: int(attributed.per_step[index]) for cause, attributed in causes.items()}
         top, cause, _ = verdict.bound(own, breakdown.window)
         entries.append({
             "step": None if step.step == NA else step.step, "rank": lane.rank,
-            "device": None if lane.device == NA else lane.device, "start_ns": step.start, "dur_ns": breakdown.window,
+            "device": None if lane.device == NA else lane.device, "role": steady.role(step.step).value,
+            "start_ns": step.start, "dur_ns": breakdown.window,
             "breakdown_ns": _parts(breakdown), "bound_by": top, "cause": cause,
         })  # fmt: skip
     return entries

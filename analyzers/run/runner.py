@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from gpuscope.analyzers.facts.flushes import Flush, Key
+from gpuscope.analyzers.device_time.thinned import why_thinned
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, broken, run_one
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, attributed, broken, run_one
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
 from gpuscope.analyzers.operations.operations_from_ranges import operations
@@ -101,7 +102,7 @@ def run(
     check_one_run([part.trace.ranks_by_file() for part in parts])
     lanes = [lane for part in parts for lane in part.lanes]
     results = [result for part in parts for result in part.results]
-    facts = RunFacts(merge([part.trace for part in parts]), lanes)
+    facts = RunFacts(merge([part.trace for part in parts]), lanes, attributed(results), options.steps is not None)
     replayer, replayed = _replay(facts, [entry for part in parts for entry in part.recorded])
     what_if: WhatIf = _NotReplayed() if replayer is None else replayer
     results += _of_run(facts, what_if)
@@ -218,9 +219,9 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
     """Analyse the lanes of one file's trace; what stays of it grows with its collectives, not its events."""
     lanes = views(trace, options.steps)
     results = [run_one(analyzer, trace, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
-    summaries = [summarise(trace, view) for view in lanes]
+    summaries = [summarise(trace, view, why_thinned(trace, view)) for view in lanes]
     reduced = trace.reduced()
-    for table in (result.tables["activity"] for result in results if "activity" in result.tables):
+    for table in (table for result in results for table in result.tables.values()):
         reduced = reduced.with_table(table)
     if not len(trace["operations"]):
         derived = run_one(DERIVED_OPERATIONS, trace, trace, lanes)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from gpuscope.analyzers.facts.assembled import from_ranges
+from gpuscope.analyzers.facts.pipeline_facts.assembled import from_ranges
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
@@ -152,6 +152,7 @@ def _slow_worker(job: Grid, found: Slowdowns, stage: int, replica: int, effect: 
         + _consequence(found, effect, "its own included"),
         "ranks": [rank],
         "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(job.steps)),
         "share_frac": cost / found.replayed,
         "evidence": _slowest(job, found, job.stage == stage, only),
     }
@@ -168,6 +169,7 @@ def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> Find
         f"{_consequence(found, effect, 'its extra work gone, not moved to the others')}{doubt}",
         "ranks": sorted(job.ranks[stage].tolist()),
         "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(job.steps)),
         "share_frac": cost / found.replayed,
         "evidence": _slowest(job, found, job.stage == stage, np.ones(len(job.replicas), np.bool_)),
     }
@@ -184,6 +186,7 @@ def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
         f"{worst} explains {found.explained(found.operations[worst]):.3f} of that",
         "ranks": [],
         "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(job.steps)),
         "share_frac": cost / found.replayed,
         "evidence": _slowest(
             job, found, np.array([op == worst for op in job.op]), np.ones(len(job.replicas), np.bool_)

@@ -89,6 +89,7 @@ def _finding(trace: Trace, lanes: Sequence[LaneSummary], kind: str, spreads: Seq
         f"exposed communication takes {units.share(share)} of the time",
         "ranks": members,
         "cost_ns_per_step": round(sum(per_step) / max(len(lanes), 1)),
+        "cost_ns": sum(spans.total for _, spans in exposed),
         "share_frac": share,
         "evidence": [evidence for lane, spans in exposed for evidence in _evidence(lane, spans, kind)][:5],
     }

@@ -134,7 +134,7 @@ def _ranks(shown: Shown) -> Component:
         )
     rows = []
     for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True):
-        step = arrangement.step_ns(entry)
+        step = arrangement.rank_step_ns(shown.run.report, entry)
         rows.append({
             "rank": label, "device": units.clean(entry["device_name"] or units.NONE),
             "window": entry["window_ns"], "window_told": units.duration(entry["window_ns"]),

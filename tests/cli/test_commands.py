@@ -82,7 +82,7 @@ def test_exit_codes_without_traceback(trace: Path, args: list[str], code: int) -
 def test_a_broken_analysis_hides_no_other(trace: Path) -> None:
     """Exit 4, the failure on stderr, everything else in the report."""
     code = (
-        "import sys, dataclasses, gpuscope.analyzers.device_time.kernel_times as kernels\n"
+        "import sys, dataclasses, gpuscope.analyzers.device_time.kernels.kernel_times as kernels\n"
         "def broken(trace, lanes): raise RuntimeError('broken on purpose')\n"
         "kernels.ANALYZER = dataclasses.replace(kernels.ANALYZER, run=broken)\n"
         "from gpuscope.cli import main\n"

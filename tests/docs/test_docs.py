@@ -201,6 +201,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "topology",
         "advice",
         "memory",
+        "efficiency",
     }
     for sample in SAMPLES:
         report = json.loads(json.dumps(gpuscope.analyze(sample).report))

@@ -67,6 +67,8 @@ def kernel(name: str, category: str, count: int, dur_ns: int, share: float, rate
         "mean_ns": dur_ns // count,
         "share_frac": share,
         "flops_per_s": rate,
+        "precision": None,
+        "peak_frac": None,
     }
 
 
@@ -145,7 +147,7 @@ def healthy() -> Report:
         kernels=[
             kernel(
                 "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn",
-                "matmul",
+                "gemm",
                 500,
                 300 * MS,
                 0.625,

@@ -16,7 +16,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from gpuscope.analyzers.facts.flushes import Flush, Key, mean_begin_to_begin
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.analyzers.pipelines.schedules import group_size, interleaved, one_forward_one_backward, recognise

@@ -68,7 +68,7 @@ def _ranks(report: Report) -> list[dict[str, Any]]:
             "entry": entry,
             "bar": drawing.segments(entry),
             "words": drawing.shares_of(entry["breakdown_ns"]),
-            "step_ns": arrangement.step_ns(entry),
+            "step_ns": arrangement.rank_step_ns(report, entry),
             "open": i < len(shown),
         }
         for i, (entry, label) in enumerate(zip(entries, arrangement.rank_labels(entries), strict=True))

@@ -15,7 +15,7 @@ from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Prediction, Replay
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Class = Literal["cpu", "communication", "memory", "compute"]
 
@@ -59,6 +59,8 @@ class Verdict(TypedDict):
     share_frac: float
     confidence: float
     abstained: bool
+    cause_abstained: bool
+    """The class is certain, its cause is not: `why` says what to record."""
     why: str
 
 
@@ -85,8 +87,12 @@ class RankEntry(TypedDict):
     device: int | None
     device_name: str | None
     window_ns: int
+    """Of what is judged: the steady steps, else the whole window."""
     start_ns: int
     steps: int
+    """Judged steps."""
+    recorded_ns: int
+    recorded_breakdown_ns: BreakdownEntry
     breakdown_ns: BreakdownEntry
     communication_ns: int
     overlapped_communication_ns: int
@@ -100,11 +106,22 @@ class StepEntry(TypedDict):
     step: int | None
     rank: int
     device: int | None
+    role: Literal["setup", "partial", "warmup", "outlier", "steady"]
     start_ns: int
     dur_ns: int
     breakdown_ns: BreakdownEntry
     bound_by: Class
     cause: str | None
+
+
+class StepTime(TypedDict):
+    """«The step»: the median over the judged steps of their duration, the largest over ranks; and their spread."""
+
+    median_ns: int
+    p90_ns: int
+    min_ns: int
+    max_ns: int
+    steps: int
 
 
 class CollectiveEntry(TypedDict):
@@ -136,6 +153,9 @@ class StragglerEntry(TypedDict):
     phase: str | None
     operation: str | None
     recurrent: bool
+    reason: Literal["device", "data", "host"] | None
+    """Its device is slower at equal work, it has more work, or its host is late; None where the trace can't show it."""
+    reason_why: str
 
 
 class RankStepEntry(TypedDict):
@@ -165,7 +185,10 @@ class FindingEntry(TypedDict):
     severity: Literal["high", "medium", "low"]
     message: str
     ranks: list[int]
-    cost_ns_per_step: int
+    cost_ns_per_step: int | None
+    """Over the judged steps; None of what is paid once."""
+    cost_ns: int | None
+    """In all: of a stall over the judged steps; of what is paid once, in the whole recording."""
     share_frac: float
     evidence: list[Evidence]
 
@@ -221,6 +244,46 @@ class KernelEntry(TypedDict):
     """Share of all device-event time."""
     flops_per_s: float | None
     """Achieved rate where the operators' shapes were recorded."""
+    precision: str | None
+    """At which it multiplies: `bf16`, `fp8`…, `fp32 or tf32`; None where it does not, or that is not known."""
+    peak_frac: float | None
+    """That rate over the device's dense peak at that precision."""
+
+
+class PrecisionEntry(TypedDict):
+    """FLOPs at one precision."""
+
+    precision: str | None
+    flops: int
+    peak_flops_per_s: float | None
+    """The device's dense peak at it."""
+
+
+class StepEfficiency(TypedDict):
+    """One step of one rank; `step` is None for the whole window where no steps were found."""
+
+    step: int | None
+    dur_ns: int
+    flops: int
+    """Of operators whose shapes were recorded."""
+    mfu: float | None
+
+
+class EfficiencyEntry(TypedDict):
+    """How much of its device's peak one rank uses, over its steps."""
+
+    rank: int
+    device: int
+    device_name: str | None
+    mfu: float | None
+    flops_per_step: float | None
+    flops_per_s: float | None
+    precisions: list[PrecisionEntry]
+    coverage_frac: float | None
+    """Share of the time of matrix products, convolutions and attention that `mfu` counts."""
+    why: str
+    """Why there is no MFU, or what it leaves out; empty where it counts all."""
+    steps: list[StepEfficiency]
 
 
 class ProblemEntry(TypedDict):
@@ -278,6 +341,8 @@ class Diagnosis(TypedDict):
     verdict: Verdict
     ranks: list[RankEntry]
     steps: list[StepEntry]
+    step_time: StepTime | None
+    """None where no steps were found: the whole window is judged."""
     steps_basis: str | None
     """What the steps were found from; None where there are none."""
     steps_provenance: Provenance | None
@@ -303,6 +368,8 @@ class Diagnosis(TypedDict):
     memory: NotRequired[list[MemoryEntry]]
     """Where allocator snapshots or memory events were read."""
     kernels: list[KernelEntry]
+    efficiency: NotRequired[list[EfficiencyEntry]]
+    """Where compute kernels were recorded."""
     findings: list[FindingEntry]
 
 

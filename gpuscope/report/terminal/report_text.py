@@ -42,6 +42,7 @@ def render(report: Report, console: Console) -> None:
     _replay(report, writer)
     pipeline_text.section(report, writer)
     _kernels(report, writer)
+    _efficiency(report, writer)
     _doubts(report, writer)
 
 
@@ -74,7 +75,7 @@ def _ranks(report: Report, writer: Writer) -> None:
     for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True):
         values = [entry["breakdown_ns"][part.key] for part in PARTS]
         shares = [units.share(value / entry["window_ns"] if entry["window_ns"] else None) for value in values]
-        step = units.duration(arrangement.step_ns(entry))
+        step = units.duration(arrangement.rank_step_ns(report, entry))
         cells = [writer.text(cell) for cell in (*shares, step)]
         table.add_row(writer.text(label), Bar(values, writer.plain), *cells)
     writer.show(table)
@@ -226,6 +227,18 @@ def _kernels(report: Report, writer: Writer) -> None:
         table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
     writer.show(table)
     _left_out(len(rows) - KERNELS_SHOWN, writer)
+
+
+def _efficiency(report: Report, writer: Writer) -> None:
+    """The MFU of the ranks, or why there is none where their FLOPs are known."""
+    counted = [entry for entry in report.get("efficiency", []) if entry["flops_per_s"] is not None]
+    if not counted:
+        return
+    known = sorted(entry["mfu"] for entry in counted if entry["mfu"] is not None)
+    figures = " to ".join(dict.fromkeys(units.share(mfu) for mfu in (known[:1] + known[-1:])))
+    why = next((entry["why"] for entry in counted if entry["why"]), "")
+    told = f"MFU {figures}" + (f" ({why})" if why else "") if known else f"No MFU: {why}"
+    writer.line(writer.text(told))
 
 
 def _left_out(number: int, writer: Writer) -> None:

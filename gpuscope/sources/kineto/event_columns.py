@@ -75,8 +75,9 @@ _CATEGORIES: dict[str, Category | Work] = {
 }
 
 SHAPED = re.compile(
-    r"aten::(mm|addmm|bmm|baddbmm|matmul|linear|convolution|_convolution"
-    r"|_scaled_mm|_scaled_dot_product\w*|_flash_attention\w*|_efficient_attention\w*)$"
+    r"aten::(mm|addmm|bmm|baddbmm|addbmm|matmul|linear|_addmm_activation|_int_mm|_?(scaled_)?(grouped_)?mm(_v2)?"
+    r"|_?convolution(_backward)?(_overrideable)?|_?scaled_dot_product\w*|_(flash|efficient|cudnn)_attention\w*)(\.\w+)?$"
+    r"|flash_attn(_\d)?::\w+$|FlashAttn(Varlen)?Func$|xformers::efficient_attention_forward\w*$"
     r"|torch::autograd::AccumulateGrad$"
 )
 """Operators whose floating-point operations, or whose gradient's size, can be told from their inputs."""

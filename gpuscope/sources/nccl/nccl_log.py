@@ -18,6 +18,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.kinds import collective_op
 from gpuscope.trace.schema import NA
 
+_TEXT = (".log", ".txt", ".out", ".err")
 _LOOK = 8 << 20
 """A job's own output can come before NCCL's first line: text is searched that far."""
 

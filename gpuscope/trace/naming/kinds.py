@@ -7,22 +7,8 @@ collective, and an operator that only mentions one in its template arguments is 
 from __future__ import annotations
 
 import re
-from functools import cache
 
-_TEMPLATE_OR_ARGUMENTS = re.compile(r"[<(].*", re.DOTALL)
-_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{[^}]*\}::")
-
-_COMMUNICATION_KERNEL = re.compile(
-    r"""
-      (nccl|rccl|msccl)\w*Kernel        # ncclKernel_, ncclDevKernel_, ncclSymDevKernel_, mscclKernel_, old ones
-    | multimem_                         # symmetric-memory collectives of PyTorch
-    | (one|two)_shot_(all_reduce|allreduce)
-    | cross_device_reduce               # custom all-reduce of inference engines
-    | nvshmem | rocshmem
-    | hcom_ | hccl_                     # Ascend HCCL
-    """,
-    re.VERBOSE,
-)
+from gpuscope.trace.naming.communication_kernels import communication
 
 _OPS = (
     # Longest first: «reduce_scatter» holds «reduce».
@@ -77,6 +63,15 @@ _HOST_OTHER = re.compile(
     r"|<built-in function print>",
     re.IGNORECASE,
 )
+_COMPILATION = re.compile(
+    r"dynamo_timed|_compile\.compile_inner|backend_compile|inductor_compile|entire_frame_compile"
+    r"|CachingAutotuner\.(precompile|benchmark|autotune)|max_autotune|triton.*\bcompile\b|\bautotun(e|ing)\b"
+    r"|cudnnFind|miopenFind|^(nvrtc|hiprtc)Compile|^cu(Module|Library)(Load|Get)|^cuLink|^cuda(Module|Library)Load"
+    r"|^hipModuleLoad|^(cu|hip)Init$",
+    re.IGNORECASE,
+)
+"""torch.compile and Triton (torch/_dynamo/utils.py `dynamo_timed`), cuDNN's and MIOpen's searches, CUDA's lazy loading
+of modules and libraries."""
 _PHASE = re.compile(
     r"(?<![a-z])(?:(?P<forward>forward|fwd)|(?P<backward>backward|bwd)|(?P<optimizer>optimi[sz]er|optim))(?![a-z])"
     r"|(?P<engine>^autograd::engine::evaluate_function)",
@@ -94,21 +89,15 @@ _OS_LOCK_OR_SLEEP = re.compile(
 )
 
 
-@cache
-def base_name(kernel: str) -> str:
-    """The function's identifier: `void ns::f<T>(int)` → `f`."""
-    name = _ANONYMOUS.sub("", kernel).removeprefix("void ").lstrip()
-    name = _TEMPLATE_OR_ARGUMENTS.sub("", name)
-    return name.rsplit("::", 1)[-1].strip()
-
-
 def is_communication_kernel(name: str) -> bool:
     """Whether a kernel is a collective or point-to-point operation."""
-    return _COMMUNICATION_KERNEL.match(base_name(name)) is not None
+    return communication(name) is not None
 
 
 def collective_op(name: str) -> str:
-    """The operation in field-standard words (`ncclDevKernel_AllReduce_Sum…` → all_reduce); "" if not told."""
+    """The operation in field-standard words (`ncclDevKernel_AllReduce_Sum…` → all_reduce); "" if unknown."""
+    if known := communication(name):
+        return known
     plain = re.sub(r"[^a-z]", "", name.lower())
     for needle, op in _OPS:
         if needle in plain:
@@ -149,6 +138,11 @@ def is_garbage_collection(name: str) -> bool:
 def is_host_other(name: str) -> bool:
     """A checkpoint or logging, by the name of its range or Python function."""
     return _HOST_OTHER.search(name) is not None
+
+
+def is_compilation(name: str) -> bool:
+    """Compiling, loading modules or autotuning: what a job does once, in its first steps."""
+    return _COMPILATION.search(name) is not None
 
 
 def phase(name: str) -> str:

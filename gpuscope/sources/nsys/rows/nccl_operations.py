@@ -140,7 +140,7 @@ def _calls_by_kernel(
 
 
 def _op_of(events: Events, names: NamePool, kernel: int) -> str:
-    return kinds.collective_op(kinds.base_name(names[int(events[KERNEL]["name"][kernel])]))
+    return kinds.collective_op(names[int(events[KERNEL]["name"][kernel])])
 
 
 def _launches(events: Events, kernels: Times) -> dict[int, list[tuple[int, int]]]:

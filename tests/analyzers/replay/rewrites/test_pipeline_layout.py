@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.analyzers.facts.flushes import Computation, Flush
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.analyzers.replay.graph import UnreplayableError
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineReplay, delays_of, length, plan, recorded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.analyzers.facts.clocks import Clocks
-from gpuscope.analyzers.facts.stages import StageMap
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
