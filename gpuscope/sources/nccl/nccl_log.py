@@ -27,7 +27,7 @@ class NcclLogSource:
     """Reads `communicators`, `connections`, `choices` and, of nccl-tests, `measurements`."""
 
     name = "nccl-log"
-    files = Files(Role.RECORD, (".log", ".txt", ".out", ".err"), alone=NCCL_ALONE)
+    files = Files(Role.RECORD, _TEXT, alone=NCCL_ALONE)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """NCCL's log lines or nccl-tests' table somewhere near the beginning."""
