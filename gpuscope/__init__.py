@@ -4,6 +4,13 @@
 >>> trace = gpuscope.open_trace("rank0.json.gz")
 >>> trace.tables["device_events"]          # a plain pandas DataFrame
 >>> analysis = gpuscope.analyze("run/")    # analysis.report is `gpuscope analyze run/ --json`
+>>> analysis.predict(gpuscope.changes.BucketSize(50 << 20))
+>>> gpuscope.diff("before/", "after/")
+>>> gpuscope.check("run/", baseline="baseline.json", fail_on=0.05)
+>>> gpuscope.advise("llama-3-8b", "8xH100")
+>>> with gpuscope.session("runs/first") as session: ...      # in a training script
+
+docs/python.md has them all. Times are int nanoseconds, sizes bytes, shares fractions.
 """
 
 from __future__ import annotations
@@ -14,42 +21,84 @@ from typing import TYPE_CHECKING, Any
 from gpuscope.version import __version__
 
 if TYPE_CHECKING:
+    from gpuscope.analyzers.comparison.checks import CheckResult, check
+    from gpuscope.analyzers.comparison.comparison import Comparison, diff
+    from gpuscope.analyzers.frame import changes
+    from gpuscope.analyzers.frame.changes import Predicted, Refused
+    from gpuscope.analyzers.planning.advising import ParallelismPlan, advise
     from gpuscope.analyzers.run.analysis import Analysis
     from gpuscope.analyzers.run.runner import analyze
-    from gpuscope.errors import AnalysisError, GpuscopeError, InputError, UsageError
+    from gpuscope.errors import AnalysisError, GpuscopeError, InputError, MissingExtraError, UsageError
+    from gpuscope.instrumented_runtime.record.ranges import span
+    from gpuscope.instrumented_runtime.record.session import Session
+    from gpuscope.instrumented_runtime.record.session import gpuscope_session as session
     from gpuscope.sources.opening import open_trace
     from gpuscope.trace.trace import Trace
 
 _HOME = {
-    "Analysis": "gpuscope.analyzers.run.analysis",
-    "AnalysisError": "gpuscope.errors",
-    "GpuscopeError": "gpuscope.errors",
-    "InputError": "gpuscope.errors",
-    "Trace": "gpuscope.trace.trace",
-    "UsageError": "gpuscope.errors",
-    "analyze": "gpuscope.analyzers.run.runner",
-    "open_trace": "gpuscope.sources.opening",
+    "Analysis": "gpuscope.analyzers.run.analysis:Analysis",
+    "AnalysisError": "gpuscope.errors:AnalysisError",
+    "CheckResult": "gpuscope.analyzers.comparison.checks:CheckResult",
+    "Comparison": "gpuscope.analyzers.comparison.comparison:Comparison",
+    "GpuscopeError": "gpuscope.errors:GpuscopeError",
+    "InputError": "gpuscope.errors:InputError",
+    "MissingExtraError": "gpuscope.errors:MissingExtraError",
+    "ParallelismPlan": "gpuscope.analyzers.planning.advising:ParallelismPlan",
+    "Predicted": "gpuscope.analyzers.frame.changes:Predicted",
+    "Refused": "gpuscope.analyzers.frame.changes:Refused",
+    "Session": "gpuscope.instrumented_runtime.record.session:Session",
+    "Trace": "gpuscope.trace.trace:Trace",
+    "UsageError": "gpuscope.errors:UsageError",
+    "advise": "gpuscope.analyzers.planning.advising:advise",
+    "analyze": "gpuscope.analyzers.run.runner:analyze",
+    "changes": "gpuscope.analyzers.frame.changes",
+    "check": "gpuscope.analyzers.comparison.checks:check",
+    "diff": "gpuscope.analyzers.comparison.comparison:diff",
+    "open_trace": "gpuscope.sources.opening:open_trace",
+    "session": "gpuscope.instrumented_runtime.record.session:gpuscope_session",
+    "span": "gpuscope.instrumented_runtime.record.ranges:span",
 }
-"""Where each public name lives. Looked up when asked for, so that `import gpuscope` stays quick."""
+"""Where each public name lives, `module:name` or a module. Looked up when asked for, so that `import gpuscope` stays
+quick; type checkers read the imports above, and a test holds the two to each other."""
 
 __all__ = [
     "Analysis",
     "AnalysisError",
+    "CheckResult",
+    "Comparison",
     "GpuscopeError",
     "InputError",
+    "MissingExtraError",
+    "ParallelismPlan",
+    "Predicted",
+    "Refused",
+    "Session",
     "Trace",
     "UsageError",
     "__version__",
+    "advise",
     "analyze",
+    "changes",
+    "check",
+    "diff",
     "open_trace",
+    "session",
+    "span",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'gpuscope' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+if not TYPE_CHECKING:  # to type checkers it would make every misspelt name one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'gpuscope' has no attribute {name!r}")
+        module, _, attribute = _HOME[name].partition(":")
+        found: Any = import_module(module)
+        if attribute:
+            found = getattr(found, attribute)
+        globals()[name] = found  # the next look-up finds it without this function
+        return found
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted(__all__)

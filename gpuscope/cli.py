@@ -5,30 +5,52 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import click
 
-from gpuscope.errors import GpuscopeError
+from gpuscope.errors import EXTRA_OF, GpuscopeError, MissingExtraError
 from gpuscope.plugins import COMMANDS, load, plugins
 from gpuscope.version import __version__
 
 EPILOG = """Exit codes: 0 done; 1 a finding reaches --fail-on, or `check` fails; 2 wrong use; 3 an input is missing,
-can't be read or is cut off (--partial takes what is there); 4 an analysis failed."""
+can't be read or is cut off (--partial takes what is there); 4 an analysis, or gpuscope itself, failed (--debug or
+GPUSCOPE_DEBUG=1 shows the traceback)."""
 
-EXTRA_OF = {
-    "torch": "train",
-    "nvtx": "train",
-    "pynvml": "train",
-    "pyarrow": "arrow",
-    "dash": "dashboard",
-    "dash_ag_grid": "dashboard",
-    "dash_mantine_components": "dashboard",
-    "plotly": "dashboard",
-    "transformers": "integrations",
-    "lightning": "integrations",
-}
-"""Which extra brings a module that not every command needs."""
+
+@dataclass
+class Run:
+    """One call of the command line."""
+
+    debug: bool = False
+    """Whether errors are shown with their traceback."""
+
+
+def _set_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    run = ctx.find_root().obj
+    if value and isinstance(run, Run):
+        run.debug = True
+        # What analyses log of the bugs that they outlive; workers are other processes and log nothing.
+        import logging
+
+        logging.basicConfig(stream=sys.stderr)
+        logging.getLogger("gpuscope").setLevel(logging.DEBUG)
+
+
+def _debug_option(**attributes: Any) -> click.Option:
+    return click.Option(["--debug"], is_flag=True, expose_value=False, is_eager=True, callback=_set_debug, **attributes)
+
+
+def _accepting_debug(command: click.Command) -> click.Command:
+    """The command, and those in it, with a hidden `--debug`; not where unknown options are another program's."""
+    taken = {option for param in command.params for option in param.opts}
+    if "--debug" not in taken and not command.context_settings.get("ignore_unknown_options"):
+        command.params.append(_debug_option(hidden=True))
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _accepting_debug(inner)
+    return command
 
 
 class Commands(click.Group):
@@ -42,7 +64,7 @@ class Commands(click.Group):
             return None
         command = load(COMMANDS, cmd_name)
         assert isinstance(command, click.Command)
-        return command
+        return _accepting_debug(command)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -61,10 +83,14 @@ def cli() -> None:
     """Where the time of a multi-GPU training step goes, whose fault it is, and what to change."""
 
 
+cli.params.append(_debug_option(envvar="GPUSCOPE_DEBUG", help="Show the traceback of an error."))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with a documented code; a known error is one message, no traceback."""
+    """Run the command line and exit with a documented code; an error is a message, without `--debug` no traceback."""
+    run = Run()
     try:
-        status = cli.main(args=argv, prog_name="gpuscope", standalone_mode=False)
+        status = cli.main(args=argv, prog_name="gpuscope", standalone_mode=False, obj=run)
         if sys.stdout is not None:
             sys.stdout.flush()
     except click.exceptions.Abort:
@@ -74,22 +100,43 @@ def main(argv: Sequence[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except GpuscopeError as error:
+        _show_traceback(run)
         click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in EXTRA_OF:
-            raise
-        click.echo(f"Error: this needs {missing}, which is not installed", err=True)
-        click.echo(f"Hint: pip install 'gpuscope[{EXTRA_OF[missing]}]'", err=True)
-        sys.exit(2)
+            _exit_unexpected(error, run)
+        click.echo(f"Error: {MissingExtraError(missing)}", err=True)
+        sys.exit(MissingExtraError.exit_code)
     except (_ReaderGoneError, BrokenPipeError):
         # Not an error, but what is left in the buffer can't be flushed any more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
+        _show_traceback(run)
         click.echo(f"Error: {error.filename or 'stdout'}: {error.strerror or error}", err=True)
         if sys.stdout is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(3)
+    except Exception as error:
+        _exit_unexpected(error, run)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _exit_unexpected(error: Exception, run: Run) -> NoReturn:
+    """A bug: one line, and how to get the rest."""
+    _show_traceback(run)
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    click.echo(f"Error: unexpected {what}", err=True)
+    if not run.debug:
+        click.echo("Hint: this is a bug of gpuscope; --debug or GPUSCOPE_DEBUG=1 shows the traceback", err=True)
+    sys.exit(GpuscopeError.exit_code)
+
+
+def _show_traceback(run: Run) -> None:
+    """Of the error being handled, where that was asked for."""
+    if run.debug:
+        import traceback
+
+        traceback.print_exc()

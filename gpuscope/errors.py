@@ -23,6 +23,33 @@ class UsageError(GpuscopeError):
     exit_code = 2
 
 
+EXTRA_OF = {
+    "torch": "train",
+    "nvtx": "train",
+    "pynvml": "train",
+    "pyarrow": "arrow",
+    "dash": "dashboard",
+    "dash_ag_grid": "dashboard",
+    "dash_mantine_components": "dashboard",
+    "flask": "dashboard",
+    "plotly": "dashboard",
+    "werkzeug": "dashboard",
+    "accelerate": "integrations",
+    "transformers": "integrations",
+    "lightning": "integrations",
+}
+"""Which extra brings a library that not every use needs."""
+
+
+class MissingExtraError(UsageError, ImportError):
+    """A library of `EXTRA_OF` is not installed; the hint names the extra. Also an `ImportError`, as Python raises."""
+
+    def __init__(self, library: str) -> None:
+        extra = EXTRA_OF[library]
+        super().__init__(f"this needs {library}, which is not installed", hint=f"pip install 'gpuscope[{extra}]'")
+        self.name = library
+
+
 class InputError(GpuscopeError):
     """An input is missing, can't be read, or is cut off."""
 

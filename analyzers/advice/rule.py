@@ -17,9 +17,9 @@ from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.plugins import listed
 from gpuscope.report.schema.document import (
     AdviceEntry,
+    Diagnosis,
     FindingEntry,
     Prediction,
-    Report,
     Setting,
     SuggestionEntry,
     UnpredictedEntry,
@@ -55,7 +55,7 @@ class Proposal:
 class Case:
     """What rules see of a run."""
 
-    report: Report
+    report: Diagnosis
     predict: Predict
 
     @property
@@ -84,7 +84,7 @@ def rules() -> tuple[Rule, ...]:
 
 
 def advise(
-    report: Report, predict: Predict, among: Sequence[Rule] | None = None
+    report: Diagnosis, predict: Predict, among: Sequence[Rule] | None = None
 ) -> tuple[list[SuggestionEntry], AdviceEntry]:
     """The suggestions for a report, the largest gain first, and why there are no (more) of them."""
     case = Case(report, predict)
@@ -100,7 +100,7 @@ def advise(
     return suggestions, {"why": _why(report, suggestions, untold), "unpredicted": untold}
 
 
-def worth_answering(report: Report, finding: FindingEntry) -> bool:
+def worth_answering(report: Diagnosis, finding: FindingEntry) -> bool:
     """Whether a finding may lead to advice. A stall of a run that is compute-bound or can't be judged may
     not: nothing there is worth a risk, or nothing is certain."""
     if finding["code"] not in CLASS_OF and finding["code"] != UNATTRIBUTED:
@@ -151,7 +151,7 @@ def _suggestion(proposal: Proposal, finding: FindingEntry, predicted: Predicted)
         "setting": proposal.setting,
         "predicted": Prediction(
             step_ns_before=predicted.before, step_ns_after=predicted.after, low_ns=predicted.low,
-            high_ns=predicted.high, basis=predicted.basis,
+            high_ns=predicted.high, basis=predicted.basis, provenance=predicted.provenance,
         ),
         "risk": proposal.risk, "verify": proposal.verify,
     }  # fmt: skip
@@ -172,7 +172,7 @@ def _once(suggestions: Iterable[SuggestionEntry]) -> list[SuggestionEntry]:
     return list(seen.values())
 
 
-def _why(report: Report, suggestions: Sequence[SuggestionEntry], untold: Sequence[UnpredictedEntry]) -> str:
+def _why(report: Diagnosis, suggestions: Sequence[SuggestionEntry], untold: Sequence[UnpredictedEntry]) -> str:
     """Why there is no advice; empty where there is."""
     verdict = report["verdict"]
     if suggestions:

@@ -50,6 +50,7 @@ def _failed(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
         message=message,
         ranks=_ranks(evidence),
         cost_ns_per_step=0,
+        cost_ns=0,
         share_frac=0.0,
         evidence=evidence[:EVIDENCE],
     )
@@ -82,6 +83,7 @@ def _retried(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
         message=message,
         ranks=_ranks(evidence),
         cost_ns_per_step=0,
+        cost_ns=0,
         share_frac=0.0,
         evidence=evidence[:EVIDENCE],
     )
@@ -122,6 +124,7 @@ def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
         message=message,
         ranks=_ranks(evidence),
         cost_ns_per_step=0,
+        cost_ns=0,
         share_frac=0.0,
         evidence=evidence[:EVIDENCE],
     )

@@ -14,8 +14,10 @@ from gpuscope.analyzers.allocator.history import History, histories
 from gpuscope.analyzers.allocator.memory_findings import findings
 from gpuscope.analyzers.allocator.memory_samples import profiled, timeline
 from gpuscope.analyzers.allocator.releases import releases
-from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
-from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.analyzers.frame.needs import Need, any_of
+from gpuscope.analyzers.frame.sections import MEMORY
 from gpuscope.report.schema.memory_section import (
     AllocatorChangeEntry,
     AllocatorReplayEntry,
@@ -27,7 +29,6 @@ from gpuscope.report.schema.memory_section import (
 )
 from gpuscope.report.view.units import memory
 from gpuscope.trace.schema import NA, AllocatorAction
-from gpuscope.trace.trace import Trace
 
 HELD_SHOWN = 12
 FREE_SHOWN = 8
@@ -36,9 +37,9 @@ MODERN, OLD, ASCEND = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_
 Frames = Mapping[int, str]
 
 
-def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 - an analyzer's signature
+def run(facts: RunFacts) -> Result:
     """The section `memory` and its findings; nothing for a run without snapshots or memory events."""
-    result = Result(ANALYZER.name)
+    result, trace = Result(ANALYZER.name), facts.trace
     frames = {code: trace.names[code] for code in np.unique(trace["allocator_events"]["frames"]).tolist()}
     frames |= {code: trace.names[code] for code in np.unique(trace["blocks"]["frames"]).tolist()}
     found = histories(trace)
@@ -52,7 +53,7 @@ def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 -
             result.problem("data_loss", "allocator_history_inconsistent", history.inconsistent, contradict)
     entries += profiled(trace)
     if entries:
-        result.sections["memory"] = entries
+        result.sections[MEMORY] = entries
         result.findings += findings(entries)
     return result
 
@@ -211,4 +212,16 @@ def _time(time: int) -> int | None:
     return None if time == NA else time
 
 
-ANALYZER = RunAnalyzer("allocator", run)
+ANALYZER = RunAnalyzer(
+    "allocator",
+    run,
+    (
+        Need(
+            "allocator events",
+            "record a snapshot (gpuscope record --memory on, torch.cuda.memory._dump_snapshot) or profile_memory",
+            any_of("allocator_events", "segments", "memory_samples"),
+            optional=True,
+        ),
+    ),
+    (MEMORY,),
+)

@@ -15,6 +15,7 @@ import numpy as np
 
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import Need
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
@@ -168,7 +169,9 @@ def _doing(trace: Trace, rank: int, thread: Times, at: Times) -> Times:
     return np.where(rows == NA, idle, host["name"][np.maximum(rows, 0)] if len(host) else idle)
 
 
-ANALYZER = FileAnalyzer("activity", run)
+ANALYZER = FileAnalyzer(
+    "activity", run, (Need("collectives", "a job on one device has none; else record NCCL's calls", optional=True),)
+)
 
 
 @dataclass(frozen=True)

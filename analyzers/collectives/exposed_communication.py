@@ -3,19 +3,19 @@ whose lateness the waiting goes back to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from gpuscope.analyzers.collectives import clocks
-from gpuscope.analyzers.collectives.matching import Matched, match, tell_unmatched
 from gpuscope.analyzers.collectives.root_cause import blame, doing
 from gpuscope.analyzers.collectives.stragglers import rank_steps, stragglers
 from gpuscope.analyzers.collectives.transfers import CAUSES, Told, tell
-from gpuscope.analyzers.collectives.waits import Waits, waits
-from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result, RunAnalyzer, attribute, longest, only_present
+from gpuscope.analyzers.facts.matching import Matched, tell_unmatched
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.facts.waits import Waits
+from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result, attribute, longest, only_present
 from gpuscope.analyzers.frame.causes import UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.frame.needs import Need, any_of
+from gpuscope.analyzers.frame.sections import CLOCK_ERROR, COLLECTIVES, RANK_STEPS, STRAGGLERS, STRAGGLERS_TESTABLE
 from gpuscope.hardware.bus_bandwidth import algbw, busbw_factor
 from gpuscope.report.schema.document import CollectiveEntry, Evidence
 from gpuscope.report.view import units
@@ -27,21 +27,19 @@ from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 
 
-def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:
+def run(facts: RunFacts) -> Result:
     """Causes of exposed communication per lane, the table of operations, the ranks others waited for."""
     result = Result(ANALYZER.name)
-    matched = match(trace)
-    clock = clocks.estimate(trace, matched)
-    measured = waits(trace, matched, clock, lanes)
-    told = tell(trace, measured)
+    trace = facts.trace
+    told = tell(trace, facts.waits)
     row_of_event = _row_of_event(trace)
-    for lane in lanes:
+    for lane in facts.lanes:
         result.causes[lane.key] = _attribute(trace, lane, told, row_of_event)
     _tell_assumed(result, told)
-    tell_unmatched(result, matched)
-    result.sections["collectives"] = _table(trace, matched, measured)
-    result.sections["clock_error_ns"] = clock.error
-    _tell_stragglers(result, trace, matched, measured, clock, lanes)
+    tell_unmatched(result, facts.matched)
+    result.sections[COLLECTIVES] = _table(trace, facts.matched, facts.waits)
+    result.sections[CLOCK_ERROR] = facts.clocks.error
+    _tell_stragglers(result, facts)
     return result
 
 
@@ -60,12 +58,12 @@ def _tell_assumed(result: Result, told: Told) -> None:
         )
 
 
-def _tell_stragglers(
-    result: Result, trace: Trace, matched: Matched, measured: Waits, clock: clocks.Clocks, lanes: Sequence[LaneSummary]
-) -> None:
+def _tell_stragglers(result: Result, facts: RunFacts) -> None:
     """Sections `stragglers` and `rank_steps`. Messages between stages are the pipeline's, not a straggler's."""
+    trace, lanes = facts.trace, facts.lanes
+    matched, measured, clock = facts.matched, facts.waits, facts.clocks
     found = matched.instances
-    suffered = found.reduce(np.add, measured.exposed[found.rows])
+    suffered = found.reduce(np.add, measured.wait[found.rows])
     claimed = ~found.p2p & (suffered > 0)
     counted = claimed & measured.certain
     doubtful = int((claimed & ~measured.certain).sum())
@@ -78,10 +76,10 @@ def _tell_stragglers(
             f"{units.duration(clock.error)}; their waits are charged to nobody",
         )
     blamed = blame(trace, matched, measured, clock, counted)
-    late = stragglers(trace, matched, measured, blamed, counted, doing(trace, blamed), lanes)
-    result.sections["stragglers"] = late.entries
-    result.sections["stragglers_told"] = late.could_tell
-    result.sections["rank_steps"] = rank_steps(trace, measured, blamed, lanes) if len(found) else []
+    late = stragglers(facts, blamed, doing(trace, blamed))
+    result.sections[STRAGGLERS] = late.entries
+    result.sections[STRAGGLERS_TESTABLE] = late.could_tell
+    result.sections[RANK_STEPS] = rank_steps(trace, measured, blamed, lanes) if len(found) else []
 
 
 def _attribute(trace: Trace, lane: LaneSummary, told: Told, row_of_event: Times) -> dict[str, Attributed]:
@@ -185,7 +183,21 @@ def _entry(table: Table, matched: Matched, measured: Waits, op: str, group: str 
         "op": op, "group": group, "count": len(representative), "bytes": total, "dur_ns": int(duration.sum()),
         "wait_ns": wait, "transfer_ns": transfer, "algbw_gbps": rate,
         "busbw_gbps": rate * factor if rate is not None and factor is not None else None,
+        "lower_bound": rate is not None and transfer is None,
     }  # fmt: skip
 
 
-ANALYZER = RunAnalyzer("communication", run)
+ANALYZER = RunAnalyzer(
+    "communication",
+    run,
+    (
+        Need(
+            "communication",
+            "a job on one device has none; else record NCCL's kernels (ProfilerActivity.CUDA, nsys -t cuda,nvtx)",
+            any_of("collectives", "device_events"),
+            optional=True,
+        ),
+    ),
+    (COLLECTIVES, CLOCK_ERROR, STRAGGLERS, STRAGGLERS_TESTABLE, RANK_STEPS),
+    CAUSES,
+)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.hardware.link_rates import base_latency_ns, gpu_pcie, links
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Array, Mask, Times
 
 MIN_SIZES = 3
@@ -19,6 +20,9 @@ MAX_ERROR = 0.3
 
 PLAUSIBLE = 10
 """An assumed fixed cost is trusted within this factor."""
+RANKS_IN_A_NODE = 8
+NODE_LATENCY_NS = 100_000
+"""NCCL's fixed cost inside a node is at most this (definitions: «Stalls», details)."""
 _GLOO_LATENCY_NS = 1_000_000
 """A gloo collective costs 0.5–2 ms whatever its size (measured with torch 2.13 on CPU)."""
 
@@ -34,11 +38,13 @@ class CostModel:
     alpha_error: float | None = None
     beta_error: float | None = None
     """Standard errors; None where assumed, and for a part that the fit had to hold at 0."""
+    provenance: Provenance = "inferred"
+    """`inferred` by a fit to the trace, or `assumed` from a link's figures."""
 
     @property
     def assumed(self) -> bool:
         """Whether it rests on a link's assumed figures, not on the trace."""
-        return self.error is None
+        return self.provenance == "assumed"
 
     def expected(self, bus_bytes: float) -> int:
         """ns that a transfer of so many bytes takes once everyone has arrived."""
@@ -99,7 +105,10 @@ def assume(backend: str, gpu: str, ranks: int) -> CostModel:
     """From a link's assumed figures: the GPU's PCI Express (the slowest it can have), or 10 Gbit/s for gloo."""
     if "gloo" in backend and not gpu:
         link = links()["ethernet_10"]
-        return CostModel(_GLOO_LATENCY_NS, 1 / link.usable, None, f"assumed: gloo over {link.name}")
+        basis = f"assumed: gloo over {link.name}"
+        return CostModel(_GLOO_LATENCY_NS, 1 / link.usable, None, basis, provenance="assumed")
     pcie = gpu_pcie(gpu) or links()["pcie4"]
     alpha = base_latency_ns() + 2 * max(ranks - 1, 1) * pcie.latency_ns
-    return CostModel(alpha, 1 / pcie.usable, None, f"assumed: {pcie.name}")
+    if ranks <= RANKS_IN_A_NODE:
+        alpha = min(alpha, NODE_LATENCY_NS)
+    return CostModel(alpha, 1 / pcie.usable, None, f"assumed: {pcie.name}", provenance="assumed")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.collectives.activity import Lead, lead
-from gpuscope.analyzers.collectives.clocks import Clocks
-from gpuscope.analyzers.collectives.matching import Matched
-from gpuscope.analyzers.collectives.waits import Waits
+from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.matching import Matched
+from gpuscope.analyzers.facts.waits import Waits
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA
@@ -31,7 +31,7 @@ _HOPS = 10_000
 
 @dataclass(frozen=True)
 class Blame:
-    """Per row of `collectives`, ns of exposed waiting of others."""
+    """Per row of `collectives`, ns of waiting of others, overlapped or not."""
 
     direct: Times
     """Waiting for this row, where it came last."""
@@ -73,7 +73,7 @@ def blame(trace: Trace, matched: Matched, measured: Waits, clock: Clocks, counte
     table, found = trace["collectives"], matched.instances
     direct, peer = np.zeros(len(table), np.int64), np.full(len(table), NA, np.int64)
     own = np.zeros(len(table))
-    suffered = found.reduce(np.add, measured.exposed[found.rows])
+    suffered = found.reduce(np.add, measured.wait[found.rows])
     last = measured.last[counted]
     direct[last] = suffered[counted]
     rows = _rows(table, matched, measured, clock)

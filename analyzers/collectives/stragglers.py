@@ -8,9 +8,11 @@ from math import log, log1p
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.matching import Matched
 from gpuscope.analyzers.collectives.root_cause import Blame, Doing
-from gpuscope.analyzers.collectives.waits import Waits, rows_by_lane
+from gpuscope.analyzers.collectives.straggler_reasons import reasons
+from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
+from gpuscope.analyzers.frame.causes import CLASS_OF
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.report.schema.document import RankStepEntry, StragglerEntry
 from gpuscope.trace.columns.distinct import distinct
@@ -18,89 +20,90 @@ from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
+MIN_STEPS = 2
+"""Steps over which a rank must cause the largest wait to be recurrent."""
 MAX_CHANCE = 0.05
-"""Probability by chance, over all ranks tested, below which a rank that comes last so often does so recurrently."""
+"""Probability by chance below which a rank that causes the largest wait of so many steps is recurrent."""
 
 
 @dataclass(frozen=True)
 class Stragglers:
-    """The entries, the costliest first, and whether there were enough collectives to tell a steady rank."""
+    """The entries, the costliest first, and whether there were enough steps to tell a steady rank."""
 
     entries: list[StragglerEntry]
     could_tell: bool
 
 
-def stragglers(
-    trace: Trace, matched: Matched, measured: Waits, blame: Blame, counted: Mask, doing: dict[int, Doing],
-    lanes: Sequence[LaneSummary],
-) -> Stragglers:  # fmt: skip
-    """Everyone who came last or to whom waits are traced back. `counted` says which instances are claimed."""
-    table = trace["collectives"]
+def stragglers(facts: RunFacts, blame: Blame, doing: dict[int, Doing]) -> Stragglers:
+    """Everyone who came last or to whom waits are traced back, over the judged steps."""
+    table = facts.trace["collectives"]
     ranks = int(table["rank"].max(initial=0)) + 1
-    caused = np.bincount(table["rank"], weights=blame.direct, minlength=ranks)
-    root = np.bincount(table["rank"], weights=blame.own, minlength=ranks)
-    steps = _steps_of(trace, lanes)
-    late = np.flatnonzero(((blame.direct > 0) | (blame.own > 0)) & (steps != NA))
-    touched = np.unique(np.stack((table["rank"][late], steps[late])), axis=1)[0]
-    often = np.bincount(touched, minlength=ranks) >= 2
-    tests = [_by_collective(trace, matched, counted, measured.last[counted], ranks)]
-    if len(np.unique(matched.instances.sizes[counted])) > 1 or len(trace.ranks) > matched.instances.sizes.max(
-        initial=0
-    ):
-        tests.append(_by_step(table, blame, steps, ranks, len(trace.ranks)))
-    chance = np.minimum.reduce([test.chance for test in tests]) * len(tests)
+    steps, judged = judged_rows(facts)
+    direct, own = np.where(judged, blame.direct, 0), np.where(judged, blame.own, 0)
+    caused = np.bincount(table["rank"], weights=direct, minlength=ranks)
+    root = np.bincount(table["rank"], weights=own, minlength=ranks)
+    tests = [_by_step(table["rank"], weight, steps, ranks, len(facts.trace.ranks)) for weight in (direct, own)]
+    chance, least = np.minimum(tests[0][0], tests[1][0]), min(tests[0][1], tests[1][1])
+    why = reasons(facts.trace, _lateness(facts, own, direct), _host_idle(facts))
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
         told = doing.get(rank)
         entries.append({
             "rank": rank, "caused_wait_ns": round(caused[rank]), "root_wait_ns": round(root[rank]),
             "phase": told.phase() if told else None, "operation": told.operation() if told else None,
-            "recurrent": bool(chance[rank] < MAX_CHANCE and often[rank]),
+            "recurrent": bool(chance[rank] < MAX_CHANCE),
+            "reason": why[rank].reason if rank in why else None, "reason_why": why[rank].why if rank in why else "",
         })  # fmt: skip
     entries.sort(key=lambda entry: (-entry["caused_wait_ns"], -entry["root_wait_ns"], entry["rank"]))
-    return Stragglers(entries, min(test.least for test in tests) * len(tests) < MAX_CHANCE)
+    return Stragglers(entries, least < MAX_CHANCE)
 
 
-@dataclass(frozen=True)
-class _Test:
-    """Per rank, the probability that it comes last so often by chance, Bonferroni-corrected over ranks; and the
-    least that a rank which always comes last could have got."""
-
-    chance: Array
-    least: float
-
-
-def _by_collective(trace: Trace, matched: Matched, counted: Mask, last: Times, ranks: int) -> _Test:
-    """In a group of n each comes last with probability 1/n. Groups of different size are tested apart, and every
-    rank that took part in a size is one test."""
-    found, table = matched.instances, trace["collectives"]
-    size = found.sizes[counted]
-    row_size = np.repeat(np.where(counted, found.sizes, 0), found.sizes)
-    rank = table["rank"][found.rows]
-    best, least, tests = np.ones(ranks), 1.0, 0
-    for members in np.unique(size).tolist():
-        trials = np.bincount(rank[row_size == members], minlength=ranks)
-        hits = np.bincount(table["rank"][last[size == members]], minlength=ranks)
-        tests += int((trials > 0).sum())
-        least = min(least, probability(int(trials.max()), int(trials.max()), 1 / members))
-        for one in np.flatnonzero(hits).tolist():
-            best[one] = min(best[one], probability(int(hits[one]), int(trials[one]), 1 / members))
-    return _Test(np.minimum(best * max(tests, 1), 1), min(least * max(tests, 1), 1.0))
+def _lateness(facts: RunFacts, own: Array, direct: Times) -> dict[int, int]:
+    """By how much each rank is late in a judged step, ns: the waiting that goes back to it, per rank that waited."""
+    rank = facts.trace["collectives"]["rank"]
+    weight = own if bool((own > 0).any()) else direct
+    spent = np.bincount(rank, weights=weight)
+    waiting = max(len(facts.trace.ranks) - 1, 1)
+    steps = max(len(facts.steady.durations), 1)
+    return {one: round(spent[one] / waiting / steps) for one in np.flatnonzero(spent).tolist()}
 
 
-def _by_step(table: Table, blame: Blame, steps: Times, ranks: int, present: int) -> _Test:
-    """With several groups: the rank to which most waiting of a step goes back is each with probability 1/ranks."""
-    rows = np.flatnonzero((blame.own > 0) & (steps != NA))
-    pairs, pair = distinct(steps[rows] * ranks + table["rank"][rows])
-    spent = np.bincount(pair, weights=blame.own[rows], minlength=len(pairs))
+def _host_idle(facts: RunFacts) -> dict[int, dict[str, float]]:
+    """Time per judged step (ns) that each rank's device idles for each cause of class cpu."""
+    found: dict[int, dict[str, float]] = {}
+    for lane in facts.lanes:
+        steps = max(facts.steady.count(lane), 1)
+        own = found.setdefault(lane.rank, {})
+        for cause, one in facts.causes.get(lane.key, {}).items():
+            if CLASS_OF.get(cause) == "cpu":
+                own[cause] = own.get(cause, 0.0) + facts.steady.measure(lane, one.total, one.per_step) / steps
+    return found
+
+
+def judged_rows(facts: RunFacts) -> tuple[Times, Mask]:
+    """Per row of `collectives`, the step number in which it began (NA outside all), and whether that is judged."""
+    steps = _steps_of(facts.trace, facts.lanes)
+    numbers = np.unique(steps)
+    judged = np.array([step != NA and facts.steady.judged(step) for step in numbers.tolist()], np.bool_)
+    stepless = [lane.rank for lane in facts.lanes if not lane.steps]
+    mask = judged[np.searchsorted(numbers, steps)] if len(steps) else np.zeros(0, np.bool_)
+    return steps, mask | np.isin(facts.trace["collectives"]["rank"], stepless)
+
+
+def _by_step(rank: Times, weight: Array, steps: Times, ranks: int, present: int) -> tuple[Array, float]:
+    """Per rank, the probability of causing the largest wait of so many steps by chance (one-sided binomial, over at
+    least two steps); and the least that a rank which always does could get. `weight` is ns of waiting per row."""
+    rows = np.flatnonzero((weight > 0) & (steps != NA))
+    pairs, pair = distinct(steps[rows] * ranks + rank[rows])
+    spent = np.bincount(pair, weights=weight[rows], minlength=len(pairs))
     order = np.lexsort((-spent, pairs // ranks))
     step = pairs[order] // ranks
     worst = pairs[order][np.flatnonzero(np.diff(step, prepend=-1))] % ranks
     hits = np.bincount(worst, minlength=ranks)
     chance = np.ones(ranks)
-    for rank in np.flatnonzero(hits).tolist():
-        chance[rank] = min(1.0, present * probability(int(hits[rank]), len(worst), 1 / present))
-    return _Test(chance, min(1.0, present * probability(len(worst), len(worst), 1 / present)))
+    for one in np.flatnonzero(hits >= MIN_STEPS).tolist():
+        chance[one] = probability(int(hits[one]), len(worst), 1 / max(present, 1))
+    return chance, probability(len(worst), len(worst), 1 / max(present, 1)) if len(worst) >= MIN_STEPS else 1.0
 
 
 def probability(hits: int, trials: int, chance: float) -> float:

@@ -7,34 +7,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.matching import Instances, match
-from gpuscope.analyzers.collectives.process_groups import groups_of
-from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
-from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.facts.matching import Instances
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.analyzers.frame.needs import Need
+from gpuscope.analyzers.frame.sections import TRAFFIC
 from gpuscope.report.schema.nccl_sections import TrafficEntry
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.schema import NA
-from gpuscope.trace.trace import Trace
 
 
-def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 - an analyzer's signature
+def run(facts: RunFacts) -> Result:
     """The section `traffic`, where sends or receives tell their other end.
 
     A matched message counts once, with its transfer; one of which only one end is recorded with that end's time,
     waiting included. An exchange (one kernel that sends and receives) is not split: its directions are not told.
     """
     result = Result(ANALYZER.name)
+    trace, matched = facts.trace, facts.matched
     table = trace["collectives"]
     send, receive = (table["op"] == trace.names.find(name) for name in ("send", "recv"))
     rows = np.flatnonzero((send | receive) & (table["end"] != NA) & (table["start"] != NA))
     if not len(rows):
         return result
     rank = table["rank"][rows]
-    other = groups_of(trace).other_of_two(rows, rank)
+    other = matched.groups.other_of_two(rows, rank)
     peer = np.where(table["peer"][rows] == NA, other, table["peer"][rows])
     source = np.where(send[rows], rank, peer)
     target = np.where(send[rows], peer, rank)
-    matched = match(trace)
     spent = _transfers(table, matched.instances)[rows]
     # Of a matched message the sender's row counts; its receiver's is the same message.
     counts = (peer != NA) & (send[rows] | (matched.of_row[rows] == NA))
@@ -43,7 +43,7 @@ def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 -
     for one, two, nbytes, dur in zip(*columns, strict=True):
         pairs[one, two].append((nbytes, dur))
     if pairs:
-        result.sections["traffic"] = [_entry(pair, pairs[pair]) for pair in sorted(pairs)]
+        result.sections[TRAFFIC] = [_entry(pair, pairs[pair]) for pair in sorted(pairs)]
     return result
 
 
@@ -62,4 +62,9 @@ def _entry(pair: tuple[int, int], messages: Sequence[tuple[int, int]]) -> Traffi
     }  # fmt: skip
 
 
-ANALYZER = RunAnalyzer("traffic", run)
+ANALYZER = RunAnalyzer(
+    "traffic",
+    run,
+    (Need("collectives", "sends and receives are recorded with NCCL's or gloo's calls", optional=True),),
+    (TRAFFIC,),
+)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
-from gpuscope.analyzers.collectives.waits import Waits
+from gpuscope.analyzers.facts.waits import Waits
 from gpuscope.analyzers.frame.causes import UNTOLD_COMMUNICATION
 from gpuscope.hardware.bus_bandwidth import busbw_factor
 from gpuscope.trace.columns.distinct import distinct
@@ -21,6 +21,10 @@ CAUSES = ("bandwidth", "latency", "pipeline_bubble", "straggler", UNTOLD_COMMUNI
 """Causes of exposed communication. Where several operations cover an instant the first counts: data that moves
 before waiting, what is known before what is not."""
 _BANDWIDTH, _LATENCY, _BUBBLE, _STRAGGLER, _UNTOLD = range(len(CAUSES))
+
+
+SURELY_BANDWIDTH, SURELY_LATENCY = 4, 2
+"""Fixed costs from which, and up to which, a transfer of unknown size is set by its bytes, and by the fixed cost."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,7 @@ class Told:
 
 
 def tell(trace: Trace, measured: Waits) -> Told:
-    """Matched: the last arrival divides waiting from transferring. Unmatched: the transfer is what the cost
-    model expects for the size, at the end; what goes beyond it no single rank can tell."""
+    """Matched: the last arrival divides waiting from transferring. Unmatched: no single rank can divide them."""
     table = trace["collectives"]
     start, end, matched = table["start"], table["end"], measured.arrived != NA
     after = np.full(len(table), _UNTOLD, np.int8)
@@ -53,14 +56,20 @@ def tell(trace: Trace, measured: Waits) -> Told:
         sized = own[np.isfinite(bus[own])]
         small = models[-1].latency_bound(bus[sized], np.where(matched[sized], measured.transfer[sized], 0))
         after[sized] = np.where(small, _LATENCY, _BANDWIDTH)
-        lone = sized[~matched[sized]]
-        expected = np.rint(models[-1].alpha + models[-1].beta * bus[lone]).astype(np.int64)
-        turn[lone] = np.maximum(start[lone], end[lone] - expected)
+        sizeless = own[matched[own] & ~np.isfinite(bus[own])]
+        after[sizeless] = _by_time(measured.transfer[sizeless], models[-1].alpha)
+    after[~matched] = _UNTOLD
     after[(table["op"] == trace.names.find("barrier")) & ~np.isfinite(bus)] = _LATENCY  # moves nothing: all fixed cost
     turn[matched] = np.clip(measured.arrived[matched], start[matched], end[matched])
     message = trace.names.matching(POINT_TO_POINT.__contains__)[table["op"]]
     before = np.where(matched, np.where(message, _BUBBLE, _STRAGGLER), _UNTOLD).astype(np.int8)
     return Told(turn, before, after, models)
+
+
+def _by_time(transfer: Times, alpha: float) -> Array:
+    """The cause of transfers whose sizes are not recorded, by how they compare with the fixed cost `alpha`, ns."""
+    small = np.where(transfer < SURELY_LATENCY * alpha, _LATENCY, _UNTOLD)
+    return np.where(transfer >= SURELY_BANDWIDTH * alpha, _BANDWIDTH, small).astype(np.int8)
 
 
 def bus_bytes(trace: Trace) -> Array:

@@ -29,18 +29,18 @@ def command(
     gpuscope advise --model llama-3-70b --cluster 16x8xH100 --global-batch 512
     gpuscope advise --model layers=48,width=6144,heads=48,ffn=24576,vocabulary=50304,sequence=4096 --cluster 4x8xA100
     """
-    from gpuscope.analyzers.planning.cluster import cluster_of
-    from gpuscope.analyzers.planning.plan import default_batch, plan
-    from gpuscope.analyzers.planning.transformer import model_named
+    from gpuscope.analyzers.planning.advising import advise
 
-    model, cluster = model_named(model_name, sequence), cluster_of(spec, network, gpu_memory)
-    made = plan(model, model_name, cluster, global_batch or default_batch(model, cluster), limit)
+    document = advise(
+        model_name, spec, sequence=sequence, global_batch=global_batch, network=network, gpu_memory=gpu_memory,
+        limit=limit,
+    ).document  # fmt: skip
     if as_json:
         import json
 
-        click.echo(json.dumps(made, indent=2, allow_nan=False))
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     from gpuscope.report.terminal.plan_text import render
     from gpuscope.report.terminal.screen import ReportConsole, Writer
 
-    render(made, Writer(ReportConsole()))
+    render(document, Writer(ReportConsole()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from gpuscope.commands.options import Percent, StepRange, reading
 from gpuscope.store.location import store_option
 
 if TYPE_CHECKING:
-    from gpuscope.report.schema.diff_document import CheckCase, Diff
+    from gpuscope.analyzers.comparison.checks import CheckResult, Severity
 
 
 @click.command(short_help="Fail where a run is slower than its baseline, for CI.")
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on stdout.")
 def command(
     path: str, baseline: str, ranks: frozenset[int] | None, partial: bool, nsys: str | None, fail_on: float,
-    fail_on_finding: str | None, strict: bool, steps: tuple[int, int] | None, junit: Path | None, force: bool,
+    fail_on_finding: Severity | None, strict: bool, steps: tuple[int, int] | None, junit: Path | None, force: bool,
     github: bool | None, store: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Compare a run with its baseline and exit with 1 where it got worse.
@@ -44,31 +45,25 @@ def command(
     gpuscope check run/ --baseline baseline.json --fail-on 5%
     gpuscope check run/ --baseline 12 --fail-on-finding high --junit gpuscope.xml
     """
-    from gpuscope.analyzers.comparison import checks
-    from gpuscope.analyzers.comparison.compare import compare
-    from gpuscope.analyzers.comparison.loading import Reading, load
+    from gpuscope.analyzers.comparison.checks import check
     from gpuscope.output import check_free, write_text
 
     check_free([junit] if junit is not None else [], force, (path, baseline))
-    how = Reading(ranks, steps, partial, nsys, store)
-    before, after = load(baseline, how), load(path, how)
-    diff = compare(before, after, fail_on)
-    cases = [checks.step_time(diff)]
-    if fail_on_finding is not None:
-        cases.append(checks.new_findings(before.report, after.report, fail_on_finding))
-    diff["checks"] = cases
+    result = check(
+        path, baseline=baseline, fail_on=fail_on, fail_on_finding=fail_on_finding, ranks=ranks, steps=steps,
+        partial=partial, nsys=nsys, store=store, workers=os.cpu_count() or 1, progress=True,
+    )  # fmt: skip
     if junit is not None:
         from gpuscope.report.junit_xml import dumps
 
-        write_text(junit, dumps(cases, path))
-    _print(diff, cases, as_json)
+        write_text(junit, dumps(result.cases, path))
+    _print(result, as_json)
     if github:
         from gpuscope.report.github_annotations import annotation
 
-        for case in cases:
+        for case in result.cases:
             click.echo(annotation(case), err=True)
-    bad = {"failed", "skipped"} if strict else {"failed"}
-    return int(any(case["status"] in bad for case in cases))
+    return int(result.failed or (strict and not result.conclusive))
 
 
 _WORDS = {
@@ -78,17 +73,18 @@ _WORDS = {
 }
 
 
-def _print(diff: Diff, cases: list[CheckCase], as_json: bool) -> None:
+def _print(result: CheckResult, as_json: bool) -> None:
+    document = result.comparison.document
     if as_json:
         import json
 
-        click.echo(json.dumps(diff, indent=2, allow_nan=False))
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     from gpuscope.report.terminal.screen import ReportConsole, Writer
 
     writer = Writer(ReportConsole())
-    for case in cases:
+    for case in result.cases:
         word, style = _WORDS[case["status"]]
         writer.line(writer.text(word, style), f"  {case['name']}: {case['message']}", hang=2)
-    for caveat in diff["caveats"]:
+    for caveat in document["caveats"]:
         writer.line("note: ", caveat, hang=2)

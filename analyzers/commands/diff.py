@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -33,19 +34,19 @@ def command(
     gpuscope diff 3 after/ --suggestion bucket_size
     gpuscope diff baseline.json after.nsys-rep --json
     """
-    from gpuscope.analyzers.comparison.compare import compare
+    from gpuscope.analyzers.comparison.comparison import diff
     from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD
-    from gpuscope.analyzers.comparison.loading import Reading, load
 
-    how = Reading(ranks, steps, partial, nsys, store)
-    limit = DEFAULT_THRESHOLD if threshold is None else threshold
-    diff = compare(load(before, how), load(after, how), limit, suggestion)
+    document = diff(
+        before, after, threshold=DEFAULT_THRESHOLD if threshold is None else threshold, suggestion=suggestion,
+        ranks=ranks, steps=steps, partial=partial, nsys=nsys, store=store, workers=os.cpu_count() or 1, progress=True,
+    ).document  # fmt: skip
     if as_json:
         import json
 
-        click.echo(json.dumps(diff, indent=2, allow_nan=False))
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     from gpuscope.report.terminal.diff_text import render
     from gpuscope.report.terminal.screen import ReportConsole, Writer
 
-    render(diff, Writer(ReportConsole()))
+    render(document, Writer(ReportConsole()))

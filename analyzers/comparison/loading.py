@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from gpuscope.analyzers.comparison.compare import Side
+from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.errors import AnalysisError, UsageError
+from gpuscope.progress import Reading as Progress
+from gpuscope.progress import reading as progress_bar
 from gpuscope.report.json_report import dumps
 from gpuscope.report.read_report import read_report
 from gpuscope.report.schema.document import Report
+from gpuscope.sources.opening import PathLike
+
+Run = PathLike | int | Analysis
+"""What can be named as a run: a trace (a file, a folder of ranks or a glob), a report's JSON, a number in the run
+store (as an int or as text), or what `gpuscope.analyze` returned."""
 
 _NUMBER = re.compile(r"#?(\d+)")
 _NEEDED = ("trace", "verdict", "ranks", "steps", "collectives", "kernels", "findings", "suggestions")
@@ -23,11 +33,15 @@ _NEEDED = ("trace", "verdict", "ranks", "steps", "collectives", "kernels", "find
 class Reading:
     """How traces are read, and where the run store is."""
 
-    ranks: frozenset[int] | None = None
+    ranks: Collection[int] | None = None
     steps: tuple[int, int] | None = None
     partial: bool = False
     nsys: str | None = None
     store: Path | None = None
+    workers: int = 1
+    """Processes to read large runs with; see `gpuscope.analyze`."""
+    progress: bool = False
+    """Whether to draw a bar on stderr, where that is a terminal."""
 
     @property
     def selects(self) -> bool:
@@ -35,18 +49,24 @@ class Reading:
         return self.ranks is not None or self.steps is not None
 
 
-def load(named: str, reading: Reading) -> Side:
-    """The report of a trace, of a report file, or of a run of the store (`12` or `#12`; files come first).
+def load(run: Run, reading: Reading) -> Side:
+    """The report of a run named in any of these ways; a file called `12` comes before run 12 of the store.
 
-    Raises `InputError` where there is no such thing, `UsageError` where ranks or steps are asked of a report.
+    Raises `InputError` where there is no such thing, `UsageError` where ranks or steps are asked of a finished report
+    or the store has no such run, `AnalysisError` where an analysis of the run failed.
     """
+    if isinstance(run, Analysis):
+        return _checked(Side(_plain(run, _name(run)), _name(run)), reading)
+    if isinstance(run, int):
+        return _checked(_stored(run, reading), reading)
+    named = os.fspath(run)
     number = _NUMBER.fullmatch(named)
     if number and not os.path.exists(named):
         return _checked(_stored(int(number[1]), reading), reading)
     report = read_report(Path(named), _NEEDED)
     if report is not None:
         return _checked(Side(report, named), reading)
-    return Side(_analysed(named, reading), named)
+    return Side(_plain(_analysed(named, reading), named), named)
 
 
 def _stored(run: int, reading: Reading) -> Side:
@@ -65,18 +85,30 @@ def _checked(side: Side, reading: Reading) -> Side:
     return side
 
 
-def _analysed(named: str, reading: Reading) -> Report:
+def _analysed(named: str, reading: Reading) -> Analysis:
     from gpuscope.analyzers.run.runner import Options, run
-    from gpuscope.progress import reading as progress_of
     from gpuscope.sources.opening import inputs, total_size
     from gpuscope.sources.source import ReadOptions
 
     items = inputs([named], reading.ranks)
-    with progress_of(total_size(items), "reading", files=len(items)) as progress:
+    size, files = total_size(items), len(items)
+    bar = progress_bar(size, "reading", files=files) if reading.progress else nullcontext(Progress(size, "", files))
+    with bar as progress:
         read = ReadOptions(partial=reading.partial, nsys=reading.nsys, advance=progress, status=progress.say)
-        options = Options(reading.ranks, reading.steps, os.cpu_count() or 1, read)
-        analysis = run(items, options, begun=progress.file)
+        return run(items, Options(reading.ranks, reading.steps, reading.workers, read), begun=progress.file)
+
+
+def _plain(analysis: Analysis, named: str) -> Report:
+    """Its report as a report file would be: plain numbers, and null for what JSON has no word for."""
     if analysis.failed:
         raise AnalysisError(f"{named}: an analysis failed: {analysis.failed[0]}")
-    # As a report file would be: plain numbers, and null for what JSON has no word for.
     return cast(Report, json.loads(dumps(analysis.report)))
+
+
+def _name(analysis: Analysis) -> str:
+    """The file that was analysed, or the folder that holds all of them."""
+    paths = [source["path"] for source in analysis.report["trace"]["sources"]]
+    try:
+        return os.path.commonpath(paths) or "."
+    except ValueError:  # no file at all, or relative and absolute paths side by side
+        return paths[0] if paths else "the analysis"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpuscope.analyzers.comparison.series import mean_step_ns
 from gpuscope.errors import UsageError
 from gpuscope.report.schema.diff_document import Proof
 from gpuscope.report.schema.document import Report, SuggestionEntry
+from gpuscope.report.view.arrangement import mean_step_ns
 
 
 def proofs(before: Report, after: Report, applied: str | None) -> list[Proof]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from gpuscope.report.schema.document import Report, StepEntry
-from gpuscope.report.view import arrangement
 
 Value = Callable[[StepEntry], int]
 
@@ -40,12 +39,6 @@ def series(report: Report) -> Series:
             by_step.setdefault(entry["step"], []).append(entry)
     whole = [tuple(own) for _, own in sorted(by_step.items()) if len(own) == len(lanes)]
     return Series(tuple(whole))
-
-
-def mean_step_ns(report: Report) -> int | None:
-    """Window / steps, mean over ranks: what predictions start from (definitions). None without steps."""
-    times = [ns for entry in report["ranks"] if (ns := arrangement.step_ns(entry)) is not None]
-    return round(fmean(times)) if times else None
 
 
 def mean_window_ns(report: Report) -> int | None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result, RunAnalyzer
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
-from gpuscope.analyzers.frame.lanes import LaneSummary, StepWindow
+from gpuscope.analyzers.frame.lanes import StepWindow
+from gpuscope.analyzers.frame.needs import Need
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
 from gpuscope.trace.trace import Trace
@@ -25,12 +27,12 @@ class Waited:
     ns: int
 
 
-def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:
+def run(facts: RunFacts) -> Result:
     """A finding `waits_for_core` where training threads had no core for 1 % of their counted steps or more."""
     result = Result(ANALYZER.name)
     counted: list[Waited] = []
-    for lane in lanes:
-        told = waits(trace, lane.rank)
+    for lane in facts.lanes:
+        told = waits(facts.trace, lane.rank)
         counted += [Waited(lane.rank, step, told[step.step]) for step in lane.steps if step.step in told]
     if counted and _share(counted) >= MIN_SHARE:
         result.findings.append(_finding(counted))
@@ -51,6 +53,7 @@ def _finding(counted: Sequence[Waited]) -> FindingEntry:
         "threads (communication, loader workers, other processes) held them",
         "ranks": [rank for rank in ranks if _share([one for one in counted if one.rank == rank]) >= MIN_SHARE],
         "cost_ns_per_step": round(sum(one.ns for one in counted) / len(counted)),
+        "cost_ns": sum(one.ns for one in counted),
         "share_frac": share,
         "evidence": [_evidence(one) for one in sorted(counted, key=lambda one: -one.ns)[:EVIDENCE]],
     }
@@ -64,9 +67,6 @@ def _evidence(one: Waited) -> Evidence:
         "name": f"step {one.step.step}",
         "note": f"{units.duration(one.ns)} without a core",
     }
-
-
-ANALYZER = RunAnalyzer("cores", run)
 
 
 KEY = "gpuscope_cores"
@@ -91,3 +91,14 @@ def _by_step(told: dict[str, Any]) -> dict[int, int]:
     step, waited = columns.index("step"), columns.index("waited_ns")
     pairs = [(row[step], row[waited]) for row in rows if isinstance(row, list) and len(row) == len(columns)]
     return {step: ns for step, ns in pairs if isinstance(step, int) and isinstance(ns, int) and ns >= 0}
+
+
+def _counted(trace: Trace) -> bool:
+    return any(waits(trace, rank) for rank in trace.ranks)
+
+
+ANALYZER = RunAnalyzer(
+    "cores",
+    run,
+    (Need("counts of waiting for a core", "gpuscope record counts it on Linux", _counted, optional=True),),
+)

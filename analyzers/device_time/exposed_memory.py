@@ -12,6 +12,7 @@ import numpy as np
 
 from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, longest, only_present
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.report.schema.document import Evidence
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, clip, intersect, subtract, union
@@ -60,4 +61,4 @@ def _evidence(trace: Trace, view: LaneView, rows: Times, spans: Spans) -> list[E
     return found
 
 
-ANALYZER = FileAnalyzer("memory", run)
+ANALYZER = FileAnalyzer("memory", run, (DEVICE_EVENTS,), causes=("copy", "paging"))

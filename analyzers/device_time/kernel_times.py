@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.device_time.flops import operator_flops
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Need, Result
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.frame.sections import KERNELS
 from gpuscope.report.schema.document import KernelEntry
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Times
@@ -64,7 +66,9 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
             "dur_ns": int(total[index]), "mean_ns": int(total[index] // counts[index]),
             "share_frac": int(total[index]) / everything if everything else 0.0, "flops_per_s": rate,
         })  # fmt: skip
-    return Result(ANALYZER.name, sections={"kernels": entries})
+    result = Result(ANALYZER.name)
+    result.sections[KERNELS] = entries
+    return result
 
 
 def _flops(trace: Trace, rows: Times, group: Times, groups: int, duration: Times) -> tuple[Array, Times]:
@@ -104,8 +108,4 @@ def _flops(trace: Trace, rows: Times, group: Times, groups: int, duration: Times
     return flops, counted
 
 
-ANALYZER = FileAnalyzer(
-    "kernels",
-    run,
-    (Need("device_events", "record the device's activity (ProfilerActivity.CUDA, nsys -t cuda)"),),
-)
+ANALYZER = FileAnalyzer("kernels", run, (DEVICE_EVENTS,), (KERNELS,))

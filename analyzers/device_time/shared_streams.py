@@ -9,6 +9,7 @@ import numpy as np
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, longest
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
 from gpuscope.analyzers.frame.lanes import LaneView, count_steps
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Times
@@ -50,6 +51,7 @@ def _finding(trace: Trace, view: LaneView, rows: Times, exposed: Spans) -> Findi
         f"{units.share(share)} of the time is communication exposed there",
         "ranks": [view.lane.rank],
         "cost_ns_per_step": round(exposed.total / max(count_steps(view.steps), 1)),
+        "cost_ns": exposed.total,
         "share_frac": share,
         "evidence": [_evidence(trace, view, rows, exposed, index) for index in longest(exposed).tolist()],
     }
@@ -68,4 +70,4 @@ def _evidence(trace: Trace, view: LaneView, rows: Times, exposed: Spans, index: 
     }
 
 
-ANALYZER = FileAnalyzer("streams", run)
+ANALYZER = FileAnalyzer("streams", run, (DEVICE_EVENTS,))

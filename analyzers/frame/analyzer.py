@@ -6,14 +6,19 @@ neither draws nor prints nor changes the trace. A new analysis is one file and o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.lanes import LaneSummary, LaneView
+from gpuscope.analyzers.frame.needs import Need
+from gpuscope.analyzers.frame.sections import DECLARED, Section, Sections
 from gpuscope.errors import GpuscopeError
 from gpuscope.plugins import listed
 from gpuscope.report.schema.document import Evidence, FindingEntry, ProblemEntry
@@ -22,7 +27,8 @@ from gpuscope.trace.intervals import Spans, measure_within
 from gpuscope.trace.problems import Severity
 from gpuscope.trace.trace import Trace
 
-Lane = TypeVar("Lane")
+_LOG = logging.getLogger(__name__)
+
 LaneKey = tuple[int, int]
 """(rank, device)."""
 
@@ -40,14 +46,6 @@ class Attributed:
     """ns during which any of these ran."""
 
 
-@dataclass(frozen=True)
-class Need:
-    """A table an analyzer can't do without, and how to record it."""
-
-    table: str
-    how: str
-
-
 @dataclass
 class Result:
     """What an analyzer found. `sections` are parts of the report; `causes` attribute time, per lane."""
@@ -55,8 +53,10 @@ class Result:
     analyzer: str
     status: Literal["ok", "skipped", "failed"] = "ok"
     why: str = ""
-    sections: dict[str, Any] = field(default_factory=dict)
-    """Parts of the report by their key (docs/report.md), as the report holds them."""
+    applicable: bool = True
+    """False where it is skipped because the run holds nothing of the kind that it analyses."""
+    sections: Sections = field(default_factory=Sections)
+    """Parts of the report, as `analyzers.frame.sections` declares them."""
     causes: dict[LaneKey, dict[str, Attributed]] = field(default_factory=dict)
     findings: list[FindingEntry] = field(default_factory=list)
     problems: list[ProblemEntry] = field(default_factory=list)
@@ -71,31 +71,44 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Analyzer(Generic[Lane]):
-    """One analysis. A `FileAnalyzer` sees one file's ranks with all their events; a `RunAnalyzer` sees all
-    ranks of the run, of which only the summaries and the tables that `Trace.reduced` keeps are left."""
+class Analyzer:
+    """One analysis: its name, what it needs, and what it gives. Raises `ValueError` where that is not declared.
+
+    A `FileAnalyzer` (below) sees one file's ranks with all their events; a `RunAnalyzer` (`analyzers.facts.run_facts`)
+    sees all ranks of the run, of which only summaries and the tables that `Trace.reduced` keeps are left.
+    """
 
     name: str
-    run: Callable[[Trace, Sequence[Lane]], Result]
+    run: Callable[..., Result]
     needs: tuple[Need, ...] = ()
+    sections: tuple[Section[Any], ...] = ()
+    """Parts of the report that it may give."""
+    causes: tuple[str, ...] = ()
+    """Causes that it may attribute time to."""
 
-    def missing(self, trace: Trace) -> str:
-        """What the trace lacks for this analysis and how to record it; empty if nothing."""
-        return "; ".join(f"no {need.table}: {need.how}" for need in self.needs if not len(trace[need.table]))
+    def __post_init__(self) -> None:
+        undeclared = [section.key for section in self.sections if section not in DECLARED]
+        undeclared += set(self.causes) - {*CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION}
+        if undeclared:
+            raise ValueError(f"analyzer {self.name!r} gives {undeclared}, which no section or cause declares")
+
+    def undeclared(self, result: Result) -> list[str]:
+        """Sections and causes of a result that this analyzer does not declare."""
+        causes = {cause for own in result.causes.values() for cause in own}
+        return sorted({*result.sections} - {section.key for section in self.sections} | causes - {*self.causes})
 
 
-class FileAnalyzer(Analyzer[LaneView]):
+@dataclass(frozen=True)
+class FileAnalyzer(Analyzer):
     """An analysis of one file's ranks."""
 
-
-class RunAnalyzer(Analyzer[LaneSummary]):
-    """An analysis of all ranks of a run together."""
+    run: Callable[[Trace, Sequence[LaneView]], Result]
 
 
 ROOMS = ("device_time", "topology", "collectives", "nccl", "pipelines", "slowdown", "hangs", "allocator")
 """Folders of this package that hold analyses; the others hold what those stand on, or what stands on them."""
 
-Kind = TypeVar("Kind", FileAnalyzer, RunAnalyzer)
+Kind = TypeVar("Kind", bound=Analyzer)
 
 
 @cache
@@ -105,17 +118,28 @@ def analyzers_of(kind: type[Kind]) -> tuple[Kind, ...]:
     return tuple(sorted((part for part in found if isinstance(part, kind)), key=lambda analyzer: analyzer.name))
 
 
-def run_one(analyzer: Analyzer[Lane], trace: Trace, lanes: Sequence[Lane]) -> Result:
-    """One analysis: skipped where it lacks something, failed where it breaks; never in another's way."""
-    missing = analyzer.missing(trace)
+def run_one(analyzer: Analyzer, trace: Trace, *given: object) -> Result:
+    """`analyzer.run(*given)`: skipped where `trace` lacks what it needs, failed where it breaks or gives what it does
+    not declare; never in another's way."""
+    missing = [need for need in analyzer.needs if not need.met(trace)]
     if missing:
-        return Result(analyzer.name, "skipped", missing)
+        why = "; ".join(f"no {need.what}: {need.how}" for need in missing)
+        return Result(analyzer.name, "skipped", why, applicable=not any(need.optional for need in missing))
     try:
-        return analyzer.run(trace, lanes)
+        result = analyzer.run(*given)
     except GpuscopeError:
         raise
     except Exception as error:  # a bug in one analysis hides no other; it is shown and exits with 4
-        return Result(analyzer.name, "failed", f"{type(error).__name__}: {error}")
+        return broken(analyzer.name, error)
+    if undeclared := analyzer.undeclared(result):
+        return Result(analyzer.name, "failed", f"it gives {', '.join(undeclared)}, which it does not declare")
+    return result
+
+
+def broken(name: str, error: Exception) -> Result:
+    """The result of an analysis that raised `error`, whose traceback goes to the log (`gpuscope --debug`)."""
+    _LOG.debug("the analysis %s failed", name, exc_info=error)
+    return Result(name, "failed", f"{type(error).__name__}: {error}")
 
 
 def attribute(spans: Spans, view: LaneView | LaneSummary, evidence: Sequence[Evidence] = ()) -> Attributed:
@@ -132,6 +156,15 @@ EVIDENCE = 5
 def longest(spans: Spans, count: int = EVIDENCE) -> Times:
     """Indices of the longest spans, the longest first."""
     return np.argsort(spans.start - spans.end, kind="stable")[:count]
+
+
+def attributed(results: Iterable[Result]) -> dict[LaneKey, dict[str, Attributed]]:
+    """What several analyses attributed to causes, per lane."""
+    found: dict[LaneKey, dict[str, Attributed]] = defaultdict(dict)
+    for result in results:
+        for key, causes in result.causes.items():
+            found[key].update(causes)
+    return found
 
 
 def only_present(causes: Mapping[str, Attributed]) -> dict[str, Attributed]:

@@ -45,7 +45,9 @@ class Run:
     """What findings are measured against: window (ns) and steps of each lane, and who others waited for."""
 
     windows: Mapping[LaneKey, int]
+    """Judged time of every lane, ns."""
     steps: Mapping[LaneKey, int]
+    """Judged steps of every lane."""
     stragglers: Sequence[StragglerEntry]
     could_tell: bool = True
     """Whether there were enough collectives to tell a rank that always comes last."""
@@ -81,6 +83,7 @@ def _finding(cause: str, own: Mapping[LaneKey, Attributed], share: float, run: R
         "message": message,
         "ranks": ranks,
         "cost_ns_per_step": round(per_step),
+        "cost_ns": sum(attributed.total for attributed in own.values()),
         "share_frac": share,
         "evidence": _strongest([attributed.evidence for attributed in own.values()]),
     }

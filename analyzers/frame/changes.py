@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuscope.report.schema.provenance import Provenance
+
 
 @dataclass(frozen=True)
 class BucketSize:
@@ -191,3 +193,5 @@ class Predicted:
     high: int
     basis: str
     """What the prediction rests on, in a sentence: replayed steps, the replay's own error, fitted or assumed costs."""
+    provenance: Provenance = "inferred"
+    """`assumed` where costs in it are a link's figures and not fitted to the trace."""

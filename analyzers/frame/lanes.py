@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.analyzers.frame.step_roles import Role, StepFacts, roles
 from gpuscope.errors import UsageError
 from gpuscope.trace.breakdown import Breakdown, Parts, split
 from gpuscope.trace.columns.table import Times
-from gpuscope.trace.intervals import Spans
+from gpuscope.trace.intervals import Spans, measure_within, union
+from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.steps import KERNEL_SEQUENCE, device_steps
 from gpuscope.trace.trace import Lane, Trace
@@ -36,11 +38,21 @@ class LaneView:
     steps: tuple[StepWindow, ...]
     basis: str | None
     """What the steps were found from."""
+    compiling: tuple[float, ...]
+    """Share of each step that the rank's host spent compiling, loading modules or autotuning."""
+    roles: tuple[Role, ...]
+    """Of each of `steps`, by this rank's own durations; the run's roles come from all ranks."""
 
     @property
     def key(self) -> tuple[int, int]:
         """(rank, device)."""
         return self.lane.rank, self.lane.device
+
+    @property
+    def judged(self) -> tuple[int, int]:
+        """From the first steady step's begin to the last one's end; the window where there is none."""
+        steady = [step for step, role in zip(self.steps, self.roles, strict=True) if role == Role.STEADY]
+        return (steady[0].start, steady[-1].end) if steady else self.window
 
     @property
     def rows(self) -> Times:
@@ -74,7 +86,30 @@ def _view(trace: Trace, lane: Lane, asked: tuple[int, int] | None) -> LaneView |
         window = (steps[0].start, steps[-1].end)
     compute, communication, memory = (trace.spans(lane.rows, kind) for kind in Kind)
     parts = split(compute, communication, memory, window)
-    return LaneView(lane, window, parts, trace.breakdown(lane.rows, window), tuple(steps), basis)
+    shares = _compiling(trace, lane.rank, steps)
+    roles = tuple(_own_roles(steps, shares))
+    return LaneView(lane, window, parts, trace.breakdown(lane.rows, window), tuple(steps), basis, tuple(shares), roles)
+
+
+def _compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[float]:
+    """Share of each step that host threads of the rank spent compiling, loading modules or autotuning."""
+    host = trace["host_events"]
+    low, high = np.searchsorted(host["rank"], [rank, rank + 1])
+    rows = low + np.flatnonzero(trace.names.matching(kinds.is_compilation)[host["name"][low:high]])
+    start, end = (np.array([getattr(step, side) for step in steps], np.int64) for side in ("start", "end"))
+    spent = measure_within(union(host["start"][rows], host["end"][rows]), start, end)
+    return (spent / np.maximum(end - start, 1)).tolist()
+
+
+def _own_roles(steps: Sequence[StepWindow], compiling: Sequence[float]) -> list[Role]:
+    """The role of each step of one rank, what ran before the first included."""
+    proper = [
+        StepFacts(step.end - step.start, cut=False, compiling=share)
+        for step, share in zip(steps, compiling, strict=True)
+        if step.step != NA
+    ]
+    found = iter(roles(proper))
+    return [Role.SETUP if step.step == NA else next(found) for step in steps]
 
 
 def _steps(trace: Trace, lane: Lane, window: tuple[int, int]) -> tuple[list[StepWindow], str | None]:
@@ -110,6 +145,10 @@ class LaneSummary:
     steps: tuple[StepWindow, ...]
     step_breakdowns: tuple[Breakdown, ...]
     basis: str | None
+    compiling: tuple[float, ...]
+    """Share of each step that the rank's host spent compiling, loading modules or autotuning."""
+    thinned: str
+    """What shows that events were dropped from the recording; empty where nothing does."""
     exposed_communication: Spans
     events: int
     """Device events of the lane."""
@@ -120,8 +159,8 @@ class LaneSummary:
         return self.rank, self.device
 
 
-def summarise(trace: Trace, view: LaneView) -> LaneSummary:
-    """The summary of a lane."""
+def summarise(trace: Trace, view: LaneView, thinned: str = "") -> LaneSummary:
+    """The summary of a lane; `thinned` says what shows that events were dropped."""
     return LaneSummary(
         rank=view.lane.rank,
         device=view.lane.device,
@@ -130,6 +169,8 @@ def summarise(trace: Trace, view: LaneView) -> LaneSummary:
         steps=view.steps,
         step_breakdowns=step_breakdowns(trace, view),
         basis=view.basis,
+        compiling=view.compiling,
+        thinned=thinned,
         exposed_communication=view.parts.exposed_communication,
         events=len(view.rows),
     )

@@ -14,6 +14,8 @@ from gpuscope.report.view.vocabulary import CLASSES, cause_label
 LOST_WORK = 0.5
 """If lost kernels, as long as the recorded ones on average, could fill this share of the idle time, it may be none."""
 MAX_CONFIDENCE = 0.95
+WHOLE_WINDOW = 0.8
+"""Confidence that remains where the whole window is judged, warm-up and all."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,18 @@ class Evidence:
     causes: Mapping[str, int]
     """ns by cause, all lanes."""
     idle: int
-    ranks_present: int
+    ranks: Sequence[int]
+    """Ranks whose traces are here."""
     world_size: int | None
     launches: int
     kernels_lost: int
     events: int
     launch_missing: int
     events_lost: int
-    steps: int
+    why_whole: str
+    """Why the whole window is judged, not the steady state; empty where that is."""
+    thinned: str
+    """What shows that events were dropped from the recording; empty where nothing does."""
     assumed: Sequence[str]
     why_no_device: str
     """What the sources say of why no device event was recorded; empty where they don't."""
@@ -39,6 +45,10 @@ class Evidence:
     """Whether a hang was found: then the window holds the wait for it, not the steps of a run."""
     waits_matched: bool
     """Whether exposed communication was split by matching all ranks."""
+    slowdown: Slowdown | None = None
+    """What a what-if on the job's operations found; it makes the verdict where nothing but operations is known."""
+    contradiction: str = ""
+    """What does not add up; empty where all does."""
 
 
 def class_sums(causes: Mapping[str, int]) -> dict[Class, int]:
@@ -67,35 +77,59 @@ def bound(causes: Mapping[str, int], window: int) -> tuple[Class, str | None, fl
 
 def decide(evidence: Evidence) -> Verdict:
     """The verdict, or an abstention that says what to record."""
+    if not evidence.events and evidence.slowdown is not None and not evidence.contradiction:
+        return _by_operations(evidence.slowdown)
     why = _cannot_tell(evidence)
     if why:
-        return {
-            "bound_by": None,
-            "cause": None,
-            "share_frac": 0.0,
-            "confidence": 0.0,
-            "abstained": True,
-            "why": why,
-        }
+        return _verdict(None, None, 0.0, 0.0, why + _besides(evidence.slowdown), abstained=True)
     top, cause, share = bound(evidence.causes, evidence.window)
+    cause_abstained = top == "communication" and cause is None
+    confidence = round(_confidence(evidence, top, cause, share), 2)
+    why = _why(evidence, top, cause, share)
+    if evidence.why_whole:
+        why += f"; {evidence.why_whole}"
+    return _verdict(top, cause, share, confidence, why, cause_abstained=cause_abstained)
+
+
+def _verdict(
+    bound_by: Class | None, cause: str | None, share: float, confidence: float, why: str, *,
+    abstained: bool = False, cause_abstained: bool = False,
+) -> Verdict:  # fmt: skip
     return {
-        "bound_by": top,
-        "cause": cause,
-        "share_frac": share,
-        "confidence": round(_confidence(evidence, top, cause, share), 2),
-        "abstained": False,
-        "why": _why(evidence, top, cause, share),
-    }
+        "bound_by": bound_by, "cause": cause, "share_frac": share, "confidence": confidence, "abstained": abstained,
+        "cause_abstained": cause_abstained, "why": why,
+    }  # fmt: skip
 
 
-def besides(slowdown: Slowdown, told: Verdict) -> str:
-    """What a what-if on operations found where there is no verdict; it knows no causes, so it makes none."""
-    if not told["abstained"]:
+SLOWED = 1.1
+"""A job known by its operations alone is bound by its stragglers from this slowdown on."""
+
+
+def _by_operations(slowdown: Slowdown) -> Verdict:
+    """The verdict on a job known by its operations alone: its slowdown against a run without stragglers."""
+    total = slowdown["total"]
+    share = 1 - 1 / total if total > 1 else 0.0
+    if total >= SLOWED:
+        why = f"by its operations the step takes {total:.3f} times as long as without stragglers"
+        return _verdict("communication", "straggler", share, OPERATIONS_CONFIDENCE, why)
+    why = f"by its operations the step takes no more than {total:.3f} times as long as without stragglers"
+    return _verdict("compute", None, 1 - share, OPERATIONS_CONFIDENCE, why)
+
+
+OPERATIONS_CONFIDENCE = 0.8
+"""The operations are exact; what waits for what is inferred from their pattern."""
+
+
+def _besides(slowdown: Slowdown | None) -> str:
+    """What a what-if on operations found where there is no verdict."""
+    if slowdown is None:
         return ""
     return f"; by its operations the step takes {slowdown['total']:.3f} times as long as without stragglers"
 
 
 def _cannot_tell(evidence: Evidence) -> str:
+    if evidence.contradiction:
+        return f"the analysis contradicts itself, which is a bug of gpuscope: {evidence.contradiction}"
     if evidence.hung and evidence.events:
         return (
             "the job hung, so the window holds the wait for it: see the finding `hang`; --steps takes whole steps only"
@@ -105,6 +139,11 @@ def _cannot_tell(evidence: Evidence) -> str:
             "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
         )
         return "no device events: " + why.removeprefix("no device events: ")
+    if evidence.thinned:
+        return (
+            f"the recording is thinned ({evidence.thinned}): the breakdown holds, causes and gains "
+            "can't be determined; record without sampling or filtering events"
+        )
     unattributed = evidence.causes.get(UNATTRIBUTED, 0)
     sums = class_sums(evidence.causes)
     idle_dominates = evidence.idle >= max(VERDICT_SHARE * evidence.window, *sums.values())
@@ -119,20 +158,11 @@ def _cannot_tell(evidence: Evidence) -> str:
             f"the device is idle {units.share(unattributed / evidence.window)} of the time and no host events are "
             "recorded that could explain it: record the host too (ProfilerActivity.CPU, `nsys -t cuda,nvtx,osrt`)"
         )
-    top, _, _ = bound(evidence.causes, evidence.window)
-    if top == "communication" and not evidence.waits_matched and _ranks_missing(evidence):
-        of = f" of {evidence.world_size}" if evidence.world_size else ""
-        are = "ranks are" if of or evidence.ranks_present > 1 else "rank is"
-        return (
-            f"exposed communication takes {units.share(sums['communication'] / evidence.window)}, but only "
-            f"{evidence.ranks_present}{of} {are} here: a slow rank and a slow link look the same from one side. "
-            "Record all ranks of a group"
-        )
     return ""
 
 
 def _ranks_missing(evidence: Evidence) -> bool:
-    return evidence.world_size is None or evidence.ranks_present < evidence.world_size
+    return evidence.world_size is None or len(evidence.ranks) < evidence.world_size
 
 
 def _confidence(evidence: Evidence, top: Class, cause: str | None, share: float) -> float:
@@ -149,7 +179,9 @@ def _confidence(evidence: Evidence, top: Class, cause: str | None, share: float)
         lead = min(1 - runner_up / sums[top], (share - VERDICT_SHARE) / VERDICT_SHARE + 0.1)
     confidence = 0.5 + 0.5 * min(max(lead, 0.0), 1.0)
     not_compute = sum(evidence.causes.values())
-    untold = evidence.causes.get(UNATTRIBUTED, 0) + evidence.causes.get(UNTOLD_COMMUNICATION, 0)
+    untold = evidence.causes.get(UNATTRIBUTED, 0)
+    if cause is not None:  # where the cause is left open, not knowing it speaks against nothing
+        untold += evidence.causes.get(UNTOLD_COMMUNICATION, 0)
     confidence *= 1 - untold / max(not_compute, evidence.window // 10, 1)
     confidence *= 1 - evidence.kernels_lost / max(evidence.launches, evidence.kernels_lost, 1)
     confidence *= evidence.events / (evidence.events + evidence.events_lost)
@@ -161,8 +193,8 @@ def _confidence(evidence: Evidence, top: Class, cause: str | None, share: float)
         confidence *= 0.9
     if top == "communication" and evidence.world_size is None:
         confidence *= 0.8
-    if evidence.steps < 2:
-        confidence *= 0.9
+    if evidence.why_whole:
+        confidence *= WHOLE_WINDOW
     return min(max(confidence, 0.05), MAX_CONFIDENCE)
 
 
@@ -175,12 +207,25 @@ def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str
             f"{units.share(VERDICT_SHARE)} ({worst}: {units.share(sums[worst] / evidence.window)})"
         )
     if cause is None:
-        return f"{units.share(share)} of the time is exposed communication whose cause the trace can't tell"
+        return (
+            f"{units.share(share)} of the time is exposed communication; waiting can't be told from transferring: "
+            + _what_to_add(evidence)
+        )
     spent = evidence.causes[cause]
     return (
         f"{CLASSES[top]} stalls take {units.share(share)} of the time, "
         f"{cause_label(cause)} {units.share(spent / evidence.window)}"
     )
+
+
+def _what_to_add(evidence: Evidence) -> str:
+    """What would tell a slow rank from a slow link."""
+    if not _ranks_missing(evidence):
+        return "record the sizes of collectives (NCCL's own arguments in torch.profiler, NVTX payloads in nsys)"
+    if evidence.world_size is None:
+        return "add the traces of all ranks; how many there are is not recorded"
+    missing = sorted(set(range(evidence.world_size)) - set(evidence.ranks))
+    return f"add the traces of {'rank' if len(missing) == 1 else 'ranks'} {units.ranks(missing)}"
 
 
 def count_problem(problems: Sequence[ProblemEntry], *codes: str) -> int:

@@ -6,8 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
-from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.analyzers.frame.needs import Need, any_of
+from gpuscope.analyzers.frame.sections import HANG
 from gpuscope.analyzers.hangs import hang_sentences as sentences
 from gpuscope.analyzers.hangs import mismatches, wait_graph
 from gpuscope.analyzers.hangs.mismatches import Mismatch
@@ -15,7 +17,6 @@ from gpuscope.analyzers.hangs.rank_states import Job, Record, read
 from gpuscope.analyzers.hangs.wait_graph import Wait
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.hang_section import Hang, HangCause, HangLast, HangMismatch, HangOperation
-from gpuscope.trace.trace import Trace
 
 EVIDENCE = 8
 
@@ -30,16 +31,14 @@ class Found:
     causes: Sequence[HangCause]
 
 
-def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 - an analyzer's signature
+def run(facts: RunFacts) -> Result:
     """The section `hang` and its finding; nothing at all for a trace without Flight Recorder dumps."""
     result = Result(ANALYZER.name)
-    if not len(trace["flight_records"]) and not len(trace["group_status"]):
-        return result
-    job = read(trace)
+    job = read(facts.trace)
     odd = mismatches.find(job)
     found_waits = wait_graph.find(job, odd)
     found = Found(job, found_waits, odd, _causes(job, found_waits, odd))
-    result.sections["hang"] = _section(found)
+    result.sections[HANG] = _section(found)
     if found.causes:
         result.findings.append(_finding(found))
     return result
@@ -205,9 +204,22 @@ def _finding(found: Found) -> FindingEntry:
         "message": sentences.message(found.waits, found.causes),
         "ranks": sorted(first),
         "cost_ns_per_step": 0,
+        "cost_ns": 0,
         "share_frac": 0.0,
         "evidence": evidence,
     }
 
 
-ANALYZER = RunAnalyzer("hang", run)
+ANALYZER = RunAnalyzer(
+    "hang",
+    run,
+    (
+        Need(
+            "Flight Recorder dumps",
+            "gpuscope record writes them; else set TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+            any_of("flight_records", "group_status"),
+            optional=True,
+        ),
+    ),
+    (HANG,),
+)

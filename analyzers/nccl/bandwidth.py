@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.matching import match
 from gpuscope.analyzers.collectives.message_cost import CostModel, fit_or_why
-from gpuscope.analyzers.collectives.process_groups import groups_of
-from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
-from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.facts.host_links import Host
+from gpuscope.analyzers.facts.placement import Placed, Placement
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.analyzers.frame.needs import Need, any_of
+from gpuscope.analyzers.frame.sections import BANDWIDTH, FITS
 from gpuscope.analyzers.nccl.choices import Choices
-from gpuscope.analyzers.topology.link_peak import Host, Peak, hosts, peak
-from gpuscope.analyzers.topology.placement import Placed, Placement
+from gpuscope.analyzers.topology.link_peak import Peak, peak
 from gpuscope.hardware.bus_bandwidth import algbw, busbw, busbw_factor
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -56,25 +57,26 @@ class Series:
         self.wrong.append(wrong)
 
 
-def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 - an analyzer's signature
+def run(facts: RunFacts) -> Result:
     """The sections `bandwidth` and `fits`, where sizes are recorded."""
     result = Result(ANALYZER.name)
-    placement, topologies, choices = Placement(trace), hosts(trace), Choices(trace.rows("choices"))
-    found = [*_of_trace(trace, placement), *_of_tools(trace, placement)]
+    choices = Choices(facts.trace.rows("choices"))
+    found = [*_of_trace(facts), *_of_tools(facts.trace, facts.placement)]
     if found:
-        result.sections["bandwidth"] = [row for series in found for row in _rows(series, topologies, choices)]
-        result.sections["fits"] = [fit for series in found for fit in _fits(series, choices)]
+        result.sections[BANDWIDTH] = [row for series in found for row in _rows(series, facts.hosts, choices)]
+        result.sections[FITS] = [fit for series in found for fit in _fits(series, choices)]
     return result
 
 
-def _of_trace(trace: Trace, placement: Placement) -> list[Series]:
+def _of_trace(facts: RunFacts) -> list[Series]:
     """A series per operation and group. Matched operations count with their transfer, the shortest duration over
     the ranks; where none of a group is matched, each rank's own time is all there is, waiting included."""
+    trace, placement = facts.trace, facts.placement
     table = trace["collectives"]
     sized = np.flatnonzero((table["bytes"] != NA) & (table["end"] != NA) & (table["start"] != NA))
     if not len(sized):
         return []
-    matched, groups = match(trace), groups_of(trace)
+    matched, groups = facts.matched, facts.matched.groups
     instances = matched.instances
     shortest = instances.reduce(np.minimum, (table["end"] - table["start"])[instances.rows])
     found: dict[tuple[str, int], Series] = {}
@@ -163,7 +165,7 @@ def _entry(
         "algbw_gbps": _finite(algbw(nbytes, mean)), "busbw_gbps": bus, "lower_bound": series.lower_bound,
         "algorithm": chosen.algorithm if chosen else None, "protocol": chosen.protocol if chosen else None,
         "channels": chosen.channels if chosen else None, "peak_gbps": found.gbps, "link": found.link,
-        "peak_basis": found.basis,
+        "peak_basis": found.basis, "peak_provenance": found.provenance,
         "efficiency_frac": bus / found.gbps if bus is not None and found.gbps is not None else None,
         "wrong": sum(checked) if checked else None,
     }  # fmt: skip
@@ -203,4 +205,16 @@ def _fit(series: Series, own: Sequence[int], algorithm: str | None, protocol: st
     }  # fmt: skip
 
 
-ANALYZER = RunAnalyzer("bandwidth", run)
+ANALYZER = RunAnalyzer(
+    "bandwidth",
+    run,
+    (
+        Need(
+            "collectives or measurements",
+            "record NCCL's calls with their sizes (torch 2.4 and later), or add nccl-tests' output",
+            any_of("collectives", "measurements"),
+            optional=True,
+        ),
+    ),
+    (BANDWIDTH, FITS),
+)

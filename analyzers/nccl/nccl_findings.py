@@ -50,6 +50,7 @@ def _slow_transport(connections: Sequence[Row]) -> FindingEntry | None:
         "message": "; ".join(said),
         "ranks": sorted({row["rank"] for row in inside or sockets}),
         "cost_ns_per_step": 0,
+        "cost_ns": 0,
         "share_frac": 0.0,
         "evidence": [],
     }
@@ -86,6 +87,7 @@ def _fewer_channels(communicators: Sequence[Row], links: Sequence[Row]) -> Findi
         f"{why}",
         "ranks": ranks,
         "cost_ns_per_step": 0,
+        "cost_ns": 0,
         "share_frac": 0.0,
         "evidence": [],
     }
@@ -108,6 +110,7 @@ def _degraded_link(communicators: Sequence[Row], links: Sequence[Row]) -> Findin
         "message": "; ".join(found[:NAMED]) + more,
         "ranks": sorted({rank for pair in pairs for rank in pair.ranks}),
         "cost_ns_per_step": 0,
+        "cost_ns": 0,
         "share_frac": 0.0,
         "evidence": [],
     }
@@ -137,6 +140,7 @@ def _wrong(measured: Sequence[Row]) -> FindingEntry | None:
         f"{worst['op']} at {units.size(worst['bytes'])}",
         "ranks": [],
         "cost_ns_per_step": 0,
+        "cost_ns": 0,
         "share_frac": 0.0,
         "evidence": [],
     }

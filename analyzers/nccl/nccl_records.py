@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
-from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.analyzers.frame.needs import Need, any_of
+from gpuscope.analyzers.frame.sections import NCCL, TOPOLOGY
 from gpuscope.analyzers.nccl import nccl_findings
 from gpuscope.report.schema.nccl_sections import (
     ChoiceEntry,
@@ -21,14 +23,14 @@ from gpuscope.report.schema.nccl_sections import (
 from gpuscope.trace.trace import Row, Trace
 
 
-def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 - an analyzer's signature
+def run(facts: RunFacts) -> Result:
     """The sections `nccl` and `topology`, each only where something of it was recorded."""
-    result = Result(ANALYZER.name)
+    result, trace = Result(ANALYZER.name), facts.trace
     communicators, connections = trace.rows("communicators"), trace.rows("connections")
     measured = trace.rows("measurements")
     choices = trace.rows("choices")
     if communicators or connections or choices:
-        result.sections["nccl"] = Nccl(
+        result.sections[NCCL] = Nccl(
             versions=sorted({row["version"] for row in communicators if row["version"]} | _versions(trace)),
             average_busbw_gbps=[
                 value for source in trace.sources for value in source.facts.get("average_busbw_gbps", ())
@@ -40,7 +42,7 @@ def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001 -
         )
     links = trace.rows("topology")
     if links:
-        result.sections["topology"] = _topology(trace, links)
+        result.sections[TOPOLOGY] = _topology(trace, links)
     result.findings += nccl_findings.find(communicators, connections, measured, links)
     return result
 
@@ -125,4 +127,16 @@ def _topology(trace: Trace, links: Sequence[Row]) -> list[TopologyEntry]:
     ]
 
 
-ANALYZER = RunAnalyzer("nccl_records", run)
+ANALYZER = RunAnalyzer(
+    "nccl_records",
+    run,
+    (
+        Need(
+            "records of NCCL",
+            "add a log of NCCL_DEBUG=INFO, nccl-tests' output or a topology file to the traces",
+            any_of("communicators", "connections", "choices", "measurements", "topology"),
+            optional=True,
+        ),
+    ),
+    (NCCL, TOPOLOGY),
+)

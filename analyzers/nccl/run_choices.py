@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from gpuscope.analyzers.facts.placement import Placed
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.analyzers.nccl.choices import Choices
 from gpuscope.analyzers.nccl.cost_constants import Generation
 from gpuscope.analyzers.nccl.cost_model import Choice, Place
-from gpuscope.analyzers.topology.link_peak import hosts
-from gpuscope.analyzers.topology.placement import Placed, Placement
 from gpuscope.hardware.link_rates import compute_capability, gpu_fabric
-from gpuscope.trace.trace import Trace
 
 _GENERATIONS: tuple[tuple[int, Generation], ...] = ((100, "blackwell"), (90, "hopper"), (80, "ampere"), (0, "volta"))
 """By compute capability times ten, as NCCL's tuning tells them apart."""
 
 
-class Facts:
-    """Of one run; made once."""
+class RunChoices:
+    """What NCCL chose in one run, and where groups of its ranks lie."""
 
-    def __init__(self, trace: Trace) -> None:
-        self._choices = Choices(trace.rows("choices"))
-        self._placement = Placement(trace)
-        self._ranks = trace.ranks
-        self._nvlinks = any(host.nvlinks() for host in hosts(trace))
+    def __init__(self, facts: RunFacts) -> None:
+        self._choices = Choices(facts.trace.rows("choices"))
+        self._placement = facts.placement
+        self._ranks = facts.trace.ranks
+        self._nvlinks = any(host.nvlinks() for host in facts.hosts)
 
     def choice(self, op: str, nbytes: int, group_size: int) -> Choice | None:
         """What NCCL chose, where its log tells."""

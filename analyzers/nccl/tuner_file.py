@@ -16,12 +16,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscope.analyzers.collectives.message_cost import CostModel
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.frame.sections import FITS
 from gpuscope.analyzers.nccl.bandwidth import run as bandwidth
 from gpuscope.analyzers.nccl.cost_constants import PROTOCOLS
 from gpuscope.analyzers.nccl.cost_model import Choice
 from gpuscope.analyzers.nccl.predicted_cost import Estimate, predict
-from gpuscope.analyzers.nccl.run_choices import Facts
+from gpuscope.analyzers.nccl.run_choices import RunChoices
 from gpuscope.errors import UsageError
 from gpuscope.trace.trace import Row, Trace
 
@@ -93,22 +95,23 @@ def tuning(trace: Trace) -> Tuning:
     by_kind: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in choices:
         by_kind[row["op"], _group_size(row, sizes)].append(row)
-    facts, models = Facts(trace), _models(trace)
+    facts = RunFacts(trace, ())
+    run_choices, models = RunChoices(facts), _models(facts)
     rows: list[TunerRow] = []
     changes: list[str] = []
     lost = 0
     for (op, size), own in sorted(by_kind.items()):
-        place = facts.place(size)
+        place = run_choices.place(size)
         nodes = -1 if isinstance(place, Refused) else place.nodes
         chosen: dict[int, Choice] = {}
         for nbytes in sorted({row["bytes"] for row in own}):
-            now = facts.choice(op, nbytes, size)
+            now = run_choices.choice(op, nbytes, size)
             if now is None:
                 continue
             now = replace(now, channels=now.channels or channels)
             lost += now.protocol == "ll128"
             safe = replace(now, protocol="simple") if now.protocol == "ll128" else now
-            best = None if isinstance(place, Refused) else _better(op, nbytes, facts, size, now, models)
+            best = None if isinstance(place, Refused) else _better(op, nbytes, run_choices, size, now, models)
             if best is not None:
                 changes.append(f"{op} of {nbytes} bytes, {size} ranks: {_words(now)} -> {_words(best[0])}: {best[1]}")
             chosen[nbytes] = best[0] if best is not None else safe
@@ -133,10 +136,11 @@ Models = dict[tuple[str, int, str | None, str | None], CostModel]
 """By operation, number of ranks, algorithm and protocol."""
 
 
-def _models(trace: Trace) -> Models:
+def _models(facts: RunFacts) -> Models:
     """The fits, of the trace before those of tools."""
     found: Models = {}
-    for fit in sorted(bandwidth(trace, ()).sections.get("fits", ()), key=lambda fit: fit["tool"] != "trace"):
+    fits = bandwidth(facts).sections.get(FITS)
+    for fit in sorted(fits or [], key=lambda fit: fit["tool"] != "trace"):
         if fit["alpha_ns"] is not None:
             beta = 1 / fit["busbw_gbps"] if fit["busbw_gbps"] else 0.0
             basis = f"fitted to {fit['sizes']} message sizes"
@@ -145,9 +149,11 @@ def _models(trace: Trace) -> Models:
     return found
 
 
-def _better(op: str, nbytes: int, facts: Facts, size: int, now: Choice, models: Models) -> tuple[Choice, str] | None:
+def _better(
+    op: str, nbytes: int, chosen: RunChoices, size: int, now: Choice, models: Models
+) -> tuple[Choice, str] | None:
     """The choice that takes least at worst, if that is less than now takes at best."""
-    place, model = facts.place(size), models.get((op, size, now.algorithm, now.protocol))
+    place, model = chosen.place(size), models.get((op, size, now.algorithm, now.protocol))
     if isinstance(place, Refused) or model is None:
         return None
     present = predict(op, nbytes, place, now, now, model)

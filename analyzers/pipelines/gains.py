@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from gpuscope.analyzers.pipelines.flushes import Flush
+from gpuscope.analyzers.facts.flushes import Flush
 from gpuscope.analyzers.pipelines.ideal_layout import Key, Order, even, order_of, placed
 
 MORE = 2

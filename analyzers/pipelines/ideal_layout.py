@@ -9,7 +9,7 @@ from statistics import fmean
 
 import numpy as np
 
-from gpuscope.analyzers.pipelines.flushes import Flush
+from gpuscope.analyzers.facts.flushes import Flush
 from gpuscope.trace.columns.table import Array
 
 Key = tuple[str, int, int]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean, stdev
 
+from gpuscope.analyzers.facts.flushes import Computation, Flush
+from gpuscope.analyzers.facts.stages import StageMap
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
-from gpuscope.analyzers.pipelines.flushes import Computation, Flush
 from gpuscope.analyzers.pipelines.gains import MORE, Means, Replayed
-from gpuscope.analyzers.pipelines.stages import StageMap
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.view import units
@@ -53,6 +53,7 @@ def few_micro_batches(
         "computing takes time in proportion",
         "ranks": sorted(stages.places),
         "cost_ns_per_step": round(told.filling),
+        "cost_ns": round(told.filling * told.steps),
         "share_frac": share,
         "evidence": [_filled(one, stages) for one in sorted(found, key=lambda one: -one.filling)[:SHOWN]],
     }
@@ -102,6 +103,7 @@ def imbalance(told: Means, found: Sequence[Replayed], stages: StageMap) -> list[
             "message": message,
             "ranks": ranks,
             "cost_ns_per_step": round(cost),
+            "cost_ns": round(cost * told.steps),
             "share_frac": share,
             "evidence": _longest(found, stage, stages),
         }

@@ -9,16 +9,19 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
+from gpuscope.analyzers.facts.assembled import from_ranges
+from gpuscope.analyzers.facts.flushes import Flush
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.facts.stages import StageMap
+from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.lanes import LaneSummary
-from gpuscope.analyzers.pipelines.assembled import assembled, from_ranges
+from gpuscope.analyzers.frame.needs import Need, any_of
+from gpuscope.analyzers.frame.sections import PIPELINE
 from gpuscope.analyzers.pipelines.bubbles import bubbles
-from gpuscope.analyzers.pipelines.flushes import Flush, flushes
 from gpuscope.analyzers.pipelines.gains import MORE, Means, Replayed, means, replays
 from gpuscope.analyzers.pipelines.ideal_layout import Key
 from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
-from gpuscope.analyzers.pipelines.stages import StageMap, stage_map
 from gpuscope.report.schema.pipeline_section import (
     Pipeline,
     PipelineComputation,
@@ -30,26 +33,25 @@ from gpuscope.report.schema.pipeline_section import (
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
-from gpuscope.trace.trace import Trace
 
 _KINDS: dict[str, Literal["forward", "backward", "weight"]] = {"F": "forward", "B": "backward", "W": "weight"}
 
 
-def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:
-    """The section `pipeline` and the table `operations` on one clock; nothing for a job without a pipeline."""
-    result = Result(ANALYZER.name)
-    stages = stage_map(trace)
+def run(facts: RunFacts) -> Result:
+    """The section `pipeline`; nothing for a job without a pipeline."""
+    result, stages = Result(ANALYZER.name), facts.stages
     if stages is None:
         return result
-    table = assembled(trace, stages)
-    whole, left_out = ([], 0) if stages.incomplete else flushes(table, trace.names, stages)
-    section: Pipeline = {"basis": stages.basis, "stages": _stages(stages, whole), "untold": stages.incomplete}
-    result.sections["pipeline"] = section
+    whole, left_out = facts.flushes
+    section: Pipeline = {
+        "basis": stages.basis, "provenance": stages.provenance, "stages": _stages(stages, whole),
+        "untold": stages.incomplete,
+    }  # fmt: skip
+    result.sections[PIPELINE] = section
     if not whole:
         section["untold"] = section["untold"] or "no step holds all computations of a pipeline"
         result.status, result.why = "skipped", section["untold"]
         return result
-    result.tables["operations"] = table
     rows = [row for flush in whole for row in _rows(flush, stages)]
     schedule = _schedule(whole)
     section["schedule"] = _schedule_entry(schedule, stages.stages)
@@ -61,10 +63,10 @@ def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:
     if not found:
         section["untold"] = "computations wait for each other in a circle: they can't be replayed"
         return result
-    told = means(found, _step(table, lanes))
+    told = means(found, _step(facts.operations, facts.lanes))
     _gains(section, told, schedule)
     result.findings = few_micro_batches(section, told, found, stages)
-    if from_ranges(trace):  # of a job's own timers, `slowdown` names the stage or worker
+    if from_ranges(facts.trace):  # of a job's own timers, `slowdown` names the stage or worker
         result.findings += imbalance(told, found, stages)
     return result
 
@@ -209,4 +211,16 @@ def _entries(
             }
 
 
-ANALYZER = RunAnalyzer("pipeline", run)
+ANALYZER = RunAnalyzer(
+    "pipeline",
+    run,
+    (
+        Need(
+            "operations, process groups or messages",
+            "stages are found from ranges around computations, process groups, or sends and receives",
+            any_of("operations", "groups", "collectives"),
+            optional=True,
+        ),
+    ),
+    (PIPELINE,),
+)

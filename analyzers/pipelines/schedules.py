@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpuscope.analyzers.pipelines.flushes import Computation, Flush
+from gpuscope.analyzers.facts.flushes import Computation, Flush
 from gpuscope.report.schema.pipeline_section import ScheduleName
 
 Order = list[tuple[str, int]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
 from gpuscope.analyzers.replay.graph import Graph, Node
 from gpuscope.analyzers.replay.rewrite import Setting, nodes_by_call
 from gpuscope.hardware.bus_bandwidth import busbw_factor
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Array, Times
 
 ASSUMED_ERROR = 0.5
@@ -34,6 +36,10 @@ class Costs:
         """Relative error of its model."""
         found = self.model(graph, call).error
         return ASSUMED_ERROR if found is None else found
+
+    def provenance(self, graph: Graph, calls: Iterable[int]) -> Provenance:
+        """`assumed` where the model of any of the calls is."""
+        return "assumed" if any(self.model(graph, call).assumed for call in calls) else "inferred"
 
     def basis(self, graph: Graph, calls: list[int]) -> str:
         """What the models of some calls rest on."""
@@ -82,7 +88,7 @@ def _calibrated(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
     if not len(taken) or beyond <= 0 or sizes.sum() <= 0:
         return assumed
     basis = f"with the fixed cost {assumed.basis} and the bandwidth that they showed"
-    return CostModel(assumed.alpha, beyond / float(sizes.sum()), None, basis)
+    return CostModel(assumed.alpha, beyond / float(sizes.sum()), None, basis, provenance="assumed")
 
 
 def _slowed(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
@@ -95,7 +101,7 @@ def _slowed(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
         return assumed
     scale = float(taken.sum()) / expected
     basis = f"{assumed.basis}, {scale:.1f} times that as they took"
-    return CostModel(assumed.alpha * scale, assumed.beta * scale, None, basis)
+    return CostModel(assumed.alpha * scale, assumed.beta * scale, None, basis, provenance="assumed")
 
 
 def _joined(graph: Graph, node: Times) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

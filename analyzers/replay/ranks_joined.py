@@ -11,22 +11,23 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.clocks import Clocks
-from gpuscope.analyzers.collectives.matching import Instances, Matched
+from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.matching import Instances, Matched
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, join
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 
-def joined(graphs: Sequence[Graph], trace: Trace, matched: Matched, clock: Clocks) -> Graph:
-    """One graph on one clock, from the graphs of all ranks and the run's matching."""
-    graph = join([_shifted(graph, clock) for graph in graphs])
+def joined(graphs: Sequence[Graph], facts: RunFacts) -> Graph:
+    """One graph on one clock, from the graphs of all ranks."""
+    graph = join([_shifted(graph, facts.clocks) for graph in graphs])
     arrival = _nodes_of(graph, Node.ARRIVAL)
     transfer = _nodes_of(graph, Node.TRANSFER)
     start, end, dur = graph.nodes["start"], graph.nodes["end"], graph.nodes["dur"].copy()
     nodes: list[dict[str, int]] = []
     edges: list[tuple[int, int, int, int]] = []
-    for calls in _instances(graph, trace, matched):
+    for calls in _instances(graph, facts.trace, facts.matched):
         latest = max(int(start[arrival[call]]) for call in calls)
         # The last to arrive is held by none but itself.
         held = [call for call in calls if int(end[transfer[call]]) >= latest]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from gpuscope.analyzers.collectives import clocks
-from gpuscope.analyzers.collectives.matching import match
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
-from gpuscope.analyzers.nccl.run_choices import Facts
+from gpuscope.analyzers.frame.sections import REPLAY
+from gpuscope.analyzers.nccl.run_choices import RunChoices
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
@@ -23,20 +23,29 @@ from gpuscope.analyzers.replay.record.recording import Recorded, variation
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Replay
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
-from gpuscope.trace.trace import Trace
 
 MAX_ERROR = 0.05
 """Relative error of the unchanged replay from which nothing is predicted. Published replays reach 3.3 % on average
 (Lumos, MLSys 2025) and below 5 % (dPRO, MLSys 2022); one that misses by more has missed a dependency."""
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """A replay with changes: the mean step in ns, and what that rests on."""
+
+    step_ns: float
+    basis: str
+    provenance: Provenance
+
+
 class Replayer:
     """A run's graph, its error, and what changes would bring. Without a graph it says why and refuses."""
 
-    def __init__(self, trace: Trace, lanes: Sequence[LaneSummary], recorded: Sequence[Recorded]) -> None:
+    def __init__(self, facts: RunFacts, recorded: Sequence[Recorded]) -> None:
         self.why = _missing(recorded)
         self.broken = any(entry.broken for entry in recorded)
         self.ranks = len({entry.rank for entry in recorded})
@@ -47,20 +56,19 @@ class Replayer:
         self.error_frac: float | None = None
         """|replayed − measured| / measured, of the mean step."""
         self._graph: Graph | None = None
-        self._trace = trace
-        self._before = _step_ns(lanes)
+        self._facts = facts
+        self._before = _step_ns(facts.lanes)
         self._variation = _variation(recorded)
         self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
         self._fixed = _mean_shares(recorded)
         processes = any(entry.loader_processes for entry in recorded)
-        self._setting = replace(_setting(trace), loader_processes=processes)
+        self._setting = replace(_setting(facts), loader_processes=processes)
         if not self.why:
-            self._build(trace, recorded)
+            self._build(recorded)
 
-    def _build(self, trace: Trace, recorded: Sequence[Recorded]) -> None:
-        matched = match(trace)
+    def _build(self, recorded: Sequence[Recorded]) -> None:
         graphs = [entry.graph for entry in recorded if entry.graph is not None]
-        graph = joined(graphs, trace, matched, clocks.estimate(trace, matched)) if len(graphs) > 1 else graphs[0]
+        graph = joined(graphs, self._facts) if len(graphs) > 1 else graphs[0]
         try:
             self._unchanged = replay(graph)
         except CircleError as error:
@@ -91,7 +99,7 @@ class Replayer:
             return Refused(str(error))
         except CircleError:
             return Refused("the job waits for results before it would have asked for them: it is built in another way")
-        times = [time / self.replayed_step_ns * self._before for time, _ in outcomes]
+        times = [outcome.step_ns / self.replayed_step_ns * self._before for outcome in outcomes]
         # What the replay misses unchanged it may miss changed; other steps differ as the recorded ones do.
         margin = (self.error_frac or 0.0) + self._variation
         after = times[1]
@@ -100,7 +108,8 @@ class Replayer:
             after=round(after),
             low=max(0, round(min(times) - margin * after)),
             high=round(max(times) + margin * after),
-            basis=f"{self._basis()}; {outcomes[1][1]}",
+            basis=f"{self._basis()}; {outcomes[1].basis}",
+            provenance=outcomes[1].provenance,
         )
 
     def _pipelined(self, changes: Sequence[Change]) -> Predicted | Refused:
@@ -131,20 +140,22 @@ class Replayer:
 
     @cached_property
     def _pipeline(self) -> PipelineReplay | None:
-        return pipeline_replay(self._trace, self._fixed) if len(self._trace["operations"]) else None
+        return pipeline_replay(self._facts, self._fixed) if len(self._facts.trace["operations"]) else None
 
-    def _replayed(self, changes: Sequence[Change], bias: int) -> tuple[float, str]:
+    def _replayed(self, changes: Sequence[Change], bias: int) -> _Outcome:
         graph, basis = self._graph, []
+        provenance: Provenance = "inferred"
         setting = replace(self._setting, bias=bias, cores_told=self._slowdown.told)
         for change in changes:
             assert graph is not None
             found = rewrite(graph, change, setting)
             graph = found.graph
             basis.append(found.basis)
+            provenance = "assumed" if found.provenance == "assumed" else provenance
         assert graph is not None
         if self._slowdown.told:
             basis.append(self._slowdown.text())
-        return _mean(*self._contended.replay(graph, bias)), "; ".join(basis)
+        return _Outcome(_mean(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
 
     @cached_property
     def _slowdown(self) -> Slowdown:
@@ -166,9 +177,7 @@ class Replayer:
 
     def _absent(self) -> int:
         """Ranks of the job that no file holds, as far as the trace tells its size."""
-        table = self._trace["ranks"]
-        sizes = table["world_size"][table.known("world_size")]
-        return max(0, int(sizes.max()) - len(np.unique(table["rank"]))) if len(sizes) else 0
+        return max(0, (self._facts.world_size or 0) - len(self._facts.trace.ranks))
 
     def section(self) -> Replay:
         """The `replay` section of the report."""
@@ -183,7 +192,7 @@ class Replayer:
             "failed" if self.broken else "ok" if self._graph is not None else "skipped"
         )
         result = Result("replay", status, "" if status == "ok" else self.why)
-        result.sections["replay"] = self.section()
+        result.sections[REPLAY] = self.section()
         return result
 
 
@@ -222,17 +231,17 @@ def _variation(recorded: Sequence[Recorded]) -> float:
     return float(np.mean(found)) if found else MAX_ERROR
 
 
-def _setting(trace: Trace) -> Setting:
+def _setting(facts: RunFacts) -> Setting:
+    trace = facts.trace
     ranks = trace["ranks"]
     if not len(ranks):
         return Setting("", "", False)
     backend, gpu = int(ranks["backend"][0]), int(ranks["device_name"][0])
-    sizes = ranks["world_size"][ranks.known("world_size")]
     hosts = set(ranks["host"].tolist())
     return Setting(
         backend="" if backend == NO_NAME else trace.names[backend],
         gpu="" if gpu == NO_NAME or int(ranks["device"][0]) == NA else trace.names[gpu],
         one_host=len(hosts) == 1 and NO_NAME not in hosts,
-        complete=len(trace.ranks) >= (int(sizes.max()) if len(sizes) else 1),
-        nccl=Facts(trace),
+        complete=len(trace.ranks) >= (facts.world_size or 1),
+        nccl=RunChoices(facts),
     )

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analyzers.nccl.run_choices import Facts
+from gpuscope.analyzers.nccl.run_choices import RunChoices
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Mask, Times
 
 
@@ -26,7 +27,7 @@ class Setting:
     """Whether all ranks are known to run on one host."""
     cores_told: bool = False
     """Whether the trace tells what communication takes from compute on a CPU."""
-    nccl: Facts | None = None
+    nccl: RunChoices | None = None
     """What the run tells of NCCL's choices; None where that was not asked."""
     loader_processes: bool = False
     """Whether the data loader has worker processes already."""
@@ -40,6 +41,8 @@ class Rewritten:
 
     graph: Graph
     basis: str
+    provenance: Provenance = "inferred"
+    """`assumed` where costs of collectives in it are not fitted to the trace."""
 
 
 Rewrite = Callable[[Graph, Any, Setting], Rewritten]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
+from gpuscope.errors import UsageError
 from gpuscope.report.schema import document, memory_section, nccl_sections
 from gpuscope.report.schema.document import Report
+from gpuscope.report.section_tables import SectionTables
+from gpuscope.report.view import arrangement, units
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,40 +36,56 @@ SECTIONS: dict[str, type] = {
 """Sections of the report that are tables, and what a row of each holds. Not every report has the last five."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Analysis:
-    """`report` is the JSON document as a dict; `tables[section]` a plain DataFrame, nested keys dotted."""
+    """What `gpuscope.analyze` found in a run."""
 
     report: Report
+    """The document of `gpuscope analyze --json` as a dict: every key is in docs/report.md, times are int ns."""
     replayer: Replayer | None = None
-    """The run's replay: `analysis.replayer.predict(change)`, with the changes of `gpuscope.analyzers.frame.changes`."""
+    """The run's replay, which `predict` asks; None where only a finished report is at hand."""
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:
-        """The sections that are lists, as DataFrames made when asked for."""
-        return _Sections(self.report)
+        """The report's sections that are lists, as DataFrames by name (`SECTIONS`), nested keys dotted; times in ns."""
+        return SectionTables(self.report, SECTIONS)
 
     @property
     def failed(self) -> list[str]:
-        """Analyses that broke, with why."""
+        """Analyses that failed, each with its reason. The report says nothing of what they would have found."""
         return [f"{a['name']}: {a['why']}" for a in self.report["analyzers"] if a["status"] == "failed"]
 
+    def predict(self, *changes: Change) -> Predicted | Refused:
+        """What a step would take with these changes (`gpuscope.changes`), made one after the other, by replay.
 
-class _Sections(Mapping[str, "pd.DataFrame"]):
-    def __init__(self, report: Report) -> None:
-        self._report: Mapping[str, Any] = report
+        Returns `Predicted` (step times in ns, mean over ranks and steps) or `Refused` with the reason, where this
+        trace can't support a prediction. Raises `UsageError` without a change.
+        """
+        if not changes:
+            raise UsageError("nothing to predict", hint="name a change, such as gpuscope.changes.BucketSize(25 << 20)")
+        if self.replayer is None:
+            return Refused("a finished report holds no replay: analyse the trace itself")
+        return self.replayer.predict(changes)
 
-    def __getitem__(self, section: str) -> pd.DataFrame:
-        import pandas as pd
+    def __repr__(self) -> str:
+        entries = self.report["ranks"]
+        present = self.report["trace"]["ranks_present"]
+        pieces = [_bound(self.report), units.plural(len(present), "rank")]
+        step = arrangement.mean_step_ns(self.report)
+        if step is not None:
+            pieces.append(f"step {units.duration(step)}")
+        elif entries:
+            pieces.append(f"window {units.duration(max(entry['window_ns'] for entry in entries))}")
+        return f"Analysis({', '.join(pieces)})"
 
-        if section not in SECTIONS or section not in self._report:
-            raise KeyError(section)
-        frame = pd.json_normalize(self._report[section])
-        # An empty table still has its columns, so that it can be written and read.
-        return frame if len(frame) else pd.DataFrame(columns=list(SECTIONS[section].__annotations__))
 
-    def __iter__(self) -> Iterator[str]:
-        return (section for section in SECTIONS if section in self._report)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+def _bound(report: Report) -> str:
+    """`communication-bound by straggler 24.8 %`; the share is the cause's, or the class's where no cause is known."""
+    verdict = report["verdict"]
+    if verdict["abstained"] or verdict["bound_by"] is None:
+        return "no verdict"
+    cause = verdict["cause"]
+    if cause is None:
+        return f"{verdict['bound_by']}-bound {units.share(verdict['share_frac'])}"
+    share = next((row.share_frac for row in arrangement.causes(report) if row.cause == cause), verdict["share_frac"])
+    return f"{verdict['bound_by']}-bound by {cause} {units.share(share)}"

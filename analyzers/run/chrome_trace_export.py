@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gpuscope.analyzers.collectives import clocks
-from gpuscope.analyzers.collectives.matching import match
+from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA, Category, Kind
@@ -43,7 +43,7 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def _events(trace: Trace) -> Iterator[bytes]:
-    clock = clocks.estimate(trace, match(trace))
+    clock = RunFacts(trace, ()).clocks
     names = [msgspec.json.encode(name) for name in trace.names.names]
     device, host = trace["device_events"], trace["host_events"]
     starts = [int(table["start"].min()) for table in (device, host) if len(table)]
@@ -54,7 +54,7 @@ def _events(trace: Trace) -> Iterator[bytes]:
     yield from _flows(trace, clock, base)
 
 
-def _spans(table: Table, names: list[bytes], clock: clocks.Clocks, base: int, labels: list[str]) -> Iterator[bytes]:
+def _spans(table: Table, names: list[bytes], clock: Clocks, base: int, labels: list[str]) -> Iterator[bytes]:
     is_device = "stream" in table.columns
     kind = table["kind" if is_device else "category"]
     starts = clock.common(table["rank"], table["start"]) - base
@@ -84,7 +84,7 @@ def _us(ns: int) -> bytes:
     return f"{sign}{ns // 1000}.{ns % 1000:03d}".encode()
 
 
-def _flows(trace: Trace, clock: clocks.Clocks, base: int) -> Iterator[bytes]:
+def _flows(trace: Trace, clock: Clocks, base: int) -> Iterator[bytes]:
     """An arrow from each launch to what it launched."""
     device, host = trace["device_events"], trace["host_events"]
     at, begun = (clock.common(table["rank"], table["start"]) - base for table in (device, host))

@@ -1,23 +1,38 @@
-"""From lane summaries and results to the report."""
+"""From the facts of a run and the results of its analyses to the report, built once from parts that are complete."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
-from gpuscope.analyzers.frame import verdict
-from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result
+from gpuscope.analyzers.advice.rule import Predict, advise
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.facts.steady_state import SteadyState
+from gpuscope.analyzers.frame import sections, verdict
+from gpuscope.analyzers.frame.analyzer import (
+    Analyzer,
+    Attributed,
+    FileAnalyzer,
+    LaneKey,
+    Result,
+    analyzers_of,
+    attributed,
+)
 from gpuscope.analyzers.frame.cause_findings import Run, findings
 from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
-from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
+from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.frame.sections import Sections, merged
+from gpuscope.analyzers.frame.self_check import NAME as CHECK
+from gpuscope.analyzers.frame.self_check import self_check
 from gpuscope.report.schema.document import (
     SCHEMA_VERSION,
     AnalyzerEntry,
     BreakdownEntry,
-    KernelEntry,
+    Diagnosis,
+    FindingEntry,
     ProblemEntry,
     RankEntry,
     Report,
@@ -31,64 +46,102 @@ from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.frameworks import frameworks, parallelism
 from gpuscope.trace.schema import NA
+from gpuscope.trace.steps import KERNEL_SEQUENCE
 from gpuscope.trace.trace import Trace
 from gpuscope.version import __version__
 
 Causes = Mapping[str, Attributed]
 
 
-def build(trace: Trace, lanes: Sequence[LaneSummary], results: Sequence[Result]) -> Report:
-    """The report of a run, from its merged (reduced) trace and the results of each file."""
-    sections = {key: value for result in results for key, value in result.sections.items()}
-    causes = _causes(results)
-    problems = [problem for result in results for problem in result.problems]
-    problems += [
-        ProblemEntry(severity=p.severity, code=p.code, count=p.count, message=p.message) for p in trace.problems
-    ]
-    measure = Run(
-        windows={lane.key: lane.breakdown.window for lane in lanes},
-        steps={lane.key: count_steps(lane.steps) for lane in lanes},
-        stragglers=sections.get("stragglers", []),
-        could_tell=sections.get("stragglers_told", True),
-        clock_error=sections.get("clock_error_ns"),
-    )
-    found = findings({lane.key: causes[lane.key] for lane in lanes}, measure)
-    found += [finding for result in results for finding in result.findings]
-    report: Report = {
-        "schema_version": SCHEMA_VERSION,
-        "gpuscope_version": __version__,
-        "trace": _trace(trace, sections.get("clock_error_ns")),
-        "verdict": verdict.decide(_weigh(trace, lanes, causes, problems, results)),
-        "ranks": [_rank(trace, lane, causes[lane.key]) for lane in lanes],
-        "steps": [step for lane in lanes for step in _steps(lane, causes[lane.key])],
-        "steps_basis": next((lane.basis for lane in lanes if lane.basis), None),
-        "collectives": sections.get("collectives", []),
-        "stragglers": sections.get("stragglers", []),
-        "rank_steps": sections.get("rank_steps", []),
-        "kernels": _kernels(results),
-        "findings": found,
-        "suggestions": [],
-        "advice": {"why": "", "unpredicted": []},
+def build(
+    facts: RunFacts, results: Sequence[Result], predict: Predict, parallelism: Mapping[str, int] | None = None
+) -> Report:
+    """The report of a run from the results of its analyses.
+
+    `predict` says what a change would bring; `parallelism` is what the run's manifest names, for jobs whose groups
+    don't.
+    """
+    causes = attributed(results)
+    checked, wrong = self_check(facts.lanes, causes, _unsettled(results))
+    results = [*results, checked]
+    causes = {key: {} if key in wrong else causes.get(key, {}) for key in (lane.key for lane in facts.lanes)}
+    problems = _problems(facts.trace, results)
+    diagnosis = _diagnosis(facts, causes, problems, results, parallelism or {})
+    suggestions, advice = advise(diagnosis, predict)
+    return {
+        **diagnosis,
+        "suggestions": suggestions,
+        "advice": advice,
         "problems": problems,
         "analyzers": _analyzers(results),
     }
-    if "slowdown" in sections:
-        report["verdict"]["why"] += verdict.besides(sections["slowdown"], report["verdict"])
-    # Only where an analysis gave them, in the order that the report declares.
-    given = {key: sections[key] for key in Report.__annotations__ if key in sections and key not in report}
-    report.update(cast(Report, given))
-    return report
 
 
-def _causes(results: Sequence[Result]) -> dict[LaneKey, dict[str, Attributed]]:
-    merged: dict[LaneKey, dict[str, Attributed]] = defaultdict(dict)
-    for result in results:
-        for key, causes in result.causes.items():
-            merged[key].update(causes)
-    return merged
+def _diagnosis(
+    facts: RunFacts, causes: Mapping[LaneKey, Causes], problems: Sequence[ProblemEntry], results: Sequence[Result],
+    parallelism: Mapping[str, int],
+) -> Diagnosis:  # fmt: skip
+    lanes = facts.lanes
+    given = merged(result.sections for result in results)
+    clock_error = given.get(sections.CLOCK_ERROR)
+    basis = next((lane.basis for lane in lanes if lane.basis), None)
+    found: Diagnosis = {
+        "schema_version": SCHEMA_VERSION,
+        "gpuscope_version": __version__,
+        "trace": _trace(facts, given, parallelism),
+        "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
+        "ranks": [_rank(facts, lane, causes[lane.key]) for lane in lanes],
+        "steps": [step for lane in lanes for step in _steps(facts.steady, lane, causes[lane.key])],
+        "steps_basis": basis,
+        "steps_provenance": None if basis is None else "inferred" if basis == KERNEL_SEQUENCE else "measured",
+        "collectives": [],
+        "stragglers": [],
+        "rank_steps": [],
+        "kernels": [],
+        "findings": _findings(facts, causes, results, given, clock_error),
+    }
+    # What no analysis gave is empty, or left out where the schema says so.
+    return cast(Diagnosis, {**found, **given.printed()})
 
 
-def _trace(trace: Trace, clock_error: int | None) -> TraceEntry:
+def _findings(
+    facts: RunFacts, causes: Mapping[LaneKey, Causes], results: Sequence[Result], given: Sections,
+    clock_error: int | None,
+) -> list[FindingEntry]:  # fmt: skip
+    """Those of causes, the costliest first, then those of each analysis."""
+    late = given.get(sections.STRAGGLERS)
+    measure = Run(
+        windows={lane.key: facts.steady.breakdown(lane).window for lane in facts.lanes},
+        steps={lane.key: facts.steady.count(lane) for lane in facts.lanes},
+        stragglers=late or [],
+        could_tell=given.get(sections.STRAGGLERS_TESTABLE) is not False,
+        clock_error=clock_error,
+    )
+    judged = {lane.key: judged_causes(facts.steady, lane, causes[lane.key]) for lane in facts.lanes}
+    return [*findings(judged, measure), *(finding for result in results for finding in result.findings)]
+
+
+def judged_causes(steady: SteadyState, lane: LaneSummary, causes: Causes) -> dict[str, Attributed]:
+    """A lane's causes over its judged steps alone; those that took none of it are left out."""
+    found = {cause: replace(one, total=steady.measure(lane, one.total, one.per_step)) for cause, one in causes.items()}
+    return {cause: one for cause, one in found.items() if one.total}
+
+
+def _problems(trace: Trace, results: Sequence[Result]) -> list[ProblemEntry]:
+    read = [ProblemEntry(severity=p.severity, code=p.code, count=p.count, message=p.message) for p in trace.problems]
+    return [*(problem for result in results for problem in result.problems), *read]
+
+
+def _unsettled(results: Sequence[Result]) -> set[str]:
+    """Causes to which nothing could be attributed, for their analysis did not run to its end."""
+    ended_early = {result.analyzer for result in results if result.status != "ok"}
+    analyzers: tuple[Analyzer, ...] = (*analyzers_of(FileAnalyzer), *analyzers_of(RunAnalyzer))
+    return {cause for analyzer in analyzers if analyzer.name in ended_early for cause in analyzer.causes}
+
+
+def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceEntry:
+    trace, clock_error = facts.trace, given.get(sections.CLOCK_ERROR)
+    compared = sections.SLOWDOWN in given  # which takes the word of the ranks' recorder for one clock
     files = trace.ranks_by_file()
     table = trace["groups"]
     groups = [
@@ -101,46 +154,46 @@ def _trace(trace: Trace, clock_error: int | None) -> TraceEntry:
     ]  # fmt: skip
     return {
         "sources": sources,
-        "world_size": _world_size(trace),
+        "world_size": facts.world_size,
         "ranks_present": trace.ranks,
         "clock_error_ns": clock_error,
+        "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
         "frameworks": frameworks(trace.names.names, {description for description, _ in groups}),
-        "parallelism": parallelism(groups),
+        "parallelism": parallelism(groups) or dict(named),  # one group of all ranks says nothing of its purpose
     }
 
 
-def _world_size(trace: Trace) -> int | None:
-    ranks = trace["ranks"]
-    known = ranks["world_size"][ranks.known("world_size")]
-    return int(known.max()) if len(known) else None
-
-
 def _weigh(
-    trace: Trace, lanes: Sequence[LaneSummary], causes: Mapping[LaneKey, Causes], problems: Sequence[ProblemEntry],
-    results: Sequence[Result],
+    facts: RunFacts, causes: Mapping[LaneKey, Causes], problems: Sequence[ProblemEntry], results: Sequence[Result],
+    given: Sections,
 ) -> verdict.Evidence:  # fmt: skip
+    trace, lanes = facts.trace, facts.lanes
     events = sum(lane.events for lane in lanes)
     lost = verdict.count_problem(problems, "kernel_missing")
     losses = [p for p in problems if p["severity"] == "data_loss" and p["code"] not in ("kernel_missing", "truncated")]
     # Kernels that went missing tell more than that there are none.
     reasons = _messages(problems, "kernels_not_recorded") or _messages(problems, "no_device_events")
-    totals = verdict.totals([causes[lane.key] for lane in lanes])
+    totals = verdict.totals([judged_causes(facts.steady, lane, causes[lane.key]) for lane in lanes])
+    judged = [facts.steady.breakdown(lane) for lane in lanes]
     return verdict.Evidence(
-        window=sum(lane.breakdown.window for lane in lanes),
+        window=sum(breakdown.window for breakdown in judged),
         causes=totals,
-        idle=sum(lane.breakdown.idle for lane in lanes),
-        ranks_present=len(trace.ranks),
-        world_size=_world_size(trace),
+        idle=sum(breakdown.idle for breakdown in judged),
+        ranks=trace.ranks,
+        world_size=facts.world_size,
         launches=events + lost,
         kernels_lost=lost,
         events=events,
         launch_missing=verdict.count_problem(problems, "launch_missing"),
         events_lost=sum(p["count"] for p in losses),
-        steps=min((count_steps(lane.steps) for lane in lanes), default=0),
+        why_whole=facts.steady.why_whole,
+        thinned=next((lane.thinned for lane in lanes if lane.thinned), ""),
         assumed=[cause for result in results for cause in result.assumed],
         why_no_device="; ".join(reasons) or _no_timeline(trace),
         hung=any(finding["code"] == "hang" for result in results for finding in result.findings),
         waits_matched=bool({"straggler", "pipeline_bubble"} & set(totals)),
+        slowdown=given.get(sections.SLOWDOWN),
+        contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
     )
 
 
@@ -183,22 +236,25 @@ def _parts(breakdown: Breakdown) -> BreakdownEntry:
     )
 
 
-def _rank(trace: Trace, lane: LaneSummary, causes: Causes) -> RankEntry:
-    breakdown = lane.breakdown
+def _rank(facts: RunFacts, lane: LaneSummary, causes: Causes) -> RankEntry:
+    breakdown = facts.steady.breakdown(lane)
+    judged = [step.start for step in lane.steps if facts.steady.judged(step.step)]
     return {
         "rank": lane.rank,
         "device": None if lane.device == NA else lane.device,
-        "device_name": _device_name(trace, lane),
+        "device_name": _device_name(facts.trace, lane),
         "window_ns": breakdown.window,
-        "start_ns": lane.window[0],
-        "steps": count_steps(lane.steps),
+        "start_ns": judged[0] if judged else lane.window[0],
+        "steps": facts.steady.count(lane),
+        "recorded_ns": lane.breakdown.window,
+        "recorded_breakdown_ns": _parts(lane.breakdown),
         "breakdown_ns": _parts(breakdown),
         "communication_ns": breakdown.communication,
         "overlapped_communication_ns": breakdown.overlapped_communication,
         "overlap_frac": breakdown.overlapped_communication / breakdown.communication
         if breakdown.communication
         else None,
-        "stall_ns": _stalls({cause: attributed.total for cause, attributed in causes.items()}),
+        "stall_ns": _stalls({cause: one.total for cause, one in judged_causes(facts.steady, lane, causes).items()}),
     }
 
 
@@ -209,47 +265,18 @@ def _device_name(trace: Trace, lane: LaneSummary) -> str | None:
     return trace.names[code] if code != NO_NAME else None
 
 
-def _steps(lane: LaneSummary, causes: Causes) -> list[StepEntry]:
+def _steps(steady: SteadyState, lane: LaneSummary, causes: Causes) -> list[StepEntry]:
     entries: list[StepEntry] = []
     for index, (step, breakdown) in enumerate(zip(lane.steps, lane.step_breakdowns, strict=True)):
         own = {cause: int(attributed.per_step[index]) for cause, attributed in causes.items()}
         top, cause, _ = verdict.bound(own, breakdown.window)
         entries.append({
             "step": None if step.step == NA else step.step, "rank": lane.rank,
-            "device": None if lane.device == NA else lane.device, "start_ns": step.start, "dur_ns": breakdown.window,
+            "device": None if lane.device == NA else lane.device, "role": steady.role(step.step).value,
+            "start_ns": step.start, "dur_ns": breakdown.window,
             "breakdown_ns": _parts(breakdown), "bound_by": top, "cause": cause,
         })  # fmt: skip
     return entries
-
-
-def _kernels(results: Sequence[Result]) -> list[KernelEntry]:
-    """Kernels of all files, added up by name and category."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for entry in (entry for result in results for entry in result.sections.get("kernels", [])):
-        own = rows.setdefault((entry["name"], entry["category"]), {"count": 0, "dur_ns": 0, "rates": []})
-        own["count"] += entry["count"]
-        own["dur_ns"] += entry["dur_ns"]
-        if entry["flops_per_s"] is not None:
-            own["rates"].append((entry["flops_per_s"], entry["dur_ns"]))
-    everything = sum(own["dur_ns"] for own in rows.values())
-    merged = [
-        KernelEntry(
-            name=name,
-            category=category,
-            count=own["count"],
-            dur_ns=own["dur_ns"],
-            mean_ns=own["dur_ns"] // own["count"],
-            share_frac=own["dur_ns"] / everything if everything else 0.0,
-            flops_per_s=_mean_rate(own["rates"]),
-        )
-        for (name, category), own in rows.items()
-    ]
-    return sorted(merged, key=lambda kernel: -kernel["dur_ns"])
-
-
-def _mean_rate(rates: Sequence[tuple[float, int]]) -> float | None:
-    time = sum(weight for _, weight in rates)
-    return sum(rate * weight for rate, weight in rates) / time if time else None
 
 
 def _analyzers(results: Sequence[Result]) -> list[AnalyzerEntry]:
@@ -259,5 +286,7 @@ def _analyzers(results: Sequence[Result]) -> list[AnalyzerEntry]:
     for result in results:
         entry = entries.get(result.analyzer)
         if entry is None or worst[result.status] > worst[entry["status"]]:
-            entries[result.analyzer] = {"name": result.analyzer, "status": result.status, "why": result.why}
+            entries[result.analyzer] = {
+                "name": result.analyzer, "status": result.status, "why": result.why, "applicable": result.applicable,
+            }  # fmt: skip
     return list(entries.values())

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from gpuscope.analyzers.advice.rule import advise
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, RunAnalyzer, analyzers_of, run_one
+from gpuscope.analyzers.device_time.wholeness import why_thinned
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, attributed, broken, run_one
+from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
 from gpuscope.analyzers.operations.operations_from_ranges import operations
 from gpuscope.analyzers.replay.record.recording import Recorded, record
@@ -67,9 +69,14 @@ def analyze(
 ) -> Analysis:
     """Analyse files, folders or globs as one run: `gpuscope.analyze`.
 
-    Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables`
-    are DataFrames. `workers` processes read large runs; a script that asks for several needs the usual
-    `if __name__ == "__main__"`. Raises `InputError`, `UsageError` or `AnalysisError` as the command line does.
+    `ranks` leaves other ranks unread, `steps` is the first and the last step, both included (default: the whole
+    window), `partial` takes what is there of a file that is cut off, `nsys` is the program that exports reports of
+    Nsight Systems. `workers` processes read large runs; a script that asks for several needs the usual
+    `if __name__ == "__main__"`.
+
+    Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables` are DataFrames;
+    times are int ns. Raises `InputError` for what is missing or can't be read, `UsageError` where files claim one rank
+    or are of different jobs, or no such step is recorded. An analysis that fails is in `Analysis.failed`.
     """
     return run(inputs(paths, ranks), Options(ranks, steps, workers, ReadOptions(partial=partial, nsys=nsys)))
 
@@ -93,22 +100,40 @@ def run(
     check_one_run([part.trace.ranks_by_file() for part in parts])
     lanes = [lane for part in parts for lane in part.lanes]
     results = [result for part in parts for result in part.results]
-    trace = merge([part.trace for part in parts])
-    results += [run_one(analyzer, trace, lanes) for analyzer in analyzers_of(RunAnalyzer)]
+    facts = RunFacts(merge([part.trace for part in parts]), lanes, attributed(results), options.steps is not None)
+    results += [run_one(analyzer, facts.trace, facts) for analyzer in analyzers_of(RunAnalyzer)]
     folders = run_folders(item.path for item in items)
     results += [_how_it_ended(folder, [item.path for item in items]) for folder in folders]
-    if options.ranks is not None and (absent := sorted(set(options.ranks) - set(trace.ranks))):
-        asked = Result("ranks")
-        shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
-        asked.problem("info", "ranks_absent", len(absent), f"ranks asked for that no file holds: {shown}")
-        results.append(asked)
-    replayer = Replayer(trace, lanes, [entry for part in parts for entry in part.recorded])
-    results.append(replayer.result())
-    report = build(trace, lanes, results)
-    if len(folders) == 1 and not report["trace"]["parallelism"]:  # one group of all ranks has no telling name
-        report["trace"]["parallelism"] = mesh(folders[0])
-    report["suggestions"], report["advice"] = advise(report, replayer.predict)
+    if options.ranks is not None:
+        results += _ranks_absent(options.ranks, facts.trace.ranks)
+    replayer, replayed = _replay(facts, [entry for part in parts for entry in part.recorded])
+    results.append(replayed)
+    named = mesh(folders[0]) if len(folders) == 1 else {}
+    report = build(facts, results, _not_replayed if replayer is None else replayer.predict, named)
     return Analysis(report, replayer)
+
+
+def _replay(facts: RunFacts, recorded: Sequence[Recorded]) -> tuple[Replayer | None, Result]:
+    """The replay and what became of it as an analysis; a bug in it hides no other."""
+    try:
+        replayer = Replayer(facts, recorded)
+        return replayer, replayer.result()
+    except Exception as error:
+        return None, broken("replay", error)
+
+
+def _not_replayed(_: Sequence[Change]) -> Predicted | Refused:
+    return Refused("the replay failed")
+
+
+def _ranks_absent(asked: Collection[int], there: Sequence[int]) -> list[Result]:
+    absent = sorted(set(asked) - set(there))
+    if not absent:
+        return []
+    result = Result("ranks")
+    shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
+    result.problem("info", "ranks_absent", len(absent), f"ranks asked for that no file holds: {shown}")
+    return [result]
 
 
 def _how_it_ended(folder: Path, read: Sequence[Path]) -> Result:
@@ -177,13 +202,13 @@ def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = 
 def reduce_trace(trace: Trace, options: Options) -> Part:
     """Analyse the lanes of one file's trace; what stays of it grows with its collectives, not its events."""
     lanes = views(trace, options.steps)
-    results = [run_one(analyzer, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
-    summaries = [summarise(trace, view) for view in lanes]
+    results = [run_one(analyzer, trace, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
+    summaries = [summarise(trace, view, why_thinned(trace, view)) for view in lanes]
     reduced = trace.reduced()
-    for table in (result.tables["activity"] for result in results if "activity" in result.tables):
+    for table in (table for result in results for table in result.tables.values()):
         reduced = reduced.with_table(table)
     if not len(trace["operations"]):
-        derived = run_one(DERIVED_OPERATIONS, trace, lanes)
+        derived = run_one(DERIVED_OPERATIONS, trace, trace, lanes)
         results.append(derived)
         reduced = reduced.with_operations(derived.tables.get("operations", trace["operations"]))
     if options.steps is not None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import Result, RunAnalyzer
+from gpuscope.analyzers.facts.assembled import from_ranges
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
-from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.frame.needs import Need
+from gpuscope.analyzers.frame.sections import SLOWDOWN
 from gpuscope.analyzers.operations.dependencies import Graph, dependencies
 from gpuscope.analyzers.operations.grid import Grid, UnmodelledError, grid
 from gpuscope.analyzers.operations.operations_from_ranges import tied
 from gpuscope.analyzers.operations.pipeline_dependencies import check_alone, pipeline_graph, with_messages
-from gpuscope.analyzers.pipelines.assembled import assembled, from_ranges
-from gpuscope.analyzers.pipelines.stages import stage_map
 from gpuscope.analyzers.slowdown.slowdowns import Effect, Slowdowns, slowdowns
 from gpuscope.report.schema.document import Evidence, FindingEntry, Slowdown
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
@@ -30,23 +32,22 @@ SHOWN = 5
 Group = TypeVar("Group")
 
 
-def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:  # noqa: ARG001  operations are no lane's
-    """The section `slowdown`, with findings; nothing for a trace that holds no operations."""
-    if not len(trace["operations"]):
-        return Result(ANALYZER.name)
+def run(facts: RunFacts) -> Result:
+    """The section `slowdown`, with findings; nothing for a job of which not every rank has operations."""
+    trace = facts.trace
     timed = any("workers" in source.facts for source in trace.sources)
-    if not timed and not _all_ranks(trace):
+    if not timed and not _all_ranks(facts):
         return Result(ANALYZER.name)
     try:
         _check_whole(trace)
-        job, graph = _from_pipeline(trace) if from_ranges(trace) else _from_operations(trace, timed)
+        job, graph = _from_pipeline(facts) if from_ranges(trace) else _from_operations(trace, timed)
         found = slowdowns(job, graph)
     except UnmodelledError as error:
         return Result(ANALYZER.name, "skipped", str(error))
     if found.ideal <= 0:
         return Result(ANALYZER.name, "skipped", "operations take no time")
     result = Result(ANALYZER.name, why=_left_out(job))
-    result.sections["slowdown"] = _section(job, found)
+    result.sections[SLOWDOWN] = _section(job, found, "measured" if timed else "inferred")
     if timed:  # of a job's own ranges, `straggler` tells the same from the waits themselves
         result.findings = sorted(_findings(job, found), key=lambda finding: -finding["share_frac"])
     return result
@@ -57,22 +58,22 @@ def _from_operations(trace: Trace, timed: bool) -> tuple[Grid, Graph]:
     return job, dependencies(job)
 
 
-def _from_pipeline(trace: Trace) -> tuple[Grid, Graph]:
+def _from_pipeline(facts: RunFacts) -> tuple[Grid, Graph]:
     """A pipeline job told from the ranges around its computations."""
+    trace, stages = facts.trace, facts.stages
     point_to_point = np.flatnonzero(trace.names.matching(lambda name: name in POINT_TO_POINT))
     check_alone(trace["operations"], trace["collectives"], point_to_point, trace.names)
-    stages = stage_map(trace)
     if stages is None or stages.incomplete:
         raise UnmodelledError(stages.incomplete if stages else "the ranges name no stages")
-    table, numbering = with_messages(assembled(trace, stages), trace.names)
+    table, numbering = with_messages(facts.operations, trace.names)
     job = grid(table, trace.names)
     return job, pipeline_graph(job, numbering)
 
 
-def _all_ranks(trace: Trace) -> bool:
+def _all_ranks(facts: RunFacts) -> bool:
     """Whether every rank of a job of several has operations."""
-    there = len(np.unique(trace["operations"]["rank"]))
-    return there > 1 and there == int(trace["ranks"]["world_size"].max())
+    there = len(np.unique(facts.trace["operations"]["rank"]))
+    return there > 1 and there == facts.world_size
 
 
 def _check_whole(trace: Trace) -> None:
@@ -88,7 +89,7 @@ def _left_out(job: Grid) -> str:
     return f"{units.plural(job.left_out, 'step')} without the operations of the others left out" if job.left_out else ""
 
 
-def _section(job: Grid, found: Slowdowns) -> Slowdown:
+def _section(job: Grid, found: Slowdowns, provenance: Provenance) -> Slowdown:
     def all_by(value: Callable[[Effect], float]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
         return (
             {op: value(effect) for op, effect in found.operations.items()},
@@ -100,6 +101,7 @@ def _section(job: Grid, found: Slowdowns) -> Slowdown:
     shares = all_by(found.explained)
     return {
         "total": found.replayed / found.ideal,
+        "provenance": provenance,
         "by_operation": by_operation,
         "by_rank": by_rank,
         "by_stage": by_stage,
@@ -150,6 +152,7 @@ def _slow_worker(job: Grid, found: Slowdowns, stage: int, replica: int, effect: 
         + _consequence(found, effect),
         "ranks": [rank],
         "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(job.steps)),
         "share_frac": cost / found.replayed,
         "evidence": _slowest(job, found, job.stage == stage, only),
     }
@@ -165,6 +168,7 @@ def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> Find
         "message": f"Pipeline stage {stage}{place} is slow: {_consequence(found, effect)}{doubt}",
         "ranks": sorted(job.ranks[stage].tolist()),
         "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(job.steps)),
         "share_frac": cost / found.replayed,
         "evidence": _slowest(job, found, job.stage == stage, np.ones(len(job.replicas), np.bool_)),
     }
@@ -181,6 +185,7 @@ def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
         f"{worst} explains {found.explained(found.operations[worst]):.3f} of that",
         "ranks": [],
         "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(job.steps)),
         "share_frac": cost / found.replayed,
         "evidence": _slowest(
             job, found, np.array([op == worst for op in job.op]), np.ones(len(job.replicas), np.bool_)
@@ -218,4 +223,9 @@ def _evidence(job: Grid, found: Slowdowns, place: tuple[int, int, int]) -> Evide
     }
 
 
-ANALYZER = RunAnalyzer("slowdown", run)
+ANALYZER = RunAnalyzer(
+    "slowdown",
+    run,
+    (Need("operations", "ranges around a step's computations, or timers of the job, name them", optional=True),),
+    (SLOWDOWN,),
+)

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import Need, Result, RunAnalyzer
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
 from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
+from gpuscope.analyzers.frame.needs import Need
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -36,14 +38,14 @@ class Spread:
     hosts: tuple[str, ...]
 
 
-def run(trace: Trace, lanes: Sequence[LaneSummary]) -> Result:
+def run(facts: RunFacts) -> Result:
     """A finding `group_across_hosts` per kind of parallelism whose exposed communication costs 1 % or more."""
     result = Result(ANALYZER.name)
     found: dict[str, list[Spread]] = {}
-    for spread in _spread_groups(trace):
+    for spread in _spread_groups(facts.trace):
         found.setdefault(spread.kind, []).append(spread)
     for kind, spreads in found.items():
-        finding = _finding(trace, lanes, kind, spreads)
+        finding = _finding(facts.trace, facts.lanes, kind, spreads)
         if finding["share_frac"] >= MIN_SHARE:
             result.findings.append(finding)
     return result
@@ -87,6 +89,7 @@ def _finding(trace: Trace, lanes: Sequence[LaneSummary], kind: str, spreads: Seq
         f"exposed communication takes {units.share(share)} of the time",
         "ranks": members,
         "cost_ns_per_step": round(sum(per_step) / max(len(lanes), 1)),
+        "cost_ns": sum(spans.total for _, spans in exposed),
         "share_frac": share,
         "evidence": [evidence for lane, spans in exposed for evidence in _evidence(lane, spans, kind)][:5],
     }
@@ -107,4 +110,4 @@ def _evidence(lane: LaneSummary, spans: Spans, kind: str) -> Iterator[Evidence]:
                "note": "between hosts"}  # fmt: skip
 
 
-ANALYZER = RunAnalyzer("across_hosts", run, needs=(Need("groups", "record process groups (torch 2.4 and later)"),))
+ANALYZER = RunAnalyzer("across_hosts", run, (Need("groups", "record process groups (torch 2.4 and later)"),))

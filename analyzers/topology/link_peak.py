@@ -6,15 +6,14 @@ every efficiency wrong. It is the line rate; no collective reaches all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from gpuscope.analyzers.topology.placement import Placed
+from gpuscope.analyzers.facts.host_links import Host
+from gpuscope.analyzers.facts.placement import Placed
 from gpuscope.hardware.link_rates import Link, can_have_fabric, gpu_fabric, gpu_nvlink, gpu_pcie, links
-from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.schema import NA
-from gpuscope.trace.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -24,62 +23,8 @@ class Peak:
     gbps: float | None
     link: str | None
     basis: str
-
-
-@dataclass(frozen=True)
-class Wire:
-    """A row of the table `topology`: NVLinks, PCIe lanes or ports, and bytes per second where told."""
-
-    node: str
-    peer: str
-    link: str
-    width: int
-    rate: int
-
-
-@dataclass(frozen=True)
-class Host:
-    """The links of one host as one topology file tells them."""
-
-    source: str
-    wires: tuple[Wire, ...]
-
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        """Its GPUs, in the file's order."""
-        ends = [end for wire in self.wires for end in (wire.node, wire.peer) if end.startswith("GPU")]
-        return tuple(dict.fromkeys(ends))
-
-    def nvlinks(self) -> Mapping[tuple[str, str], int]:
-        """NVLinks from each GPU to each GPU or switch, both ways."""
-        found: dict[tuple[str, str], int] = {}
-        for wire in self.wires:
-            if wire.width == NA or not (wire.link in ("nvlink", "nvswitch") or wire.link.startswith("NV")):
-                continue
-            found[wire.node, wire.peer] = wire.width
-            if wire.link.startswith("NV"):  # a matrix has each pair once
-                found[wire.peer, wire.node] = wire.width
-        return found
-
-    def members(self, placed: Placed) -> tuple[str, ...]:
-        """The GPUs of a group; empty where it is part of the host's and can't be told which."""
-        named = {gpu: gpu.removeprefix("GPU").strip().lower() for gpu in self.gpus}
-        for wanted in (placed.bus_ids, tuple(str(device) for device in placed.devices)):
-            found = tuple(gpu for gpu, name in named.items() if name in wanted)
-            if wanted and len(found) == placed.size:
-                return found
-        return self.gpus if len(self.gpus) == placed.size else ()
-
-
-def hosts(trace: Trace) -> list[Host]:
-    """Every topology that was read."""
-    table, names = trace["topology"], trace.names
-    wires: dict[int, list[Wire]] = {}
-    columns = (table[name].tolist() for name in ("source", "node", "peer", "link", "width", "rate"))
-    for source, node, peer, link, width, rate in zip(*columns, strict=True):
-        told = [names[code] if code != NO_NAME else "" for code in (node, peer, link)]
-        wires.setdefault(source, []).append(Wire(told[0], told[1], told[2], width, rate))
-    return [Host(Path(trace.sources[source].path).name, tuple(own)) for source, own in wires.items()]
+    provenance: Provenance | None = None
+    """None where there is no peak."""
 
 
 def peak(placed: Placed, topologies: Sequence[Host]) -> Peak:
@@ -108,7 +53,7 @@ def _from_topology(placed: Placed, host: Host) -> Peak:
         if link is None:
             return Peak(None, None, f"{basis} tells NVLinks, but no file tells the GPU's model and so their rate")
         least = link.of(min(count for count in counts if count))
-        return Peak(least.peak, _label(least), basis)
+        return Peak(least.peak, _label(least), basis, "inferred")
     if any(counts):
         return Peak(None, None, f"{basis}: only some of the group's GPUs have NVLinks to each other")
     return _pcie(members, host, model, basis)
@@ -138,11 +83,11 @@ def _pcie(members: Sequence[str], host: Host, model: str, basis: str) -> Peak:
     ]  # fmt: skip
     if len(rates) == len(members):
         slowest, width = min(rates)
-        return Peak(slowest, f"PCIe ×{width}", basis)
+        return Peak(slowest, f"PCIe ×{width}", basis, "measured")
     link = gpu_pcie(model)
     if link is None:
         return Peak(None, None, f"{basis}: no NVLinks, and neither it nor the GPU's model tells the PCIe generation")
-    return Peak(link.peak, _label(link), f"{basis}: no NVLinks; PCIe by the GPU's model, at most")
+    return Peak(link.peak, _label(link), f"{basis}: no NVLinks; PCIe by the GPU's model, at most", "assumed")
 
 
 def _from_model(placed: Placed) -> Peak:
@@ -161,7 +106,7 @@ def _from_model(placed: Placed) -> Peak:
             return Peak(None, None, f"no links are known of {model}: add NCCL's topology XML")
         found.append(link)
     least = min(found, key=lambda link: link.peak)
-    return Peak(least.peak, _label(least), "all links that the GPU's model has")
+    return Peak(least.peak, _label(least), "all links that the GPU's model has", "assumed")
 
 
 def _between_hosts(placed: Placed, topologies: Iterable[Host]) -> Peak:
@@ -174,7 +119,8 @@ def _between_hosts(placed: Placed, topologies: Iterable[Host]) -> Peak:
                 None, None, f"the group uses part of each host's GPUs: which ports of {host.source}, is not told"
             )
         total = sum(ports.values()) / 1e9
-        return Peak(total, f"{len(ports)} network port{'' if len(ports) == 1 else 's'}", f"topology in {host.source}")
+        ports_named = f"{len(ports)} network port{'' if len(ports) == 1 else 's'}"
+        return Peak(total, ports_named, f"topology in {host.source}", "measured")
     return Peak(None, None, "the network's rate is not told: add NCCL's topology XML (NCCL_TOPO_DUMP_FILE)")
 
 

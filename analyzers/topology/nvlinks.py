@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuscope.analyzers.topology.placement import pci_address
+from gpuscope.analyzers.facts.placement import pci_address
 from gpuscope.trace.trace import Row
 
 KINDS = ("nvlink", "nvswitch")

@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from helpers.synthetic_job import Job, simulate, trace_of
 
 from gpuscope.analyzers.collectives import exposed_communication
+from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.analyzers.frame.sections import STRAGGLERS
 from gpuscope.analyzers.run.runner import Options, Part, reduce_trace
 from gpuscope.trace.merge import merge
 
@@ -60,8 +62,8 @@ def main() -> None:
         parts.append(Part(part.trace, part.lanes, [], []))
     with together:
         run = merge([part.trace for part in parts])
-        found = exposed_communication.run(run, [lane for part in parts for lane in part.lanes])
-    worst = max(found.sections["stragglers"], key=lambda entry: entry["root_wait_ns"])
+        found = exposed_communication.run(RunFacts(run, [lane for part in parts for lane in part.lanes]))
+    worst = max(found.sections[STRAGGLERS], key=lambda entry: entry["root_wait_ns"])
     print(f"{job.ranks} ranks, {len(run['collectives']):,} collectives by rank")
     print(f"late is rank {job.late_rank}; found: {worst}")
     print(f"per file, all analyses: {per_file}")

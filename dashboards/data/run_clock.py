@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.analyzers.collectives import clocks
-from gpuscope.analyzers.collectives.matching import match
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -15,8 +14,8 @@ class Ties:
     """The clocks and matched collectives of a run; computed once, then only read."""
 
     def __init__(self, trace: Trace) -> None:
-        self._matched = match(trace)
-        self._clocks = clocks.estimate(trace, self._matched)
+        facts = RunFacts(trace, ())
+        self._matched, self._clocks = facts.matched, facts.clocks
 
     @property
     def error(self) -> int | None:

@@ -22,7 +22,7 @@ def layout(shown: Shown) -> Component:
         return parts.empty(
             "No pipeline",
             "This run shows no pipeline stages. Where it has them, record all ranks of a pipeline, with ranges that "
-            "name stage and micro-batch (gpuscope train and gpuscope_session write them).",
+            "name stage and micro-batch (gpuscope train and gpuscope.span write them).",
         )
     return html.Div([_facts(told), *_drawn(told, shown), *_bubbles(told, shown)])
 

@@ -166,10 +166,13 @@ def open_trace(
     partial: bool = False,
     nsys: str | None = None,
 ) -> Trace:
-    """Open files, folders or globs as one Trace of all their ranks (or the subset `ranks`).
+    """Open files, folders or globs as one Trace of all their ranks: `gpuscope.open_trace`.
 
-    Raises `InputError` for what can't be read, `UsageError` where two files claim one rank or belong to
-    different jobs. `partial` takes what is there of a file that is cut off.
+    `ranks` leaves other ranks out, `partial` takes what is there of a file that is cut off, `nsys` is the program that
+    exports reports of Nsight Systems. Times in the Trace's tables are int ns of one clock per rank.
+
+    Raises `InputError` for what is missing or can't be read, `UsageError` where two files claim one rank or belong to
+    different jobs.
     """
     return open_inputs(inputs(paths, ranks), ranks, ReadOptions(partial=partial, nsys=nsys))
 

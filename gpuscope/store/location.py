@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,12 +10,13 @@ from typing import Any, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+ENV_STORE = "GPUSCOPE_STORE"
 
 store_option = click.option(
     "--store",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    envvar="GPUSCOPE_STORE",
+    envvar=ENV_STORE,
     help="The run store. [default: runs.db in the user's data folder]",
 )
 
@@ -27,5 +29,6 @@ def default_store() -> Path:
 
 
 def located(store: Path | None) -> Path:
-    """The store named, else the default one."""
-    return store or default_store()
+    """The store named, else the one of `GPUSCOPE_STORE`, else the default one."""
+    named = store or os.environ.get(ENV_STORE)
+    return Path(named) if named else default_store()

@@ -93,10 +93,11 @@ def intersect(a: Spans, b: Spans) -> Spans:
 
 def measure_within(spans: Spans, start: Array, end: Array) -> Times:
     """|A ∩ [start_i, end_i)| for each i, shape (n,): a prefix sum, so windows may overlap."""
-    return _measure_before(spans, end) - _measure_before(spans, start)
+    return measure_before(spans, end) - measure_before(spans, start)
 
 
-def _measure_before(spans: Spans, at: Array) -> Times:
+def measure_before(spans: Spans, at: Array) -> Times:
+    """|A ∩ (−∞, t)| for each instant t, shape (n,)."""
     at = np.asarray(at, np.int64)
     if not len(spans.start):
         return np.zeros(at.shape, np.int64)

@@ -227,6 +227,21 @@ ACTIVITY = TableSchema(
     ),
 )
 
+WORK = TableSchema(
+    "work",
+    "what a rank's device computed in its steady steps, by operation and input shape: what remains of its events to "
+    "compare ranks by",
+    (
+        _RANK,
+        Column("operation", "name", "the operator with recorded shapes that launched it, else the kernel"),
+        Column("dims", "name", "its input dimensions, as JSON", True),
+        Column("elements", "int", "elements of its inputs", True),
+        Column("count", "int", "how often"),
+        Column("dur", "int", "time of its kernels, ns"),
+        Column("steps", "int", "steady steps that this is summed over; 1 for a window without steps"),
+    ),
+)
+
 SHAPES = TableSchema(
     "shapes",
     "input shapes of operators whose floating-point operations can be counted from them, and of gradients",
@@ -471,6 +486,7 @@ SCHEMAS: dict[str, TableSchema] = {
         SYNCS,
         COLLECTIVES,
         ACTIVITY,
+        WORK,
         SHAPES,
         STEPS,
         GROUPS,

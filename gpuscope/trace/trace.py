@@ -67,10 +67,23 @@ class Trace:
     def __getitem__(self, table: str) -> Table:
         return self._data[table]
 
+    def __repr__(self) -> str:
+        formats = ", ".join(dict.fromkeys(source.format for source in self.sources))
+        counts = ", ".join(f"{len(self[name]):,} {name}" for name in ("device_events", "host_events"))
+        ranks, files = len(self.ranks), len(self.sources)
+        plural = "s" if ranks != 1 else "", "s" if files != 1 else ""
+        return f"Trace({ranks} rank{plural[0]} from {files} file{plural[1]} ({formats}), {counts})"
+
     @property
     def ranks(self) -> list[int]:
         """The ranks present, ascending."""
         return [int(rank) for rank in np.unique(self["ranks"]["rank"])]
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the job; None where no file says it."""
+        sizes = self["ranks"]["world_size"][self["ranks"].known("world_size")]
+        return int(sizes.max()) if len(sizes) else None
 
     def ranks_by_file(self) -> list[tuple[Path, str, list[int], int | None]]:
         """Per source file: its path, format, the ranks it holds and the world size it tells."""

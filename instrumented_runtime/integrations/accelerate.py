@@ -26,7 +26,7 @@ from gpuscope.instrumented_runtime.record.session import Session, gpuscope_sessi
 def recording(accelerator: Accelerator, folder: str | os.PathLike[str], **options: Any) -> Iterator[Session]:
     """Record the block into `folder`; a step is one that the optimizer really takes, whatever is accumulated.
 
-    `options` are those of `gpuscope_session`. While inside, `accelerator.backward` is the range `backward`.
+    `options` are those of `gpuscope.session`. While inside, `accelerator.backward` is the range `backward`.
     The process group exists already; for gloo's collectives call `gloo_trace.install()` before `Accelerator()`.
     """
     backward = accelerator.backward

@@ -20,7 +20,7 @@ from gpuscope.instrumented_runtime.record.session import Session, gpuscope_sessi
 class GpuscopeCallback(Callback):
     """Records `fit()` into `folder`; a step is one of the optimizer's, whatever is accumulated.
 
-    `options` are those of `gpuscope_session`. The range is `backward`.
+    `options` are those of `gpuscope.session`. The range is `backward`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:

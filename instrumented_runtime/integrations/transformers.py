@@ -21,7 +21,7 @@ from gpuscope.instrumented_runtime.record.session import Session, gpuscope_sessi
 class GpuscopeCallback(TrainerCallback):
     """Records `train()` into `folder`; a step is one of the optimizer's, whatever is accumulated.
 
-    `options` are those of `gpuscope_session`. The ranges are `step` and `optimizer`.
+    `options` are those of `gpuscope.session`. The ranges are `step` and `optimizer`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""What to record: one set of options for `gpuscope record`, `gpuscope_session` and the integrations."""
+"""What to record: one set of options for `gpuscope record`, `gpuscope.session` and the integrations."""
 
 from __future__ import annotations
 

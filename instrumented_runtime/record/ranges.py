@@ -1,6 +1,6 @@
 """Named ranges in a training script, for whoever listens: an NVTX tool, torch's profiler, or nobody.
 
->>> with span("forward", step=3, micro_batch=2, stage=1):
+>>> with gpuscope.span("forward", step=3, micro_batch=2, stage=1):
 ...     loss = model(batch)
 
 What a listener sees:
@@ -51,10 +51,11 @@ def span(
     layer: int | None = None,
     nbytes: int | None = None,
 ) -> Span:
-    """A range over a `with` block, or over each call of a function it decorates.
+    """A range over a `with` block, or over each call of a function it decorates: `gpuscope.span`.
 
     `name` is one of few words (`data`, `forward`, `backward`, `optimizer`, `all_reduce`, `send`,
-    `checkpoint`…; `nvtx_domain.CATEGORIES` colours these). `nbytes` is what the range moves.
+    `checkpoint`…; `nvtx_domain.CATEGORIES` colours these). `nbytes` is what the range moves,
+    in bytes; the others are numbers from 0. Works without torch and nvtx, and raises nothing.
     """
     if micro_batch is stage is layer is None:
         key: str | _Key = name

@@ -1,7 +1,7 @@
 """Recording from inside somebody else's training script, in three lines:
 
->>> from gpuscope.instrumented_runtime.record.session import gpuscope_session
->>> with gpuscope_session("runs/first") as session:
+>>> import gpuscope
+>>> with gpuscope.session("runs/first") as session:
 ...     for batch in loader:
 ...         train(batch)
 ...         session.step()
@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
-from gpuscope.errors import GpuscopeError, UsageError
+from gpuscope.errors import GpuscopeError, MissingExtraError, UsageError
 from gpuscope.instrumented_runtime.record.capture.capture import Capture
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, options_from
 from gpuscope.instrumented_runtime.record.run_folder import ENV_FOLDER, RankFolder
@@ -37,16 +38,21 @@ def gpuscope_session(
     metadata: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Session:
-    """A context manager that records into `folder`; `options` are the fields of `RecordOptions`.
+    """A context manager that records this rank into `folder`: `gpuscope.session`.
 
-    Open it before `init_process_group`, so that gloo's collectives are seen too. `auto_step` takes an
-    `optimizer.step()` for the end of a step, in place of `session.step()`. `metadata` goes into the
-    manifest. Raises `UsageError` on wrong options, a second session, or a folder that is another run's.
+    `options` are the fields of `RecordOptions`; docs/recording.md has a table of them. Open it before
+    `init_process_group`, so that gloo's collectives are seen too, and call `step()` on it at the end of each step;
+    `auto_step` takes an `optimizer.step()` for that instead. `metadata` goes into the run folder's manifest.
+
+    Raises `UsageError` on wrong options, a second session, or a folder that is another run's, and
+    `MissingExtraError` (a `UsageError` and an `ImportError`) without torch.
     """
+    if find_spec("torch") is None:
+        raise MissingExtraError("torch")
     chosen = options_from(**options)
     path = os.environ.get(ENV_FOLDER) or folder
     if path is None:
-        raise UsageError("a session needs a folder", hint="gpuscope_session('runs/first')")
+        raise UsageError("a session needs a folder", hint="gpuscope.session('runs/first')")
     return Session(path, chosen, auto_step=auto_step, metadata=metadata)
 
 
@@ -56,7 +62,7 @@ def active_session() -> Session | None:
 
 
 class Session:
-    """A recording in one rank; use `gpuscope_session` to make one."""
+    """A recording in one rank; use `gpuscope.session` to make one."""
 
     def __init__(
         self,

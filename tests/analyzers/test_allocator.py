@@ -11,7 +11,9 @@ import gpuscope
 from gpuscope.analyzers.advice.rule import advise
 from gpuscope.analyzers.advice.rules.memory.allocator_rules import RULE
 from gpuscope.analyzers.allocator.memory_use import run
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.frame.sections import MEMORY
 from gpuscope.report.schema.document import FindingEntry
 from gpuscope.report.schema.memory_section import MemoryEntry
 from tests.helpers.allocator import EPOCH_US, MIB, Entry, events, frame, segment, snapshot
@@ -20,8 +22,8 @@ A, B, C = 0x1000_0000, 0x2000_0000, 0x4000_0000
 
 
 def analysed(path: Path) -> tuple[MemoryEntry, list[FindingEntry]]:
-    result = run(gpuscope.open_trace(path), [])
-    return result.sections["memory"][0], result.findings
+    result = run(RunFacts(gpuscope.open_trace(path), ()))
+    return result.sections[MEMORY][0], result.findings
 
 
 def grown_twice() -> list[Entry]:
@@ -182,11 +184,11 @@ def test_what_is_at_the_peak_by_stack(tmp_path: Path) -> None:
 
 def test_contradictions_are_counted_and_forbid_predictions(tmp_path: Path) -> None:
     told = [*grown_twice(), *events(("alloc", 0x7000_0000, 3 * MIB))]  # nowhere in the snapshot
-    result = run(gpuscope.open_trace(snapshot(tmp_path / "s.pickle", CACHED, told)), [])
+    result = run(RunFacts(gpuscope.open_trace(snapshot(tmp_path / "s.pickle", CACHED, told)), ()))
     assert [(problem["code"], problem["count"]) for problem in result.problems] == [
         ("allocator_history_inconsistent", 1)
     ]
-    assert result.sections["memory"][0]["replay"] is None
+    assert result.sections[MEMORY][0]["replay"] is None
 
 
 def suggested(entry: MemoryEntry, findings: list[FindingEntry]) -> list[Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from helpers.runs import coll, run
 
-from gpuscope.analyzers.collectives.clocks import Clocks, estimate
-from gpuscope.analyzers.collectives.matching import match
+from gpuscope.analyzers.facts.clocks import Clocks, estimate
+from gpuscope.analyzers.facts.matching import match
 from gpuscope.trace.trace import Trace
 
 SECOND = 10**9

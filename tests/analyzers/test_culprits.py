@@ -11,6 +11,7 @@ from helpers.synthetic_job import MS, Job, simulate, trace_of
 
 import gpuscope
 from gpuscope.analyzers.collectives.stragglers import probability
+from gpuscope.analyzers.frame.sections import STRAGGLERS
 from gpuscope.analyzers.run.runner import Options, reduce_trace
 from gpuscope.report.schema.document import Report
 from gpuscope.trace.merge import merge
@@ -101,7 +102,7 @@ def test_synthetic_job_traces_lateness_through_its_groups() -> None:
     made = simulate(job)
     parts = [reduce_trace(trace_of(job, made, rank), Options()) for rank in range(job.ranks)]
     found = communication(parts)
-    entries = {entry["rank"]: entry for entry in found.sections["stragglers"]}
+    entries = {entry["rank"]: entry for entry in found.sections[STRAGGLERS]}
     assert [problem["code"] for problem in found.problems if problem["code"].startswith("coll")] == []
     assert [rank for rank, entry in entries.items() if entry["recurrent"]] == [21]
     assert (entries[21]["phase"], entries[21]["operation"]) == ("forward", "gemm")
@@ -111,8 +112,9 @@ def test_synthetic_job_traces_lateness_through_its_groups() -> None:
 
 def communication(parts: list[Any]) -> Any:
     from gpuscope.analyzers.collectives.exposed_communication import run
+    from gpuscope.analyzers.facts.run_facts import RunFacts
 
-    return run(merge([part.trace for part in parts]), [lane for part in parts for lane in part.lanes])
+    return run(RunFacts(merge([part.trace for part in parts]), [lane for part in parts for lane in part.lanes]))
 
 
 def test_what_stays_of_a_file_grows_with_collectives_not_with_events() -> None:

@@ -39,19 +39,23 @@ def between(*host: Any) -> list[Any]:
         ([python(20, 40, "torch/utils/data/dataloader.py(700): __next__")], {"input": 40, "launch": 50}),
         # The loader of another thread (a worker) blocks nobody.
         ([note(20, 40, "enumerate(DataLoader)#x", tid=9)], {"launch": 90}),
-        # A blocking call returns at 30 with the queue empty; the next launch ends the gap.
-        ([call(5, 25, 7, name="cudaStreamSynchronize")], {"sync": 90}),
-        # The same, but something else was launched in between: the gap is no longer the sync's.
-        ([call(5, 25, 7, name="cudaStreamSynchronize"), call(40, 2, 3), kernel(105, 2, 3, stream=9)], {"launch": 90}),
-        # A copy from pageable memory whose call outlasts it blocks too: 12–15 is the copy itself.
+        # Without the 25 of a blocking call the next launch would end 25 sooner; what is left is the host's own pace.
+        ([call(5, 25, 7, name="cudaStreamSynchronize")], {"sync": 25, "launch": 65}),
+        # The same with a launch in between, whose kernel starts late for no reason that is recorded: still 25.
+        (
+            [call(5, 25, 7, name="cudaStreamSynchronize"), call(40, 2, 3), kernel(105, 2, 3, stream=9)],
+            {"sync": 25, "launch": 65},
+        ),
+        # A copy from pageable memory blocks too, 5–35: without it the copy begins at 10, not 12 (2 lost), ends at 13,
+        # and the kernel is launched at 67, not 97: 84 − 54 − 2 = 28 lost. 12–15 is the copy itself.
         (
             [call(5, 30, 8, name="cudaMemcpyAsync"), copy(12, 3, 8, name="Memcpy DtoH (Device -> Pageable)")],
-            {"launch": 2, "copy": 3, "sync": 85},
+            {"launch": 57, "copy": 3, "sync": 30},
         ),
-        # cudaMalloc wins over the sync around it, where it covers the gap.
+        # cudaMalloc wins where it covers the gap; of the other 50, the 15 of the blocking call.
         (
             [call(5, 15, 7, name="cudaDeviceSynchronize"), call(30, 40, 9, name="cudaMalloc")],
-            {"allocator": 40, "sync": 50},
+            {"allocator": 40, "sync": 15, "launch": 35},
         ),
         # Garbage collection inside the gap.
         ([note(30, 20, "Python GC")], {"gc": 20, "launch": 70}),

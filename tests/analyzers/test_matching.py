@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers.runs import Row, coll, run
 
-from gpuscope.analyzers.collectives.matching import match
+from gpuscope.analyzers.facts.matching import match
 from gpuscope.trace.trace import Trace
 
 JITTER = (0, 7_000, -4_000, 9_000, 2_000, -8_000, 5_000, -1_000)

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscope
+from gpuscope.analyzers.facts.flushes import Computation, Flush
 from gpuscope.analyzers.pipelines.bubbles import bubbles, shared_out
-from gpuscope.analyzers.pipelines.flushes import Computation, Flush
 from gpuscope.analyzers.pipelines.ideal_layout import order_of, placed
 from gpuscope.analyzers.pipelines.schedules import ideal, recognise
 from gpuscope.report.schema.document import Report

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from helpers.import_graph import imports, modules
 
-from gpuscope.cli import EXTRA_OF
+from gpuscope.errors import EXTRA_OF
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,6 +25,24 @@ def test_training_without_torch(command: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == "Error: this needs torch, which is not installed\nHint: pip install 'gpuscope[train]'\n"
+
+
+def test_a_dashboard_without_flask(samples: Path) -> None:
+    code = "import sys; sys.modules['flask'] = None; from gpuscope.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "dashboard", str(samples / "ddp_healthy"), "--port", "0"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: this needs flask, which is not installed\nHint: pip install 'gpuscope[dashboard]'\n"
+
+
+def test_every_library_that_is_imported_is_a_dependency_or_of_an_extra() -> None:
+    """Without its line in `EXTRA_OF` a missing library would end in a traceback."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    always = {re.split(r"[>=<;\s]", line)[0].replace("-", "_") for line in needed} | sys.stdlib_module_names
+    found = {target.partition(".")[0] for path in modules().values() for target in imports(path)}
+    assert found - always - {"gpuscope"} == set(EXTRA_OF)
 
 
 def test_every_extra_named_exists() -> None:

@@ -16,6 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import click
 import pytest
+from helpers import snippets
 
 import gpuscope
 from gpuscope.analyzers.frame.cause_findings import CODES, MESSAGES
@@ -283,14 +284,9 @@ def test_readme_commands_run(line: str, tmp_path: Path) -> None:
     assert done.stdout
 
 
-def test_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/tutorial.md"])
+def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
-    examples = [
-        code
-        for page in ("tutorial.md",)
-        for code in re.findall(r"```python\n(.*?)```", text_of(DOCS / page), re.DOTALL)
-    ]
-    assert examples
-    for code in examples:
-        exec(compile(code, "tutorial.md", "exec"), {})
+    assert snippets.source_of(ROOT / page)
+    assert snippets.run(ROOT / page).failed == 0

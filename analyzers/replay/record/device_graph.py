@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.idle import blocking_returns
+from gpuscope.analyzers.device_time.launching_threads import blocking_calls
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.record.gradients import with_gradients
@@ -159,7 +159,7 @@ class Returns:
 def _returns(trace: Trace, view: LaneView, ops: Operations, rows: Times) -> Returns:
     host = trace["host_events"]
     launches = ops.launch[ops.launch != NA]
-    found = blocking_returns(trace, view, rows)
+    found = blocking_calls(trace, view, rows)
     inside = (host["start"][found] >= host["start"][launches].min()) & (host["end"][found] <= ops.at.max())
     found = found[inside & np.isin(host["thread"][found], np.unique(host["thread"][launches]))]
     return Returns(found, host["start"][found], host["end"][found], _labels(trace, found, rows))

@@ -33,7 +33,7 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     changed = regrouped(graph, calls, lambda own: buckets(own, change.size, first), found, scale)
     told = all(graph.calls[call].gradients for call in calls)
     when = "gradients as they were ready" if told else "gradients within a bucket taken to become ready evenly"
-    return Rewritten(changed, f"{found.basis(graph, calls)}; {when}")
+    return Rewritten(changed, f"{found.basis(graph, calls)}; {when}", found.provenance(graph, calls))
 
 
 def buckets(calls: Sequence[Call], size: int, first: int) -> list[Bucket]:

@@ -58,6 +58,6 @@ def _models(graph: Graph, found: Costs, setting: Setting) -> dict[int, CostModel
         model = found.models[op, group]
         if sum(key[:2] == (op, group) for key in alike) > 1:
             sizes = np.array([bus_bytes(graph, call) or 0.0 for call in calls])
-            model = fit(sizes, found.transfer[np.array(calls)]) or replace(model, error=None)
+            model = fit(sizes, found.transfer[np.array(calls)]) or replace(model, error=None, provenance="assumed")
         models |= dict.fromkeys(calls, model)
     return models

@@ -15,14 +15,12 @@ from statistics import fmean, median
 
 import numpy as np
 
+from gpuscope.analyzers.facts.flushes import Flush
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
-from gpuscope.analyzers.pipelines.assembled import assembled
-from gpuscope.analyzers.pipelines.flushes import Flush, flushes
 from gpuscope.analyzers.pipelines.schedules import group_size, interleaved, one_forward_one_backward, recognise
-from gpuscope.analyzers.pipelines.stages import stage_map
 from gpuscope.analyzers.replay.engine import CircleError, replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_columns, node_columns
-from gpuscope.trace.trace import Trace
 
 PipelineChange = EvenStages | MicroBatches | Schedule
 FIXED_SHARE = 0.125
@@ -133,15 +131,12 @@ class PipelineReplay:
         return f"the pipelines of {steps} steps replayed, {self.error_frac:.1%} off unchanged; {how}"
 
 
-def pipeline_replay(trace: Trace, fixed: Mapping[str, float]) -> PipelineReplay | None:
+def pipeline_replay(facts: RunFacts, fixed: Mapping[str, float]) -> PipelineReplay | None:
     """The pipelines of a run; None where there is none whose computations are told whole.
 
     `fixed` is the share of a computation's time that its batch does not change, by kind, as far as the trace tells it.
     """
-    stages = stage_map(trace)
-    if stages is None or stages.incomplete:
-        return None
-    found, _ = flushes(assembled(trace, stages), trace.names, stages)
+    found, _ = facts.flushes
     if not found:
         return None
     try:
@@ -151,7 +146,7 @@ def pipeline_replay(trace: Trace, fixed: Mapping[str, float]) -> PipelineReplay 
         )
     except CircleError:
         return None
-    return PipelineReplay(tuple(found), error, mean_error, fixed, _step_ns(found))
+    return PipelineReplay(found, error, mean_error, fixed, _step_ns(found))
 
 
 def _step_ns(found: Sequence[Flush]) -> float:

@@ -95,7 +95,9 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
             first = calls is not scatters
             changed = regrouped(changed, calls, lambda own: _groups(own, change.count), found, scale, at_first=first)
     return Rewritten(
-        changed, f"{before} collectives joined {change.count} by {change.count}; {found.basis(graph, parameters)}"
+        changed,
+        f"{before} collectives joined {change.count} by {change.count}; {found.basis(graph, parameters)}",
+        found.provenance(graph, [*parameters, *scatters]),
     )
 
 

@@ -62,7 +62,7 @@ def link_speed(graph: Graph, change: LinkSpeed, setting: Setting) -> Rewritten:
             ratio[call] = share * change.latency + (1 - share) / change.bandwidth
     if not ratio:
         raise UnreplayableError("the replayed steps hold no collective of known size: record collective arguments")
-    return Rewritten(rescaled(graph, found, ratio), found.basis(graph, list(ratio)))
+    return Rewritten(rescaled(graph, found, ratio), found.basis(graph, list(ratio)), found.provenance(graph, ratio))
 
 
 def wire_bytes(graph: Graph, change: WireBytes, setting: Setting) -> Rewritten:
@@ -76,7 +76,9 @@ def wire_bytes(graph: Graph, change: WireBytes, setting: Setting) -> Rewritten:
         share = _fixed_share(graph, found, call, bus_bytes(graph, call) or 0.0, sign * setting.bias)
         ratio[call] = share + (1 - share) * change.factor
     return Rewritten(
-        rescaled(graph, found, ratio), found.basis(graph, calls) + "; the cost of casting or compressing is not in it"
+        rescaled(graph, found, ratio),
+        found.basis(graph, calls) + "; the cost of casting or compressing is not in it",
+        found.provenance(graph, calls),
     )
 
 
@@ -103,4 +105,5 @@ def more_ranks(graph: Graph, change: MoreRanks, setting: Setting) -> Rewritten:
     return Rewritten(
         rescaled(graph, found, ratio),
         found.basis(graph, calls) + "; links as fast between more ranks, no rank slower than those recorded",
+        found.provenance(graph, calls),
     )

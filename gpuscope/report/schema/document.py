@@ -12,9 +12,10 @@ from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Replay
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Class = Literal["cpu", "communication", "memory", "compute"]
 
@@ -39,6 +40,9 @@ class TraceEntry(TypedDict):
     ranks_present: list[int]
     clock_error_ns: int | None
     """Bound on the error of cross-rank times; None where nothing ties the ranks' clocks."""
+    clock_provenance: Provenance | None
+    """`measured` by collectives that end together; `assumed` where the slowdown takes the recorder's word for one
+    clock; None where times of different ranks are not compared."""
     frameworks: list[str]
     """Frameworks that left a mark in the trace: deepspeed, megatron, lightning, fsdp2, ddp…"""
     parallelism: dict[str, int]
@@ -53,6 +57,8 @@ class Verdict(TypedDict):
     share_frac: float
     confidence: float
     abstained: bool
+    cause_abstained: bool
+    """The class is certain, its cause is not: `why` says what to record."""
     why: str
 
 
@@ -79,8 +85,12 @@ class RankEntry(TypedDict):
     device: int | None
     device_name: str | None
     window_ns: int
+    """Of what is judged: the steady steps, else the whole window."""
     start_ns: int
     steps: int
+    """Judged steps."""
+    recorded_ns: int
+    recorded_breakdown_ns: BreakdownEntry
     breakdown_ns: BreakdownEntry
     communication_ns: int
     overlapped_communication_ns: int
@@ -94,6 +104,7 @@ class StepEntry(TypedDict):
     step: int | None
     rank: int
     device: int | None
+    role: Literal["setup", "partial", "warmup", "outlier", "steady"]
     start_ns: int
     dur_ns: int
     breakdown_ns: BreakdownEntry
@@ -113,6 +124,8 @@ class CollectiveEntry(TypedDict):
     transfer_ns: int | None
     algbw_gbps: float | None
     busbw_gbps: float | None
+    lower_bound: bool
+    """Whether bandwidth is at least this: some instances are not matched, and their time may hold waiting."""
 
 
 class StragglerEntry(TypedDict):
@@ -126,6 +139,9 @@ class StragglerEntry(TypedDict):
     phase: str | None
     operation: str | None
     recurrent: bool
+    reason: Literal["device", "data", "host"] | None
+    """Its device is slower at equal work, it has more work, or its host is late; None where the trace can't show it."""
+    reason_why: str
 
 
 class RankStepEntry(TypedDict):
@@ -155,8 +171,11 @@ class FindingEntry(TypedDict):
     severity: Literal["high", "medium", "low"]
     message: str
     ranks: list[int]
-    cost_ns_per_step: int
-    share_frac: float
+    cost_ns_per_step: int | None
+    """Over the judged steps; None of what is paid once."""
+    cost_ns: int | None
+    """In all: of a stall over the judged steps; of what is paid once, in the whole recording."""
+    share_frac: float | None
     evidence: list[Evidence]
 
 
@@ -176,6 +195,8 @@ class Prediction(TypedDict):
     low_ns: int
     high_ns: int
     basis: str
+    provenance: Provenance
+    """`inferred` by a replay; `assumed` where costs in it are a link's figures and not fitted to the trace."""
 
 
 class SuggestionEntry(TypedDict):
@@ -238,6 +259,8 @@ class AnalyzerEntry(TypedDict):
     name: str
     status: Literal["ok", "skipped", "failed"]
     why: str
+    applicable: bool
+    """False where it is skipped because the run holds nothing of the kind that it analyses: no loss."""
 
 
 class Explained(TypedDict):
@@ -252,6 +275,8 @@ class Slowdown(TypedDict):
     """What-if slowdowns (where they can be computed)."""
 
     total: float
+    provenance: Provenance
+    """`measured` by timers of the job, `inferred` where operations are found from ranges."""
     by_operation: dict[str, float]
     by_rank: dict[str, float]
     by_stage: dict[str, float]
@@ -265,8 +290,8 @@ class Slowdown(TypedDict):
     """The same where no operation is slower than its like."""
 
 
-class Report(TypedDict):
-    """The whole document."""
+class Diagnosis(TypedDict):
+    """What was found out about a run: the document as far as advice rests on it."""
 
     schema_version: int
     gpuscope_version: str
@@ -276,6 +301,8 @@ class Report(TypedDict):
     steps: list[StepEntry]
     steps_basis: str | None
     """What the steps were found from; None where there are none."""
+    steps_provenance: Provenance | None
+    """`measured` from ranges that name steps, `inferred` from what repeats; None where there are none."""
     collectives: list[CollectiveEntry]
     stragglers: list[StragglerEntry]
     rank_steps: list[RankStepEntry]
@@ -298,6 +325,11 @@ class Report(TypedDict):
     """Where allocator snapshots or memory events were read."""
     kernels: list[KernelEntry]
     findings: list[FindingEntry]
+
+
+class Report(Diagnosis):
+    """The whole document."""
+
     suggestions: list[SuggestionEntry]
     advice: AdviceEntry
     problems: list[ProblemEntry]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from gpuscope.report.schema.provenance import Provenance
+
 
 class BandwidthEntry(TypedDict):
     """One operation and size: `algbw` is total bytes by total time, `busbw` that times nccl-tests' factor."""
@@ -33,6 +35,9 @@ class BandwidthEntry(TypedDict):
     link: str | None
     peak_basis: str
     """What the peak rests on, or why there is none."""
+    peak_provenance: Provenance | None
+    """`measured` where a topology file holds the rate, `inferred` from its links and the GPU's model, `assumed` from
+    the model alone; None without a peak."""
     efficiency_frac: float | None
     """`busbw` by `peak`; above 1 where switches reduce (NVLS, SHARP)."""
     wrong: int | None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from gpuscope.report.schema.provenance import Provenance
+
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "unknown"]
 
 
@@ -93,6 +95,8 @@ class Pipeline(TypedDict):
 
     basis: str
     """What the map of stages rests on."""
+    provenance: Provenance
+    """`measured` where timers or ranges name the stage, `inferred` from groups or messages."""
     stages: list[PipelineStage]
     untold: str
     schedule: NotRequired[PipelineSchedule]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from statistics import fmean
 
 from gpuscope.report.schema.document import Evidence, FindingEntry, RankEntry, Report
 from gpuscope.report.view import units
@@ -89,6 +90,12 @@ def step_ns(entry: RankEntry) -> int | None:
     return round(entry["window_ns"] / entry["steps"]) if entry["steps"] else None
 
 
+def mean_step_ns(report: Report) -> int | None:
+    """Window by steps, mean over ranks: what predictions start from (definitions). None without steps."""
+    times = [ns for entry in report["ranks"] if (ns := step_ns(entry)) is not None]
+    return round(fmean(times)) if times else None
+
+
 _SEVERITY = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -121,7 +128,7 @@ def doubts(report: Report) -> list[tuple[str, str]]:
     if len(present) > 1:
         error = trace["clock_error_ns"]
         untied = "nothing ties the ranks' clocks together: no times are compared across ranks."
-        if "slowdown" in report:
+        if trace.get("clock_provenance") == "assumed":
             untied = "the slowdown takes the times of different ranks to be of one clock, as their recorder says."
         found.append(
             ("clocks", untied)
@@ -132,7 +139,13 @@ def doubts(report: Report) -> list[tuple[str, str]]:
     for problem in sorted(report["problems"], key=lambda one: order.get(one["severity"], 3)):
         times = f" ({units.count(problem['count'])} times)" if problem["count"] > 1 else ""
         found.append((problem["severity"].replace("_", " "), f"{problem['message']}{times}"))
+    return found + _not_analysed(report)
+
+
+def _not_analysed(report: Report) -> list[tuple[str, str]]:
+    """Analyses that failed or lack something that a good recording holds, those for the same reason together."""
+    names: dict[tuple[str, str], list[str]] = {}
     for analyzer in report["analyzers"]:
-        if analyzer["status"] != "ok":
-            found.append((analyzer["status"], f"{analyzer['name']}: {analyzer['why']}"))
-    return found
+        if analyzer["status"] != "ok" and analyzer.get("applicable", True):  # reports of gpuscope 0.1.0 lack the key
+            names.setdefault((analyzer["status"], analyzer["why"]), []).append(analyzer["name"])
+    return [(status, f"{', '.join(own)}: {why}") for (status, why), own in names.items()]

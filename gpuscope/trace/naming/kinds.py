@@ -77,6 +77,15 @@ _HOST_OTHER = re.compile(
     r"|<built-in function print>",
     re.IGNORECASE,
 )
+_COMPILATION = re.compile(
+    r"dynamo_timed|_compile\.compile_inner|backend_compile|inductor_compile|entire_frame_compile"
+    r"|CachingAutotuner\.(precompile|benchmark|autotune)|max_autotune|triton.*\bcompile\b|\bautotun(e|ing)\b"
+    r"|cudnnFind|miopenFind|^(nvrtc|hiprtc)Compile|^cu(Module|Library)(Load|Get)|^cuLink|^cuda(Module|Library)Load"
+    r"|^hipModuleLoad|^(cu|hip)Init$",
+    re.IGNORECASE,
+)
+"""torch.compile and Triton (torch/_dynamo/utils.py `dynamo_timed`), cuDNN's and MIOpen's searches, CUDA's lazy loading
+of modules and libraries."""
 _PHASE = re.compile(
     r"(?<![a-z])(?:(?P<forward>forward|fwd)|(?P<backward>backward|bwd)|(?P<optimizer>optimi[sz]er|optim))(?![a-z])"
     r"|(?P<engine>^autograd::engine::evaluate_function)",
@@ -149,6 +158,11 @@ def is_garbage_collection(name: str) -> bool:
 def is_host_other(name: str) -> bool:
     """A checkpoint or logging, by the name of its range or Python function."""
     return _HOST_OTHER.search(name) is not None
+
+
+def is_compilation(name: str) -> bool:
+    """Compiling, loading modules or autotuning: what a job does once, in its first steps."""
+    return _COMPILATION.search(name) is not None
 
 
 def phase(name: str) -> str:

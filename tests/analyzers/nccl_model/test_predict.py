@@ -13,6 +13,7 @@ HGX = Place(ranks=8, nodes=1, nvlink=True, generation="hopper")
 FOUR_HOSTS = Place(ranks=32, nodes=4, nvlink=False, generation="volta")
 RING = Choice("ring", "simple", 16)
 FITTED = CostModel(56_000.0, 1 / 200, 0.1, "fitted to 5 message sizes")
+ASSUMED = CostModel(1.0, 1.0, None, "assumed: PCIe 4.0", provenance="assumed")
 
 
 def test_steps() -> None:
@@ -81,7 +82,12 @@ def test_channels_bound_what_one_setting_can_not_tell() -> None:
     ("now", "then", "fitted", "why"),
     [
         (None, RING, FITTED, "NCCL_DEBUG"),
-        (RING, Choice("ring", "ll"), CostModel(1.0, 1.0, None, "assumed: PCIe 4.0"), "three sizes"),
+        (
+            RING,
+            Choice("ring", "ll"),
+            ASSUMED,
+            "three sizes",
+        ),
         (RING, Choice("ring", "ll128"), FITTED, "corrupts"),
         (RING, Choice("collnet_direct", "simple"), FITTED, "reduces"),
         (Choice("ring", "simple"), Choice("ring", "simple", 8), FITTED, "how many channels"),

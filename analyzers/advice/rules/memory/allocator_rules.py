@@ -52,7 +52,7 @@ def _outcome(case: Case, entry: MemoryEntry, replay: AllocatorReplayEntry, best:
     if entry["retries"] and not best["retries"] and not best["failed"]:
         told = case.predict((NoAllocatorStalls(),))
         if isinstance(told, Predicted):
-            return Predicted(told.before, told.after, told.low, told.high, f"{basis}; {told.basis}")
+            return Predicted(told.before, told.after, told.low, told.high, f"{basis}; {told.basis}", told.provenance)
     steps = [rank["window_ns"] / max(rank["steps"], 1) for rank in case.report["ranks"]]
     step = round(sum(steps) / len(steps)) if steps else 0
     return Predicted(step, step, step, step, basis)

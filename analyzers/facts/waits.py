@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.clocks import Clocks
-from gpuscope.analyzers.collectives.matching import Matched
+from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.matching import Matched
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.intervals import measure_within
@@ -27,6 +27,8 @@ class Waits:
     """Row of `collectives` of the rank that came last, by instance."""
     certain: Mask
     """Whether it came later than every other by more than the clocks' error, by instance."""
+    wait: Times
+    """Per row, ns from its start to the arrival of the last rank, overlapped or not; 0 where it is not matched."""
     exposed: Times
     """Per row, ns during which its rank waited for the last one with nothing computing meanwhile; a stretch that
     several of its collectives wait through counts for the one that began to wait first."""
@@ -47,7 +49,9 @@ def waits(trace: Trace, matched: Matched, clock: Clocks, lanes: Sequence[LaneSum
     exposed = np.zeros(len(table), np.int64)
     for lane, own in rows_by_lane(trace, lanes):
         exposed[own] = _exposed(table, own[arrived[own] != NA], own, arrived, lane)
-    return Waits(arrived, transfer, rows[last] if len(found) else last, certain, exposed)
+    reached = np.where(arrived == NA, table["start"], arrived)
+    wait = np.clip(reached - table["start"], 0, table["end"] - table["start"])
+    return Waits(arrived, transfer, rows[last] if len(found) else last, certain, wait, exposed)
 
 
 def _first_where(chosen: Mask, owner: Times, count: int) -> Times:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.call_order import clock_of
-from gpuscope.analyzers.collectives.matching import Instances, Matched
+from gpuscope.analyzers.facts.call_order import clock_of
+from gpuscope.analyzers.facts.matching import Instances, Matched
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.trace import Trace

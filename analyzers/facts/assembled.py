@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.analyzers.collectives import clocks
-from gpuscope.analyzers.collectives.matching import match
-from gpuscope.analyzers.pipelines.stages import StageMap
+from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.stages import StageMap
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -18,13 +17,12 @@ def from_ranges(trace: Trace) -> bool:
     return not timed and bool((trace["operations"]["global_chunk"] != NA).any())
 
 
-def assembled(trace: Trace, stages: StageMap) -> Table:
+def assembled(trace: Trace, stages: StageMap, clock: Clocks) -> Table:
     """`operations` with `dp_rank` and `stage` as the map says, times on the clock of the lowest rank."""
     table = trace["operations"]
     if not from_ranges(trace):
         return table
     table = table.take(np.isin(table["rank"], list(stages.places)))
-    clock = clocks.estimate(trace, match(trace))
     ranks = table["rank"].tolist()
     columns = {
         "dp_rank": np.array([stages.places[rank][0] for rank in ranks], np.int64),

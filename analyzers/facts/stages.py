@@ -6,9 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
@@ -26,6 +28,7 @@ class StageMap:
 
     places: dict[int, tuple[int, int]]
     basis: str
+    provenance: Provenance
     incomplete: str = ""
     """Why ranks are missing from it, or what it can't tell; empty where it is whole."""
 
@@ -55,46 +58,54 @@ def _from_timers(trace: Trace, table: Table) -> StageMap | None:
     places = {rank: (replica, stage) for rank, replica, stage in dict.fromkeys(rows)}
     workers = max(int(source.facts.get("workers", 0)) for source in trace.sources)
     lacking = f"only {len(places)} of {workers} ranks taken" if len(places) < workers else ""
-    return StageMap(places, "the stage that the job's own timers name with each operation", lacking)
+    return StageMap(places, "the stage that the job's own timers name with each operation", "measured", lacking)
 
 
 def _from_ranges(trace: Trace, table: Table) -> StageMap | None:
     stage = dict(zip(table["rank"].tolist(), table["stage"].tolist(), strict=True))
     basis = "the stage in the names of the ranges around each computation"
-    world = _world(trace) or len(stage)
+    world = trace.world_size or len(stage)
     if world < 2:
         return None
     if len(stage) < world:
-        return StageMap({rank: (0, own) for rank, own in stage.items()}, basis,
+        return StageMap({rank: (0, own) for rank, own in stage.items()}, basis, "measured",
                         f"only {len(stage)} of {world} ranks have computations here: record all ranks")  # fmt: skip
     stages = list(range(max(stage.values()) + 1))
     of_stage = [sorted(rank for rank, own in stage.items() if own == at) for at in stages]
     width = len(stage) // len(stages)
     if any(len(own) != width for own in of_stage):
-        return StageMap({rank: (0, own) for rank, own in stage.items()}, basis,
+        return StageMap({rank: (0, own) for rank, own in stage.items()}, basis, "measured",
                         "stages with different numbers of ranks")  # fmt: skip
     linked = [
-        (_components(_messages(trace)), "; ranks that send to each other are one pipeline"),
-        (_group_members(trace), "; process groups tell which ranks are one pipeline"),
-        ([set(own) for own in zip(*of_stage, strict=True)], "; pipelines take the ranks of each stage in their order"),
+        _Linked(_components(_messages(trace)), "; ranks that send to each other are one pipeline", "measured"),
+        _Linked(_group_members(trace), "; process groups tell which ranks are one pipeline", "measured"),
+        _Linked(
+            [set(own) for own in zip(*of_stage, strict=True)],
+            "; pipelines take the ranks of each stage in their order",
+            "measured" if width == 1 else "assumed",
+        ),
     ]
-    ordered = ((_by_stage(own, stage), how) for own, how in linked)
-    pipelines, how = next(
-        (found, how)
-        for found, how in ordered  # the last one always fits
+    ordered = ((_by_stage(one.ranks, stage), one) for one in linked)
+    pipelines, told = next(
+        (found, one)
+        for found, one in ordered  # the last one always fits
         if len(found) == width and all([stage[rank] for rank in own] == stages for own in found)
     )
-    return StageMap({rank: (at, stage[rank]) for at, own in enumerate(pipelines) for rank in own}, basis + how)
+    places = {rank: (at, stage[rank]) for at, own in enumerate(pipelines) for rank in own}
+    return StageMap(places, basis + told.how, told.provenance)
+
+
+class _Linked(NamedTuple):
+    """Which ranks may be one pipeline, and what says so."""
+
+    ranks: list[set[int]]
+    how: str
+    provenance: Provenance
 
 
 def _by_stage(pipelines: Iterable[set[int]], stage: Mapping[int, int]) -> list[list[int]]:
     """The ranks of each pipeline that have a stage, in its order."""
     return sorted(sorted(own & stage.keys(), key=lambda rank: stage[rank]) for own in pipelines)
-
-
-def _world(trace: Trace) -> int | None:
-    known = trace["ranks"]["world_size"][trace["ranks"].known("world_size")]
-    return int(known.max()) if len(known) else None
 
 
 def _from_groups(trace: Trace) -> StageMap | None:
@@ -103,7 +114,8 @@ def _from_groups(trace: Trace) -> StageMap | None:
     if not found or len({rank for own in found for rank in own}) != sum(map(len, found)):
         return None
     places = {rank: (at, stage) for at, own in enumerate(found) for stage, rank in enumerate(own)}
-    return StageMap(places, "the order of ranks in the process groups that are described as pipelines", _NO_ORDER)
+    basis = "the order of ranks in the process groups that are described as pipelines"
+    return StageMap(places, basis, "inferred", _NO_ORDER)
 
 
 _NO_ORDER = (
@@ -137,7 +149,7 @@ def _messages(trace: Trace) -> Table:
     apart = np.array([code != NO_NAME and bool(ring[code]) for code in described.tolist()], np.bool_)
     one_way = trace.names.matching(lambda op: op in ("send", "recv"))[table["op"]]
     peer, ranks = table["peer"], trace.ranks
-    if len(ranks) == 2 and _world(trace) == 2:  # then there is only one other
+    if len(ranks) == 2 and trace.world_size == 2:  # then there is only one other
         peer = np.where(one_way, sum(ranks) - table["rank"], peer)
     return Table(table.schema, {**table.columns, "peer": peer}).take(np.flatnonzero((peer != NA) & one_way & ~apart))
 
@@ -166,7 +178,8 @@ def _from_messages(trace: Trace) -> StageMap | None:
     if len(set(map(len, chains))) != 1:
         return None
     places = {rank: (at, stage) for at, own in enumerate(chains) for stage, rank in enumerate(own)}
-    return StageMap(places, "chains of ranks that send to each other, from the one that sends first", _NO_ORDER)
+    basis = "chains of ranks that send to each other, from the one that sends first"
+    return StageMap(places, basis, "inferred", _NO_ORDER)
 
 
 def _senders(trace: Trace, messages: Table) -> set[int]:

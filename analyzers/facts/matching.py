@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.call_order import numbers_by_order
-from gpuscope.analyzers.collectives.process_groups import Groups, groups_of
+from gpuscope.analyzers.facts.call_order import numbers_by_order
+from gpuscope.analyzers.facts.process_groups import Groups, groups_of
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NamePool
@@ -72,6 +71,7 @@ class Matched:
     partial: Instances
     of_row: Times
     """Per row of `collectives`, its instance, or NA."""
+    groups: Groups
     unmatched: Mapping[Reason, int] = field(default_factory=dict)
     """Rows of `collectives` that belong to no instance, by reason."""
 
@@ -84,17 +84,7 @@ class Matched:
 
 
 def match(trace: Trace) -> Matched:
-    """Match the collectives and messages of all ranks of a trace; once for all analyses that ask, since no trace
-    changes."""
-    if trace not in _MATCHED:
-        _MATCHED[trace] = _match(trace)
-    return _MATCHED[trace]
-
-
-_MATCHED: WeakKeyDictionary[Trace, Matched] = WeakKeyDictionary()
-
-
-def _match(trace: Trace) -> Matched:
+    """Match the collectives and messages of all ranks of a trace."""
     table = trace["collectives"]
     found = groups_of(trace)
     message = _messages(table, trace.names)
@@ -106,7 +96,7 @@ def _match(trace: Trace) -> Matched:
     of_row[whole.rows] = whole.owner
     counts = np.bincount(reason[of_row == NA], minlength=len(REASONS)).tolist()
     unmatched = {name: count for name, count in zip(REASONS, counts, strict=True) if count}
-    return Matched(whole, _joined([part for _, part in parts]), of_row, unmatched)
+    return Matched(whole, _joined([part for _, part in parts]), of_row, found, unmatched)
 
 
 def _messages(table: Table, names: NamePool) -> Mask:

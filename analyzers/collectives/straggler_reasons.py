@@ -1,0 +1,158 @@
+"""Why a rank is late: its device is slower at equal work, it has more work, or its host comes late.
+
+A late rank is held against the median of its peers over the steady steps. Time that it computes longer is `device`
+where the same operations on the same shapes take longer, `data` where shapes are larger or operations more; time
+that its host makes its device idle longer is `host`, with the cause of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from gpuscope.report.view import units
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.trace import Trace
+
+Reason = Literal["device", "data", "host"]
+MOST = 0.5
+"""Share of its lateness that a reason must explain."""
+SAME_WORK = 0.05
+"""Counts and shapes that differ by less in all are the same work."""
+
+Shape = tuple[int, int]
+"""Codes of an operation and its input dimensions."""
+
+
+@dataclass(frozen=True)
+class Reasoned:
+    """Why a rank is late, the ns per step that this explains, and a clause that says what shows it."""
+
+    reason: Reason | None
+    explains: int
+    why: str
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Of one rank, per operation and shape: (count, ns) per step."""
+
+    by_shape: Mapping[Shape, tuple[float, float]]
+
+    @property
+    def total(self) -> float:
+        return sum(spent for _, spent in self.by_shape.values())
+
+    def of(self, operation: int) -> tuple[float, float]:
+        """(count, ns) per step of an operation on any shape."""
+        own = [both for (name, _), both in self.by_shape.items() if name == operation]
+        return sum(count for count, _ in own), sum(spent for _, spent in own)
+
+
+def reasons(trace: Trace, late: Mapping[int, int], host: Mapping[int, Mapping[str, float]]) -> dict[int, Reasoned]:
+    """Why each late rank is late. `late` is by how much, ns per step; `host` the time per step (ns) that each
+    rank's device idles for each cause of class cpu."""
+    work = _by_rank(trace)
+    return {rank: _reason(trace, rank, lateness, work, host) for rank, lateness in late.items()}
+
+
+def _by_rank(trace: Trace) -> dict[int, _Work]:
+    table = trace["work"]
+    found: dict[int, dict[Shape, tuple[float, float]]] = {}
+    columns = (table[name].tolist() for name in ("rank", "operation", "dims", "count", "dur", "steps"))
+    for rank, operation, dims, count, spent, steps in zip(*columns, strict=True):
+        found.setdefault(rank, {})[operation, dims] = (count / steps, spent / steps)
+    return {rank: _Work(shapes) for rank, shapes in found.items()}
+
+
+def _reason(
+    trace: Trace, rank: int, lateness: int, work: Mapping[int, _Work], host: Mapping[int, Mapping[str, float]]
+) -> Reasoned:
+    peers = [other for other in work if other != rank]
+    if rank not in work or not peers:
+        return Reasoned(None, 0, "no other rank's work is recorded to compare with")
+    slower, more, known = _compare(work[rank], [work[peer] for peer in peers])
+    cause, idle = _idle_longer(host, rank, peers)
+    candidates: dict[Reason, float] = {"device": slower, "data": more, "host": idle}
+    reason = max(candidates, key=lambda name: candidates[name])
+    explained = candidates[reason]
+    if explained < MOST * lateness:
+        return Reasoned(None, 0, "neither its compute nor its host differs enough from its peers'")
+    spent = units.duration(round(explained))
+    if reason == "host":
+        return Reasoned("host", round(explained), f"its host keeps its device idle {spent} per step longer ({cause})")
+    if not known:
+        return Reasoned(
+            None, 0, f"it computes {spent} per step longer; whether its device is slower or its data larger needs "
+            "shapes (record_shapes=True)"
+        )  # fmt: skip
+    if reason == "device":
+        return Reasoned(
+            "device", round(explained), f"the same operations on the same shapes take {spent} per step longer"
+        )
+    return Reasoned("data", round(explained), f"it has {spent} per step more to compute: {_larger(trace, rank, work)}")
+
+
+def _compare(own: _Work, peers: list[_Work]) -> tuple[float, float, bool]:
+    """ns per step that a rank computes longer than its median peer: on the same shapes, for more or larger work;
+    and whether shapes or counts are known well enough to tell the two apart."""
+    slower = more = known = 0.0
+    for operation in {name for work in (own, *peers) for name, _ in work.by_shape}:
+        shapes = {shape for work in (own, *peers) for shape in work.by_shape if shape[0] == operation}
+        count, spent = own.of(operation)
+        usual = np.median([peer.of(operation) for peer in peers], axis=0)
+        excess = spent - float(usual[1])
+        same = 0.0
+        sized = all(dims != NO_NAME for _, dims in shapes)
+        counted = abs(count - usual[0]) > SAME_WORK * max(count, usual[0])
+        for shape in shapes:
+            mine = own.by_shape.get(shape, (0.0, 0.0))
+            theirs = [peer.by_shape[shape] for peer in peers if shape in peer.by_shape]
+            if mine[0] and theirs:
+                usual_each = float(np.median([time / times for times, time in theirs]))
+                same += mine[1] - mine[0] * usual_each
+        slower += same
+        more += excess - same
+        if sized or counted:
+            known += abs(excess)
+    total = abs(slower) + abs(more)
+    return slower, more, known >= MOST * max(total, 1.0)
+
+
+def _idle_longer(host: Mapping[int, Mapping[str, float]], rank: int, peers: Collection[int]) -> tuple[str, float]:
+    """The cpu cause for which a rank idles longest beyond its median peer, and by how much over all of them, ns."""
+    causes = {cause for own in host.values() for cause in own}
+    excess = {
+        cause: host.get(rank, {}).get(cause, 0.0)
+        - float(np.median([host.get(peer, {}).get(cause, 0.0) for peer in peers]))
+        for cause in causes
+    }
+    if not excess:
+        return "", 0.0
+    return max(excess, key=lambda cause: excess[cause]), sum(excess.values())
+
+
+def _larger(trace: Trace, rank: int, work: Mapping[int, _Work]) -> str:
+    """The costliest operation of which a rank has more, with what differs."""
+    table = trace["work"]
+    own = work[rank]
+    peers = [other for name, other in work.items() if name != rank]
+    operations = {name for name, _ in own.by_shape}
+
+    def excess(operation: int) -> float:
+        return own.of(operation)[1] - float(np.median([peer.of(operation)[1] for peer in peers]))
+
+    worst = max(operations, key=excess)
+    count, usual = own.of(worst)[0], float(np.median([peer.of(worst)[0] for peer in peers]))
+    name = units.clean(trace.names[worst])
+    if abs(count - usual) > SAME_WORK * max(count, usual):
+        return f"{count:.0f} {name} per step against {usual:.0f} elsewhere"
+    rows = np.flatnonzero((table["operation"] == worst) & (table["dims"] != NO_NAME))
+    mine = table["elements"][rows[table["rank"][rows] == rank]]
+    others = table["elements"][rows[table["rank"][rows] != rank]]
+    if len(mine) and len(others):
+        return f"{name} on inputs {mine.max() / max(int(np.median(others)), 1):.1f} times as large as elsewhere"
+    return name

@@ -1,0 +1,105 @@
+"""The idle gaps that show a cause best, and what the host did in each: named by what covers most of it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from gpuscope.analyzers.frame.analyzer import longest
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.report.schema.document import Evidence
+from gpuscope.report.view import units
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.intervals import Spans, clip
+from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.trace import Trace
+
+MOST = 0.5
+"""Share of a gap that a host event must cover to be what the gap is about."""
+
+
+class EndedGaps(Protocol):
+    """Gaps with what ends each and the thread that launches it."""
+
+    @property
+    def event(self) -> Times: ...
+    @property
+    def thread(self) -> Times: ...
+    def of(self, spans: Spans) -> Times: ...
+
+
+def evidence(
+    trace: Trace, view: LaneView, spans: Spans, gaps: EndedGaps, blocking: Times | None = None
+) -> list[Evidence]:
+    """The longest judged spans of a cause, with what the host did there and what ended the gap.
+
+    Where the cause is blocking, the call that returned last before is named: `blocking` are these calls, by end.
+    """
+    device, names = trace["device_events"], trace.names
+    judged = clip(spans, *view.judged)
+    spans = judged if len(judged.start) else spans
+    own = gaps.of(spans)
+    found: list[Evidence] = []
+    for index in longest(spans).tolist():
+        gap, start, end = int(own[index]), int(spans.start[index]), int(spans.end[index])
+        event = int(gaps.event[gap])
+        ended_by = names[int(device["name"][event])] if event != NA else "the end of the trace"
+        name, what = _host_side(trace, view.lane.rank, int(gaps.thread[gap]), start, end, blocking)
+        note = f"{what}; device idle until {ended_by}"
+        found.append({"rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": name or ended_by,
+                      "note": note})  # fmt: skip
+    return found
+
+
+def _host_side(trace: Trace, rank: int, thread: int, start: int, end: int, blocking: Times | None) -> tuple[str, str]:
+    """Name of the host event behind [start, end) of a gap, and how much of it that covers."""
+    host, names = trace["host_events"], trace.names
+    if blocking is not None and len(own := blocking[host["start"][blocking] < end]):
+        call = int(own[-1])
+        around = _around(trace, rank, thread, call)
+        within = f" in {names[int(host['name'][around])]}" if around != NA else ""
+        return names[int(host["name"][call])], f"the queue was empty when it returned{within}"
+    row, covered = host_activity(trace, rank, thread, start, end)
+    if row == NA:
+        return "", "nothing recorded on the launching thread (Python between operators)"
+    return names[int(host["name"][row])], f"covers {units.share(covered / (end - start))} of the gap"
+
+
+def host_activity(trace: Trace, rank: int, thread: int, start: int, end: int) -> tuple[int, int]:
+    """The innermost host event that covers most of [start, end) on a thread, else the one that covers most there
+    is, and the ns that it covers; (NA, 0) if none."""
+    host = trace["host_events"]
+    low, high = np.searchsorted(host["rank"], [rank, rank + 1])
+    high = low + int(np.searchsorted(host["start"][low:high], end, "left"))
+    steps = trace.names.matching(lambda name: name.startswith("ProfilerStep"))
+    rows = np.arange(low, high)[(host["thread"][low:high] == thread) & ~steps[host["name"][low:high]]]
+    cover = np.minimum(host["end"][rows], end) - np.maximum(host["start"][rows], start)
+    if not len(rows) or int(cover.max()) <= 0:
+        return NA, 0
+    best = np.flatnonzero(cover >= MOST * (end - start))
+    if len(best):
+        place = int(best[np.argmin(host["end"][rows[best]] - host["start"][rows[best]])])
+    else:
+        place = int(np.argmax(cover))
+    return int(rows[place]), int(cover[place])
+
+
+def _around(trace: Trace, rank: int, thread: int, call: int) -> int:
+    """The innermost operator or range around a call; NA if none."""
+    host = trace["host_events"]
+    low = int(np.searchsorted(host["rank"], rank))
+    rows = np.arange(low, call + 1)
+    kept = np.isin(host["category"][rows], (Category.OP, Category.ANNOTATION)) & (host["thread"][rows] == thread)
+    kept &= (host["start"][rows] <= host["start"][call]) & (host["end"][rows] >= host["end"][call])
+    rows = rows[kept]
+    return int(rows[np.argmin(host["end"][rows] - host["start"][rows])]) if len(rows) else NA
+
+
+def unexplained(view: LaneView, idle: Spans) -> list[Evidence]:
+    """The longest gaps of a rank whose host was not recorded."""
+    return [
+        {"rank": view.lane.rank, "start_ns": int(idle.start[i]), "dur_ns": int(idle.end[i] - idle.start[i]),
+         "name": "idle", "note": "no host events recorded for this rank"}
+        for i in longest(idle).tolist()
+    ]  # fmt: skip

@@ -1,0 +1,141 @@
+"""One rank replayed alone, as recorded and with its blocking calls returning at once: what of its idle time is
+the price of blocking, and what is a host that launches too slowly (definitions: «Stalls», sync against launch).
+
+A queue that a blocking call drained is paid for over many launches after it, so no gap shows its cause by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.intervals import Spans, measure_before, measure_within
+from gpuscope.trace.schema import NA
+
+
+@dataclass(frozen=True)
+class Work:
+    """A lane's operations in order of recorded start; every array has shape (n,)."""
+
+    start: Times
+    end: Times
+    stream: Array
+    """Place of the stream among the lane's, 0, 1, 2…"""
+    issue: Times
+    """When the host had launched it: the end of the launch call, or the recorded start if that is earlier."""
+    host: Array
+    """Place of the launching sequence of threads among the lane's; 0 where unknown."""
+    thread: Array
+    """Place of the launching thread in the list of explained spans; 0 where unknown."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Idle time (ns) before each operation that nothing but launching or blocking explains, as replayed."""
+
+    recorded: Times
+    unblocked: Times
+
+
+def replay(
+    work: Work, blocked: Sequence[Spans], explained: Sequence[Spans], host_of_thread: Sequence[int], segment: Times
+) -> Outcome:
+    """Replay a lane segment by segment, each from where it was recorded to begin.
+
+    `blocked` is when each launching sequence was blocked, `explained` what each thread's own causes (loader,
+    collector, allocator, long stretches) cover; `segment` numbers, not decreasing, say which operations are
+    replayed together.
+    """
+    waits = inferred_waits(work)
+    lead = [measure_before(spans, work.issue) for spans in blocked]
+    removed = np.zeros(len(work.start), np.int64)
+    for host, own in enumerate(lead):
+        removed = np.where(work.host == host, own, removed)
+    recorded, unblocked = np.zeros(len(work.start), np.int64), np.zeros(len(work.start), np.int64)
+    bounds = np.concatenate(([0], np.flatnonzero(np.diff(segment)) + 1, [len(segment)]))
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        before = np.array([int(measure_before(spans, work.start[low : low + 1])[0]) for spans in blocked], np.int64)
+        issue = work.issue[low:high]
+        # Nothing is issued before the segment's first operation, which is where both replays begin.
+        sooner = issue - np.maximum(removed[low:high] - before[work.host[low:high]], 0)
+        shifts = [(spans, gone) for spans, gone in zip(blocked, before.tolist(), strict=True)]
+        moved = [_moved(spans, *shifts[host]) for spans, host in zip(explained, host_of_thread, strict=True)]
+        recorded[low:high] = _idle(work, waits, low, high, issue, explained)
+        unblocked[low:high] = _idle(work, waits, low, high, sooner, moved)
+    return Outcome(recorded, unblocked)
+
+
+def _moved(spans: Spans, blocked: Spans, before: int) -> Spans:
+    """Spans of a thread on its own clock without the blocked time (beyond `before`, ns, of it)."""
+    start = spans.start - np.maximum(measure_before(blocked, spans.start) - before, 0)
+    end = spans.end - np.maximum(measure_before(blocked, spans.end) - before, 0)
+    keep = end > start
+    return Spans(start[keep], end[keep])
+
+
+def _idle(work: Work, waits: Times, low: int, high: int, issue: Times, explained: Sequence[Spans]) -> Times:
+    """Idle time before each operation of [low, high), what is explained left out."""
+    start, end, reach = _run(work, waits, low, high, issue)
+    order = np.argsort(start, kind="stable")
+    busy_until = np.maximum.accumulate(np.concatenate(([reach], end[order][:-1])))
+    gap_start, gap_end = np.minimum(busy_until, start[order]), start[order]
+    idle = gap_end - gap_start
+    thread = work.thread[low:high][order]
+    for place, spans in enumerate(explained):
+        own = (thread == place) & (idle > 0)
+        if own.any() and len(spans.start):
+            idle[own] -= measure_within(spans, gap_start[own], gap_end[own])
+    found = np.empty(high - low, np.int64)
+    found[order] = idle
+    return found
+
+
+def _run(work: Work, waits: Times, low: int, high: int, issue: Times) -> tuple[Times, Times, int]:
+    """Start and end of each operation, and when the work before the segment had ended.
+
+    An operation starts at the latest of its issue, the end of its stream's predecessor and of what it waits
+    for, and keeps its duration. The first one starts as recorded.
+    """
+    streams = int(work.stream.max(initial=0)) + 1
+    free = [NA] * streams  # ends of the last operation of each stream
+    earlier = slice(max(0, low - 4096), low)
+    for stream, ended in zip(work.stream[earlier].tolist(), work.end[earlier].tolist(), strict=True):
+        free[stream] = max(free[stream], ended)
+    reach = max(free)
+    begin = int(work.start[low])
+    if reach == NA:
+        reach = begin
+    start, end = [0] * (high - low), [0] * (high - low)
+    duration = (work.end[low:high] - work.start[low:high]).tolist()
+    recorded_end = work.end
+    rows = zip(work.stream[low:high].tolist(), issue.tolist(), waits[low:high].tolist(), duration, strict=True)
+    for place, (stream, at, wait, lasts) in enumerate(rows):
+        if free[stream] > at:
+            at = free[stream]
+        if wait >= low:
+            if end[wait - low] > at:
+                at = end[wait - low]
+        elif wait != NA and int(recorded_end[wait]) > at:
+            at = int(recorded_end[wait])
+        if place == 0 and at < begin:
+            at = begin
+        start[place] = at
+        end[place] = free[stream] = at + lasts
+    return np.array(start, np.int64), np.array(end, np.int64), reach
+
+
+def inferred_waits(work: Work) -> Times:
+    """For each operation, the one on another stream that it waits for, as far as the recording shows; or NA.
+
+    That is the last to end before it starts, where its own stream was free by then and it was issued later:
+    what is not seen to overlap is kept in order.
+    """
+    by_end = np.argsort(work.end, kind="stable")
+    place = np.searchsorted(work.end[by_end], work.start, "right") - 1
+    last = by_end[np.maximum(place, 0)]
+    other: Mask = (place >= 0) & (work.stream[last] != work.stream) & (work.issue[last] <= work.issue)
+    before = np.arange(len(last)) > last
+    return np.where(other & before, last, NA)

@@ -1,0 +1,142 @@
+"""The host threads that launch: which take turns, where they were blocked, and how full the launch queue was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.trace.columns.table import Table, Times
+from gpuscope.trace.intervals import Spans, join, union
+from gpuscope.trace.launch_links import outermost
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.trace import Trace
+
+AT_ONCE = 0.1
+"""Share of a thread's blocking calls during which another one launches, from which the two do not take turns."""
+QUEUE_AT_LEAST = 500
+"""Operations: CUDA blocks a launch at about 1,000 pending ones; a recording that never comes near was not limited."""
+NEARLY_FULL = 0.9
+"""Share of the longest queue seen from which it counts as full."""
+BLOCKED_LAUNCH = 10
+"""A launch call that lasts so many usual ones with a full queue waited for the device."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Threads that take turns launching, as one sequence of calls."""
+
+    threads: Times
+    launches: Times
+    """Rows of `host_events` that launch, in order of start."""
+    blocking: Times
+    """Rows of its outermost blocking calls, in order of start."""
+    queue_waits: Spans
+    """What its launch calls waited for a full queue."""
+
+    def blocked(self, host: Table) -> Spans:
+        """When it could not go on before the device had: blocking calls, and launches into a full queue."""
+        return join(union(host["start"][self.blocking], host["end"][self.blocking]), self.queue_waits)
+
+
+def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Turns]:
+    """The sequences of threads that launch a lane's work, the busiest first; `blocking` are its blocking calls."""
+    host, device = trace["host_events"], trace["device_events"]
+    linked = device["launch"][view.rows]
+    launches = np.unique(linked[linked != NA])
+    threads, count = np.unique(host["thread"][launches], return_counts=True)
+    waits = _queue_waits(trace, view, launches)
+    groups: list[list[int]] = []
+    for thread in threads[np.argsort(-count, kind="stable")].tolist():
+        for group in groups:
+            if not any(_at_once(host, launches, blocking, thread, other) for other in group):
+                group.append(thread)
+                break
+        else:
+            groups.append([thread])
+    return [_turns(host, np.array(group, np.int64), launches, blocking, waits) for group in groups]
+
+
+def _turns(host: Table, threads: Times, launches: Times, blocking: Times, waits: tuple[Times, Times]) -> Turns:
+    own = launches[np.isin(host["thread"][launches], threads)]
+    calls, excess = waits
+    mine = np.isin(host["thread"][calls], threads)
+    end = host["end"][calls[mine]]
+    return Turns(
+        threads,
+        own[np.argsort(host["start"][own], kind="stable")],
+        _by_start(host, blocking[np.isin(host["thread"][blocking], threads)]),
+        union(end - excess[mine], end),
+    )
+
+
+def _by_start(host: Table, rows: Times) -> Times:
+    return rows[np.argsort(host["start"][rows], kind="stable")]
+
+
+def _at_once(host: Table, launches: Times, blocking: Times, one: int, other: int) -> bool:
+    """Whether either of two threads launches while the other is blocked."""
+    return any(
+        _inside(host, blocking[host["thread"][blocking] == a], launches[host["thread"][launches] == b]) > AT_ONCE
+        for a, b in ((one, other), (other, one))
+    )
+
+
+def _inside(host: Table, calls: Times, launches: Times) -> float:
+    """Share of the calls in which a launch begins."""
+    if not len(calls):
+        return 0.0
+    starts = np.sort(host["start"][launches])
+    first = np.searchsorted(starts, host["start"][calls], "right")
+    last = np.searchsorted(starts, host["end"][calls], "left")
+    return float((last > first).mean())
+
+
+def blocking_calls(trace: Trace, view: LaneView, rows: Times) -> Times:
+    """Host calls of a lane's rank that return only when device work is done: outermost synchronisations,
+    synchronous copies, asynchronous copies with a pageable side. Rows of `host_events`, ordered by end."""
+    host, device = trace["host_events"], trace["device_events"]
+    calls = rows[host["category"][rows] == Category.RUNTIME]
+    named = calls[trace.names.matching(kinds.is_blocking_call)[host["name"][calls]]]
+    copies = view.rows[device.known("copy_kind")[view.rows] & (device["launch"][view.rows] != NA)]
+    kind = device["copy_kind"][copies]
+    pageable = trace.names.matching(lambda name: name.endswith("pageable"))[kind]
+    # Where the kind of memory is not recorded, a call that outlasts its copy has waited for it.
+    crossing = trace.names.matching(lambda name: name in ("HtoD", "DtoH"))[kind]
+    outlasted = crossing & (host["end"][device["launch"][copies]] >= device["end"][copies])
+    found = np.unique(np.concatenate((named, device["launch"][copies[pageable | outlasted]])))
+    outer = [outermost(host, found[host["thread"][found] == thread]) for thread in np.unique(host["thread"][found])]
+    found = np.concatenate(outer) if outer else found
+    return found[np.argsort(host["end"][found], kind="stable")]
+
+
+def _queue_waits(trace: Trace, view: LaneView, launches: Times) -> tuple[Times, Times]:
+    """Launch calls that waited for room in the queue, and for how long, ns."""
+    host = trace["host_events"]
+    none = np.empty(0, np.int64)
+    if not len(launches):
+        return none, none
+    calls = _by_start(host, launches)
+    start, duration = host["start"][calls], host["end"][calls] - host["start"][calls]
+    full = queue_length(trace, view, start)
+    longest = int(full.max(initial=0))
+    if longest < QUEUE_AT_LEAST:
+        return none, none
+    usual = int(np.median(duration))
+    waited = (full >= NEARLY_FULL * longest) & (duration > BLOCKED_LAUNCH * usual)
+    return calls[waited], duration[waited] - usual
+
+
+def queue_length(trace: Trace, view: LaneView, at: Times) -> Times:
+    """Launches of a lane that were issued before each instant and whose work had not ended then."""
+    host, device = trace["host_events"], trace["device_events"]
+    rows = view.rows[device["launch"][view.rows] != NA]
+    launch = device["launch"][rows]
+    _, first = np.unique(launch, return_index=True)  # the nodes of a graph are one launch
+    issued = np.sort(host["start"][launch[first]])
+    ended = np.full(len(host), NA, np.int64)
+    np.maximum.at(ended, launch, device["end"][rows])
+    done = np.sort(ended[launch[first]])
+    return np.searchsorted(issued, at, "left") - np.searchsorted(done, at, "right")

@@ -1,0 +1,98 @@
+"""What each rank's device computed in its steady steps, by operation and input shape: the table `work`.
+
+It is all that stays of a file's kernels to compare ranks by: the same work done more slowly is another reason for
+being late than more work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.frame.step_roles import Role
+from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Array, Table, Times
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.schema import NA, SCHEMAS, Kind
+from gpuscope.trace.trace import Trace
+
+KEPT = 300
+"""Operations kept per rank, the costliest: more of them change no comparison."""
+
+
+def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+    """The table `work` of a file's lanes."""
+    parts = [_of_lane(trace, view) for view in lanes]
+    schema = SCHEMAS["work"]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns} if parts else {}
+    table = Table(schema, columns) if parts else Table.empty(schema)
+    return Result(ANALYZER.name, tables={"work": table})
+
+
+def _of_lane(trace: Trace, view: LaneView) -> Table:
+    device = trace["device_events"]
+    steady = [step for step, role in zip(view.steps, view.roles, strict=True) if role == Role.STEADY]
+    bounds = [(step.start, step.end) for step in steady] or [view.window]
+    starts = np.array([start for start, _ in bounds], np.int64)
+    ends = np.array([end for _, end in bounds], np.int64)
+    rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
+    step = np.searchsorted(starts, device["start"][rows], "right") - 1
+    rows = rows[(step >= 0) & (device["start"][rows] < ends[np.maximum(step, 0)])]
+    operation, dims, instance = _operations(trace, rows)
+    width = len(trace.names) + 1
+    keys, which = distinct((operation.astype(np.int64) + 1) * width + dims + 1)
+    spent = np.bincount(which, weights=device["end"][rows] - device["start"][rows], minlength=len(keys))
+    # The kernels of one operator are one piece of work.
+    pairs = np.unique(np.stack((which, instance)), axis=1)
+    count = np.bincount(pairs[0], minlength=len(keys))
+    kept = np.argsort(-spent, kind="stable")[:KEPT]
+    names = keys[kept] // width - 1, keys[kept] % width - 1
+    return Table.build(SCHEMAS["work"], len(kept), {
+        "rank": view.lane.rank, "operation": names[0], "dims": names[1], "elements": _elements(trace, names[1]),
+        "count": count[kept], "dur": np.rint(spent[kept]).astype(np.int64), "steps": max(len(steady), 1),
+    })  # fmt: skip
+
+
+def _operations(trace: Trace, rows: Times) -> tuple[Array, Array, Times]:
+    """Per device event the code of its operation, of its input dimensions (or NO_NAME), and what makes it one piece
+    of work with others: its operator's row, or itself."""
+    device, host, shapes = trace["device_events"], trace["host_events"], trace["shapes"]
+    operation = device["name"][rows].astype(np.int64)
+    dims, instance = np.full(len(rows), NO_NAME, np.int64), -1 - rows
+    launch = device["launch"][rows]
+    linked = np.flatnonzero(launch != NA)
+    if not len(shapes) or not len(linked):
+        return operation, dims, instance
+    shaped = np.zeros(len(host), np.bool_)
+    shaped[shapes["event"]] = True
+    dims_of = np.full(len(host), NO_NAME, np.int64)
+    dims_of[shapes["event"]] = shapes["dims"]
+    call = launch[linked]
+    operator = innermost(host, shaped, host["thread"][call], host["start"][call])
+    found = linked[operator != NA]
+    operator = operator[operator != NA]
+    operation[found], dims[found], instance[found] = host["name"][operator], dims_of[operator], operator
+    return operation, dims, instance
+
+
+def _elements(trace: Trace, dims: Times) -> Times:
+    """Elements of an operator's inputs by the codes of their dimensions; NA where these are not recorded."""
+    return np.array([NA if code == NO_NAME else _count(trace.names[code]) for code in dims.tolist()], np.int64)
+
+
+def _count(text: str) -> int:
+    try:
+        inputs = json.loads(text)
+    except ValueError:
+        return NA
+    shapes = [shape for shape in inputs if isinstance(shape, list) and all(isinstance(n, int) for n in shape)]
+    return sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes if shape)
+
+
+ANALYZER = FileAnalyzer("work", run, (DEVICE_EVENTS,))

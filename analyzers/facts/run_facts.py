@@ -1,0 +1,98 @@
+"""What the analyses of a run rest on, found once per run and handed to each of them and to the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from gpuscope.analyzers.facts import clocks, matching
+from gpuscope.analyzers.facts.assembled import assembled
+from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.flushes import Flush, flushes
+from gpuscope.analyzers.facts.host_links import Host, hosts
+from gpuscope.analyzers.facts.matching import Matched
+from gpuscope.analyzers.facts.placement import Placement
+from gpuscope.analyzers.facts.stages import StageMap, stage_map
+from gpuscope.analyzers.facts.steady_state import SteadyState, steady_state
+from gpuscope.analyzers.facts.waits import Waits, waits
+from gpuscope.analyzers.frame.analyzer import Analyzer, Attributed, LaneKey, Result
+from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.trace.columns.table import Table
+from gpuscope.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """One run: its merged trace without the events that `Trace.reduced` drops, its lanes, and what follows from them.
+
+    Nothing here changes; a property is computed when it is first asked for and then kept, so that an analysis that
+    breaks on one takes no other with it.
+    """
+
+    trace: Trace
+    lanes: Sequence[LaneSummary]
+    causes: Mapping[LaneKey, Mapping[str, Attributed]] = field(default_factory=dict)
+    """What the analyses of single files attributed to causes, per lane."""
+    steps_asked: bool = False
+    """Whether the user named the steps to judge."""
+
+    @cached_property
+    def steady(self) -> SteadyState:
+        """The role of each step, and what is judged."""
+        return steady_state(self.lanes, self.steps_asked)
+
+    @cached_property
+    def world_size(self) -> int | None:
+        """Ranks of the job; None where that is not recorded."""
+        return self.trace.world_size
+
+    @cached_property
+    def matched(self) -> Matched:
+        """Which rows of `collectives` are one operation."""
+        return matching.match(self.trace)
+
+    @cached_property
+    def clocks(self) -> Clocks:
+        """Offsets and drifts of the ranks' clocks, from the ends of matched collectives."""
+        return clocks.estimate(self.trace, self.matched)
+
+    @cached_property
+    def waits(self) -> Waits:
+        """Wait and transfer of each row of `collectives`."""
+        return waits(self.trace, self.matched, self.clocks, self.lanes)
+
+    @cached_property
+    def stages(self) -> StageMap | None:
+        """The stages of a pipeline; None where nothing looks like one."""
+        return stage_map(self.trace)
+
+    @cached_property
+    def operations(self) -> Table:
+        """The table `operations` on the run's clock, each row with its stage where ranks are stages."""
+        return self.trace["operations"] if self.stages is None else assembled(self.trace, self.stages, self.clocks)
+
+    @cached_property
+    def flushes(self) -> tuple[tuple[Flush, ...], int]:
+        """(flushes of the pipelines with all their computations, how many lack some)."""
+        if self.stages is None or self.stages.incomplete:
+            return (), 0
+        whole, lacking = flushes(self.operations, self.trace.names, self.stages)
+        return tuple(whole), lacking
+
+    @cached_property
+    def placement(self) -> Placement:
+        """On which hosts and devices groups of ranks lie."""
+        return Placement(self.trace)
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """The links inside each host whose topology was read."""
+        return hosts(self.trace)
+
+
+@dataclass(frozen=True)
+class RunAnalyzer(Analyzer):
+    """An analysis of all ranks of a run together."""
+
+    run: Callable[[RunFacts], Result]

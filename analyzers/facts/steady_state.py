@@ -1,0 +1,121 @@
+"""The steady state of a run: the role of each step, and which steps of each lane are judged (definitions: «Steps»)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.frame.step_roles import MIN_STEADY, Role, StepFacts, leading_fast, roles, usual
+from gpuscope.trace.breakdown import Breakdown
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.schema import NA
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """Roles by step number, the same for all ranks, and what follows from them."""
+
+    steps: Mapping[int, StepFacts]
+    """By step number in order; durations are the largest over the ranks, ns."""
+    roles: Mapping[int, Role]
+    asked: bool
+    """Whether the user asked for these steps: then they are judged whatever they are."""
+
+    @cached_property
+    def whole_window(self) -> bool:
+        """Whether all of the recording but its set-up is judged, for want of steady steps."""
+        return not self.asked and list(self.roles.values()).count(Role.STEADY) < MIN_STEADY
+
+    @property
+    def why_whole(self) -> str:
+        """Why the whole window is judged; empty where the steady state is."""
+        if not self.whole_window:
+            return ""
+        if not self.steps:
+            return "no steps were found, so the whole window is judged"
+        steady = list(self.roles.values()).count(Role.STEADY)
+        return f"only {steady} steady step{'s' * (steady != 1)}, so the whole window but its set-up is judged"
+
+    def role(self, step: int) -> Role:
+        """The role of a step number; of NA, what ran before the first one."""
+        return Role.SETUP if step == NA else self.roles[step]
+
+    def judged(self, step: int) -> bool:
+        """Whether a step number counts for the verdict."""
+        return self.asked or (step != NA and (self.whole_window or self.roles[step] == Role.STEADY))
+
+    def places(self, lane: LaneSummary) -> Mask:
+        """Which of a lane's steps are judged, shape (steps,)."""
+        return np.array([self.judged(step.step) for step in lane.steps], np.bool_)
+
+    def breakdown(self, lane: LaneSummary) -> Breakdown:
+        """The judged part of a lane, its steps summed; without steps its whole window."""
+        if not lane.steps:
+            return lane.breakdown
+        return total(lane.step_breakdowns[place] for place in np.flatnonzero(self.places(lane)).tolist())
+
+    def measure(self, lane: LaneSummary, spent: int, per_step: Times) -> int:
+        """ns of the judged part of a lane, from ns in all and per step."""
+        return int(per_step[self.places(lane)].sum()) if lane.steps else spent
+
+    def count(self, lane: LaneSummary) -> int:
+        """Judged steps of a lane; what ran before the first one is none."""
+        return sum(self.judged(step.step) for step in lane.steps if step.step != NA)
+
+    def of_role(self, role: Role) -> dict[int, int]:
+        """Durations (ns) of the steps of a role, by step number."""
+        return {step: self.steps[step].duration for step, own in self.roles.items() if own == role}
+
+    @cached_property
+    def durations(self) -> list[int]:
+        """Durations of the judged steps, ns; the largest over the ranks."""
+        return [facts.duration for step, facts in self.steps.items() if self.judged(step)]
+
+    @cached_property
+    def step_ns(self) -> int | None:
+        """«The step»: the median duration of the judged steps; None without steps."""
+        return round(float(np.median(self.durations))) if self.durations else None
+
+    @cached_property
+    def usual_ns(self) -> float | None:
+        """What a step usually takes, by which long ones are told; None without whole steps."""
+        typical = usual(list(self.steps.values()))
+        return typical.median if typical is not None else None
+
+    @cached_property
+    def leading_fast(self) -> list[int]:
+        """Durations (ns) of the steady steps at the beginning that are faster than the later ones."""
+        steady = [step.duration for step, role in zip(self.steps.values(), self.roles.values(), strict=True)
+                  if role == Role.STEADY]  # fmt: skip
+        return steady[: leading_fast(list(self.steps.values()), list(self.roles.values()))]
+
+
+def steady_state(lanes: Sequence[LaneSummary], asked: bool = False) -> SteadyState:
+    """The roles of a run's steps from all its lanes; `asked` where the user named the steps."""
+    found: dict[int, StepFacts] = {}
+    for lane in lanes:
+        for step, share in zip(lane.steps, lane.compiling, strict=True):
+            if step.step != NA:
+                so_far = found.get(step.step, StepFacts(0))
+                found[step.step] = StepFacts(
+                    max(so_far.duration, step.end - step.start), compiling=max(so_far.compiling, share)
+                )
+    steps = dict(sorted(found.items()))
+    own = roles(list(steps.values()))
+    if asked:
+        own = [Role.STEADY] * len(own)
+    return SteadyState(steps, dict(zip(steps, own, strict=True)), asked)
+
+
+def total(breakdowns: Iterable[Breakdown]) -> Breakdown:
+    """Breakdowns added up part by part."""
+    columns = [
+        (one.window, one.compute, one.exposed_communication, one.exposed_memory, one.idle, one.communication,
+         one.overlapped_communication)
+        for one in breakdowns
+    ]  # fmt: skip
+    return Breakdown(*(sum(column) for column in zip(*columns, strict=True))) if columns else Breakdown(*[0] * 7)

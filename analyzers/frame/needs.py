@@ -1,0 +1,34 @@
+"""What an analysis can't do without: said where it is missing, with how to record it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpuscope.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that the trace must hold: by default, rows of the table `what`."""
+
+    what: str
+    how: str
+    """How to record it."""
+    present: Callable[[Trace], bool] | None = None
+    """Whether the trace holds it, where that is not the rows of one table."""
+    optional: bool = False
+    """Whether a good recording may lack it: then the run is just not one for this analysis, and nobody is urged to
+    record it."""
+
+    def met(self, trace: Trace) -> bool:
+        """Whether the trace holds it."""
+        return self.present(trace) if self.present is not None else len(trace[self.what]) > 0
+
+
+def any_of(*tables: str) -> Callable[[Trace], bool]:
+    """For `Need.present`: whether at least one of the tables has rows."""
+    return lambda trace: any(len(trace[table]) for table in tables)
+
+
+DEVICE_EVENTS = Need("device_events", "record the device's activity (ProfilerActivity.CUDA, nsys -t cuda)")

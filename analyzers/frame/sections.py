@@ -1,0 +1,126 @@
+"""The parts of the report that analyses give: each declared once, with its type and how several files' become one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from gpuscope.errors import AnalysisError
+from gpuscope.report.schema import document, memory_section, nccl_sections
+from gpuscope.report.schema.document import Diagnosis, KernelEntry
+from gpuscope.report.schema.hang_section import Hang
+from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.report.schema.replay_section import Replay
+
+T = TypeVar("T")
+
+
+def only(values: Sequence[T]) -> T:
+    """For sections that one analysis gives once per run."""
+    if len(values) != 1:
+        raise AnalysisError(f"{len(values)} analyses gave a section of the report that only one may give")
+    return values[0]
+
+
+def merge_kernels(values: Sequence[list[KernelEntry]]) -> list[KernelEntry]:
+    """Kernels of all files added up by name and category, the costliest first. A rate is the mean by time."""
+    alike: dict[tuple[str, str], list[KernelEntry]] = defaultdict(list)
+    for entry in (entry for entries in values for entry in entries):
+        alike[entry["name"], entry["category"]].append(entry)
+    everything = sum(entry["dur_ns"] for own in alike.values() for entry in own)
+    return sorted((_kernel(own, everything) for own in alike.values()), key=lambda kernel: -kernel["dur_ns"])
+
+
+def _kernel(own: Sequence[KernelEntry], everything: int) -> KernelEntry:
+    count, spent = sum(entry["count"] for entry in own), sum(entry["dur_ns"] for entry in own)
+    rates = [(entry["flops_per_s"], entry["dur_ns"]) for entry in own if entry["flops_per_s"] is not None]
+    rated = sum(weight for _, weight in rates)
+    return {
+        "name": own[0]["name"], "category": own[0]["category"], "count": count, "dur_ns": spent,
+        "mean_ns": spent // count, "share_frac": spent / everything if everything else 0.0,
+        "flops_per_s": sum(rate * weight for rate, weight in rates) / rated if rated else None,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Section(Generic[T]):
+    """A part of the report of type `T` under `key` (docs/report.md).
+
+    `merge` makes one value of those of several results. `printed` is False for what the report is made from but
+    does not hold under that key. Raises `ValueError` for a key that the report does not declare.
+    """
+
+    key: str
+    merge: Callable[[Sequence[T]], T] = only
+    printed: bool = True
+
+    def __post_init__(self) -> None:
+        if self.printed != (self.key in Diagnosis.__annotations__):
+            raise ValueError(f"section {self.key!r}: declare its type in gpuscope/report/schema/document.py")
+
+
+COLLECTIVES = Section[list[document.CollectiveEntry]]("collectives")
+STRAGGLERS = Section[list[document.StragglerEntry]]("stragglers")
+RANK_STEPS = Section[list[document.RankStepEntry]]("rank_steps")
+CLOCK_ERROR = Section[int | None]("clock_error_ns", printed=False)
+"""It is printed as `trace.clock_error_ns`."""
+STRAGGLERS_TESTABLE = Section[bool]("stragglers_testable", printed=False)
+"""Whether there were enough collectives to tell a rank that always comes last."""
+SLOWDOWN = Section[document.Slowdown]("slowdown")
+REPLAY = Section[Replay]("replay")
+PIPELINE = Section[Pipeline]("pipeline")
+HANG = Section[Hang]("hang")
+NCCL = Section[nccl_sections.Nccl]("nccl")
+TOPOLOGY = Section[list[nccl_sections.TopologyEntry]]("topology")
+BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
+FITS = Section[list[nccl_sections.FitEntry]]("fits")
+TRAFFIC = Section[list[nccl_sections.TrafficEntry]]("traffic")
+MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
+KERNELS = Section[list[KernelEntry]]("kernels", merge_kernels)
+
+DECLARED: tuple[Section[Any], ...] = (
+    COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, SLOWDOWN, REPLAY, PIPELINE, HANG, NCCL,
+    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, KERNELS,
+)  # fmt: skip
+"""All of them; what an analysis gives must be one of these."""
+
+
+class Sections:
+    """Values by section: `sections[KERNELS] = entries`, of the type that the section declares."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def __setitem__(self, section: Section[T], value: T) -> None:
+        self._values[section.key] = value
+
+    def __getitem__(self, section: Section[T]) -> T:
+        value: T = self._values[section.key]
+        return value
+
+    def get(self, section: Section[T]) -> T | None:
+        """The value, or None where no analysis gave one."""
+        value: T | None = self._values.get(section.key)
+        return value
+
+    def printed(self) -> dict[str, Any]:
+        """Those that the report holds, by their key there."""
+        return {section.key: self._values[section.key] for section in DECLARED if section.printed and section in self}
+
+    def __contains__(self, section: Section[Any]) -> bool:
+        return section.key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+
+def merged(parts: Iterable[Sections]) -> Sections:
+    """One value per section from all results. Raises `AnalysisError` where several gave what only one may."""
+    parts, found = list(parts), Sections()
+    for section in DECLARED:
+        values = [own[section] for own in parts if section in own]
+        if values:
+            found[section] = section.merge(values)
+    return found

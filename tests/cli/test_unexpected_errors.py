@@ -1,0 +1,100 @@
+"""An exception that nobody foresaw: exit code 4, one line, the traceback where it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.cli import call
+from helpers.kineto import kernel, write
+
+from gpuscope.analyzers.run import runner
+
+LINE = "Error: unexpected ZeroDivisionError: broken on purpose, over two lines\n"
+HINT = "Hint: this is a bug of gpuscope; --debug or GPUSCOPE_DEBUG=1 shows the traceback\n"
+
+
+def broken(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("broken on purpose,\n  over two lines")
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A good trace for a broken program."""
+    monkeypatch.delenv("GPUSCOPE_DEBUG", raising=False)
+    monkeypatch.setattr(runner, "build", broken)
+    return write(tmp_path / "rank0.json", kernel(0, 80, 1))
+
+
+def test_one_line_and_how_to_get_the_traceback(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = call(capsys, "analyze", trace)
+    assert (done.returncode, done.stdout, done.stderr) == (4, "", LINE + HINT)
+
+
+@pytest.mark.parametrize("args", [["--debug", "analyze", "{}"], ["analyze", "{}", "--debug"]])
+def test_debug_shows_the_traceback(args: list[str], trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = call(capsys, *(arg.format(trace) for arg in args))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith("Traceback (most recent call last):\n")
+    assert "in broken\n" in done.stderr
+    assert done.stderr.endswith(LINE)
+
+
+@pytest.mark.parametrize(("value", "shown"), [("1", True), ("0", False)])
+def test_by_environment(
+    value: str, shown: bool, trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSCOPE_DEBUG", value)
+    done = call(capsys, "analyze", trace)
+    assert (done.returncode, "Traceback" in done.stderr) == (4, shown)
+
+
+def test_the_next_call_is_not_debugged(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call(capsys, "--debug", "analyze", trace)
+    assert "Traceback" not in call(capsys, "analyze", trace).stderr
+
+
+def test_a_module_that_is_missing_and_in_no_extra(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gpuscope.output", None)
+    done = call(capsys, "analyze", trace)
+    assert done.returncode == 4
+    assert done.stderr.startswith("Error: unexpected ModuleNotFoundError: import of gpuscope.output halted")
+
+
+def test_debug_shows_where_a_known_error_was_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, debugged = (call(capsys, *more, "info", "no/such/file.json") for more in ((), ("--debug",)))
+    assert (plain.returncode, debugged.returncode) == (3, 3)
+    assert debugged.stderr.startswith("Traceback")
+    assert debugged.stderr.endswith(plain.stderr)
+
+
+def test_debug_of_a_failed_analysis_shows_its_traceback(tmp_path: Path) -> None:
+    code = (
+        "import sys, dataclasses, gpuscope.analyzers.device_time.kernel_times as kernels\n"
+        "def broken(trace, lanes): raise RuntimeError('broken on purpose')\n"
+        "kernels.ANALYZER = dataclasses.replace(kernels.ANALYZER, run=broken)\n"
+        "from gpuscope.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    trace = write(tmp_path / "rank0.json", kernel(0, 80, 1))
+    command = [sys.executable, "-c", code, "analyze", str(trace), "--json"]
+    plain, debugged = (
+        subprocess.run([*command, *more], capture_output=True, text=True, check=False) for more in ([], ["--debug"])
+    )
+    assert (plain.returncode, debugged.returncode) == (4, 4)
+    assert plain.stderr == "Error: an analysis failed: kernels: RuntimeError: broken on purpose\n"
+    assert "in broken\n" in debugged.stderr
+    assert debugged.stderr.endswith(plain.stderr)
+
+
+def test_debug_of_a_recorded_command_is_its_own(tmp_path: Path) -> None:
+    """`gpuscope record python script.py --debug`: the script's option, not ours."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\n")
+    command = [sys.executable, "-m", "gpuscope", "record", "--out", str(tmp_path / "run"), "--", sys.executable]
+    done = subprocess.run([*command, str(script), "--debug"], capture_output=True, text=True, check=False)
+    assert "['--debug']" in done.stdout

@@ -1,0 +1,65 @@
+"""A user's strict mypy on the Python of the documentation, with this checkout as the installed package."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.snippets import source_of
+
+pytest.importorskip("mypy")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mypy")]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {"readme": ROOT / "README.md", "tutorial": ROOT / "docs" / "tutorial.md", "python": ROOT / "docs" / "python.md"}
+WRONG = """\
+import gpuscope
+
+gpuscope.analyze(3.5)
+gpuscope.analyse("run/")
+gpuscope.check("run/", baseline="before/", fail_on_finding="grave")
+analysis = gpuscope.analyze("run/")
+analysis.predict(gpuscope.changes.BucketSize("25 MB"))
+analysis.report["verdikt"]
+"""
+CODES = ["arg-type", "attr-defined", "arg-type", "arg-type", "typeddict-item"]
+"""What mypy says of the lines of `WRONG`, in their order."""
+
+
+def strict(cache: Path, *files: Path) -> str:
+    """What `mypy --strict` prints of files that lie elsewhere, without the configuration of this project."""
+    # mypy takes sys.path for what is installed; first there, this checkout is it, whatever else is installed.
+    installed = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={cache}", *map(str, files)],
+        cwd=files[0].parent, env={**os.environ, "PYTHONPATH": installed}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def cache(request: pytest.FixtureRequest) -> Path:
+    """Kept from one session to the next: what mypy knows of pandas and numpy takes it a while."""
+    assert request.config.cache is not None
+    return Path(request.config.cache.mkdir("mypy-snippets"))
+
+
+def test_a_users_strict_mypy_passes(cache: Path, tmp_path: Path) -> None:
+    files = []
+    for name, page in PAGES.items():
+        files.append(tmp_path / f"{name}_page.py")
+        files[-1].write_text(source_of(page), encoding="utf-8")
+        assert "gpuscope." in files[-1].read_text(encoding="utf-8")
+    assert strict(cache, *files) == f"Success: no issues found in {len(PAGES)} source files\n"
+
+
+def test_a_users_mistakes_are_found(cache: Path, tmp_path: Path) -> None:
+    """Else the types might as well be Any."""
+    path = tmp_path / "wrong.py"
+    path.write_text(WRONG, encoding="utf-8")
+    errors = [line for line in strict(cache, path).splitlines() if ": error:" in line]
+    assert [line.rpartition("[")[2].rstrip("]") for line in errors] == CODES

@@ -1,0 +1,175 @@
+"""The wheel and the sdist hold the repository's files, each once, and work where nothing of the repository is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gpuscope.version import __version__
+
+pytest.importorskip("hatchling")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP = ("gpuscope", "analyzers", "dashboards", "instrumented_runtime")
+BESIDE = {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml"}
+"""What the sdist holds besides the packages, and git's list of what to leave out."""
+
+
+def sources() -> list[str]:
+    """Every file of the four packages as the repository has it, links and what Python writes left out."""
+    found = []
+    for top in TOP:
+        for folder, folders, files in os.walk(ROOT / top):  # which follows no links
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            found += [Path(folder, name).relative_to(ROOT).as_posix() for name in files]
+    return sorted(found)
+
+
+def installed(path: str) -> str:
+    """Where a file of the repository is in the wheel."""
+    return path if path.startswith("gpuscope/") else f"gpuscope/{path}"
+
+
+def build(source: Path, out: Path) -> Path:
+    """The wheel of a source tree, built without a network."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", out, source]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [wheel] = out.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sdist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(out)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    [archive] = out.glob("*.tar.gz")
+    return archive
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(out, filter="data")
+    return out / f"gpuscope-{__version__}"
+
+
+@pytest.fixture(scope="module")
+def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the wheel is installed into, and nothing else."""
+    target = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]
+    subprocess.run(list(map(str, command)), capture_output=True, check=True)
+    return target
+
+
+def python(site: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with that installation and this environment's libraries, but without its .pth files: an editable
+    install would put the repository itself on the path."""
+    libraries = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *libraries]), "GPUSCOPE_NO_STORE": "1"}
+    return subprocess.run(
+        [sys.executable, "-S", *args], cwd=site.parent, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+# ---- what is in them ----
+
+
+def test_the_wheel_holds_every_file_once_under_gpuscope(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert len(set(names)) == len(names)
+    info = f"gpuscope-{__version__}.dist-info/"
+    metadata = {name.removeprefix(info) for name in names if name.startswith(info)}
+    assert metadata == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
+    assert sorted(name for name in names if not name.startswith(info)) == sorted(map(installed, sources()))
+
+
+def test_the_sdist_holds_every_file_once_where_the_repository_has_it(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+    assert all(member.isfile() for member in members)  # no links: not everything that unpacks an archive can make them
+    names = [member.name.removeprefix(f"gpuscope-{__version__}/") for member in members]
+    assert sorted(names) == sorted([*sources(), *BESIDE, "PKG-INFO", ".gitignore"])
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["gpuscope/py.typed", "gpuscope/hardware/links.toml", "gpuscope/report/html/templates/report.html.j2",
+     "dashboards/assets/gpuscope.css", "instrumented_runtime/record/shim/sitecustomize.py"],
+)  # fmt: skip
+def test_files_that_are_no_modules_are_among_them(path: str) -> None:
+    """The tests above compare lists; this one holds the list of the repository's files to something."""
+    assert path in sources()
+
+
+def test_a_wheel_from_the_sdist_is_the_same(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
+    assert build(unpacked, tmp_path).read_bytes() == wheel.read_bytes()
+
+
+def test_a_clone_without_links_makes_the_same_wheel(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
+    """By default Git on Windows checks a link out as a text file with the path."""
+    for name in TOP[1:]:
+        (unpacked / "gpuscope" / name).write_text(f"../{name}")
+    try:
+        assert build(unpacked, tmp_path).read_bytes() == wheel.read_bytes()
+    finally:
+        for name in TOP[1:]:
+            (unpacked / "gpuscope" / name).unlink()
+
+
+def test_the_links_of_a_clone_lead_to_what_the_wheel_takes() -> None:
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"]["sources"] == {name: f"gpuscope/{name}" for name in TOP[1:]}
+    for name in TOP[1:]:
+        assert (ROOT / "gpuscope" / name).resolve() == ROOT / name
+
+
+# ---- where nothing of the repository is ----
+
+
+def test_only_gpuscope_can_be_imported(elsewhere: Path) -> None:
+    placed = {path.name for path in elsewhere.iterdir()} - {"__pycache__"}
+    assert placed == {"bin", "gpuscope", f"gpuscope-{__version__}.dist-info"}
+    where = python(elsewhere, "-c", "import gpuscope.analyzers as found; print(found.__file__)").stdout
+    assert where.strip() == str(elsewhere / "gpuscope" / "analyzers" / "__init__.py")
+    for name in TOP[1:]:
+        done = python(elsewhere, "-c", f"import {name}")
+        assert f"No module named '{name}'" in done.stderr
+
+
+def test_every_command_runs(elsewhere: Path) -> None:
+    helped = python(elsewhere, "-m", "gpuscope", "--help").stdout
+    commands = re.findall(r"^  ([a-z]+)  ", helped.partition("Commands:")[2], re.MULTILINE)
+    assert set(commands) == set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["gpuscope.commands"]
+    )
+    for command in commands:
+        done = python(elsewhere, "-m", "gpuscope", command, "--help")
+        assert (done.returncode, done.stderr) == (0, ""), command
+        assert done.stdout.startswith(f"Usage: gpuscope {command}")
+
+
+def test_it_analyses_and_writes_a_page(elsewhere: Path, samples: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    done = python(elsewhere, "-m", "gpuscope", "analyze", str(samples / "ddp_slow_rank"), "--html", str(page))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Communication-bound")
+    assert "<svg" in page.read_text(encoding="utf-8")
