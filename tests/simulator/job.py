@@ -55,6 +55,8 @@ class Job:
     """Buckets are sent beside the backward pass, else behind it."""
     prefetch: int = 1
     """Modules whose parameters are gathered ahead (fsdp)."""
+    keep_parameters: bool = False
+    """They stay gathered from the forward to the backward pass (fsdp)."""
     tensor_bytes: int = 16 * MIB
     micro_batches: int = 4
     stage_slow: Mapping[int, float] = field(default_factory=dict)

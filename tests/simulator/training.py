@@ -141,7 +141,7 @@ def _backward(script: Script) -> list[str]:
     gathered: dict[int, str] = {}
     tensor = job.layer_bytes // job.gemms
     for layer in reversed(range(job.layers)):
-        if job.parallel == "fsdp":
+        if job.parallel == "fsdp" and not job.keep_parameters:
             _gather(script, gathered, layer, range(layer - 1, -1, -1))
         if layer < job.device_syncs:
             script.synchronize()
