@@ -88,8 +88,8 @@ def prediction_summary(outcomes: Sequence[Outcome]) -> str:
     if not told:
         return "nothing predicted"
     asked = [one for one in outcomes if one.case.changes]
+    errors = [abs(one.error or 0.0) for one in told]
     return (
-        f"{len(told)} of {len(asked)} predicted: median error {median(abs(one.error or 0.0) for one in told):.1%}, "
-        f"worst {max(abs(one.error or 0.0) for one in told):.1%}; {sum(one.inside for one in told)} ranges hold the truth; "
-        f"{sum(one.overclaims for one in told)} overclaims"
+        f"{len(told)} of {len(asked)} predicted: median error {median(errors):.1%}, worst {max(errors):.1%}; "
+        f"{sum(one.inside for one in told)} ranges hold the truth; {sum(one.overclaims for one in told)} overclaims"
     )
