@@ -97,7 +97,7 @@ def _communication() -> list[Counterfactual]:
 def _host() -> list[Counterfactual]:
     two_causes = replace(NARROW, items=4, item_own_ns=120_000, gc_ns=MS)
     read = replace(NARROW, items=4, item_own_ns=150_000, device_syncs=4)
-    none = {"items": 0, "device_syncs": 0}
+    none = {"blocking": False}
     quiet = {"copy": "beside"}
     return [
         Counterfactual("syncs_removed", "syncs", NO_SYNCS, read, none),
@@ -137,7 +137,7 @@ def _host() -> list[Counterfactual]:
         Counterfactual("late_host_replaced", "ranks", _one("ReplacedRank", rank=1),
                        replace(COMPUTE, items=1, gc_ns=12 * MS, gc_ranks=(1,)), {"gc_ns": 0}),
         Counterfactual("syncs_and_collector", "combined", NO_SYNCS + _one("NoCollector"), two_causes,
-                       {"items": 0, "gc_ns": 0}),
+                       {"blocking": False, "gc_ns": 0}),
         Counterfactual("bytes_and_syncs", "combined", HALF + NO_SYNCS, replace(read, rate=20.0, layer_bytes=8 * MIB),
                        {"wire": 0.5, **none}),
     ]  # fmt: skip

@@ -88,6 +88,8 @@ class Job:
     """… and what the host does with the number before it goes on."""
     device_syncs: int = 0
     """torch.cuda.synchronize() calls in a backward pass."""
+    blocking: bool = True
+    """Else none of these waits: the same calls, copies and host work without the synchronisation."""
     gc_ns: int = 0
     gc_ranks: tuple[int, ...] | None = None
     host_work_ns: int = 0

@@ -158,13 +158,16 @@ class Script:
         self.flush()
         work = Work("Memcpy DtoH (Device -> Pinned)", 1_500, COMPUTE_STREAM, Kind.MEMORY, "gpu_memcpy", {"bytes": 4})
         with self.range("aten::item"), self.range("aten::_local_scalar_dense"):
-            self.add(Host(3_000), Launch(work, "cudaMemcpyAsync", 5_000), Synchronize(COMPUTE_STREAM))
+            self.add(Host(3_000), Launch(work, "cudaMemcpyAsync", 5_000), *self._wait(COMPUTE_STREAM))
         self.add(Host(self.job.item_own_ns))
 
     def synchronize(self) -> None:
         """torch.cuda.synchronize()."""
         self.flush()
-        self.add(Synchronize(None), Host(3_000))
+        self.add(*self._wait(None), Host(3_000))
+
+    def _wait(self, target: int | None) -> tuple[Instruction, ...]:
+        return (Synchronize(target),) if self.job.blocking else ()
 
     def copy_batch(self, number: int) -> None:
         """A part of the batch to the device."""

@@ -82,7 +82,8 @@ def _data_parallel_step(script: Script) -> None:
     every = max(1, job.layers // job.items) if job.items else 0
     for layer in range(job.layers):
         if job.parallel == "fsdp":
-            _gather(script, gathered, layer, range(layer + 1, job.layers))
+            with script.range(f"FSDP::pre_forward (layers.{layer})", "user_annotation"):
+                _gather(script, gathered, layer, range(layer + 1, job.layers))
         forward(script, layer)
         if job.parallel == "tensor":
             _tensor_reduce(script)
@@ -142,7 +143,9 @@ def _backward(script: Script) -> list[str]:
     tensor = job.layer_bytes // job.gemms
     for layer in reversed(range(job.layers)):
         if job.parallel == "fsdp" and not job.keep_parameters:
-            _gather(script, gathered, layer, range(layer - 1, -1, -1))
+            name = "autograd::engine::evaluate_function: ViewBackward0"
+            with script.range(name), script.range(f"FSDP::pre_backward (layers.{layer})", "user_annotation"):
+                _gather(script, gathered, layer, range(layer - 1, -1, -1))
         if layer < job.device_syncs:
             script.synchronize()
         backward(script, layer)
@@ -158,8 +161,7 @@ def _backward(script: Script) -> list[str]:
                 late += [sum(held)] if not job.overlap else []
                 held = []
         if job.parallel == "fsdp":
-            with script.range("FSDP::post_backward_reduce", "user_annotation"):
-                pending.append(script.collective("reduce_scatter", job.layer_bytes))
+            pending.append(_scatter(script, layer))
     return pending + [_reduce(script, size) for size in late]
 
 
@@ -185,9 +187,17 @@ def _gather(script: Script, gathered: dict[int, str], layer: int, coming: range)
     job = script.job
     for other in (layer, *coming[: job.prefetch]):
         if other not in gathered:
-            with script.range("FSDP::all_gather", "user_annotation"):
+            with script.range(f"FSDP::all_gather (layers.{other})", "user_annotation"):
                 gathered[other] = script.collective("all_gather", job.layer_bytes)
     script.wait_for(gathered[layer])
+
+
+def _scatter(script: Script, layer: int) -> str:
+    """A layer's gradients to the ranks that keep them."""
+    name = "RegisterPostBackwardFunctionBackward"
+    with script.range(f"autograd::engine::evaluate_function: {name}"), script.range(name):  # noqa: SIM117
+        with script.range(f"FSDP::post_backward_reduce (layers.{layer})", "user_annotation"):
+            return script.collective("reduce_scatter", script.job.layer_bytes)
 
 
 def _tensor_reduce(script: Script) -> None:
@@ -218,18 +228,20 @@ def _pipeline_step(script: Script) -> None:
     for micro in range(count):
         if rank > 0:
             script.wait_for(_receive(script, size, rank - 1))
-        for layer in range(job.layers):
-            forward(script, layer, count, f"f{micro}")
+        with script.range(f"PP:{rank}F{micro}", "user_annotation"):
+            for layer in range(job.layers):
+                forward(script, layer, count, f"f{micro}")
         if rank < job.ranks - 1:
             _send(script, size, rank + 1)
     script.turn(AUTOGRAD_THREAD)
     for micro in range(count):
         if rank < job.ranks - 1:
             script.wait_for(_receive(script, size, rank + 1))
-        for layer in reversed(range(job.layers)):
-            backward(script, layer, count, f"b{micro}")
-            for n in reversed(range(job.gemms)):
-                backward_gemm(script, layer, n, count, f"b{micro}")
+        with script.range(f"PP:{rank}B{micro}", "user_annotation"):
+            for layer in reversed(range(job.layers)):
+                backward(script, layer, count, f"b{micro}")
+                for n in reversed(range(job.gemms)):
+                    backward_gemm(script, layer, n, count, f"b{micro}")
         if rank > 0:
             _send(script, size, rank - 1)
     script.turn(MAIN_THREAD)
