@@ -19,11 +19,11 @@ from gpuscope.report.schema.document import (
     AdviceEntry,
     Diagnosis,
     FindingEntry,
-    Prediction,
     Setting,
     SuggestionEntry,
     UnpredictedEntry,
 )
+from gpuscope.report.schema.replay_section import Prediction
 
 Predict = Callable[[Sequence[Change]], Predicted | Refused]
 """What a replay of the run says of changes made together."""

@@ -44,12 +44,15 @@ def stragglers(facts: RunFacts, blame: Blame, doing: dict[int, Doing]) -> Stragg
     root = np.bincount(table["rank"], weights=own, minlength=ranks)
     tests = [_by_step(table["rank"], weight, steps, ranks, len(facts.trace.ranks)) for weight in (direct, own)]
     chance, least = np.minimum(tests[0][0], tests[1][0]), min(tests[0][1], tests[1][1])
-    why = reasons(facts.trace, _lateness(facts, own, direct), _host_idle(facts))
+    shared = _waiting_ranks(facts, judged, ranks) * max(len(facts.steady.durations), 1)
+    why = reasons(facts.trace, _lateness(facts, judged), _host_idle(facts))
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
         told = doing.get(rank)
         entries.append({
-            "rank": rank, "caused_wait_ns": round(caused[rank]), "root_wait_ns": round(root[rank]),
+            "rank": rank, "caused_wait_ns": round(caused[rank]),
+            "caused_wait_ns_per_step": round(caused[rank] / shared[rank]) if shared[rank] else None,
+            "root_wait_ns": round(root[rank]),
             "phase": told.phase() if told else None, "operation": told.operation() if told else None,
             "recurrent": bool(chance[rank] < MAX_CHANCE),
             "reason": why[rank].reason if rank in why else None, "reason_why": why[rank].why if rank in why else "",
@@ -58,11 +61,24 @@ def stragglers(facts: RunFacts, blame: Blame, doing: dict[int, Doing]) -> Stragg
     return Stragglers(entries, least < MAX_CHANCE)
 
 
-def _lateness(facts: RunFacts, own: Array, direct: Times) -> dict[int, int]:
-    """By how much each rank is late in a judged step, ns: the waiting that goes back to it, per rank that waited."""
-    rank = facts.trace["collectives"]["rank"]
-    weight = own if bool((own > 0).any()) else direct
-    spent = np.bincount(rank, weights=weight)
+def _waiting_ranks(facts: RunFacts, judged: Mask, ranks: int) -> Times:
+    """How many ranks ever waited for each rank in a judged step."""
+    found, rank, measured = facts.matched.instances, facts.trace["collectives"]["rank"], facts.waits
+    waited = ~found.p2p[found.owner] & judged[found.rows] & (measured.wait[found.rows] > 0)
+    late, waiting = rank[measured.last[found.owner[waited]]], rank[found.rows[waited]]
+    pairs, _ = distinct(late * ranks + waiting)
+    return np.bincount(pairs // ranks, minlength=ranks)
+
+
+def _lateness(facts: RunFacts, judged: Mask) -> dict[int, int]:
+    """By how much each rank is late in a judged step, ns: the exposed waiting for it, per rank that waited.
+
+    Exposed, for collectives that overlap wait for one lateness together.
+    """
+    table, found, measured = facts.trace["collectives"], facts.matched.instances, facts.waits
+    suffered = found.reduce(np.add, np.where(judged, measured.exposed, 0)[found.rows])
+    counted = ~found.p2p & (suffered > 0)
+    spent = np.bincount(table["rank"][measured.last[counted]], weights=suffered[counted])
     waiting = max(len(facts.trace.ranks) - 1, 1)
     steps = max(len(facts.steady.durations), 1)
     return {one: round(spent[one] / waiting / steps) for one in np.flatnonzero(spent).tolist()}

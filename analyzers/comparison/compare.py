@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from gpuscope.analyzers.comparison import moved
 from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD, change, judge
 from gpuscope.analyzers.comparison.proof import proofs
-from gpuscope.analyzers.comparison.series import Series, mean, series
-from gpuscope.analyzers.comparison.welch import mean_interval, sample
+from gpuscope.analyzers.comparison.series import Series, series, step
+from gpuscope.analyzers.comparison.welch import median_interval, sample
 from gpuscope.report.schema.diff_document import DIFF_VERSION, Basis, Diff, DiffSide
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
@@ -53,10 +53,10 @@ def compare(before: Side, after: Side, threshold: float = DEFAULT_THRESHOLD, app
 
 def _side(side: Side, steps: Series) -> DiffSide:
     own = sample(steps.durations)
-    bounds = mean_interval(own) if own else None
+    bounds = median_interval(own) if own else None
     return {
         "name": side.name, "run": side.run, "sources": [source["path"] for source in side.report["trace"]["sources"]],
-        "ranks": side.report["trace"]["ranks_present"], "steps": len(steps.steps), "step_ns": mean(steps.durations),
+        "ranks": side.report["trace"]["ranks_present"], "steps": len(steps.steps), "step_ns": step(steps),
         "low_ns": round(bounds.low) if bounds else None, "high_ns": round(bounds.high) if bounds else None,
         "bound_by": side.report["verdict"]["bound_by"], "cause": side.report["verdict"]["cause"],
     }  # fmt: skip

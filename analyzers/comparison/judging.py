@@ -6,7 +6,7 @@ improvement. Entirely within: neutral. Across it: neutral too, but not conclusiv
 
 from __future__ import annotations
 
-from gpuscope.analyzers.comparison.series import Series, mean, mean_window_ns
+from gpuscope.analyzers.comparison.series import Series, mean_window_ns, step
 from gpuscope.analyzers.comparison.welch import Interval, Sample, difference, sample, steps_needed
 from gpuscope.report.schema.diff_document import Change, DiffVerdict, Outcome
 from gpuscope.report.schema.document import Report
@@ -15,6 +15,8 @@ from gpuscope.report.view import units
 DEFAULT_THRESHOLD = 0.01
 """Steps tell of chance within a run only; two runs of the same job differ a little more, by clocks, placement and
 neighbours. One per cent is an allowance for that, not a measurement."""
+LARGE_CHANGE = 0.05
+"""An inconclusive change from this share on is said first: it may well be real."""
 RECORD_STEPS = "record ranges per step (profiler.step(), or an NVTX range `step`)"
 
 
@@ -23,7 +25,7 @@ def change(before: Report, after: Report, own: Series, other: Series) -> Change:
     if own.steps and other.steps:
         first, second = sample(own.durations), sample(other.durations)
         bounds = difference(first, second) if first and second else None
-        return _change("steps", mean(own.durations), mean(other.durations), bounds)
+        return _change("steps", step(own), step(other), bounds)
     window = mean_window_ns(before), mean_window_ns(after)
     if None not in window:
         return _change("window", *window, None)
@@ -81,7 +83,10 @@ def _why_steps(moved: Change, result: Outcome, conclusive: bool, threshold: floa
     if conclusive:
         return f"{interval} lies within {limit}"
     more = _more(moved, threshold, own, other)
-    return f"{interval} reaches across {limit}: noise, or a change that these steps can't show{more}"
+    loud = ""
+    if abs(moved["change_frac"] or 0.0) >= LARGE_CHANGE:
+        loud = f"the step changed by {100 * (moved['change_frac'] or 0.0):+.1f} %, which may be real; "
+    return f"{loud}{interval} reaches across {limit}: noise, or a change that these steps can't show{more}"
 
 
 def _more(moved: Change, threshold: float, own: Series, other: Series) -> str:

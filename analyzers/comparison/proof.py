@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuscope.errors import UsageError
 from gpuscope.report.schema.diff_document import Proof
 from gpuscope.report.schema.document import Report, SuggestionEntry
-from gpuscope.report.view.arrangement import mean_step_ns
+from gpuscope.report.view.arrangement import step_ns
 
 
 def proofs(before: Report, after: Report, applied: str | None) -> list[Proof]:
@@ -19,7 +19,7 @@ def proofs(before: Report, after: Report, applied: str | None) -> list[Proof]:
     if applied is not None and applied not in codes:
         known = f"it suggests: {', '.join(codes)}" if codes else "it holds no suggestions"
         raise UsageError(f"the run before does not suggest {applied!r}", hint=known)
-    measured = mean_step_ns(after)
+    measured = step_ns(after)
     rows = [_proof(suggestion, measured, applied) for suggestion in suggestions]
     return sorted(rows, key=lambda row: row["applied"] is False)
 

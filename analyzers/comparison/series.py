@@ -1,13 +1,13 @@
-"""The steps of a run, one value per step.
+"""The steady steps of a run, one value per step.
 
-The ranks of a step wait for each other, so their step times are one observation, not several: the mean over ranks.
+The ranks of a step wait for each other, so their step times are one observation, not several: the largest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from gpuscope.report.schema.document import Report, StepEntry
 
@@ -16,7 +16,7 @@ Value = Callable[[StepEntry], int]
 
 @dataclass(frozen=True)
 class Series:
-    """The steps that all ranks have, in order; each with the entries of its ranks."""
+    """The judged steps that all ranks have, in order; each with the entries of its ranks."""
 
     steps: tuple[tuple[StepEntry, ...], ...]
 
@@ -26,19 +26,25 @@ class Series:
 
     @property
     def durations(self) -> list[float]:
-        """Step times, ns."""
-        return self.values(lambda entry: entry["dur_ns"])
+        """Step times, ns: the largest over the ranks."""
+        return [float(max(entry["dur_ns"] for entry in entries)) for entries in self.steps]
 
 
 def series(report: Report) -> Series:
-    """The steps of a report. What ran before the first one is none; nor is a step that a rank lacks."""
+    """The steady steps of a report; all of them where fewer than two are. A step that a rank lacks is none."""
     lanes = {(entry["rank"], entry["device"]) for entry in report["ranks"] if entry["steps"]}
     by_step: dict[int, list[StepEntry]] = {}
     for entry in report["steps"]:
         if entry["step"] is not None:
             by_step.setdefault(entry["step"], []).append(entry)
     whole = [tuple(own) for _, own in sorted(by_step.items()) if len(own) == len(lanes)]
-    return Series(tuple(whole))
+    steady = [own for own in whole if all(entry["role"] == "steady" for entry in own)]
+    return Series(tuple(steady if len(steady) > 1 else whole))
+
+
+def step(own: Series) -> int | None:
+    """«The step», ns: the median of the steps; None without any."""
+    return round(median(own.durations)) if own.steps else None
 
 
 def mean_window_ns(report: Report) -> int | None:

@@ -1,4 +1,7 @@
-"""How sure a difference of means is: Welch's interval, for values that follow each other in time.
+"""How sure a difference of medians is: Welch's interval, for values that follow each other in time.
+
+The median of n normal values varies as their mean does, by √(π/2) more (the median's asymptotic efficiency is 2/π):
+the interval is Welch's, that much wider, around the difference of the medians.
 
 B. L. Welch, «The generalization of Student's problem when several different population variances are
 involved», Biometrika 34 (1947). For the steps' autocorrelation the sample counts as the independent values it
@@ -13,9 +16,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 
 LEVEL = 0.95
+MEDIAN_VARIANCE = math.pi / 2
+"""Variance of the median of normal values by that of their mean."""
 _QUANTILES = (
     (1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (8, 2.306), (9, 2.262),
     (10, 2.228), (11, 2.201), (12, 2.179), (13, 2.160), (14, 2.145), (15, 2.131), (16, 2.120), (17, 2.110),
@@ -32,15 +37,15 @@ _CORRELATED_FROM = 10
 class Sample:
     """Values in their order of time, summed up."""
 
-    mean: float
+    median: float
     variance: float
     worth: float
     """Independent values they are worth."""
 
     @property
     def error(self) -> float:
-        """Variance of the mean."""
-        return self.variance / self.worth
+        """Variance of the median."""
+        return MEDIAN_VARIANCE * self.variance / self.worth
 
 
 @dataclass(frozen=True)
@@ -52,28 +57,28 @@ class Interval:
 
 
 def sample(values: Sequence[float]) -> Sample | None:
-    """Mean, variance and worth; None below two values, which tell no spread."""
+    """Median, variance and worth; None below two values, which show no spread."""
     if len(values) < 2:
         return None
-    return Sample(fmean(values), variance(values), _worth(values))
+    return Sample(median(values), variance(values), _worth(values))
 
 
-def mean_interval(own: Sample) -> Interval:
-    """The interval of a mean."""
-    return _interval(own.mean, own.error, own.worth - 1)
+def median_interval(own: Sample) -> Interval:
+    """The interval of a median."""
+    return _interval(own.median, own.error, own.worth - 1)
 
 
 def difference(before: Sample, after: Sample) -> Interval:
     """The interval of after − before."""
     errors = before.error + after.error
     parts = before.error**2 / (before.worth - 1) + after.error**2 / (after.worth - 1)
-    return _interval(after.mean - before.mean, errors, errors**2 / parts if parts else 1.0)
+    return _interval(after.median - before.median, errors, errors**2 / parts if parts else 1.0)
 
 
 def steps_needed(before: Sample, after: Sample, margin: float) -> int:
     """Steps of each run with which an interval of this spread would be `margin` wide to each side, if the steps
     are independent."""
-    spread = before.variance + after.variance
+    spread = MEDIAN_VARIANCE * (before.variance + after.variance)
     for freedom, quantile in _QUANTILES:
         if quantile**2 * spread / (freedom + 1) <= margin**2:
             return freedom + 1

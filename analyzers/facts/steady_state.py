@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.analyzers.frame.step_roles import MIN_STEADY, Role, StepFacts, leading_fast, roles, usual
+from gpuscope.report.schema.document import StepTime
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA
@@ -79,6 +80,16 @@ class SteadyState:
     def step_ns(self) -> int | None:
         """«The step»: the median duration of the judged steps; None without steps."""
         return round(float(np.median(self.durations))) if self.durations else None
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """«The step» and its spread; None without steps."""
+        if self.step_ns is None:
+            return None
+        return {
+            "median_ns": self.step_ns, "p90_ns": round(float(np.percentile(self.durations, 90))),
+            "min_ns": min(self.durations), "max_ns": max(self.durations), "steps": len(self.durations),
+        }  # fmt: skip
 
     @cached_property
     def usual_ns(self) -> float | None:

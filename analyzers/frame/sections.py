@@ -24,6 +24,11 @@ def only(values: Sequence[T]) -> T:
     return values[0]
 
 
+def every(values: Sequence[list[T]]) -> list[T]:
+    """For lists of what each file says of its own ranks."""
+    return [entry for entries in values for entry in entries]
+
+
 def merge_kernels(values: Sequence[list[KernelEntry]]) -> list[KernelEntry]:
     """Kernels of all files added up by name and category, the costliest first. A rate is the mean by time."""
     alike: dict[tuple[str, str], list[KernelEntry]] = defaultdict(list)
@@ -37,10 +42,21 @@ def _kernel(own: Sequence[KernelEntry], everything: int) -> KernelEntry:
     count, spent = sum(entry["count"] for entry in own), sum(entry["dur_ns"] for entry in own)
     rates = [(entry["flops_per_s"], entry["dur_ns"]) for entry in own if entry["flops_per_s"] is not None]
     rated = sum(weight for _, weight in rates)
+    # A kernel multiplies at one precision, as a rule; where files differ there is no one peak.
+    precisions = {entry["precision"] for entry in own if entry["flops_per_s"] is not None}
+    shares = [
+        None if entry["peak_frac"] is None else entry["peak_frac"] * entry["dur_ns"]
+        for entry in own
+        if entry["flops_per_s"] is not None
+    ]
+    known = [share for share in shares if share is not None]
+    comparable = len(precisions) == 1 and len(known) == len(shares) and rated
     return {
         "name": own[0]["name"], "category": own[0]["category"], "count": count, "dur_ns": spent,
         "mean_ns": spent // count, "share_frac": spent / everything if everything else 0.0,
         "flops_per_s": sum(rate * weight for rate, weight in rates) / rated if rated else None,
+        "precision": next(iter(precisions)) if len(precisions) == 1 else None,
+        "peak_frac": sum(known) / rated if comparable else None,
     }  # fmt: skip
 
 
@@ -79,10 +95,11 @@ FITS = Section[list[nccl_sections.FitEntry]]("fits")
 TRAFFIC = Section[list[nccl_sections.TrafficEntry]]("traffic")
 MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
 KERNELS = Section[list[KernelEntry]]("kernels", merge_kernels)
+EFFICIENCY = Section[list[document.EfficiencyEntry]]("efficiency", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, SLOWDOWN, REPLAY, PIPELINE, HANG, NCCL,
-    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, KERNELS,
+    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, KERNELS, EFFICIENCY,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 

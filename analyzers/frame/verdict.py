@@ -16,6 +16,8 @@ LOST_WORK = 0.5
 MAX_CONFIDENCE = 0.95
 WHOLE_WINDOW = 0.8
 """Confidence that remains where the whole window is judged, warm-up and all."""
+ASSUMED_WORLD = 0.9
+"""What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Evidence:
     """Whether exposed communication was split by matching all ranks."""
     slowdown: Slowdown | None = None
     """What a what-if on the job's operations found; it makes the verdict where nothing but operations is known."""
+    world_assumed: bool = False
+    """Whether the ranks at hand are only assumed to be all of the job."""
     contradiction: str = ""
     """What does not add up; empty where all does."""
 
@@ -85,7 +89,7 @@ def decide(evidence: Evidence) -> Verdict:
     top, cause, share = bound(evidence.causes, evidence.window)
     cause_abstained = top == "communication" and cause is None
     confidence = round(_confidence(evidence, top, cause, share), 2)
-    why = _why(evidence, top, cause, share)
+    why = _why(evidence, top, cause, share) + _world_taken(evidence)
     if evidence.why_whole:
         why += f"; {evidence.why_whole}"
     return _verdict(top, cause, share, confidence, why, cause_abstained=cause_abstained)
@@ -124,7 +128,9 @@ def _besides(slowdown: Slowdown | None) -> str:
     """What a what-if on operations found where there is no verdict."""
     if slowdown is None:
         return ""
-    return f"; by its operations the step takes {slowdown['total']:.3f} times as long as without stragglers"
+    return (
+        f"; by its operations the step takes {slowdown['total']:.3f} times as long as with each at the mean of its like"
+    )
 
 
 def _cannot_tell(evidence: Evidence) -> str:
@@ -191,11 +197,19 @@ def _confidence(evidence: Evidence, top: Class, cause: str | None, share: float)
         confidence *= 0.7
     if _ranks_missing(evidence) and evidence.world_size is not None:
         confidence *= 0.9
+    if evidence.world_assumed:
+        confidence *= ASSUMED_WORLD
     if top == "communication" and evidence.world_size is None:
         confidence *= 0.8
     if evidence.why_whole:
         confidence *= WHOLE_WINDOW
     return min(max(confidence, 0.05), MAX_CONFIDENCE)
+
+
+def _world_taken(evidence: Evidence) -> str:
+    if not evidence.world_assumed:
+        return ""
+    return f"; the {len(evidence.ranks)} ranks at hand are assumed to be the whole job"
 
 
 def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str:

@@ -71,7 +71,7 @@ class Analysis:
         entries = self.report["ranks"]
         present = self.report["trace"]["ranks_present"]
         pieces = [_bound(self.report), units.plural(len(present), "rank")]
-        step = arrangement.mean_step_ns(self.report)
+        step = arrangement.step_ns(self.report)
         if step is not None:
             pieces.append(f"step {units.duration(step)}")
         elif entries:

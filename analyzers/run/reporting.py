@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from gpuscope.analyzers.advice.rule import Predict, advise
-from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIfAnalyzer
 from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.frame import sections, verdict
 from gpuscope.analyzers.frame.analyzer import (
@@ -65,7 +65,7 @@ def build(
     checked, wrong = self_check(facts.lanes, causes, _unsettled(results))
     results = [*results, checked]
     causes = {key: {} if key in wrong else causes.get(key, {}) for key in (lane.key for lane in facts.lanes)}
-    problems = _problems(facts.trace, results)
+    problems = _problems(facts, results)
     diagnosis = _diagnosis(facts, causes, problems, results, parallelism or {})
     suggestions, advice = advise(diagnosis, predict)
     return {
@@ -92,6 +92,7 @@ def _diagnosis(
         "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
         "ranks": [_rank(facts, lane, causes[lane.key]) for lane in lanes],
         "steps": [step for lane in lanes for step in _steps(facts.steady, lane, causes[lane.key])],
+        "step_time": facts.steady.step_time,
         "steps_basis": basis,
         "steps_provenance": None if basis is None else "inferred" if basis == KERNEL_SEQUENCE else "measured",
         "collectives": [],
@@ -127,15 +128,20 @@ def judged_causes(steady: SteadyState, lane: LaneSummary, causes: Causes) -> dic
     return {cause: one for cause, one in found.items() if one.total}
 
 
-def _problems(trace: Trace, results: Sequence[Result]) -> list[ProblemEntry]:
-    read = [ProblemEntry(severity=p.severity, code=p.code, count=p.count, message=p.message) for p in trace.problems]
-    return [*(problem for result in results for problem in result.problems), *read]
+def _problems(facts: RunFacts, results: Sequence[Result]) -> list[ProblemEntry]:
+    of_run, problems = Result("run"), facts.trace.problems
+    if facts.world.assumed:
+        of_run.problem("info", "world_assumed", len(facts.trace.ranks), facts.world.why)
+    read = [ProblemEntry(severity=p.severity, code=p.code, count=p.count, message=p.message) for p in problems]
+    return [*(problem for result in (*results, of_run) for problem in result.problems), *read]
 
 
 def _unsettled(results: Sequence[Result]) -> set[str]:
     """Causes to which nothing could be attributed, for their analysis did not run to its end."""
     ended_early = {result.analyzer for result in results if result.status != "ok"}
-    analyzers: tuple[Analyzer, ...] = (*analyzers_of(FileAnalyzer), *analyzers_of(RunAnalyzer))
+    analyzers: tuple[Analyzer, ...] = tuple(
+        analyzer for kind in (FileAnalyzer, RunAnalyzer, WhatIfAnalyzer) for analyzer in analyzers_of(kind)
+    )
     return {cause for analyzer in analyzers if analyzer.name in ended_early for cause in analyzer.causes}
 
 
@@ -154,7 +160,8 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
     ]  # fmt: skip
     return {
         "sources": sources,
-        "world_size": facts.world_size,
+        "world_size": facts.world.size,
+        "world_basis": facts.world.provenance,
         "ranks_present": trace.ranks,
         "clock_error_ns": clock_error,
         "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
@@ -180,7 +187,8 @@ def _weigh(
         causes=totals,
         idle=sum(breakdown.idle for breakdown in judged),
         ranks=trace.ranks,
-        world_size=facts.world_size,
+        world_size=facts.world.size,
+        world_assumed=facts.world.assumed,
         launches=events + lost,
         kernels_lost=lost,
         events=events,

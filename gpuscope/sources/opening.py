@@ -5,10 +5,13 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from gpuscope.errors import InputError, UsageError
+from gpuscope.sources import nodes, run_manifest
 from gpuscope.sources.records import (
     ALLOCATOR_SNAPSHOT,
     FLIGHT_RECORDER,
@@ -22,6 +25,7 @@ from gpuscope.sources.restarts import last_life
 from gpuscope.sources.run_manifest import ended
 from gpuscope.sources.source import ReadOptions, Source, check_readable, source_for
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.table import Array, Table
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
 
@@ -39,6 +43,8 @@ class Input:
     path: Path
     source: Source
     rank: int | None
+    first_rank: int | None = None
+    """Its first rank where the file records none and others beside it neither."""
     beside: bool = False
     """Whether it is a record of NCCL that lay beside the traces, not named: without it the traces still tell much."""
 
@@ -55,7 +61,7 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
         source, head = source_for(path)
         rank = source.peek_rank(path, head)
         if ranks is None or rank is None or rank in ranks:
-            found.append(Input(path, source, rank, source.name in NCCL_RECORDS and path not in outright))
+            found.append(Input(path, source, rank, beside=source.name in NCCL_RECORDS and path not in outright))
     if not found:
         named = ", ".join(os.fspath(path) for path in paths)
         raise InputError(f"{named}: holds none of the ranks asked for" if ranks else f"{named}: no traces")
@@ -142,17 +148,45 @@ def _is_trace(path: Path) -> bool:
         return False
 
 
+def numbered(items: Sequence[Input], options: ReadOptions) -> list[Input]:
+    """The inputs with a first rank for those that hold processes without ranks, node by node, where there are several.
+
+    Raises `UsageError` where two hold the same processes.
+    """
+    if sum(isinstance(item.source, nodes.HoldsProcesses) for item in items) < 2:
+        return list(items)
+    found = nodes.number(nodes.peeked(((item.path, item.source) for item in items), options))
+    return [
+        replace(item, rank=own.rank, first_rank=own.first if own.rank is None else None)
+        if (own := found.get(item.path)) is not None
+        else item
+        for item in items
+    ]
+
+
 def read_file(item: Input, options: ReadOptions) -> Trace:
     """Read one input. Raises `InputError` where it can't be used, unless it only lay beside the traces."""
     builder = TraceBuilder()
     try:
-        item.source.read(item.path, builder, options)
+        item.source.read(item.path, builder, replace(options, first_rank=item.first_rank))
     except InputError as error:
         if not item.beside:
             raise
         builder = TraceBuilder()
         builder.problem("data_loss", "record_unreadable", 1, f"not read: {error.message}")
-    return builder.finish()
+    return _with_manifest(builder.finish(), item.path)
+
+
+def _with_manifest(trace: Trace, path: Path) -> Trace:
+    """The trace with the world size of its run's manifest, where the file records none."""
+    ranks = trace["ranks"]
+    if not len(ranks) or bool(ranks.known("world_size").any()) or (size := run_manifest.world_size(path)) is None:
+        return trace
+    columns: dict[str, Array] = {
+        "world_size": np.full(len(ranks), size, np.int64),
+        "world_basis": np.full(len(ranks), trace.names.code("manifest"), np.int32),
+    }
+    return trace.with_table(Table(ranks.schema, {**ranks.columns, **columns}))
 
 
 def total_size(items: Iterable[Input]) -> int:
@@ -185,7 +219,7 @@ def open_inputs(
 ) -> Trace:
     """`open_trace` of inputs already found; `begun` is told the name of each file as it is taken up."""
     traces: list[Trace] = []
-    for item in items:
+    for item in numbered(items, options):
         begun(item.path.name)
         traces.append(read_file(item, options))
     check_one_run([trace.ranks_by_file() for trace in traces])

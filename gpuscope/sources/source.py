@@ -26,6 +26,8 @@ class ReadOptions:
     """The nsys program; by default `GPUSCOPE_NSYS`, else the one on PATH."""
     advance: Callable[[int], None] | None = None
     """Told of bytes read, for a progress bar."""
+    first_rank: int | None = None
+    """The rank of the file's first process where the file records no ranks; None where it is the only such file."""
     status: Callable[[str], None] | None = None
     """Told what is going on where bytes say nothing (an export under way)."""
 
@@ -91,7 +93,7 @@ def check_readable(path: Path) -> None:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
 
 
-_RANK_IN_NAME = re.compile(r"(?:rank|worker|local_rank|gpu|proc)[-_.]?(\d+)(?![\d.]*\d{6})", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu|proc|procid)[-_.=]?(\d+)(?![\d.]*\d{6})", re.IGNORECASE)
 
 
 def rank_in_name(path: Path) -> int | None:

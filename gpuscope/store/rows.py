@@ -18,13 +18,12 @@ Row = dict[str, Any]
 def run_row(report: Report) -> Row:
     """What `runs` holds of a report itself."""
     verdict, ranks = report["verdict"], report["ranks"]
-    times = [ns for entry in ranks if (ns := arrangement.step_ns(entry)) is not None]
     return {
         "gpuscope_version": report["gpuscope_version"], "report_version": report["schema_version"],
         "world_size": report["trace"]["world_size"], "ranks_present": len(report["trace"]["ranks_present"]),
         **{key: verdict[key] for key in ("bound_by", "cause", "share_frac", "confidence", "abstained", "why")},
         "steps": max((entry["steps"] for entry in ranks), default=0),
-        "step_ns": _mean(times), "window_ns": _mean([entry["window_ns"] for entry in ranks]),
+        "step_ns": arrangement.step_ns(report), "window_ns": _mean([entry["window_ns"] for entry in ranks]),
     }  # fmt: skip
 
 

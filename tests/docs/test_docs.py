@@ -201,6 +201,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "topology",
         "advice",
         "memory",
+        "efficiency",
     }
     for sample in SAMPLES:
         report = json.loads(json.dumps(gpuscope.analyze(sample).report))
@@ -212,7 +213,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
 
 def test_every_suggestion_is_documented() -> None:
     table = re.findall(r"^\| `([a-z_]+)` \|", section("advice.md", "## Suggestions by code"), re.MULTILINE)
-    trees = [ast.parse(text_of(path)) for path in (ROOT / "analyzers" / "advice").glob("*.py")]
+    trees = [ast.parse(text_of(path)) for path in (ROOT / "analyzers" / "advice").rglob("*.py")]
     codes = {
         ast.literal_eval(keyword.value)
         for tree in trees

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.launching_threads import blocking_calls
+from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.record.gradients import with_gradients

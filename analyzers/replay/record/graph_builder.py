@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.idle import COVERING
+from gpuscope.analyzers.device_time.idleness.idle import COVERING
 from gpuscope.analyzers.replay.graph import CAUSES, Call, Edge, Graph, Node, edge_columns, node_columns
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union

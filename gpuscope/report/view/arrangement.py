@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 
 from gpuscope.report.schema.document import Evidence, FindingEntry, RankEntry, Report
 from gpuscope.report.view import units
@@ -85,15 +85,20 @@ def rank_labels(entries: list[RankEntry]) -> list[str]:
     return labels
 
 
-def step_ns(entry: RankEntry) -> int | None:
-    """Window by steps, as in definitions; None without steps."""
-    return round(entry["window_ns"] / entry["steps"]) if entry["steps"] else None
+def step_ns(report: Report) -> int | None:
+    """«The step» (definitions): the median of the judged steps; None without steps."""
+    return None if report["step_time"] is None else report["step_time"]["median_ns"]
 
 
-def mean_step_ns(report: Report) -> int | None:
-    """Window by steps, mean over ranks: what predictions start from (definitions). None without steps."""
-    times = [ns for entry in report["ranks"] if (ns := step_ns(entry)) is not None]
-    return round(fmean(times)) if times else None
+def rank_step_ns(report: Report, entry: RankEntry) -> int | None:
+    """The median of one rank's own judged steps, ns; None without steps."""
+    own = [
+        step for step in report["steps"]
+        if (step["rank"], step["device"]) == (entry["rank"], entry["device"]) and step["step"] is not None
+    ]  # fmt: skip
+    steady = [step["dur_ns"] for step in own if step["role"] == "steady"]
+    durations = steady if len(steady) > 1 else [step["dur_ns"] for step in own]
+    return round(median(durations)) if durations else None
 
 
 _SEVERITY = {"high": 0, "medium": 1, "low": 2}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuscope.report.schema.document import Report
-from gpuscope.report.view import arrangement, units
+from gpuscope.report.view import units
 from gpuscope.report.view.units import crop
 from gpuscope.report.view.vocabulary import BOUND, cause_label
 
@@ -43,9 +43,8 @@ def context_line(report: Report) -> str:
     steps = sorted({entry["steps"] for entry in entries})
     if steps and steps[-1]:
         number = units.plural(steps[0], "step") if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps"
-        times = [ns for entry in entries if (ns := arrangement.step_ns(entry)) is not None]
         basis = f" (from {crop(report['steps_basis'], NAME)})" if report["steps_basis"] else ""
-        pieces.append(f"{number} of {_range(times)}{basis}")
+        pieces.append(f"{number} of {_step_time(report)}{basis}")
     elif entries:
         pieces.append("no steps found")
     return " · ".join(pieces)
@@ -56,6 +55,15 @@ def _files(report: Report) -> str:
     formats = ", ".join(sorted({source["format"] for source in sources}))
     which = crop(sources[0]["path"], NAME) if len(sources) == 1 else units.plural(len(sources), "file")
     return f"{which} ({formats})" if formats else which
+
+
+def _step_time(report: Report) -> str:
+    """The median and, where steps differ visibly, how long nine in ten of them take at most."""
+    spread = report["step_time"]
+    if spread is None:
+        return units.NONE
+    median, p90 = units.duration(spread["median_ns"]), units.duration(spread["p90_ns"])
+    return median if median == p90 else f"{median} (p90 {p90})"
 
 
 def _range(times: list[int]) -> str:

@@ -18,8 +18,7 @@ from gpuscope.trace.naming.kinds import collective_op
 from gpuscope.trace.schema import NA
 
 _LOOK = 8 << 20
-_TEXT = (".log", ".txt", ".out", ".err")
-"""A job's own output can come before NCCL's first line: files with these endings are searched that far."""
+"""A job's own output can come before NCCL's first line: text is searched that far."""
 
 
 class NcclLogSource:
@@ -33,7 +32,7 @@ class NcclLogSource:
             return False
         if _tells(head):
             return True
-        return path.suffix in _TEXT and len(head) >= 1 << 16 and _tells(stream.head(path, _LOOK))
+        return len(head) >= 1 << 16 and _tells(stream.head(path, _LOOK))
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
         """None: a log can be of any number of ranks, and tells which."""

@@ -69,7 +69,7 @@ def _even(case: Case, finding: FindingEntry) -> Proposal:
     return Proposal(
         code="even_stages",
         action="Split the model so that all stages take equally long",
-        why=f"{cost(finding)}; every micro-batch waits for the slowest stage",
+        why=f"{cost(finding)}; every micro-batch waits for the slowest stage, whose extra work moves to the others",
         setting=setting or python("the split of the layers over stages", "fewer layers on the slow stage"),
         risk="layers can't be cut: the real split is less even than the predicted one",
         verify=VERIFY,
