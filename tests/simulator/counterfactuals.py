@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 from simulator.catalogue import COMPUTE, MS, NARROW, READ_LOSS, SMALL, TINY
 from simulator.job import MIB, Job
@@ -37,6 +38,25 @@ class Counterfactual:
     @cached_property
     def after(self) -> Case:
         return Case(replace(self.job, name=f"{self.name} changed", **self.changed), self.family)
+
+
+def varied(one: Counterfactual, seed: int) -> Counterfactual:
+    """The same change of a job with other kernel, host and link times, each within a third of what it was."""
+    job = one.job
+    factors = {
+        name: 1 + (crc32(f"{seed}.{one.name}.{name}".encode()) / 2**32 - 0.5) * 2 / 3
+        for name in ("gemm_ns", "small_ns", "op_ns", "call_ns", "rate", "alpha_ns", "layer_bytes", "loader_ns", "gc_ns")
+    }
+
+    def scaled(values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: type(value)(value * factors[name]) if name in factors else value for name, value in values.items()
+        }
+
+    own = {name: getattr(job, name) for name in factors}
+    return replace(
+        one, name=f"{one.name}_{seed}", job=replace(job, seed=seed, **scaled(own)), changed=scaled(one.changed)
+    )
 
 
 def _one(change: str, **arguments: Any) -> Changes:

@@ -172,6 +172,7 @@ class _Thread:
                 self._launch(instruction)
             case Record(event, stream, dur):
                 call = self._call("cudaEventRecord", self._now, self._now + dur)
+                call.event = (stream, call.correlation)
                 self.process.fabric.record(self.process.device, event, stream, call.correlation)
                 self._resume(call.end)
             case StreamWait(event, stream, dur):

@@ -56,6 +56,8 @@ class Call:
     sync: Mapping[str, Any] | None = None
     """Arguments of its `cuda_sync` row."""
     sync_start: int = UNSET
+    event: tuple[int, int] | None = None
+    """Stream and id of the event that it records."""
 
 
 @dataclass

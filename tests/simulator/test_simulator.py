@@ -15,7 +15,7 @@ import pytest
 import gpuscope
 from simulator import spans
 from simulator.catalogue import CASES, COMPUTE
-from simulator.counterfactuals import COUNTERFACTUALS
+from simulator.counterfactuals import COUNTERFACTUALS, varied
 from simulator.device import Hardware, Link
 from simulator.instructions import (
     Allocate,
@@ -37,6 +37,7 @@ from simulator.job import Job
 from simulator.judged import Case
 from simulator.kineto_rows import Profiler, write_kineto
 from simulator.machine import MAIN, execute
+from simulator.nsys_rows import write_nsys
 from simulator.recorded import Recorded
 from simulator.training import programs, simulate
 from simulator.truth import device_steps, truth_of
@@ -246,6 +247,17 @@ def test_the_recording_holds_what_was_run(tmp_path: Path) -> None:
     assert [start - read[0] for start in read] == [start - starts[0] for start in starts]
 
 
+def test_an_export_of_nsys_holds_the_same(tmp_path: Path) -> None:
+    job = Job(name="small", layers=2, gemms=2, smalls=1, steps=3, items=1, copy_bytes=4_096, copy="pageable")
+    run = simulate(job)
+    trace = gpuscope.open_trace(write_nsys(tmp_path, run))
+    true = sorted((o.start, o.end, o.rank) for recorded in run.ranks.values() for o in recorded.operations)
+    events = trace["device_events"]
+    read = sorted(zip(events["start"].tolist(), events["end"].tolist(), events["rank"].tolist(), strict=True))
+    since = read[0][0] - true[0][0]
+    assert [(start - since, end - since, rank) for start, end, rank in read] == true
+
+
 def test_a_recording_can_hold_less(tmp_path: Path) -> None:
     job = Job(name="small", layers=2, gemms=2, smalls=1, steps=3)
     run = simulate(job)
@@ -255,6 +267,16 @@ def test_a_recording_can_hold_less(tmp_path: Path) -> None:
     kept = sum(row.get("cat") == "kernel" for row in rows) / len(run.ranks[0].operations)
     assert 0.15 < kept < 0.45
     assert not any(row.get("cat") == "cuda_sync" for row in rows)
+
+
+def test_a_varied_counterfactual_keeps_its_change() -> None:
+    one = next(one for one in COUNTERFACTUALS if one.name == "faster_link")
+    other = varied(one, seed=5)
+    assert varied(one, seed=5) == other
+    assert 12.0 <= other.job.rate <= 24.0  # 18 and a third
+    assert other.job.rate != one.job.rate
+    assert other.changed["rate"] == pytest.approx(2 * other.job.rate)
+    assert other.after.job.gemm_ns == other.job.gemm_ns != one.job.gemm_ns
 
 
 def test_catalogues_are_large_enough_and_named_once() -> None:
