@@ -67,7 +67,7 @@ def _combined() -> list[Case]:
         Case(_job(COMPUTE, "input_and_bandwidth", rate=30.0, loader_ns=28 * MS, workers=2), "loader and link"),
         Case(_job(SMALL, "sync_and_allocator", items=4, item_own_ns=400_000, allocations=1), "both drain the queue"),
         Case(_job(TINY, "launch_and_gc", gc_ns=MS // 2), "launching, and a short collection"),
-        Case(_job(COMPUTE, "copy_and_latency", copy_bytes=48 * MIB, alpha_ns=300_000, rate=600.0, bucket_bytes=50 * MIB),
+        Case(_job(COMPUTE, "copy_and_latency", copy_bytes=48 * MIB, bucket_bytes=50 * MIB, alpha_ns=300_000, rate=6e2),
              "pinned input, and fixed costs of collectives"),
         Case(_job(COMPUTE, "contended", rate=26.0, compute_slow=1.25, transfer_slow=1.3), "both slow each other"),
         Case(_job(COMPUTE, "fsdp_no_prefetch", parallel="fsdp", prefetch=0, rate=60.0), "parameters are waited for"),

@@ -49,14 +49,10 @@ def varied(one: Counterfactual, seed: int) -> Counterfactual:
     }
 
     def scaled(values: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: type(value)(value * factors[name]) if name in factors else value for name, value in values.items()
-        }
+        return {name: type(old)(old * factors[name]) if name in factors else old for name, old in values.items()}
 
-    own = {name: getattr(job, name) for name in factors}
-    return replace(
-        one, name=f"{one.name}_{seed}", job=replace(job, seed=seed, **scaled(own)), changed=scaled(one.changed)
-    )
+    own = scaled({name: getattr(job, name) for name in factors})
+    return replace(one, name=f"{one.name}_{seed}", job=replace(job, seed=seed, **own), changed=scaled(one.changed))
 
 
 def _one(change: str, **arguments: Any) -> Changes:

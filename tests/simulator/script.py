@@ -125,7 +125,7 @@ class Script:
 
     def collective(
         self, op: str, size: int, group: str = "0", ranks: tuple[int, ...] | None = None,
-        stream: int = COMMUNICATION_STREAM, peer: int | None = None,
+        stream: int = COMMUNICATION_STREAM, peer: int | None = None, gradient: bool = False,
     ) -> str:  # fmt: skip
         """Issue it behind what is on the compute stream; returns the event of its end."""
         self.flush()
@@ -144,7 +144,8 @@ class Script:
                 self.add(Host(round(8_000 * self._host("nccl", group, seq))))
                 kind = "send_recv" if op in ("send", "recv") else op
                 args = {"kernel": f"ncclDevKernel_{kernel}(ncclDevKernelArgsStorage<4096ul>)", **told}
-                self.add(Collective(kind, round(size * self.job.wire), group, ranks, seq, stream, args=args))
+                sent = round(size * self.job.wire) if gradient else size
+                self.add(Collective(kind, sent, group, ranks, seq, stream, args=args))
             self.add(Record(done, stream), Host(round(6_000 * self._host("after", group, seq))))
         return done
 

@@ -177,8 +177,9 @@ def _accumulate(script: Script, size: int, bucket: int, pending: list[str]) -> N
 
 def _reduce(script: Script, size: int) -> str:
     if script.job.parallel != "tensor":
-        return script.collective("all_reduce", size)
-    return script.collective("all_reduce", size, f"dp{script.rank % 2}", script.job.group[script.rank % 2 :: 2])
+        return script.collective("all_reduce", size, gradient=True)
+    column = script.rank % 2
+    return script.collective("all_reduce", size, f"dp{column}", script.job.group[column::2], gradient=True)
 
 
 def _gather(script: Script, gathered: dict[int, str], layer: int, coming: range) -> None:
@@ -197,7 +198,7 @@ def _scatter(script: Script, layer: int) -> str:
     name = "RegisterPostBackwardFunctionBackward"
     with script.range(f"autograd::engine::evaluate_function: {name}"), script.range(name):  # noqa: SIM117
         with script.range(f"FSDP::post_backward_reduce (layers.{layer})", "user_annotation"):
-            return script.collective("reduce_scatter", script.job.layer_bytes)
+            return script.collective("reduce_scatter", script.job.layer_bytes, gradient=True)
 
 
 def _tensor_reduce(script: Script) -> None:
