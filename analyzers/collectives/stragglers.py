@@ -12,9 +12,9 @@ from gpuscope.analyzers.collectives.root_cause import Blame, Doing
 from gpuscope.analyzers.collectives.straggler_reasons import reasons
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
-from gpuscope.analyzers.frame.causes import CLASS_OF
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.report.schema.document import RankStepEntry, StragglerEntry
+from gpuscope.report.view.causes import BY_CODE
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA
@@ -91,7 +91,7 @@ def _host_idle(facts: RunFacts) -> dict[int, dict[str, float]]:
         steps = max(facts.steady.count(lane), 1)
         own = found.setdefault(lane.rank, {})
         for cause, one in facts.causes.get(lane.key, {}).items():
-            if CLASS_OF.get(cause) == "cpu":
+            if BY_CODE[cause].class_name == "cpu":
                 own[cause] = own.get(cause, 0.0) + facts.steady.measure(lane, one.total, one.per_step) / steps
     return found
 

@@ -12,8 +12,6 @@ from gpuscope.report.schema.pipeline_section import PipelineBubble
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, complement, measure_within, union
 
-PHASES = ("warm_up", "steady", "drain")
-
 
 @dataclass(frozen=True)
 class StageBubble:

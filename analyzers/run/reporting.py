@@ -22,7 +22,6 @@ from gpuscope.analyzers.frame.analyzer import (
     attributed,
 )
 from gpuscope.analyzers.frame.cause_findings import Run, findings
-from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.analyzers.frame.sections import Sections, merged
 from gpuscope.analyzers.frame.self_check import NAME as CHECK
@@ -41,7 +40,8 @@ from gpuscope.report.schema.document import (
     StepEntry,
     TraceEntry,
 )
-from gpuscope.sources.records import ALLOCATOR_SNAPSHOT, FLIGHT_RECORDER, RECORDS
+from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
+from gpuscope.sources.records import files_of, is_timeline
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.frameworks import frameworks, parallelism
@@ -212,23 +212,18 @@ def _messages(problems: Sequence[ProblemEntry], code: str) -> list[str]:
 
 def _no_timeline(trace: Trace) -> str:
     """What files without any timeline are good for instead; empty where that is not so."""
-    formats = {source.format for source in trace.sources}
-    if formats == {FLIGHT_RECORDER}:
-        return "Flight Recorder dumps tell where a job hangs, not where its time goes"
-    if formats == {ALLOCATOR_SNAPSHOT}:
-        return "allocator snapshots tell how memory is used, not where time goes: add a trace of the ranks"
-    if formats <= RECORDS:
-        return "these files tell how NCCL communicates, not where the time of a step goes: add a trace of the ranks"
-    return ""
+    formats = dict.fromkeys(source.format for source in trace.sources)
+    if any(is_timeline(fmt) for fmt in formats):
+        return ""
+    return "; ".join(dict.fromkeys(files_of(fmt).alone for fmt in formats))
 
 
 def _stalls(sums: Mapping[str, int]) -> Stalls:
     stalls: dict[str, dict[str, int]] = {"cpu": {}, "communication": {}, "memory": {}}
     for cause, spent in sums.items():
-        if cause in CLASS_OF:
-            stalls[CLASS_OF[cause]][cause] = spent
-        elif cause == UNTOLD_COMMUNICATION:
-            stalls["communication"][UNATTRIBUTED] = spent
+        class_name = class_of(cause)
+        if class_name is not None:
+            stalls[class_name][UNATTRIBUTED if cause == UNDIVIDED_COMMUNICATION else cause] = spent
     return {
         "cpu": stalls["cpu"], "communication": stalls["communication"], "memory": stalls["memory"],
         "unattributed": sums.get(UNATTRIBUTED, 0),

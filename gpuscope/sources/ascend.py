@@ -23,8 +23,9 @@ from gpuscope.sources.kineto.collective_rows import add_collectives
 from gpuscope.sources.kineto.decimal_time import to_ns
 from gpuscope.sources.kineto.event_arguments import CommunicationArguments, integer
 from gpuscope.sources.kineto.kineto_source import report_losses
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, Category, Kind
 
 _HARDWARE = "Ascend Hardware"
@@ -49,6 +50,7 @@ class AscendSource:
     """Reads `ASCEND_PROFILER_OUTPUT/trace_view.json`."""
 
     name = "ascend"
+    files = Files(Role.TIMELINE, ("trace_view.json", "trace_view.json.gz"))
 
     def sniff(self, path: Path, head: bytes) -> bool:
         if head.lstrip()[:1] not in (b"[", b"{"):
@@ -144,7 +146,7 @@ class _Rows:
             "stream": np.array([integer(e.tid) for e in work], np.int64),
             "kind": np.array([kind for kind in kinds if kind is not None], np.int8),
             "name": self.builder.names.codes([e.name for e in work]),
-            "copy_kind": np.where(memory, copy, -1),
+            "copy_kind": np.where(memory, copy, NO_NAME),
             "launch": np.array([launch.get(start, NA) for start in starts.tolist()], np.int64),
         })  # fmt: skip
         self._syncs([event for event, kind in zip(events, kinds, strict=True) if kind is None])

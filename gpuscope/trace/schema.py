@@ -16,6 +16,8 @@ import numpy as np
 NA: int = int(np.iinfo(np.int64).min)
 """An absent integer (as NaT is in numpy); never shown to users, who see `pandas.NA`."""
 
+NS_PER_US = 1_000
+
 Dtype = Literal["time", "int", "name", "enum"]
 
 

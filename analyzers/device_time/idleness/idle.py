@@ -8,43 +8,28 @@ blocking calls (`idle_replay.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from gpuscope.analyzers.device_time.host_cause import covering, host_causes
 from gpuscope.analyzers.device_time.idleness.gap_evidence import evidence, unexplained
 from gpuscope.analyzers.device_time.idleness.idle_replay import Work, replay
 from gpuscope.analyzers.device_time.idleness.launching_threads import Turns, blocking_calls, launching_threads
 from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, only_present
-from gpuscope.analyzers.frame.causes import UNATTRIBUTED
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.report.view.causes import UNATTRIBUTED
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, subtract, union
 from gpuscope.trace.launch_links import innermost
-from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 
 EXPLAINING = (Category.OP, Category.RUNTIME, Category.PYTHON, Category.OS)
 """Host events dense enough that time without any of them is Python between calls."""
-
-COVERING: tuple[tuple[str, tuple[tuple[Category, ...], Callable[[str], bool]]], ...] = (
-    ("input", ((Category.OP, Category.ANNOTATION, Category.PYTHON), kinds.is_loader)),
-    ("gc", ((Category.OP, Category.ANNOTATION, Category.PYTHON), kinds.is_garbage_collection)),
-    ("allocator", ((Category.RUNTIME,), kinds.is_allocator_call)),
-    ("host_other", ((Category.ANNOTATION, Category.PYTHON), kinds.is_host_other)),
-    (
-        "host_other",
-        (
-            (Category.OS,),
-            lambda name: kinds.is_file_or_network_call(name) or kinds.is_lock_or_sleep_call(name),
-        ),
-    ),
-)
-"""Causes that win wherever their host events cover an idle instant; where they nest, the innermost."""
 
 NO_CAUSE = -1
 """Of a host event that stands for no cause by its name."""
@@ -100,7 +85,7 @@ def _attribute(trace: Trace, view: LaneView) -> dict[str, Attributed]:
     latency = Spans(queued.start, np.minimum(queued.end, queued.start + LAUNCH_LATENCY))
     left = subtract(idle, queued)
     found = {"launch": latency, UNATTRIBUTED: subtract(queued, latency), **_covering(trace, gaps, rows, left)}
-    left = subtract(left, join(*(found[cause] for cause, _ in COVERING)))
+    left = subtract(left, join(*(found[cause] for cause, _ in covering())))
     # What a recorded launch ends is explained to its end, also behind the last call of the host.
     last = np.concatenate((host["end"][explaining], gaps.end[gaps.launch != NA]))
     inside = clip(left, int(host["start"][explaining].min()), int(last.max()))
@@ -147,7 +132,7 @@ def _queued(gaps: Gaps) -> Spans:
 def _covering(trace: Trace, gaps: Gaps, rows: Times, left: Spans) -> dict[str, Spans]:
     """Where host events with a cause of their own cover idle time on the launching thread; innermost first."""
     host = trace["host_events"]
-    causes = list(dict.fromkeys(cause for cause, _ in COVERING))
+    causes = list(dict.fromkeys(cause for cause, _ in covering()))
     cause_of = _cause_of_event(trace, rows, causes)
     events = np.flatnonzero(cause_of >= 0)
     pieces = intersect(left, _on_launching_thread(host, events, gaps))
@@ -164,7 +149,7 @@ def _cause_of_event(trace: Trace, rows: Times, causes: Sequence[str]) -> Array:
     """Per host event the place of the cause that it stands for by its name, or NO_CAUSE; shape (host events,)."""
     host = trace["host_events"]
     found = np.full(len(host), NO_CAUSE, np.int8)
-    for cause, (categories, predicate) in reversed(COVERING):
+    for cause, (categories, predicate) in reversed(covering()):
         picked = rows[np.isin(host["category"][rows], categories) & trace.names.matching(predicate)[host["name"][rows]]]
         if Category.OS in categories:
             # A lock inside a runtime call is that call waiting, not the program.
@@ -226,7 +211,7 @@ def _covered_by(trace: Trace, thread: int, rows: Times) -> Spans:
     host = trace["host_events"]
     own = rows[host["thread"][rows] == thread]
     picked = np.zeros(len(own), np.bool_)
-    for _, (categories, predicate) in COVERING:
+    for _, (categories, predicate) in covering():
         picked |= np.isin(host["category"][own], categories) & trace.names.matching(predicate)[host["name"][own]]
     return union(host["start"][own[picked]], host["end"][own[picked]])
 
@@ -331,5 +316,5 @@ ANALYZER = FileAnalyzer(
     "idle",
     run,
     (DEVICE_EVENTS,),
-    causes=(*dict.fromkeys(cause for cause, _ in COVERING), "sync", "launch", UNATTRIBUTED),
+    causes=(*(cause.code for cause in host_causes()), "sync", "launch", UNATTRIBUTED),
 )

@@ -13,7 +13,8 @@ from gpuscope.report.html import drawing, memory_drawing
 from gpuscope.report.schema.document import Evidence, Report
 from gpuscope.report.terminal import memory_text, pipeline_text, stragglers_text
 from gpuscope.report.view import arrangement, headline, straggler_sentences, units
-from gpuscope.report.view.vocabulary import CLASSES, PARTS, cause_label
+from gpuscope.report.view.causes import cause_label
+from gpuscope.report.view.vocabulary import CLASSES, PARTS
 
 EVIDENCE_SHOWN = 12
 """Per finding; all of it is in the JSON."""

@@ -10,10 +10,11 @@ from gpuscope.report.schema.document import FindingEntry, Report
 from gpuscope.report.terminal import advice_text, hang_text, memory_text, nccl_text, pipeline_text, stragglers_text
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.view import arrangement, units
+from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.headline import NAME, context_line, verdict_line, whole
 from gpuscope.report.view.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.report.view.units import crop
-from gpuscope.report.view.vocabulary import CLASSES, PARTS, cause_label
+from gpuscope.report.view.vocabulary import CLASSES, PARTS
 
 EVIDENCE_SHOWN = {"high": 3, "medium": 1, "low": 1}
 """Places per finding: what costs little need not fill the screen."""
@@ -95,7 +96,7 @@ def _causes(report: Report, writer: Writer) -> None:
     writer.heading("Where the time goes that is not compute")
     stepped = any(row.per_step_ns is not None for row in rows)
     when = "per step" if stepped else "in all"
-    table = writer.table("<class", "<cause", f">{when}", ">share", "~lost on ranks")
+    table = writer.table("<class", "<cause", f">{when}", ">share", "~affected ranks")
     everyone = sorted({entry["rank"] for entry in report["ranks"]})
     for row in (row for row in rows if row.share_frac >= FAINT_FRAC):
         where = "all" if row.ranks == everyone and len(everyone) > 1 else units.ranks(row.ranks)

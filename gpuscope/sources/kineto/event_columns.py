@@ -32,7 +32,7 @@ from gpuscope.sources.kineto.event_arguments import (
     integer,
 )
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import PerName
+from gpuscope.trace.columns.name_pool import NO_NAME, PerName
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category, Kind
 
@@ -189,7 +189,7 @@ class EventColumns:
         kernel, copy = route == Work.KERNEL, route == Work.COPY
         kind = np.full(len(events), Kind.MEMORY, np.int8)
         kind[kernel] = self._kind(columns["name"][kernel])
-        copy_kind = np.full(len(events), -1, np.int32)
+        copy_kind = np.full(len(events), NO_NAME, np.int32)
         copy_kind[copy] = self._direction(columns["name"][copy])
         if (route == Work.SET).any():
             copy_kind[route == Work.SET] = self._builder.names.code("memset")

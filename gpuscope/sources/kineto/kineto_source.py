@@ -20,8 +20,9 @@ from gpuscope.sources.kineto.collective_rows import add_collectives, add_gloo_co
 from gpuscope.sources.kineto.event_arguments import integer
 from gpuscope.sources.kineto.event_columns import EventColumns
 from gpuscope.sources.kineto.wholeness import dropped, operator_ids
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
 
@@ -38,6 +39,7 @@ class KinetoSource:
     """Reads what `torch.profiler` exports as Chrome trace, plain or gzipped."""
 
     name = "kineto"
+    files = Files(Role.TIMELINE, (".json", ".json.gz"), unmistakable=(".json.gz",))
 
     def sniff(self, path: Path, head: bytes) -> bool:
         start = head.lstrip()
@@ -133,11 +135,11 @@ class _Run:
                 "device": device,
                 "source": source,
                 "device_name": -1 if model is None else code(model),
-                "host": code(str(header["host_name"])) if "host_name" in header else -1,
+                "host": code(str(header["host_name"])) if "host_name" in header else NO_NAME,
                 "world_size": world,
-                "world_basis": -1 if world == NA else code("distributed_info"),
-                "host_devices": code(listed) if listed else -1,
-                "backend": code(str(info["backend"])) if info.get("backend") else -1,
+                "world_basis": NO_NAME if world == NA else code("distributed_info"),
+                "host_devices": code(listed) if listed else NO_NAME,
+                "backend": code(str(info["backend"])) if info.get("backend") else NO_NAME,
             }
             builder.add("ranks", 1, values)
         for group in info.get("pg_config") or []:
@@ -152,7 +154,7 @@ class _Run:
             "group": code(str(group.get("pg_name", ""))),
             "description": code(str(group.get("pg_desc", ""))),
             "size": integer(group.get("pg_size")),
-            "ranks": code(",".join(map(str, ranks))) if isinstance(ranks, list) else -1,
+            "ranks": code(",".join(map(str, ranks))) if isinstance(ranks, list) else NO_NAME,
             "backend": code(str(group.get("backend_config", ""))),
         }
         self.builder.add("groups", 1, values)

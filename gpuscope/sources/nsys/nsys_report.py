@@ -19,8 +19,8 @@ from gpuscope.errors import InputError
 from gpuscope.sources.nodes import Processes
 from gpuscope.sources.nsys.formats.export_tables import SQLITE_MAGIC, SqliteTables, looks_like_nsys, pairs
 from gpuscope.sources.nsys.formats.nsys_export import export, find_nsys, is_report, nsys_version
-from gpuscope.sources.nsys.nsys_source import peek_rank, processes_in, read_tables
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.nsys.nsys_source import FORMS, peek_rank, processes_in, read_tables
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 
 _SUFFIXES = (".nsys-rep", ".qdrep")
@@ -32,6 +32,7 @@ class NsysReportSource:
     """Reads reports through `nsys export`."""
 
     name = "nsys report"
+    files = Files(Role.TIMELINE, _SUFFIXES, unmistakable=_SUFFIXES, forms=FORMS)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         # An empty or damaged report is one by its name; what begins like another format is that, whatever its name.

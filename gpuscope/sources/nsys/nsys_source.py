@@ -35,15 +35,19 @@ from gpuscope.sources.nsys.rows.nvtx_payloads import read_payloads
 from gpuscope.sources.nsys.rows.nvtx_shapes import add_shapes
 from gpuscope.sources.nsys.rows.process_ranks import Ranks
 from gpuscope.sources.nsys.working_processes import working_processes
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
+
+FORMS = (".nsys-rep", ".qdrep", ".sqlite", "_pqtdir", "_arwdir")
+"""A report and its exports: one recording in several forms, the one that holds most first."""
 
 
 class NsysSource:
     """Reads what `nsys export` writes."""
 
     name = "nsys"
+    files = Files(Role.TIMELINE, (".sqlite", "_pqtdir", "_arwdir"), forms=FORMS)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         if path.is_dir():

@@ -13,11 +13,11 @@ from helpers.kineto import call, kernel, write
 import gpuscope
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, WhatIfAnalyzer
 from gpuscope.analyzers.frame.analyzer import Analyzer, FileAnalyzer, Result, analyzers_of
-from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.sections import COLLECTIVES, DECLARED, KERNELS, REPLAY, Section, Sections, merged
 from gpuscope.analyzers.run import reporting
 from gpuscope.errors import AnalysisError
 from gpuscope.report.schema.document import Diagnosis, KernelEntry
+from gpuscope.report.view.causes import BY_CODE
 from gpuscope.trace.schema import SCHEMAS
 
 ANALYZERS: tuple[Analyzer, ...] = tuple(
@@ -38,7 +38,7 @@ def test_every_section_and_cause_is_given_by_one_analysis() -> None:
     given = Counter(section.key for analyzer in ANALYZERS for section in analyzer.sections)
     assert given == dict.fromkeys({section.key for section in DECLARED} - {REPLAY.key}, 1)
     causes = Counter(cause for analyzer in ANALYZERS for cause in analyzer.causes)
-    assert causes == dict.fromkeys({*CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION}, 1)
+    assert causes == dict.fromkeys(BY_CODE, 1)
 
 
 @pytest.mark.parametrize("analyzer", ANALYZERS, ids=lambda analyzer: analyzer.name)

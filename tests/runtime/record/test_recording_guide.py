@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import click
+import pytest
+
+from gpuscope.instrumented_runtime.commands.record import command
 from gpuscope.instrumented_runtime.record.capture.nsys_capture import nsys_command
-from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts, options_from
 from gpuscope.instrumented_runtime.record.manifest import KINDS
 
 GUIDE = (Path(__file__).parents[3] / "docs/recording.md").read_text(encoding="utf-8")
@@ -19,7 +24,25 @@ def rows(heading: str) -> list[list[str]]:
 
 def test_every_option_is_there_and_no_other() -> None:
     told = {name for row in rows("## Three lines") for name in re.findall(r"`(\w+)`", row[0])}
-    assert told == set(RecordOptions.__struct_fields__)
+    assert told == set(option_texts())
+
+
+def test_the_command_line_has_every_option_with_the_same_default() -> None:
+    """One declaration: `gpuscope record` is made from the fields of `RecordOptions`."""
+    options = {param.name: param for param in command.params if isinstance(param, click.Option)}
+    assert {name: option.default for name, option in options.items() if name != "out"} == asdict(RecordOptions())
+    assert (options["with_stack"].opts, options["record_shapes"].secondary_opts) == (["--stacks"], ["--no-shapes"])
+    assert options["hang_timeout_s"].opts == ["--hang-timeout"]
+
+
+def test_what_the_command_line_chooses_reaches_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--active 3 --no-gc --hang-timeout 1.5` arrives in a rank as those fields, the rest as declared."""
+    given = ["--active", "3", "--no-gc", "--hang-timeout", "1.5", "--", "true"]
+    params = command.make_context("record", given).params
+    chosen = RecordOptions(**{name: value for name, value in params.items() if name in option_texts()})
+    for name, value in chosen.to_environment().items():
+        monkeypatch.setenv(name, value)
+    assert options_from(active=9) == replace(RecordOptions(), active=3, gc=False, hang_timeout_s=1.5)
 
 
 def test_every_kind_of_file_is_there() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import ReplacedRank
 from gpuscope.report.schema.document import FindingEntry, StragglerEntry
 from gpuscope.report.view import units
@@ -43,4 +43,8 @@ def _waited(entry: StragglerEntry | None) -> str:
     return f", {units.duration(per_step)} per step of each rank that waits for it" if per_step else ""
 
 
-RULE = Rule("ranks", ("straggler", "slow_worker"), propose)
+RULE = Rule(
+    "ranks",
+    (Knob("slow_rank", ("straggler", "slow_worker"), "the host of the late rank mended or replaced"),),
+    propose,
+)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuscope.instrumented_runtime.record.capture.environment import Environment, describe
-from gpuscope.instrumented_runtime.record.capture.job_frameworks import framework, parallelism
+from gpuscope.instrumented_runtime.record.capture.environment import Environment, describe, framework, parallelism
 from gpuscope.instrumented_runtime.record.capture.nccl_files import nccl_variables, written_files
 from gpuscope.instrumented_runtime.record.capture.nvml_samples import COLUMNS, Nvml
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
