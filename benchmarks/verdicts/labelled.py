@@ -42,13 +42,14 @@ def judge(case: Case, folder: Path) -> Judged:
     """Write the recording, analyse it, read the verdict."""
     report = analyze(case.write(folder)).report
     verdict = report["verdict"]
-    told = ("abstained", None) if verdict["abstained"] else (verdict["bound_by"], verdict["cause"])
+    told = ("abstained", None) if verdict["abstained"] else (str(verdict["bound_by"]), verdict["cause"])
     windows = sum(entry["window_ns"] for entry in report["ranks"]) or 1
     causes: dict[str, float] = {}
     for entry in report["ranks"]:
-        for part in entry["stall_ns"].values():
-            for cause, ns in part.items() if isinstance(part, dict) else [("unattributed", part)]:
+        for part in ("cpu", "communication", "memory"):
+            for cause, ns in entry["stall_ns"][part].items():
                 causes[cause] = causes.get(cause, 0.0) + ns / windows
+        causes["unattributed"] = causes.get("unattributed", 0.0) + entry["stall_ns"]["unattributed"] / windows
     late = [entry["rank"] for entry in report.get("stragglers", []) if entry["recurrent"]]
     return Judged(case, told, float(verdict["share_frac"] or 0.0), causes, late, verdict["why"])
 

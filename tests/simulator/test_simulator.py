@@ -141,7 +141,7 @@ def test_two_collectives_share_a_link(own: bool, end: int) -> None:
 
 def test_kernels_and_collectives_slow_each_other() -> None:
     hardware = Hardware(Link(alpha=10_000, rate=100.0), compute_slow=2.0, transfer_slow=1.25)
-    program = [kernel("a", 30_000), replace(reduce(), latency=11_500)]
+    program: list[Instruction] = [kernel("a", 30_000), replace(reduce(), latency=11_500)]
     run = execute({0: {MAIN: program}, 1: {MAIN: program}}, hardware)
     # a is alone from 5,000 to 15,000 and has 20,000 left; the transfer of 20,000 takes 25,000 beside it. By its end at
     # 40,000 a has done 12,500 of them; the last 7,500 are alone again.

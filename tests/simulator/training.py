@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from simulator.instructions import Batch, Begin, End, Host, Reason, Step
 from simulator.job import Job
 from simulator.machine import MAIN, Programs, execute
@@ -168,7 +170,7 @@ def _backward(script: Script) -> list[str]:
 def _accumulate(script: Script, size: int, bucket: int, pending: list[str]) -> None:
     """A gradient is there; where it fills a bucket, that is sent."""
     with script.range("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"):
-        dims = {"Input Dims": [[size // 4]], "Input type": ["float"]}
+        dims: dict[str, Any] = {"Input Dims": [[size // 4]], "Input type": ["float"]}
         with script.range("torch::autograd::AccumulateGrad", **dims):
             script.add(Host(0 if script.job.graphs else 3_000))
         if bucket:

@@ -7,7 +7,7 @@ calls and launching by running each rank alone once more, its calls returning at
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -69,7 +69,7 @@ class Truth:
 
 
 def truth_of(
-    run: Run, programs: dict[int, Programs], hardware: Hardware, unlike: Iterable[int] = (),
+    run: Run, programs: Mapping[int, Programs], hardware: Hardware, unlike: Iterable[int] = (),
     ranks: Iterable[int] | None = None,
 ) -> Truth:  # fmt: skip
     """`unlike`: steps injected to be unlike the others; `ranks`: those the recording holds."""
