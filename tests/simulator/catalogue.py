@@ -97,7 +97,7 @@ def _stragglers() -> list[Case]:
         Case(_job(COMPUTE, "slow_device_strong", device_slow={1: 1.5}), "slower clocks", straggler=(1, "device")),
         Case(_job(COMPUTE, "slow_device_weak", device_slow={1: 1.35}), "slower clocks", straggler=(1, "device")),
         Case(_job(COMPUTE, "long_batches", data_scale={0: 1.6}), "longer sequences", straggler=(0, "data")),
-        Case(_job(COMPUTE, "late_host_gc", gc_ns=12 * MS, gc_ranks=(1,), items=1), "one host", straggler=(1, "host")),
+        Case(_job(COMPUTE, "late_host_gc", gc_ns=12 * MS, gc_ranks=(1,), items=1, ranks=3), "GC", straggler=(1, "host")),
         Case(_job(COMPUTE, "late_host_logging", host_work_ns=9 * MS, host_work_ranks=(0,), items=1, ranks=4),
              "one host of four writes logs", straggler=(0, "host")),
         Case(_job(COMPUTE, "rotating_batches", rotating=1.8, items=1, steps=8), "each rank in turn has the long batch"),
@@ -112,7 +112,7 @@ def _recordings() -> list[Case]:
     return [
         Case(slow, "the slow rank was not recorded", Profiler(left_out=(1,))),
         Case(link, "one rank of a bandwidth-bound job", Profiler(left_out=(1,))),
-        Case(_job(SMALL, "thinned", layers=8, items=4), "a fifth of the operators kept", Profiler(kept=0.2)),
+        Case(_job(SMALL, "thinned", layers=10, items=4), "three operators in ten kept", Profiler(kept=0.3)),
         Case(_job(COMPUTE, "two_clocks", rate=20.0), "hosts' clocks 3 ms apart", Profiler(clock_offsets={1: 3 * MS})),
         Case(_job(NARROW, "no_sync_rows", items=4, item_own_ns=150_000), "no waits told", Profiler(cuda_sync=False)),
         Case(_job(COMPUTE, "no_arguments", rate=20.0), "no sizes", Profiler(collective_arguments=False)),
