@@ -97,7 +97,7 @@ def _stragglers() -> list[Case]:
         Case(_job(COMPUTE, "slow_device_strong", device_slow={1: 1.5}), "slower clocks", straggler=(1, "device")),
         Case(_job(COMPUTE, "slow_device_weak", device_slow={1: 1.35}), "slower clocks", straggler=(1, "device")),
         Case(_job(COMPUTE, "long_batches", data_scale={0: 1.6}), "longer sequences", straggler=(0, "data")),
-        Case(_job(COMPUTE, "late_host_gc", gc_ns=12 * MS, gc_ranks=(1,), items=1, ranks=3), "GC", straggler=(1, "host")),
+        Case(_job(READ_LOSS, "late_host_gc", gc_ns=12 * MS, gc_ranks=(1,), ranks=3), "GC", straggler=(1, "host")),
         Case(_job(COMPUTE, "late_host_logging", host_work_ns=9 * MS, host_work_ranks=(0,), items=1, ranks=4),
              "one host of four writes logs", straggler=(0, "host")),
         Case(_job(COMPUTE, "rotating_batches", rotating=1.8, items=1, steps=8), "each rank in turn has the long batch"),
