@@ -1,4 +1,4 @@
-"""Files a viewer may take: sections of the report as CSV, a window for Perfetto. No file on disk is served."""
+"""Downloads: sections of the report as CSV, a window for Perfetto. No file on disk is served."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.server import listen
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ddp_healthy"
-"""Its report stands in for that of the synthetic run; the timeline does not read it."""
+"""Its report replaces that of the synthetic run; the timeline does not read it."""
 DEPTHS = (1, 10, 100, 1_000, 10_000)
 """Windows measured: the whole run, a tenth of it, and so on."""
 VIEWERS = 20
@@ -68,7 +68,7 @@ def main(sizes: Sequence[int], rounds: int, browser: bool) -> None:
         )  # fmt: skip
     console.print(table)
     busy, cores = os.getloadavg()[0], os.cpu_count()
-    console.print(f"{cores} cores, load {busy:.1f} at the end; what else runs here makes all times longer.")
+    console.print(f"{cores} cores, load {busy:.1f} at the end; other load on the machine makes all times longer.")
 
 
 def measure(size: int, rounds: int, with_browser: bool) -> Measured:

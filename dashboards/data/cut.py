@@ -1,4 +1,4 @@
-"""A window of a run as a Trace of its own, on the run's clock."""
+"""A window of a run as a separate Trace, on the run's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of a run for the timeline: tracks on one clock, and what ties events to collectives."""
+"""The events of a run for the timeline: tracks on one clock, and links from events to collectives."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gpuscope.trace.trace import Trace
 
 SHOWN_AT_FIRST: tuple[Group, ...] = ("steps", "streams", "ranges", "threads")
 MAX_TRACKS = 60
-"""Rows drawn at once; more can't be told apart on a screen."""
+"""Rows drawn at once; more can't be distinguished on a screen."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Tracks to draw, and how many are left out for want of room."""
+    """Tracks to draw, and how many did not fit."""
 
     tracks: list[Track]
     left_out: int
 
 
 class Events:
-    """All events of a run, laid out once; only read afterwards."""
+    """All events of a run, laid out once; read-only afterwards."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -43,7 +43,7 @@ class Events:
 
     @property
     def window(self) -> tuple[int, int]:
-        """All events, with a little room on both sides."""
+        """All events, with a small margin on both sides."""
         room = max((self.last - self.first) // 100, 1)
         return self.first - room, self.last + room
 
@@ -57,7 +57,7 @@ class Events:
         found = [one for one in self.tracks if one.group in groups and (ranks is None or one.rank in ranks)]
         if len(found) <= MAX_TRACKS:
             return Choice(found, 0)
-        # The busiest of each rank, so that no rank is missing because another has many threads.
+        # The busiest of each rank, so that a rank with many threads does not crowd out another.
         share = max(MAX_TRACKS // len({one.rank for one in found}), 1)
         kept: list[Track] = []
         for rank in dict.fromkeys(one.rank for one in found):

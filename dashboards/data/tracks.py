@@ -34,11 +34,11 @@ OF_CATEGORY: dict[Category, Group] = {
     Category.OS: "os",
 }
 DEEPEST = 12
-"""Rows of one thread and group; what is nested deeper shares the last one."""
+"""Rows of one thread and group; deeper nesting shares the last one."""
 NESTED = "└ "
-"""Labels of nested levels begin with it; the thread's name stands at the level above."""
+"""Prefix of the labels of nested levels; the thread's name is at the level above."""
 BLOCK = 64
-"""Events whose maxima are kept, so that long runs of events are answered without looking at each."""
+"""Events per block whose maxima are stored, so that long ranges need no scan."""
 STEP = len(Kind) + len(Category)
 """Look of a step; device events have their `Kind` as look, host events `len(Kind) + Category`."""
 
@@ -61,7 +61,7 @@ class Track:
     look: Array
     """What each is, for its colour (int8)."""
     reach: Times
-    """The latest end so far: rises, so that it can be searched."""
+    """The latest end so far: monotonic, so that it can be searched."""
     shorter: Array
     """How many are shorter, ties broken by row (int32): the greatest of some events is the longest."""
     by_length: Array

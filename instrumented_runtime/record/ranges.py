@@ -1,4 +1,4 @@
-"""Named ranges in a training script, for whoever listens: an NVTX tool, torch's profiler, or nobody.
+"""Named ranges in a training script, recorded by an NVTX tool or torch's profiler if one is attached.
 
 >>> with gpuscope.span("forward", step=3, micro_batch=2, stage=1):
 ...     loss = model(batch)
@@ -10,8 +10,8 @@ What a listener sees:
 * torch.profiler: a user annotation `gpuscope::forward#micro_batch=2,stage=1`. With `record_shapes=True`
   its `Concrete Inputs` are step, micro_batch, stage, layer, bytes, in this order, '' where absent.
 
-The label keeps what there are few of, so that listeners keep few names; step and bytes are payload only.
-With nobody listening a range costs two look-ups. Neither torch nor nvtx has to be installed.
+The label holds only values with few variants, so that tools store few names; step and bytes are payload only.
+With no listener a range costs two look-ups. Neither torch nor nvtx has to be installed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def span(
 ) -> Span:
     """A range over a `with` block, or over each call of a function it decorates: `gpuscope.span`.
 
-    `name` is one of few words (`data`, `forward`, `backward`, `optimizer`, `all_reduce`, `send`,
+    `name` comes from a small set (`data`, `forward`, `backward`, `optimizer`, `all_reduce`, `send`,
     `checkpoint`…; `nvtx_domain.CATEGORIES` colours these). `nbytes` is what the range moves,
     in bytes; the others are numbers from 0. Works without torch and nvtx, and raises nothing.
     """
@@ -71,10 +71,10 @@ def span(
 
 
 def listening() -> bool:
-    """Whether a range would be recorded by anyone right now."""
+    """Whether any tool would record a range now."""
     global _profiler
     if _profiler is _NO_TORCH:
-        # Never import torch for a range: who has not imported it is not profiling with it. The flag is
+        # Never import torch for a range: a process without it can't be profiling with it. The flag is
         # missing only while torch itself is half imported.
         module = sys.modules.get("torch.autograd.profiler")
         if module is not None and hasattr(module, "_is_profiler_enabled"):
@@ -89,7 +89,7 @@ _profiler: Any = _NO_TORCH  # torch.autograd.profiler once the script has import
 
 
 class _Quiet:
-    """A range nobody listens to, shared by all its uses: it holds only what does not change."""
+    """A range without a listener, shared by all its uses: it holds only constants."""
 
     __slots__ = ("label", "layer", "micro_batch", "name", "stage")
 
@@ -110,7 +110,7 @@ class _Quiet:
 
 
 class _Loud:
-    """A range somebody listens to; remembers who heard its start, so that only they hear its end."""
+    """A range with a listener; keeps which listeners got its start, so that only they get its end."""
 
     __slots__ = ("_in_nvtx", "_in_profiler", "nbytes", "quiet", "step")
 
@@ -121,7 +121,7 @@ class _Loud:
 
     def __enter__(self) -> _Loud:
         quiet = self.quiet
-        listening()  # finds torch's profiler where only NVTX brought us here
+        listening()  # finds torch's profiler if only NVTX was listening before
         if _nvtx is not None:
             _nvtx.push(quiet.name, quiet.label, self._payload())
             self._in_nvtx = True
@@ -165,7 +165,7 @@ def _autograd() -> Any:
 def _wrap(function: Callable[P, R], quiet: _Quiet, step: int | None, nbytes: int | None) -> Callable[P, R]:
     @functools.wraps(function)
     def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Asked at each call: a profiler may come and go between decoration and call.
+        # Checked at each call: a profiler may start or stop between decoration and call.
         if not listening():
             return function(*args, **kwargs)
         with _Loud(quiet, step, nbytes):

@@ -1,4 +1,4 @@
-"""Python's garbage collections as ranges (`gc`), so that a trace tells them from other host work."""
+"""Python's garbage collections as ranges (`gc`), so that a trace distinguishes them from other host work."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class GcRanges(Quiet):
         self._open: Span | None = None
 
     def start(self, folder: RankFolder) -> None:
-        """Hear of collections."""
+        """Subscribe to collections."""
         del folder
         gc.callbacks.append(self._hear)
 
     def stop(self) -> None:
-        """Hear no more of them."""
+        """Unsubscribe."""
         gc.callbacks.remove(self._hear)
 
     def _hear(self, phase: str, info: dict[str, Any]) -> None:

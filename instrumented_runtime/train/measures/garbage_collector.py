@@ -1,4 +1,4 @@
-"""Python's garbage collector: by hand every so many steps, and timed whoever starts it."""
+"""Python's garbage collector: run every N steps on request, and timed whatever starts it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class GarbageCollector:
         self._started_ns = 0
 
     def start(self) -> None:
-        """Begin to listen, and to control."""
+        """Start timing, and take over collections if configured."""
         gc.callbacks.append(self._hear)
         if self.every:
             gc.collect()
-            gc.freeze()  # what lives through set-up is not looked at again
+            gc.freeze()  # objects that survive set-up are not scanned again
             gc.disable()
 
     def stop(self) -> None:
-        """Give Python its collector back."""
+        """Restore Python's own collector."""
         gc.callbacks.remove(self._hear)
         if self.every:
             gc.enable()
             gc.unfreeze()
 
     def after_step(self, step: int) -> None:
-        """Collect, if it is time. The range is drawn by the session, as for any other collection."""
+        """Collect, if due. The session records the range, as for any other collection."""
         if self.every and (step + 1) % self.every == 0:
             gc.collect(1)
 

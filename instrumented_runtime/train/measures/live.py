@@ -1,4 +1,4 @@
-"""The run as it goes, on stderr: a progress bar on a terminal, one line at the end elsewhere."""
+"""Progress on stderr: a bar on a terminal, one line at the end elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LiveView:
-    """Shows rank 0's steps; a rank that is not `shown` says nothing."""
+    """Shows rank 0's steps; a rank that is not `shown` prints nothing."""
 
     def __init__(self, steps: int, first: int, *, shown: bool) -> None:
         self._steps, self._first, self._shown = steps, first, shown
@@ -29,12 +29,12 @@ class LiveView:
                 TextColumn("step"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[said]}"),
+                TextColumn("{task.fields[status]}"),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
             self._bar.start()
-            self._task = self._bar.add_task("", total=self._steps, completed=self._first, said="")
+            self._task = self._bar.add_task("", total=self._steps, completed=self._first, status="")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -44,7 +44,7 @@ class LiveView:
     def show(self, record: StepRecord) -> None:
         """One step more."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=record.step + 1, said=_say(record))
+            self._bar.update(self._task, completed=record.step + 1, status=_say(record))
 
     def summary(self, summary: dict[str, Any]) -> None:
         """The whole run in one line."""

@@ -50,8 +50,8 @@ class Degrees:
 def parse_parallel(text: str, world_size: int) -> dict[str, Any]:
     """Options of section `parallel` for a `--parallel` value such as `ddp`, `tp=2+fsdp` or `3d`.
 
-    A model parallelism without a size takes the world that the others leave over.
-    Raises `UsageError` on a name or size that can't be meant.
+    A model parallelism without a size takes the processes that the others leave.
+    Raises `UsageError` on an invalid name or size.
     """
     if text == "3d":
         # The smallest worlds have no rank left for sharding; the mesh keeps its third dimension of size one.
