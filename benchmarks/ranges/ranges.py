@@ -96,10 +96,10 @@ if where == "idle":
     import nvtx
     def annotate():
         with nvtx.annotate("forward", domain="other"): pass
-    measured = {"span, nobody listens": per_call(bare, number),
-            "span with payload, nobody listens": per_call(payload, number),
-            "record_function, nobody listens": per_call(theirs, number),
-            "nvtx.annotate, nobody listens": per_call(annotate, number)}
+    measured = {"span, no listener": per_call(bare, number),
+            "span with payload, no listener": per_call(payload, number),
+            "record_function, no listener": per_call(theirs, number),
+            "nvtx.annotate, no listener": per_call(annotate, number)}
 elif where == "nvtx":
     measured = {"span, NVTX tool": per_call(bare, number), "span with payload, NVTX tool": per_call(payload, number)}
 else:
@@ -161,9 +161,9 @@ def tables(ranges: dict[str, float], steps: Times) -> str:
     if not steps:
         return "\n".join(lines)
     bare, bare_cpu = _medians(steps["nothing"])
-    idle = ranges["span, nobody listens"] * RANGES_PER_STEP / bare
+    idle = ranges["span, no listener"] * RANGES_PER_STEP / bare
     lines += [
-        f"{RANGES_PER_STEP} ranges that nobody listens to: {idle:.4%} of a step of {bare / 1e6:.2f} ms",
+        f"{RANGES_PER_STEP} ranges that no listener to: {idle:.4%} of a step of {bare / 1e6:.2f} ms",
         "",
         f"{'recording':<34}{'step, ms':>9}{'overhead':>10}{'quartiles, ms':>18}{'CPU, ms':>10}{'overhead':>10}",
     ]

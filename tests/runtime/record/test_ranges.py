@@ -37,7 +37,7 @@ def test_the_profiler_sees_label_and_payload(tmp_path: Path) -> None:
 
 
 def test_a_decorated_function_is_a_range_at_each_call(tmp_path: Path) -> None:
-    @span("checkpoint", stage=1)  # decorated while nobody listens
+    @span("checkpoint", stage=1)  # decorated while no listener
     def save(x: int) -> int:
         """Doc."""
         return x + 1
