@@ -24,7 +24,7 @@ def around(start: int, end: int) -> tuple[int, int]:
 
 def timeline_view(evidence: Evidence, events: Events, view: View) -> str:
     """The address of the timeline at a piece of evidence, with its event selected."""
-    start = events.ties.shown(evidence["rank"], evidence["start_ns"])
+    start = events.clock.shown(evidence["rank"], evidence["start_ns"])
     window = around(start, start + evidence["dur_ns"])
     ranks = view.ranks if view.has_rank(evidence["rank"]) else None
     return view.link(

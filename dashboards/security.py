@@ -51,7 +51,7 @@ def guard(server: Flask, token: str | None, hashes: Callable[[], list[str]]) -> 
         if _same(request.cookies.get(COOKIE, ""), token):
             return None
         if request.method == "GET" and _same(request.args.get("token", ""), token):
-            return _welcome(token)
+            return _set_token_cookie(token)
         return Response(_DENIED, 401, content_type="text/html; charset=utf-8")
 
     @server.after_request
@@ -72,7 +72,7 @@ def _same(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode(), token.encode())
 
 
-def _welcome(token: str) -> BaseResponse:
+def _set_token_cookie(token: str) -> BaseResponse:
     """The same address without the token, which is in a cookie from now on."""
     rest = [(key, value) for key, value in parse_qsl(request.query_string.decode()) if key != "token"]
     # One slash: a path of two would lead to another host.

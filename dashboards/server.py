@@ -18,7 +18,7 @@ from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 from gpuscope.errors import UsageError
 
 
-class _Quiet(WSGIRequestHandler):
+class _SilentHandler(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"  # keeps connections open: a page is dozens of requests
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
@@ -55,7 +55,7 @@ def listen(host: str, port: int) -> Iterator[Server]:
                 hint="choose another with --port, or 0 for any free one",
             ) from error
         bound.listen(128)
-        server = Server(host, bound.getsockname()[1], _no_app, _Quiet, fd=bound.fileno())
+        server = Server(host, bound.getsockname()[1], _no_app, _SilentHandler, fd=bound.fileno())
         try:
             yield server
         finally:

@@ -51,7 +51,7 @@ class Barrier(Fault):
 
 
 @dataclass(frozen=True)
-class Littering(Fault):
+class GarbageCycles(Fault):
     """Reference cycles at the end of each step, collected there as `gc.collect()` in a loop does, or left."""
 
     collected: bool
@@ -104,7 +104,7 @@ class Side:
 def _own(variant: Variant) -> list[Fault]:
     """Faults that this benchmark adds to a side."""
     added: list[Fault] = [Barrier()] if variant.barrier else []
-    return [*added, Littering(variant.garbage == "collected")] if variant.garbage else added
+    return [*added, GarbageCycles(variant.garbage == "collected")] if variant.garbage else added
 
 
 def run_case(case: Case, folder: Path, rounds: int, seconds: float, world: World) -> None:
@@ -116,7 +116,7 @@ def run_case(case: Case, folder: Path, rounds: int, seconds: float, world: World
     until = time.monotonic() + seconds
     others: list[float] = []
     # The same decision on every rank: the shares are, the clocks are not.
-    while (quiet := sum(share <= QUIET for share in others)) < rounds and (_go_on(until) or len(others) < LEAST):
+    while (quiet := sum(share <= QUIET for share in others)) < rounds and (_time_left(until) or len(others) < LEAST):
         wait_for_quiet(QUIET, until)
         place = len(others)
         # Each side goes first in every second round.
@@ -128,7 +128,7 @@ def run_case(case: Case, folder: Path, rounds: int, seconds: float, world: World
         (folder / "rounds.json").write_text(json.dumps(counted), encoding="utf-8")
 
 
-def _go_on(until: float) -> bool:
+def _time_left(until: float) -> bool:
     go = torch.tensor([int(time.monotonic() < until)])
     dist.broadcast(go, 0)
     return bool(go)

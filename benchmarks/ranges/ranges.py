@@ -163,7 +163,7 @@ def tables(ranges: dict[str, float], steps: Times) -> str:
     bare, bare_cpu = _medians(steps["nothing"])
     idle = ranges["span, no listener"] * RANGES_PER_STEP / bare
     lines += [
-        f"{RANGES_PER_STEP} ranges that no listener to: {idle:.4%} of a step of {bare / 1e6:.2f} ms",
+        f"{RANGES_PER_STEP} ranges without a listener: {idle:.4%} of a step of {bare / 1e6:.2f} ms",
         "",
         f"{'recording':<34}{'step, ms':>9}{'overhead':>10}{'quartiles, ms':>18}{'CPU, ms':>10}{'overhead':>10}",
     ]

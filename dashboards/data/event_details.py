@@ -71,7 +71,7 @@ def event(events: Events, ref: str) -> Event | None:
     what = Kind(int(table["kind"][row])).name if device else Category(int(table["category"][row])).name
     return Event(
         ref, rank, _where(events, ref[0], row), what.lower(), events.trace.names[int(table["name"][row])],
-        start, end - start, events.ties.shown(rank, start),
+        start, end - start, events.clock.shown(rank, start),
     )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def enclosing(events: Events, row: int) -> Iterator[int]:
     """Rows of the host events of the same thread that are open when this one starts, outermost first."""
     host = events.trace["host_events"]
     thread, rank = int(host["thread"][row]), int(host["rank"][row])
-    at = events.ties.shown(rank, int(host["start"][row]))
+    at = events.clock.shown(rank, int(host["start"][row]))
     open_now: list[tuple[int, int, int]] = []
     for track in events.tracks_of_thread.get(thread, ()):
         low, high = int(np.searchsorted(track.reach, at, "right")), int(np.searchsorted(track.start, at, "right"))
@@ -168,7 +168,7 @@ def _collective(events: Events, ref: str) -> tuple[list[tuple[str, int | str]], 
         return [], []
     left_out = {"rank", "start", "end", "event", "host_event"}
     partners = []
-    for other in events.ties.same(row).tolist():
+    for other in events.clock.same(row).tolist():
         if other != row:
             seen = events.event_of_collective(int(other))
             partners += [found] if (found := event(events, seen)) is not None else []

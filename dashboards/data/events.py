@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.dashboards.data.run_clock import Ties
+from gpuscope.dashboards.data.run_clock import RunClock
 from gpuscope.dashboards.data.tracks import GROUPS, Group, Track, tracks
 from gpuscope.report.schema.document import Evidence
 from gpuscope.trace.columns.table import Times
@@ -32,8 +32,8 @@ class Events:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.ties = Ties(trace)
-        self.tracks: Sequence[Track] = tracks(trace, self.ties)
+        self.clock = RunClock(trace)
+        self.tracks: Sequence[Track] = tracks(trace, self.clock)
         self.tracks_of_thread = _by_thread(trace, self.tracks)
         table = trace["collectives"]
         self._collective_of = {"d": _rows_by(table["event"]), "h": _rows_by(table["host_event"])}
@@ -77,7 +77,7 @@ class Events:
         if not len(rows):
             return None
         shown = [
-            [self.ties.shown(int(table["rank"][row]), int(table[column][row])) for row in rows.tolist()]
+            [self.clock.shown(int(table["rank"][row]), int(table[column][row])) for row in rows.tolist()]
             for column in ("start", "end")
         ]
         return min(shown[0]), max(shown[1])
@@ -105,7 +105,7 @@ class Events:
             return None
         table, row = self.trace[name], int(ref[1:])
         rank = int(table["rank"][row])
-        start, end = (self.ties.shown(rank, int(table[column][row])) for column in ("start", "end"))
+        start, end = (self.clock.shown(rank, int(table[column][row])) for column in ("start", "end"))
         for track in self.tracks:
             if track.table == name and track.rank == rank:
                 low, high = np.searchsorted(track.start, [start, start + 1])
@@ -116,7 +116,7 @@ class Events:
     def locate(self, evidence: Evidence) -> str:
         """The event (`d12`, `h3`) that a piece of evidence lies in, by name and time; empty where it is only a span."""
         code = self.trace.names.find(evidence["name"])
-        at = self.ties.shown(evidence["rank"], evidence["start_ns"])
+        at = self.clock.shown(evidence["rank"], evidence["start_ns"])
         for letter, name in (("d", "device_events"), ("h", "host_events")):
             for track in self.tracks:
                 if track.table != name or track.rank != evidence["rank"]:

@@ -10,7 +10,7 @@ from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 
-class Ties:
+class RunClock:
     """The clocks and matched collectives of a run; computed once, then read-only."""
 
     def __init__(self, trace: Trace) -> None:

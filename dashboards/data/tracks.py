@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.dashboards.data.run_clock import Ties
+from gpuscope.dashboards.data.run_clock import RunClock
 from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Table, Times
@@ -95,9 +95,9 @@ def block_max(values: Array) -> Array:
     return np.asarray(values[:whole].reshape(-1, BLOCK).max(axis=1)) if whole else values[:0]
 
 
-def tracks(trace: Trace, ties: Ties) -> list[Track]:
+def tracks(trace: Trace, clock: RunClock) -> list[Track]:
     """All tracks: rank by rank, and there steps, streams, ranges, threads, Python, system calls."""
-    shift = _Shift(trace, ties)
+    shift = _Shift(trace, clock)
     found = [*_steps(trace, shift), *_streams(trace, shift), *_threads(trace, shift)]
     order = list(GROUPS)
     return sorted(found, key=lambda track: (track.rank, order.index(track.group)))
@@ -106,12 +106,12 @@ def tracks(trace: Trace, ties: Ties) -> list[Track]:
 class _Shift:
     """Times of a table's rows on the run's clock."""
 
-    def __init__(self, trace: Trace, ties: Ties) -> None:
-        self.trace, self.ties = trace, ties
+    def __init__(self, trace: Trace, clock: RunClock) -> None:
+        self.trace, self.clock = trace, clock
 
     def track(self, key: str, rank: int, group: Group, label: str, table: TableName, rows: Times, look: Array) -> Track:
         own = self.trace[table]
-        start, end = (self.ties.common(rank, own[column][rows]) for column in ("start", "end"))
+        start, end = (self.clock.common(rank, own[column][rows]) for column in ("start", "end"))
         return make_track(key, rank, group, label, table, rows, start, end, look)
 
 

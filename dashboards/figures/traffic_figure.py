@@ -69,7 +69,7 @@ def topology(rows: Sequence[TopologyEntry], dark: bool) -> go.Figure:
         )  # fmt: skip
     fig.add_scatter(
         x=[place[node][0] for node in nodes], y=[place[node][1] for node in nodes], mode="markers+text",
-        text=[plain(units.crop(node, 20)) for node in nodes], textposition=[_beside(place[node]) for node in nodes],
+        text=[plain(units.crop(node, 20)) for node in nodes], textposition=[_anchor(place[node]) for node in nodes],
         marker={"size": 16, "color": [palette.SKY if "GPU" in node.upper() else palette.GREY for node in nodes]},
         showlegend=False, hoverinfo="skip",
     )  # fmt: skip
@@ -96,6 +96,6 @@ def _link(row: TopologyEntry) -> str:
     return plain(f"{row['node']} – {row['peer']}: {row['link']}{width}{rate}")
 
 
-def _beside(at: tuple[float, float]) -> str:
+def _anchor(at: tuple[float, float]) -> str:
     vertical = "top" if at[1] > 0.3 else "bottom" if at[1] < -0.3 else "middle"
     return f"{vertical} {'right' if at[0] > 0.05 else 'left' if at[0] < -0.05 else 'center'}"

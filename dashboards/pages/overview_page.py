@@ -28,7 +28,7 @@ def layout(shown: Shown) -> Component:
         _breakdown(shown),
         _steps(shown),
         _findings(shown),
-        _doubts(shown),
+        _uncertainties(shown),
     ])  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def _finding(finding: FindingEntry, shown: Shown) -> Component:
     )
 
 
-def _doubts(shown: Shown) -> Component:
+def _uncertainties(shown: Shown) -> Component:
     found = arrangement.doubts(shown.run.report)
     if not found:
         return parts.card("What is uncertain", dmc.Text("Nothing was lost or is missing."))

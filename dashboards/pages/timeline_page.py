@@ -101,7 +101,7 @@ def _note(choice: Choice, events: Events) -> Component | None:
     if choice.left_out:
         said.append(f"{choice.left_out} more tracks don't fit: filter ranks or kinds of tracks.")
     if len(events.trace.ranks) > 1:
-        error = events.ties.error
+        error = events.clock.error
         said.append(
             "The ranks' clocks could not be aligned: times can't be compared across ranks."
             if error is None

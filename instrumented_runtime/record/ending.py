@@ -13,7 +13,7 @@ from typing import NoReturn
 from gpuscope.instrumented_runtime.record.session import Session, status_of
 
 
-def _heed_exit(session: Session) -> None:
+def _watch_exit(session: Session) -> None:
     """Have `sys.exit(n)` count as a failure: it bypasses excepthook, and atexit does not get n.
 
     Undone if the script catches it and goes on to another step.
@@ -40,7 +40,7 @@ def close_at_the_end(session: Session) -> None:
         session.close(*status_of(error))
 
     sys.excepthook = on_exception
-    _heed_exit(session)
+    _watch_exit(session)
 
     def on_terminate(number: int, frame: object) -> None:
         del frame

@@ -47,7 +47,7 @@ def record(command: Sequence[str], out: Path, options: RecordOptions) -> int:
         folder.add_file(path, "nsys", rank=rank)
     status = "interrupted" if interrupted else "completed" if exit_code == 0 else "failed"
     manifest = folder.finish(status, exit_code=exit_code)
-    _tell(folder.path, manifest)
+    _report(folder.path, manifest)
     if exit_code == 0 and not manifest.files:
         raise GpuscopeError(
             f"{command[0]} succeeded, but nothing of it was recorded",
@@ -119,10 +119,10 @@ def kill_tree(pid: int) -> None:
             # The name of the command stands in parentheses and may hold anything.
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
-    doomed = [pid]
-    for parent in doomed:
-        doomed += children.get(parent, [])
-    for each in doomed:
+    tree = [pid]
+    for parent in tree:
+        tree += children.get(parent, [])
+    for each in tree:
         with contextlib.suppress(OSError):
             os.kill(each, signal.SIGKILL)
 
@@ -133,7 +133,7 @@ def _is_python(command: Sequence[str]) -> bool:
     return name.startswith("python") and not any("torch.distributed" in word for word in command)
 
 
-def _tell(folder: Path, manifest: Manifest) -> None:
+def _report(folder: Path, manifest: Manifest) -> None:
     """Report the outcome on stderr; stdout belongs to the command."""
 
     def say(*words: Any) -> None:

@@ -110,18 +110,18 @@ class _OldPackage:
         self._nvtx = nvtx
 
     def push(self, name: str, label: str, payload: dict[str, int]) -> None:
-        self._nvtx.push_range(*self._words(name, label, payload))
+        self._nvtx.push_range(*self._arguments(name, label, payload))
 
     def pop(self) -> None:
         self._nvtx.pop_range(DOMAIN)
 
     def start(self, name: str, payload: dict[str, int]) -> Any:
-        return self._nvtx.start_range(*self._words(name, name, payload))
+        return self._nvtx.start_range(*self._arguments(name, name, payload))
 
     def end(self, started: Any) -> None:
         self._nvtx.end_range(started)
 
-    def _words(self, name: str, label: str, payload: dict[str, int]) -> tuple[Any, ...]:
+    def _arguments(self, name: str, label: str, payload: dict[str, int]) -> tuple[Any, ...]:
         kind, colour = category(name)
         return label, colour, DOMAIN, kind, payload.get("bytes", payload.get("step"))
 

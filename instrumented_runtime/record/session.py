@@ -117,7 +117,7 @@ class Session:
         if self._metadata:
             self._folder.note(**self._metadata)
         for capture in captures_for(self.options):
-            if self._tried(capture, "start", self._folder):
+            if self._attempt(capture, "start", self._folder):
                 self._captures.append(capture)
         if self._auto_step:
             from gpuscope.instrumented_runtime.record.capture.optimizer_steps import on_optimizer_step
@@ -140,7 +140,7 @@ class Session:
 
     def _advance(self) -> None:
         for capture in list(self._captures):
-            if not self._tried(capture, "step", self.steps):
+            if not self._attempt(capture, "step", self.steps):
                 self._captures.remove(capture)
         self.steps += 1
         self.at_exit = None
@@ -158,7 +158,7 @@ class Session:
         if self._unhook is not None:
             self._unhook()
         for capture in reversed(self._captures):
-            self._tried(capture, "stop")
+            self._attempt(capture, "stop")
         self._captures.clear()
         self._folder.note(steps=self.steps)
         self._folder.finish(status, error=error)
@@ -166,7 +166,7 @@ class Session:
         _active = None
         os.environ.pop(ENV_RECORDER, None)
 
-    def _tried(self, capture: Capture, action: str, *args: Any) -> bool:
+    def _attempt(self, capture: Capture, action: str, *args: Any) -> bool:
         """Run a capture's method; on failure record it in the manifest, return False and let the script go on."""
         try:
             getattr(capture, action)(*args)

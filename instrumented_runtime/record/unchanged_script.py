@@ -76,7 +76,7 @@ def _attach() -> None:
         _open()
 
     def stepped() -> None:
-        if sessions.active_session() is None and not _tried:
+        if sessions.active_session() is None and not _attempted:
             _open()
         elif _ours is not None:
             _ours.optimizer_stepped()
@@ -85,18 +85,18 @@ def _attach() -> None:
 
 
 _ours: Any = None
-_tried = False
+_attempted = False
 
 
 def _open() -> None:
     """Open this process's session; a failure is printed and leaves the script alone."""
-    global _ours, _tried
+    global _ours, _attempted
     from gpuscope.errors import GpuscopeError
     from gpuscope.instrumented_runtime.record.ending import close_at_the_end
     from gpuscope.instrumented_runtime.record.run_folder import ENV_FOLDER
     from gpuscope.instrumented_runtime.record.session import gpuscope_session
 
-    _tried = True
+    _attempted = True
     try:
         _ours = gpuscope_session(os.environ[ENV_FOLDER]).open()
     except Exception as error:

@@ -68,7 +68,7 @@ def _train(trainer: Trainer, world: World, session: Session) -> None:
     if path is not None:
         meter.write_to(path, folder.part.restart)
         folder.add_file(path, "measures")  # listed now, in case this rank is killed
-    with LiveView(trainer.config.train.steps, trainer.progress.step, shown=trainer.speaks) as view:
+    with LiveView(trainer.config.train.steps, trainer.progress.step, shown=trainer.shows_progress) as view:
 
         def after_step(record: StepRecord) -> None:
             view.show(record)

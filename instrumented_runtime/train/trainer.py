@@ -59,7 +59,7 @@ class Trainer:
         self.meter.job.started_ns, self.meter.job.useful_ns = self.progress.started_ns, self.progress.useful_ns
 
     @property
-    def speaks(self) -> bool:
+    def shows_progress(self) -> bool:
         """Whether this rank shows the run's progress: the first that has the loss."""
         first = self.mesh.rank("replicate", "shard", "cp", "ep", "tp") == 0
         return first and self.parallel.micro_step.knows_loss

@@ -21,13 +21,13 @@ class GcRanges(Quiet):
     def start(self, folder: RankFolder) -> None:
         """Subscribe to collections."""
         del folder
-        gc.callbacks.append(self._hear)
+        gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:
         """Unsubscribe."""
-        gc.callbacks.remove(self._hear)
+        gc.callbacks.remove(self._on_collection)
 
-    def _hear(self, phase: str, info: dict[str, Any]) -> None:
+    def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
         # The collector itself runs under a lock: one collection at a time.
         if phase == "start" and listening():
             self._open = span(f"gc.generation{info['generation']}").__enter__()

@@ -8,10 +8,10 @@ from typing import Any
 from gpuscope.errors import InputError
 
 
-def guard(is_ours: Callable[[Any], bool], give_way: Callable[[], None]) -> Callable[[], None]:
+def guard(is_ours: Callable[[Any], bool], release: Callable[[], None]) -> Callable[[], None]:
     """Watch every torch profiler of this process; returns a function that ends the watch.
 
-    `give_way` is called before a profiler of the script prepares its trace. While one is running, ours
+    `release` is called before a profiler of the script prepares its trace. While one is running, ours
     can't prepare and raises `InputError`.
     """
     from torch.autograd.profiler import profile
@@ -23,7 +23,7 @@ def guard(is_ours: Callable[[Any], bool], give_way: Callable[[], None]) -> Calla
     def guarded_prepare(self: Any) -> None:
         if not is_ours(self):
             theirs.add(id(self))
-            give_way()
+            release()
         elif theirs:
             raise InputError("the script runs a torch.profiler of its own", hint="record one thing at a time")
         prepare(self)

@@ -73,7 +73,7 @@ class TorchProfiler:
         for key, value in {"gpuscope_run": identity, **self._metadata}.items():
             # Preset, because metadata added before the active window is lost.
             self._profiler.preset_metadata_json(key, json.dumps(value))
-        self._unguard = guard(lambda profiler: profiler is self._profiler.profiler, self._give_way)
+        self._unguard = guard(lambda profiler: profiler is self._profiler.profiler, self._release)
         self._profiler.start()
         self._begin(0)
 
@@ -127,7 +127,7 @@ class TorchProfiler:
             if cores := self._cores.metadata():
                 self._profiler.add_metadata_json(KEY, json.dumps(cores))
 
-    def _give_way(self) -> None:
+    def _release(self) -> None:
         from torch.profiler import ProfilerAction
 
         if self._gave_way or self._profiler.current_action is ProfilerAction.NONE:

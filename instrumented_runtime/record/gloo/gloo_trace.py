@@ -45,7 +45,7 @@ METHODS: dict[str, tuple[str, int, int]] = {
     "recv": ("recv", 0, 0),
     "recv_anysource": ("recv", 0, 0),
 }
-HANDED_ON = (
+FORWARDED = (
     "get_group_store",
     "monitored_barrier",
     "abort",
@@ -80,20 +80,20 @@ def install() -> bool:
     make, register = c10d._new_process_group_helper, c10d._register_pg_in_world
     outer: dict[int, Any] = {}
 
-    def register_ours(pg: Any, *args: Any, **kwargs: Any) -> Any:
+    def register_and_log(pg: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_gloo(str(kwargs.get("backend_config", ""))):
             inner, pg = pg, _logged_group(pg)
             outer[id(inner)] = pg
         return register(pg, *args, **kwargs)
 
-    def make_ours(*args: Any, **kwargs: Any) -> Any:
+    def make_logged(*args: Any, **kwargs: Any) -> Any:
         pg, store = make(*args, **kwargs)
         pg = outer.pop(id(pg), pg)
         if hasattr(pg, "gpuscope_group"):
             pg.gpuscope_group.ranks = _members(args, kwargs, pg)
         return pg, store
 
-    c10d._register_pg_in_world, c10d._new_process_group_helper = register_ours, make_ours
+    c10d._register_pg_in_world, c10d._new_process_group_helper = register_and_log, make_logged
     atexit.register(gloo_threads.rest)  # many scripts end without destroying their groups
     _installed = True
     return True
@@ -140,13 +140,13 @@ def _group_class() -> Any:
 
     body: dict[str, Any] = {"__init__": __init__}
     body |= {name: _logging(name, *METHODS[name]) for name in METHODS if hasattr(ProcessGroup, name)}
-    body |= {name: _handing_on(name) for name in HANDED_ON if hasattr(ProcessGroup, name)}
+    body |= {name: _forwarding(name) for name in FORWARDED if hasattr(ProcessGroup, name)}
     body["shutdown"] = _shutdown
     _class = type("LoggedProcessGroup", (ProcessGroup,), body)
     return _class
 
 
-def _handing_on(name: str) -> Callable[..., Any]:
+def _forwarding(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.inner, name)(*args, **kwargs)
 
@@ -173,12 +173,12 @@ def _logging(name: str, op: str, input_at: int, output_at: int) -> Callable[...,
         except Exception as error:
             LOG.complete(entry, _first_line(error))
             raise
-        return _followed(work, entry)
+        return _with_logged_end(work, entry)
 
     return method
 
 
-def _followed(work: Any, entry: Collective) -> Any:
+def _with_logged_end(work: Any, entry: Collective) -> Any:
     """`work`, with its end logged: by its future if it has one, else when it is waited for."""
     if work is None:
         LOG.complete(entry)
@@ -203,7 +203,7 @@ def _work_class() -> Any:
         return _Work
     from torch.distributed import Work
 
-    class FollowedWork(Work):
+    class LoggedWork(Work):
         def __init__(self, inner: Any, entry: Collective) -> None:
             super().__init__()
             self.inner, self.entry = inner, entry
@@ -221,14 +221,14 @@ def _work_class() -> Any:
             LOG.complete(self.entry)
             return result
 
-    def hand_on(name: str) -> Callable[..., Any]:
+    def forwarding(name: str) -> Callable[..., Any]:
         return lambda self, *args, **kwargs: getattr(self.inner, name)(*args, **kwargs)
 
     for name in ("is_completed", "is_success", "exception", "result", "synchronize", "get_future",
                  "source_rank", "_source_rank", "block_current_stream", "boxed"):  # fmt: skip
         if hasattr(Work, name):
-            setattr(FollowedWork, name, hand_on(name))
-    _Work = FollowedWork
+            setattr(LoggedWork, name, forwarding(name))
+    _Work = LoggedWork
     return _Work
 
 

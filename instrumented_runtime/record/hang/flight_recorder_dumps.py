@@ -81,7 +81,7 @@ def filled(dump: Mapping[str, Any], groups: Iterable[Group], collectives: Sequen
     entries = []
     for record in dump.get("entries", []):
         key = (record["process_group"][0], record["collective_seq_id"])
-        record = record | {"frames": _of_the_script(record.get("frames", []))}
+        record = record | {"frames": _script_frames(record.get("frames", []))}
         entry = known.pop(key, None) if record["profiling_name"].startswith("gloo:") else None
         entries.append(record if entry is None else record | _progress(entry))
     missing = [*known.values(), *(entry for entry in collectives if entry.is_p2p)]
@@ -104,7 +104,7 @@ def filled(dump: Mapping[str, Any], groups: Iterable[Group], collectives: Sequen
     }
 
 
-def _of_the_script(frames: Any) -> Any:
+def _script_frames(frames: Any) -> Any:
     """A stack without gpuscope's own innermost frame, through which every call to gloo goes."""
     if not isinstance(frames, list):
         return frames

@@ -75,7 +75,7 @@ def _complaints(reports: Mapping[int, Progress], rank: int) -> Iterator[Complain
                 yield _about_collective(reports, rank, name, wait)
             else:
                 peer = wait["dst"] if wait["src"] == rank else wait["src"]
-                sentence = f"rank {rank} waits in {wait['what']}; rank {peer}: {_doing(reports, peer)}"
+                sentence = f"rank {rank} waits in {wait['what']}; rank {peer}: {_location(reports, peer)}"
                 yield Complaint(rank, (peer,) if peer is not None else (), True, sentence)
 
 
@@ -93,11 +93,11 @@ def _about_collective(reports: Mapping[int, Progress], rank: int, name: str, wai
             waiting.append(member)
     parts = [f"{_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'} in {wait['what']}"]
     parts += [f"rank {member} called {what} instead" for member, what in others.items()]
-    parts += [f"rank {member} never joined: {_doing(reports, member)}" for member in absent]
+    parts += [f"rank {member} never joined: {_location(reports, member)}" for member in absent]
     return Complaint(rank, (*absent, *others), False, "; ".join(parts))
 
 
-def _doing(reports: Mapping[int, Progress], rank: int | None) -> str:
+def _location(reports: Mapping[int, Progress], rank: int | None) -> str:
     if rank is None:
         return "its sender is unknown"
     if rank not in reports:

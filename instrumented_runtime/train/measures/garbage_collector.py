@@ -18,7 +18,7 @@ class GarbageCollector:
 
     def start(self) -> None:
         """Start timing, and take over collections if configured."""
-        gc.callbacks.append(self._hear)
+        gc.callbacks.append(self._on_collection)
         if self.every:
             gc.collect()
             gc.freeze()  # objects that survive set-up are not scanned again
@@ -26,7 +26,7 @@ class GarbageCollector:
 
     def stop(self) -> None:
         """Restore Python's own collector."""
-        gc.callbacks.remove(self._hear)
+        gc.callbacks.remove(self._on_collection)
         if self.every:
             gc.enable()
             gc.unfreeze()
@@ -41,7 +41,7 @@ class GarbageCollector:
         taken, self.collected_ns = self.collected_ns, 0
         return taken
 
-    def _hear(self, phase: str, info: dict[str, Any]) -> None:  # noqa: ARG002
+    def _on_collection(self, phase: str, info: dict[str, Any]) -> None:  # noqa: ARG002
         if phase == "start":
             self._started_ns = time.perf_counter_ns()
         else:

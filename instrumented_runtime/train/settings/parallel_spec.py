@@ -73,10 +73,10 @@ def parse_parallel(text: str, world_size: int) -> dict[str, Any]:
             raise UsageError(f"--parallel: {part!r}: the size must be a positive integer")
         else:
             result[key] = int(size)
-    return result | _sizes_left_over(result, unsized, world_size, text)
+    return result | _remaining_sizes(result, unsized, world_size, text)
 
 
-def _sizes_left_over(given: dict[str, Any], unsized: list[str], world_size: int, text: str) -> dict[str, Any]:
+def _remaining_sizes(given: dict[str, Any], unsized: list[str], world_size: int, text: str) -> dict[str, Any]:
     if "dp" in unsized:
         unsized.remove("dp")  # worked out from the world size when the mesh is made
         if unsized:
