@@ -83,7 +83,7 @@ RANK_STEPS = Section[list[document.RankStepEntry]]("rank_steps")
 CLOCK_ERROR = Section[int | None]("clock_error_ns", printed=False)
 """It is printed as `trace.clock_error_ns`."""
 STRAGGLERS_TESTABLE = Section[bool]("stragglers_testable", printed=False)
-"""Whether there were enough collectives to tell a rank that always comes last."""
+"""Whether there were enough collectives to test for a rank that always comes last."""
 SLOWDOWN = Section[document.Slowdown]("slowdown")
 REPLAY = Section[Replay]("replay")
 PIPELINE = Section[Pipeline]("pipeline")

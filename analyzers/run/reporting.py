@@ -115,7 +115,7 @@ def _findings(
         windows={lane.key: facts.steady.breakdown(lane).window for lane in facts.lanes},
         steps={lane.key: facts.steady.count(lane) for lane in facts.lanes},
         stragglers=late or [],
-        could_tell=given.get(sections.STRAGGLERS_TESTABLE) is not False,
+        testable=given.get(sections.STRAGGLERS_TESTABLE) is not False,
         clock_error=clock_error,
     )
     judged = {lane.key: judged_causes(facts.steady, lane, causes[lane.key]) for lane in facts.lanes}
