@@ -31,11 +31,11 @@ def every(values: Sequence[list[T]]) -> list[T]:
 
 def merge_kernels(values: Sequence[list[KernelEntry]]) -> list[KernelEntry]:
     """Kernels of all files added up by name and category, the costliest first. A rate is the mean by time."""
-    alike: dict[tuple[str, str], list[KernelEntry]] = defaultdict(list)
+    same: dict[tuple[str, str], list[KernelEntry]] = defaultdict(list)
     for entry in (entry for entries in values for entry in entries):
-        alike[entry["name"], entry["category"]].append(entry)
-    everything = sum(entry["dur_ns"] for own in alike.values() for entry in own)
-    return sorted((_kernel(own, everything) for own in alike.values()), key=lambda kernel: -kernel["dur_ns"])
+        same[entry["name"], entry["category"]].append(entry)
+    everything = sum(entry["dur_ns"] for own in same.values() for entry in own)
+    return sorted((_kernel(own, everything) for own in same.values()), key=lambda kernel: -kernel["dur_ns"])
 
 
 def _kernel(own: Sequence[KernelEntry], everything: int) -> KernelEntry:
