@@ -271,7 +271,7 @@ def test_the_unbalanced_stage_is_named(tmp_path: Path) -> None:
     assert (finding["ranks"], finding["cost_ns_per_step"]) == ([1], 30_000)
     assert "With an even split: step 135.0 µs → 120.0 µs (" in finding["message"]
     assert "stage 1 (the last) computes 60.00 µs per micro-batch, the others 30.00 µs" in finding["message"]
-    assert finding["message"].endswith("an uneven split and a slow rank look alike")
+    assert finding["message"].endswith("an uneven split can't be distinguished from a slow rank")
     assert (finding["evidence"][0]["rank"], finding["evidence"][0]["dur_ns"]) == (1, 40_000)
     slowdown = report["slowdown"]
     assert (slowdown["replayed_step_ns"], slowdown["ideal_step_ns"]) == (150_000, 135_000)
