@@ -34,7 +34,7 @@ from gpuscope.analyzers.replay.graph import Gradient, Graph, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 
-ALL_RANKS = Setting(backend="gloo", gpu="", complete=True, cores_told=True)
+ALL_RANKS = Setting(backend="gloo", gpu="", complete=True, cores_known=True)
 ON_GPU = Setting(backend="nccl", gpu="NVIDIA A100", complete=True)
 
 
@@ -179,7 +179,7 @@ def test_gradients_sent_as_they_become_ready() -> None:
     assert (steps(told), after(told, Overlap(), ON_GPU)) == ([10_000], 7000)
     for change in (Overlap(), BucketSize(1000)):
         with pytest.raises(UnreplayableError, match=r"take cores|no gradient communication"):
-            after(told, change, replace(ALL_RANKS, cores_told=False))
+            after(told, change, replace(ALL_RANKS, cores_known=False))
 
 
 def test_a_faster_link() -> None:
