@@ -307,7 +307,7 @@ def test_a_stage_that_is_slow_in_some_pipelines_only(tmp_path: Path) -> None:
     assert report["pipeline"]["basis"].endswith("pipelines take the ranks of each stage in their order")
     (finding,) = (one for one in report["findings"] if one["code"] == "pipeline_imbalance")
     assert finding["ranks"] == [4, 5]
-    assert finding["message"].endswith("only in 2 of 3 pipelines, so a slow rank is likelier than the split")
+    assert finding["message"].endswith("only in 2 of 3 pipelines, so a slow rank is more likely than an uneven split")
 
 
 def test_a_missing_rank_leaves_the_stages_and_says_what_to_record(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_stages_with_tensor_parallel_ranks(samples: Path) -> None:
     places = {one["rank"]: (one["pipeline"], one["stage"]) for one in pipeline(report)["stages"]}
     assert places == {0: (0, 0), 2: (0, 1), 1: (1, 0), 3: (1, 1)}
     (why,) = (one["why"] for one in report["analyzers"] if one["name"] == "slowdown")
-    assert "collectives inside its computing" in why
+    assert "collectives within its computations" in why
 
 
 @pytest.mark.parametrize("name", ["cp_healthy", "ddp_healthy", "tp_healthy", "ep_healthy"])

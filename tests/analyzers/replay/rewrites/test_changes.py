@@ -153,7 +153,7 @@ def test_a_bucket_is_cut_between_its_gradients() -> None:
         6000,
         6000,
     ]
-    assert found.basis.endswith("gradients as they were ready")
+    assert found.basis.endswith("gradients as they became ready")
 
 
 def test_fewer_buckets_are_issued_in_less_time() -> None:
