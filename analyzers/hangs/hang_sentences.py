@@ -194,7 +194,7 @@ def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> l
         )
     if job.without_dump:
         found.append(f"What {ranks(job.without_dump)} did: no dump of it is here.")
-    untold = sorted({wait.awaited for wait in waits if wait.reason == "untold"})
+    untold = sorted({wait.awaited for wait in waits if wait.reason == "unknown"})
     if untold:
         found.append(f"How far {ranks(untold)} had got in groups of which their dumps say nothing.")
     if any(wait.record.p2p and len(job.members[wait.record.group]) > 2 for wait in waits):

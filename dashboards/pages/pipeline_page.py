@@ -60,7 +60,9 @@ def _ranks(told: Pipeline, stage: int) -> list[int]:
 
 def _drawn(told: Pipeline, shown: Shown) -> Iterator[Component]:
     if "timeline" not in told or not told["timeline"]["computations"]:
-        yield parts.empty("No stages × time to draw", units.clean(told["untold"]) or "No step holds all computations.")
+        yield parts.empty(
+            "No stages × time to draw", units.clean(told["incomplete"]) or "No step holds all computations."
+        )
         return
     timeline = told["timeline"]
     drawings = [("As it was", "pipeline", timeline["computations"])]
