@@ -38,11 +38,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     What gpuscope does with such traces is tested on synthetic and on our own ones as well.
     """
+    if getattr(config.option, "loadgroup", False):
+        _name_groups(items)
     if SHARED.is_dir():
         return
     theirs = [item for item in items if "shared_traces" in getattr(item, "fixturenames", ())]
     items[:] = [item for item in items if item not in set(theirs)]
     config.hook.pytest_deselected(items=theirs)
+
+
+def _name_groups(items: list[pytest.Item]) -> None:
+    """Write `xdist_group` into the ids, which is how pytest-xdist knows that tests share a worker.
+
+    pytest-xdist 3.8 does so itself, in an attribute that pytest 9.2 no longer reads: groups would silently be ignored,
+    and every run that tests share be recorded once per worker.
+    """
+    for item in items:
+        groups = "_".join(sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")}))
+        if groups and hasattr(item, "_id") and not item.nodeid.endswith(f"@{groups}"):
+            item._id = type(item._id).parse(f"{item.nodeid}@{groups}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
