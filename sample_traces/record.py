@@ -19,6 +19,8 @@ from pathlib import Path
 
 WAIT, WARMUP = 2, 2
 STEADY, ATTEMPTS = 1.25, 12
+# Whether a rank comes last more often than by chance takes a number of steps to tell; the others are kept small.
+LONG, LONG_ACTIVE = ("ddp_healthy", "ddp_slow_loader", "ddp_slow_rank", "ddp_rotating_rank", "ddp_uneven_sequences"), 8
 CORES = os.cpu_count() or 1
 KEPT = ("rank*.json.gz", "manifest.json", "collectives/*", "measures/*")
 DDP = ["--parallel", "ddp", "--nproc", "2"]
@@ -48,7 +50,7 @@ SAMPLES: dict[str, list[str]] = {
 
 def record(name: str, folder: Path) -> bool:
     """Record one sample into `folder`; whether its steps were steady."""
-    active = 3 if name.startswith("ddp") else 2  # the others have more events per step
+    active = LONG_ACTIVE if name in LONG else 3 if name.startswith("ddp") else 2  # the others have more events per step
     steps = WAIT + WARMUP + active
     settings = [f"capture.wait={WAIT}", f"capture.warmup={WARMUP}", f"capture.active={active}"]
     words = [*SAMPLES[name], "--steps", str(steps), *(w for s in settings for w in ("--set", s))]
