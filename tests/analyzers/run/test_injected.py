@@ -16,12 +16,13 @@ def truth(folder: Path) -> dict[str, Any]:
 
 
 def test_steady_slow_rank(samples: Path) -> None:
-    """Rank 1 computes 60 ms longer in each of the three recorded steps, before its forward, in matrix products."""
+    """Rank 1 computes 60 ms longer in each recorded step, before its forward, in matrix products. Two of the three
+    recorded steps are judged: too few to tell whether it is always the same rank."""
     told = truth(samples / "ddp_slow_rank")
     (entry,) = report(samples / "ddp_slow_rank")["stragglers"]
     assert [entry["rank"]] == told["ranks"]
-    assert entry["caused_wait_ns"] == pytest.approx(3 * told["ns_per_step"], rel=0.05)
-    assert (entry["phase"], entry["operation"], entry["recurrent"]) == ("before forward", "aten::mm", True)
+    assert entry["caused_wait_ns"] == pytest.approx(2 * told["ns_per_step"], rel=0.05)
+    assert (entry["phase"], entry["operation"], entry["recurrent"]) == ("before forward", "aten::mm", False)
 
 
 def test_rotating_slow_rank(samples: Path) -> None:
