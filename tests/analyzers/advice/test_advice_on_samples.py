@@ -37,14 +37,16 @@ def test_no_rank_is_advised_against_on_two_judged_steps(samples: Path) -> None:
 
 
 def test_a_rank_that_comes_last_again_and_again_is_answered(tmp_path: Path) -> None:
-    """Six steps of 1 ms, five of them judged, in each of which rank 1 computes 600 µs and rank 0 100."""
+    """Six steps of 640 µs, five of them judged, in each of which rank 1 computes 600 and rank 0 100; the host waits
+    for its device at the end of each."""
     for rank, busy in ((0, 100), (1, 600)):
         events: list[Event] = []
         for step in range(6):
-            at = 1000 * step
+            at = 640 * step
             events += [
-                note(at, 1000, f"ProfilerStep#{step}"), call(at, 2, 2 * step + 1), kernel(at + 5, busy, 2 * step + 1),
+                note(at, 640, f"ProfilerStep#{step}"), call(at, 2, 2 * step + 1), kernel(at + 5, busy, 2 * step + 1),
                 call(at + 3, 2, 2 * step + 2), collective(at + 5 + busy, 630 - busy, 1 << 20, step, launch=2 * step + 2),
+                call(at + 6, 632, 100 + step, name="cudaDeviceSynchronize"),
             ]  # fmt: skip
         write(tmp_path / f"rank{rank}.json", *events, rank=rank, world_size=2)
     report = gpuscope.analyze(tmp_path).report
