@@ -34,17 +34,9 @@ def shared_traces() -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without those traces nothing can be said of them: their tests are left out, and the summary says so.
-
-    What gpuscope does with such traces is tested on synthetic and on our own ones as well.
-    """
+    """xdist's groups, where they are asked for."""
     if getattr(config.option, "loadgroup", False):
         _name_groups(items)
-    if SHARED.is_dir():
-        return
-    theirs = [item for item in items if "shared_traces" in getattr(item, "fixturenames", ())]
-    items[:] = [item for item in items if item not in set(theirs)]
-    config.hook.pytest_deselected(items=theirs)
 
 
 def _name_groups(items: list[pytest.Item]) -> None:
@@ -57,11 +49,3 @@ def _name_groups(items: list[pytest.Item]) -> None:
         groups = "_".join(sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")}))
         if groups and hasattr(item, "_id") and not item.nodeid.endswith(f"@{groups}"):
             item._id = type(item._id).parse(f"{item.nodeid}@{groups}")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Said once, whoever collected."""
-    if not SHARED.is_dir():
-        terminalreporter.write_line(
-            "left out: the tests of other people's traces (no ../shared/traces beside this checkout)"
-        )

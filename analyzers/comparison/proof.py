@@ -11,7 +11,7 @@ from gpuscope.report.view.arrangement import step_ns
 def proofs(before: Report, after: Report, applied: str | None) -> list[Proof]:
     """One per suggestion; `applied` is the code of the one that was followed, which then comes first.
 
-    The measured step is window / steps, as predictions start from. Raises `UsageError` for a code that BEFORE
+    The measured step is «the step» of AFTER, as predictions start from that of BEFORE. Raises `UsageError` for a code that BEFORE
     does not suggest.
     """
     suggestions = before["suggestions"]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
@@ -99,4 +99,7 @@ def _evidence(rank: int, start: int, duration: int, name: str) -> Evidence:
     return {"rank": rank, "start_ns": start, "dur_ns": duration, "name": name, "note": "not part of the steady state"}
 
 
-ANALYZER = RunAnalyzer("steps", run, (DEVICE_EVENTS,))
+# Of device events a run's trace keeps only those of collectives; what is needed of the others is in the lanes.
+ANALYZER = RunAnalyzer(
+    "steps", run, (Need("ranks", "record the device's activity (ProfilerActivity.CUDA, nsys -t cuda)"),)
+)
