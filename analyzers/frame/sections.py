@@ -11,6 +11,7 @@ from gpuscope.errors import AnalysisError
 from gpuscope.report.schema import document, memory_section, nccl_sections
 from gpuscope.report.schema.document import Diagnosis, KernelEntry
 from gpuscope.report.schema.hang_section import Hang
+from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.schema.replay_section import Replay
 
@@ -22,6 +23,11 @@ def only(values: Sequence[T]) -> T:
     if len(values) != 1:
         raise AnalysisError(f"{len(values)} analyses gave a section of the report that only one may give")
     return values[0]
+
+
+def one_after_the_other(values: Sequence[list[T]]) -> list[T]:
+    """For lists with an entry per rank: those of all files, in their order."""
+    return [entry for entries in values for entry in entries]
 
 
 def merge_kernels(values: Sequence[list[KernelEntry]]) -> list[KernelEntry]:
@@ -78,11 +84,12 @@ BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
 FITS = Section[list[nccl_sections.FitEntry]]("fits")
 TRAFFIC = Section[list[nccl_sections.TrafficEntry]]("traffic")
 MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
+HOST_CALLS = Section[list[HostCallsEntry]]("host_calls", one_after_the_other)
 KERNELS = Section[list[KernelEntry]]("kernels", merge_kernels)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, SLOWDOWN, REPLAY, PIPELINE, HANG, NCCL,
-    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, KERNELS,
+    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 
