@@ -1,4 +1,4 @@
-"""Colours (Okabe and Ito's, for the colour-blind) and the light and dark templates of every figure."""
+"""The series colours and the light and dark templates of every figure."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from gpuscope.report.view.vocabulary import PARTS
+from gpuscope.report.view import palette
 
-# Okabe, Ito: Color Universal Design (2008).
-BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-SKY, YELLOW, PURPLE, GREY = "#56B4E9", "#F0E442", "#CC79A7", "#8C8C8C"
-SERIES = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW, GREY)
+SERIES = (
+    palette.BLUE,
+    palette.ORANGE,
+    palette.GREEN,
+    palette.VERMILLION,
+    palette.SKY,
+    palette.PURPLE,
+    palette.YELLOW,
+    palette.GREY,
+)
 """In this order for series that mean nothing else."""
 
-PART_COLOURS: dict[str, str] = {part.key: part.colour for part in PARTS}
-CAUSE_LOOKS: dict[str, tuple[str, str]] = {
-    "input": (VERMILLION, ""),
-    "sync": (YELLOW, ""),
-    "launch": (SKY, ""),
-    "gc": (GREEN, ""),
-    "host_other": (GREEN, "/"),
-    "allocator": (PURPLE, "x"),
-    "unattributed": (GREY, "."),
-}
-"""Colour and pattern of each cause of idle time; eight colours don't reach, so some differ by pattern."""
 SEVERITY_COLOURS = {"high": "red", "medium": "orange", "low": "gray"}
 """Names of dash-mantine-components' palette; the word always stands beside."""
 SEQUENTIAL = "Cividis"
@@ -57,7 +52,7 @@ def template(dark: bool) -> go.layout.Template:
             "yaxis": axis,
             "margin": {"l": 60, "r": 28, "t": 56, "b": 40},
             "legend": {"orientation": "h", "yanchor": "bottom", "y": 1, "x": 0},
-            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": text, "activecolor": BLUE},
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": text, "activecolor": palette.BLUE},
             "hoverlabel": {"font": {"family": FONT}, "align": "left", "namelength": -1},
             "colorscale": {"sequential": SEQUENTIAL},
         }

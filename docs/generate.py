@@ -6,6 +6,7 @@ A block in a Markdown file is regenerated from the command in its opening line:
 
     <!-- options: gpuscope analyze -->      usage and a table of its arguments and options
     <!-- run: gpuscope info sample_traces/ddp_healthy | head -n 5 -->      the command and what it prints
+    <!-- table: causes -->      a table that the program holds: see `TABLES`
     <!-- end -->
 """
 
@@ -16,18 +17,24 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
+from textwrap import wrap
 
 import click
 from rich.console import Console
 from rich.text import Text
 
 import gpuscope
+from gpuscope.analyzers.advice.rule import rules
+from gpuscope.analyzers.device_time.host_cause import host_causes
 from gpuscope.cli import cli
+from gpuscope.instrumented_runtime.commands.record import flags
+from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.output import write_text
 from gpuscope.report.terminal.report_text import render
+from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION, Cause
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "report.svg"
@@ -37,8 +44,10 @@ PICTURE_ENDS_BEFORE = ("Gain not told", "Collectives")
 """The picture is the report down to its advice: up to the first line that begins so."""
 WIDTH = 80
 """Columns of the terminal that output in the documentation was printed on."""
+DOCUMENT_WIDTH = 118
+"""Columns of a line of prose in a document."""
 
-_BLOCK = re.compile(r"<!-- (?P<kind>options|run): (?P<what>.+?) -->\n.*?<!-- end -->", re.DOTALL)
+_BLOCK = re.compile(r"<!-- (?P<kind>options|run|table): (?P<what>.+?) -->\n.*?<!-- end -->", re.DOTALL)
 _HEAD = re.compile(r"^(?P<command>.+?) \| head -n (?P<lines>\d+)$")
 
 
@@ -96,11 +105,70 @@ def output(line: str) -> str:
     return "\n".join(["```console", f"$ {match['command'] if match else line}", *printed, "```"])
 
 
+def _causes() -> str:
+    lines = ["| class | cause | in reports | what it is |", "|---|---|---|---|"]
+    return "\n".join([*lines, *(_cause_row(cause) for cause in CAUSES if cause.code != UNDIVIDED_COMMUNICATION)])
+
+
+def _cause_row(cause: Cause) -> str:
+    return f"| {cause.class_name or '–'} | [`{cause.code}`]({cause.anchor}) | {cause.label} | {_cell(cause.meaning)} |"
+
+
+def _host_causes() -> str:
+    return "\n\n".join(
+        "\n".join([
+            f"### `{cause.code}`", "", *wrap(cause.about, DOCUMENT_WIDTH), "",
+            *_point(f"**Told by**: {cause.recognised_by}"),
+            *_point(f"**Usually helps**: {cause.helps}"),
+            *_point(f"**Fooled by**: {cause.misled_by}"),
+        ])
+        for cause in host_causes()
+    )  # fmt: skip
+
+
+def _point(text: str) -> list[str]:
+    return wrap(text, DOCUMENT_WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _suggestions() -> str:
+    lines = ["| code | answers | setting |", "|---|---|---|"]
+    for knob in sorted((knob for rule in rules() for knob in rule.knobs), key=lambda knob: knob.code):
+        answers = ", ".join(f"`{code}`" for code in knob.answers)
+        lines.append(f"| `{knob.code}` | {answers} | {_cell(knob.setting)} |")
+    return "\n".join(lines)
+
+
+def _recording_options() -> str:
+    lines = ["| option | on the command line | default | |", "|---|---|---|---|"]
+    defaults = RecordOptions()
+    for name, text in option_texts().items():
+        values = " (" + ", ".join(f'`"{choice}"`' for choice in text.choices) + ")" if text.choices else ""
+        lines.append(f"| `{name}` | `{flags(name)}` | `{getattr(defaults, name)!r}` | {_cell(text.help + values)} |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "causes": _causes,
+    "host causes": _host_causes,
+    "recording options": _recording_options,
+    "suggestions": _suggestions,
+}
+"""What stands in the program and is read in the documentation too, by the name of its block."""
+
+
+def table(name: str) -> str:
+    """A table of `TABLES`. Raises `KeyError` for no such table."""
+    return TABLES[name]()
+
+
+MAKERS: dict[str, Callable[[str], str]] = {"options": options, "run": output, "table": table}
+
+
 def filled(text: str) -> str:
     """A document with its blocks brought up to date."""
 
     def block(match: re.Match[str]) -> str:
-        made = options(match["what"]) if match["kind"] == "options" else output(match["what"])
+        made = MAKERS[match["kind"]](match["what"])
         return f"<!-- {match['kind']}: {match['what']} -->\n{made}\n<!-- end -->"
 
     return _BLOCK.sub(block, text)

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.plugins import listed
 from gpuscope.report.schema.document import (
     AdviceEntry,
     Diagnosis,
     FindingEntry,
-    Prediction,
     Setting,
     SuggestionEntry,
     UnpredictedEntry,
 )
+from gpuscope.report.schema.replay_section import Prediction
+from gpuscope.report.view.causes import BY_CODE
 
 Predict = Callable[[Sequence[Change]], Predicted | Refused]
 """What a replay of the run says of changes made together."""
@@ -69,12 +69,29 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Knob:
+    """One thing that a rule may propose to set; a row of docs/advice.md."""
+
+    code: str
+    """Code of its suggestions."""
+    answers: tuple[str, ...]
+    """Codes of the findings that it answers."""
+    setting: str
+    """Markdown: the settings, by the frameworks' names for them."""
+
+
+@dataclass(frozen=True)
 class Rule:
-    """A topic of advice: the findings it answers, and what it proposes for one of them."""
+    """A topic of advice: what it may set, and what it proposes for one finding."""
 
     name: str
-    answers: tuple[str, ...]
+    knobs: tuple[Knob, ...]
     propose: Callable[[Case, FindingEntry], Iterable[Proposal]]
+
+    @property
+    def answers(self) -> frozenset[str]:
+        """Codes of the findings that it answers."""
+        return frozenset(code for knob in self.knobs for code in knob.answers)
 
 
 @cache
@@ -103,7 +120,7 @@ def advise(
 def worth_answering(report: Diagnosis, finding: FindingEntry) -> bool:
     """Whether a finding may lead to advice. A stall of a run that is compute-bound or can't be judged may
     not: nothing there is worth a risk, or nothing is certain."""
-    if finding["code"] not in CLASS_OF and finding["code"] != UNATTRIBUTED:
+    if finding["code"] not in BY_CODE:
         return True
     verdict = report["verdict"]
     return not verdict["abstained"] and verdict["bound_by"] != "compute" and finding["severity"] != "low"

@@ -11,6 +11,7 @@ from gpuscope.analyzers.allocator.allocator_settings import Settings
 from gpuscope.analyzers.allocator.caching_allocator import ADDRESS_SPACE, Allocator, Block, Key, Pool
 from gpuscope.analyzers.allocator.history import SHRINKS, Event, History, State
 from gpuscope.analyzers.allocator.releases import releases
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import AllocatorAction
 
 ALLOC, FREE_REQUESTED = AllocatorAction.ALLOC, AllocatorAction.FREE_REQUESTED
@@ -23,7 +24,6 @@ class Outcome:
     """What a replay needed, in bytes and counts."""
 
     peak_reserved: int
-    end_reserved: int
     device_calls: int
     """cudaMalloc and cuMemMap calls."""
     retries: int
@@ -74,7 +74,7 @@ class _Replay:
         self.private = sorted(
             (at, at + segment.size, segment.private)
             for at, segment in history.after.segments.items()
-            if segment.private != -1
+            if segment.private != NO_NAME
         )
         if empty:
             self._seed(history.before)
@@ -87,7 +87,7 @@ class _Replay:
             self._step(row, event)
         allocator = self.allocator
         return Outcome(
-            allocator.peak, allocator.reserved, allocator.device_calls, allocator.retries, self.failed, self.served,
+            allocator.peak, allocator.device_calls, allocator.retries, self.failed, self.served,
             self.placed, self.requests,
         )  # fmt: skip
 
@@ -124,15 +124,15 @@ class _Replay:
 
     def _key(self, event: Event) -> Key:
         if not self.private:
-            return event.stream, -1
+            return event.stream, NO_NAME
         inside = (private for start, end, private in self.private if start <= event.address < end)
-        return event.stream, next(inside, -1)
+        return event.stream, next(inside, NO_NAME)
 
     def _seed(self, state: State) -> None:
         starts = sorted(state.segments.items())
         private = {at: segment.private for at, segment in starts}
         for address, held in sorted(state.held.items()):
-            pool = next((private[at] for at, s in reversed(starts) if at <= address < at + s.size), -1)
+            pool = next((private[at] for at, s in reversed(starts) if at <= address < at + s.size), NO_NAME)
             block = self.allocator.malloc(held.requested, (held.stream, pool))
             if block is None:
                 self.failed += 1

@@ -17,9 +17,10 @@ from gpuscope.analyzers.allocator.allocator_settings import (
     Settings,
     segment_size,
 )
+from gpuscope.trace.columns.name_pool import NO_NAME
 
 Key = tuple[int, int]
-"""Stream and private pool (−1: none)."""
+"""Stream and private pool (`NO_NAME`: none)."""
 ADDRESS_SPACE = 1 << 44
 """Room of an expandable segment: torch reserves more than a device has, so it never runs out first."""
 
@@ -336,7 +337,7 @@ class Allocator:
     def _collect_garbage(self, threshold: int) -> None:
         """`garbage_collect_cached_blocks`: unsplit large blocks older than the mean, until enough is given back."""
         target, reclaimed = self.reserved - threshold, 0
-        pools = [pool for (key, small), pool in self.pools.items() if not small and key[1] == -1]
+        pools = [pool for (key, small), pool in self.pools.items() if not small and key[1] == NO_NAME]
         while reclaimed < target:
             idle = [(p.requests - b.born, b) for p in pools for b in p.cached() if not b.split and b.expandable is None]
             if not idle:

@@ -12,13 +12,13 @@ from gpuscope.analyzers.facts.matching import Matched, tell_unmatched
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.facts.waits import Waits
 from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result, attribute, longest, only_present
-from gpuscope.analyzers.frame.causes import UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.analyzers.frame.needs import Need, any_of
 from gpuscope.analyzers.frame.sections import CLOCK_ERROR, COLLECTIVES, RANK_STEPS, STRAGGLERS, STRAGGLERS_TESTABLE
 from gpuscope.hardware.bus_bandwidth import algbw, busbw_factor
 from gpuscope.report.schema.document import CollectiveEntry, Evidence
 from gpuscope.report.view import units
+from gpuscope.report.view.causes import UNDIVIDED_COMMUNICATION
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table, Times
@@ -97,7 +97,7 @@ def _attribute(trace: Trace, lane: LaneSummary, told: Told, row_of_event: Times)
     at = np.maximum(row, 0)
     # On the CPU an event can be a piece of its collective.
     turn = np.where(known, np.clip(told.turn[at], start, end), end) if len(told.turn) else end
-    untold = CAUSES.index(UNTOLD_COMMUNICATION)
+    untold = CAUSES.index(UNDIVIDED_COMMUNICATION)
     before, after = (
         np.where(known, cause[at], untold) if len(cause) else np.full(len(events), untold)
         for cause in (told.before, told.after)
@@ -130,7 +130,7 @@ _NOTES = {
     "pipeline_bubble": "waits for a neighbouring stage",
     "latency": "too small for its fixed cost",
     "bandwidth": "limited by bytes over the link",
-    UNTOLD_COMMUNICATION: "neither waiting nor transferring can be told from this rank's record",
+    UNDIVIDED_COMMUNICATION: "neither waiting nor transferring can be told from this rank's record",
 }
 
 

@@ -12,9 +12,9 @@ from gpuscope.analyzers.collectives.root_cause import Blame, Doing
 from gpuscope.analyzers.collectives.straggler_reasons import reasons
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
-from gpuscope.analyzers.frame.causes import CLASS_OF
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.report.schema.document import RankStepEntry, StragglerEntry
+from gpuscope.report.view.causes import BY_CODE
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA
@@ -44,18 +44,30 @@ def stragglers(facts: RunFacts, blame: Blame, doing: dict[int, Doing]) -> Stragg
     root = np.bincount(table["rank"], weights=own, minlength=ranks)
     tests = [_by_step(table["rank"], weight, steps, ranks, len(facts.trace.ranks)) for weight in (direct, own)]
     chance, least = np.minimum(tests[0][0], tests[1][0]), min(tests[0][1], tests[1][1])
+    shared = _waiting_ranks(facts, judged, ranks) * max(len(facts.steady.durations), 1)
     why = reasons(facts.trace, _lateness(facts, judged), _host_idle(facts))
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
         told = doing.get(rank)
         entries.append({
-            "rank": rank, "caused_wait_ns": round(caused[rank]), "root_wait_ns": round(root[rank]),
+            "rank": rank, "caused_wait_ns": round(caused[rank]),
+            "caused_wait_ns_per_step": round(caused[rank] / shared[rank]) if shared[rank] else None,
+            "root_wait_ns": round(root[rank]),
             "phase": told.phase() if told else None, "operation": told.operation() if told else None,
             "recurrent": bool(chance[rank] < MAX_CHANCE),
             "reason": why[rank].reason if rank in why else None, "reason_why": why[rank].why if rank in why else "",
         })  # fmt: skip
     entries.sort(key=lambda entry: (-entry["caused_wait_ns"], -entry["root_wait_ns"], entry["rank"]))
     return Stragglers(entries, least < MAX_CHANCE)
+
+
+def _waiting_ranks(facts: RunFacts, judged: Mask, ranks: int) -> Times:
+    """How many ranks ever waited for each rank in a judged step."""
+    found, rank, measured = facts.matched.instances, facts.trace["collectives"]["rank"], facts.waits
+    waited = ~found.p2p[found.owner] & judged[found.rows] & (measured.wait[found.rows] > 0)
+    late, waiting = rank[measured.last[found.owner[waited]]], rank[found.rows[waited]]
+    pairs, _ = distinct(late * ranks + waiting)
+    return np.bincount(pairs // ranks, minlength=ranks)
 
 
 def _lateness(facts: RunFacts, judged: Mask) -> dict[int, int]:
@@ -79,7 +91,7 @@ def _host_idle(facts: RunFacts) -> dict[int, dict[str, float]]:
         steps = max(facts.steady.count(lane), 1)
         own = found.setdefault(lane.rank, {})
         for cause, one in facts.causes.get(lane.key, {}).items():
-            if CLASS_OF.get(cause) == "cpu":
+            if BY_CODE[cause].class_name == "cpu":
                 own[cause] = own.get(cause, 0.0) + facts.steady.measure(lane, one.total, one.per_step) / steps
     return found
 

@@ -9,15 +9,15 @@ import numpy as np
 
 from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
 from gpuscope.analyzers.facts.waits import Waits
-from gpuscope.analyzers.frame.causes import UNTOLD_COMMUNICATION
 from gpuscope.hardware.bus_bandwidth import busbw_factor
+from gpuscope.report.view.causes import UNDIVIDED_COMMUNICATION
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
-CAUSES = ("bandwidth", "latency", "pipeline_bubble", "straggler", UNTOLD_COMMUNICATION)
+CAUSES = ("bandwidth", "latency", "pipeline_bubble", "straggler", UNDIVIDED_COMMUNICATION)
 """Causes of exposed communication. Where several operations cover an instant the first counts: data that moves
 before waiting, what is known before what is not."""
 _BANDWIDTH, _LATENCY, _BUBBLE, _STRAGGLER, _UNTOLD = range(len(CAUSES))

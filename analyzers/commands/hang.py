@@ -60,8 +60,8 @@ def _dumps(paths: tuple[str, ...]) -> list[Path]:
     import glob
 
     from gpuscope.errors import InputError
-    from gpuscope.sources.records import FLIGHT_RECORDER, is_record, records_below
-    from gpuscope.sources.source import source_for
+    from gpuscope.sources.records import is_record, records_below
+    from gpuscope.sources.source import Role, source_for
 
     found: list[Path] = []
     others: list[Path] = []
@@ -71,9 +71,9 @@ def _dumps(paths: tuple[str, ...]) -> list[Path]:
             raise InputError(f"{named}: no such file or directory")
         for path in matches:
             if path.is_dir():
-                found += records_below(path, {FLIGHT_RECORDER})
+                found += records_below(path, Role.HANG_RECORD)
             else:
-                (found if is_record(path, {FLIGHT_RECORDER}) else others).append(path)
+                (found if is_record(path, Role.HANG_RECORD) else others).append(path)
     if not found and len(others) == 1:
         source_for(others[0])  # says why, if it is of no known format
     if not found:

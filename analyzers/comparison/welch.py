@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, variance
 
-LEVEL = 0.95
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of normal values by that of their mean."""
 _QUANTILES = (

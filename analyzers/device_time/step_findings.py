@@ -7,9 +7,8 @@ from typing import Literal
 
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
-from gpuscope.analyzers.frame.causes import VERDICT_SHARE
+from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
 from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneSummary
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
@@ -27,7 +26,8 @@ def run(facts: RunFacts) -> Result:
     if facts.steady.asked:
         return result
     recorded = max((lane.breakdown.window for lane in facts.lanes), default=0)
-    found = [*_only_startup(facts), *_startup(facts), *_once(facts, Role.WARMUP), *_once(facts, Role.OUTLIER), *_shift(facts)]
+    once = (*_only_startup(facts), *_startup(facts), *_once(facts, Role.WARMUP), *_once(facts, Role.OUTLIER))
+    found = [*once, *_shift(facts)]
     result.findings += [finding for finding in found if (finding["cost_ns"] or 0) >= MIN_SHARE * recorded]
     return result
 
@@ -148,4 +148,4 @@ def _evidence(rank: int, start: int, duration: int, name: str, note: str) -> Evi
     return {"rank": rank, "start_ns": start, "dur_ns": duration, "name": name, "note": note}
 
 
-ANALYZER = RunAnalyzer("steps", run, (DEVICE_EVENTS,))
+ANALYZER = RunAnalyzer("steps", run)

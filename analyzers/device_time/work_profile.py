@@ -14,7 +14,6 @@ import numpy as np
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
-from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Table, Times
@@ -37,8 +36,7 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 
 def _of_lane(trace: Trace, view: LaneView) -> Table:
     device = trace["device_events"]
-    steady = [step for step, role in zip(view.steps, view.roles, strict=True) if role == Role.STEADY]
-    bounds = [(step.start, step.end) for step in steady] or [view.window]
+    bounds = [(step.start, step.end) for step in view.judged_steps]
     starts = np.array([start for start, _ in bounds], np.int64)
     ends = np.array([end for _, end in bounds], np.int64)
     rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
@@ -55,7 +53,7 @@ def _of_lane(trace: Trace, view: LaneView) -> Table:
     names = keys[kept] // width - 1, keys[kept] % width - 1
     return Table.build(SCHEMAS["work"], len(kept), {
         "rank": view.lane.rank, "operation": names[0], "dims": names[1], "elements": _elements(trace, names[1]),
-        "count": count[kept], "dur": np.rint(spent[kept]).astype(np.int64), "steps": max(len(steady), 1),
+        "count": count[kept], "dur": np.rint(spent[kept]).astype(np.int64), "steps": len(bounds),
     })  # fmt: skip
 
 

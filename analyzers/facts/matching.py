@@ -119,6 +119,7 @@ def _point_to_point(trace: Trace, found: Groups, rows: Times, reason: Array) -> 
     table, names = trace["collectives"], trace.names
     rank, op = table["rank"][rows], table["op"][rows]
     peer = np.where(table["peer"][rows] == NA, found.other_of_two(rows, rank), table["peer"][rows])
+    peer = np.where(peer == NA, found.at_place(rows, table["peer_place"][rows]), peer)
     reason[rows[peer == NA]] = REASONS.index("peer_untold")
     rows, rank, op, peer = (column[peer != NA] for column in (rows, rank, op, peer))
     send, receive = (op == names.find(name) for name in ("send", "recv"))

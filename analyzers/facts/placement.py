@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.trace.world import recorded_world
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _seats(trace: Trace) -> dict[int, _Seat]:
 
 def _world(trace: Trace) -> dict[int, _Seat]:
     """By rank of the job: what the log tells of the communicator that holds all of them."""
-    world = max(len(trace.ranks), int(trace["ranks"]["world_size"].max(initial=0)))
+    world = max(len(trace.ranks), recorded_world(trace).size or 0)
     return {rank: seat for rank, size, seat in _communicator_seats(trace) if size == world and rank != NA}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.trace.world import recorded_world
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,19 @@ class Groups:
     """Per group, how many of its ranks are in the files."""
     numbered: Mask
     """Per group, whether all its collectives carry sequence numbers."""
+    places: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """Rank by its place in a group, for groups whose members' places are recorded, over all files."""
 
     def absent(self, group: Times) -> Mask:
         """Per group asked for, whether a member is in none of the files."""
         return np.asarray(self.present[group] < self.members[group])
+
+    def at_place(self, rows: Times, place: Times) -> Times:
+        """The rank at a place of each row's group, or NA; shape as `rows`."""
+        found = np.full(len(rows), NA, np.int64)
+        for index in np.flatnonzero(place != NA).tolist():
+            found[index] = self.places.get(int(self.of_row[rows[index]]), {}).get(int(place[index]), NA)
+        return found
 
     def other_of_two(self, rows: Times, rank: Times) -> Times:
         """The other rank in a group of two for each row, or NA."""
@@ -59,18 +70,36 @@ def groups_of(trace: Trace) -> Groups:
     ranks: list[Times | None] = []
     present = np.zeros(count, np.int64)
     active = _active(of_row, table["rank"], count)
+    communicators = _places(trace)
+    places: dict[int, dict[int, int]] = {}
     for group, row in enumerate(first.tolist()):
         told = _parsed(trace.names[int(listed[row])])
         named = int(table["group"][row]) != NO_NAME
         if told is None and size[group] == NA and not named and _all_there(trace):
             size[group] = len(there)  # no group is told at all, and nobody is missing who could be in it
+        own = communicators.get(int(table["group"][row]), {})
+        if own:
+            places[group] = own
+        if told is None and own and len(own) == size[group]:
+            told = np.array(sorted(own.values()), np.int64)
         if told is not None:
             size[group] = len(told)
         elif size[group] == len(active[group]):
             told = active[group]
         ranks.append(told)
         present[group] = len(there.intersection(told.tolist())) if told is not None else len(active[group])
-    return Groups(of_row, size, ranks, present, used == 0)
+    return Groups(of_row, size, ranks, present, used == 0, places)
+
+
+def _places(trace: Trace) -> dict[int, dict[int, int]]:
+    """Rank by place in each communicator (code of its name), as its members' own records in all files have it."""
+    table = trace["groups"]
+    known = (table["place"] != NA) & (table["group"] != NO_NAME)
+    found: dict[int, dict[int, int]] = {}
+    columns = (table[name][known].tolist() for name in ("group", "place", "rank"))
+    for group, place, rank in zip(*columns, strict=True):
+        found.setdefault(group, {})[place] = rank
+    return found
 
 
 def _members_listed(trace: Trace, table: Table) -> Times:
@@ -106,5 +135,4 @@ def _active(of_row: Times, rank: Times, count: int) -> list[Times]:
 
 def _all_there(trace: Trace) -> bool:
     """Whether no rank of the job is known to be missing."""
-    world = trace["ranks"]["world_size"]
-    return int(world.max(initial=NA)) in (NA, len(trace.ranks))
+    return recorded_world(trace).size in (None, len(trace.ranks))

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
-from gpuscope.analyzers.facts import clocks, matching
-from gpuscope.analyzers.facts.assembled import assembled
+from gpuscope.analyzers.facts import assumed_world, clocks, matching
 from gpuscope.analyzers.facts.clocks import Clocks
-from gpuscope.analyzers.facts.flushes import Flush, flushes
 from gpuscope.analyzers.facts.host_links import Host, hosts
 from gpuscope.analyzers.facts.matching import Matched
+from gpuscope.analyzers.facts.pipeline_facts.assembled import assembled
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, flushes
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap, stage_map
 from gpuscope.analyzers.facts.placement import Placement
-from gpuscope.analyzers.facts.stages import StageMap, stage_map
 from gpuscope.analyzers.facts.steady_state import SteadyState, steady_state
 from gpuscope.analyzers.facts.waits import Waits, waits
 from gpuscope.analyzers.frame.analyzer import Analyzer, Attributed, LaneKey, Result
+from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.trace import Trace
+from gpuscope.trace.world import World
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,14 @@ class RunFacts:
         return steady_state(self.lanes, self.steps_asked)
 
     @cached_property
+    def world(self) -> World:
+        """Ranks of the job, with where that is from: as recorded, else assumed where all that is there agrees."""
+        return assumed_world.world(self.trace, self.matched, self.clocks)
+
+    @property
     def world_size(self) -> int | None:
-        """Ranks of the job; None where that is not recorded."""
-        return self.trace.world_size
+        """Ranks of the job; None where that is neither recorded nor may be assumed."""
+        return self.world.size
 
     @cached_property
     def matched(self) -> Matched:
@@ -65,7 +73,7 @@ class RunFacts:
     @cached_property
     def stages(self) -> StageMap | None:
         """The stages of a pipeline; None where nothing looks like one."""
-        return stage_map(self.trace)
+        return stage_map(self.trace, self.world_size)
 
     @cached_property
     def operations(self) -> Table:
@@ -89,6 +97,23 @@ class RunFacts:
     def hosts(self) -> tuple[Host, ...]:
         """The links inside each host whose topology was read."""
         return hosts(self.trace)
+
+
+class WhatIf(Protocol):
+    """What an analysis may ask the replay of its run (`gpuscope.analyzers.replay.replayer.Replayer`)."""
+
+    def predict(self, change: Change | Sequence[Change], /) -> Predicted | Refused:
+        """The step time with a change, or with several made one after the other."""
+
+    def pipeline_places(self, flush: Flush, change: EvenStages, /) -> Mapping[Key, tuple[int, int]]:
+        """Start and end of each computation with a change, ns after the pipeline began to fill; empty if refused."""
+
+
+@dataclass(frozen=True)
+class WhatIfAnalyzer(Analyzer):
+    """An analysis of all ranks of a run that asks its replay what a change would bring: nothing else predicts."""
+
+    run: Callable[[RunFacts, WhatIf], Result]
 
 
 @dataclass(frozen=True)

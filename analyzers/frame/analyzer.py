@@ -15,13 +15,13 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.lanes import LaneSummary, LaneView
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.sections import DECLARED, Section, Sections
 from gpuscope.errors import GpuscopeError
 from gpuscope.plugins import listed
 from gpuscope.report.schema.document import Evidence, FindingEntry, ProblemEntry
+from gpuscope.report.view.causes import BY_CODE
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.intervals import Spans, measure_within
 from gpuscope.trace.problems import Severity
@@ -88,7 +88,7 @@ class Analyzer:
 
     def __post_init__(self) -> None:
         undeclared = [section.key for section in self.sections if section not in DECLARED]
-        undeclared += set(self.causes) - {*CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION}
+        undeclared += set(self.causes) - BY_CODE.keys()
         if undeclared:
             raise ValueError(f"analyzer {self.name!r} gives {undeclared}, which no section or cause declares")
 

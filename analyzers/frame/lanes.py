@@ -49,6 +49,13 @@ class LaneView:
         return self.lane.rank, self.lane.device
 
     @property
+    def judged_steps(self) -> list[StepWindow]:
+        """The steady steps by this rank's own durations, else all; its window as one where it has no steps."""
+        steady = [step for step, role in zip(self.steps, self.roles, strict=True) if role == Role.STEADY]
+        proper = [step for step in self.steps if step.step != NA]
+        return steady or proper or [StepWindow(NA, *self.window)]
+
+    @property
     def judged(self) -> tuple[int, int]:
         """From the first steady step's begin to the last one's end; the window where there is none."""
         steady = [step for step, role in zip(self.steps, self.roles, strict=True) if role == Role.STEADY]
@@ -199,3 +206,10 @@ def summarise(
 def step_breakdowns(trace: Trace, view: LaneView) -> tuple[Breakdown, ...]:
     """The exact breakdown of each step, all steps at once."""
     return trace.breakdowns(view.rows, [(step.start, step.end) for step in view.steps])
+
+
+def mean_step_ns(lanes: Sequence[LaneSummary]) -> float:
+    """window / steps, mean over lanes, in ns (the window where there are no steps); 0 without lanes. The step that
+    predictions start from and that shares of a step refer to."""
+    found = [lane.breakdown.window / max(1, count_steps(lane.steps)) for lane in lanes]
+    return float(np.mean(found)) if found else 0.0

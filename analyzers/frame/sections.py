@@ -25,8 +25,8 @@ def only(values: Sequence[T]) -> T:
     return values[0]
 
 
-def one_after_the_other(values: Sequence[list[T]]) -> list[T]:
-    """For lists with an entry per rank: those of all files, in their order."""
+def every(values: Sequence[list[T]]) -> list[T]:
+    """For lists of what each file says of its own ranks."""
     return [entry for entries in values for entry in entries]
 
 
@@ -43,10 +43,21 @@ def _kernel(own: Sequence[KernelEntry], everything: int) -> KernelEntry:
     count, spent = sum(entry["count"] for entry in own), sum(entry["dur_ns"] for entry in own)
     rates = [(entry["flops_per_s"], entry["dur_ns"]) for entry in own if entry["flops_per_s"] is not None]
     rated = sum(weight for _, weight in rates)
+    # A kernel multiplies at one precision, as a rule; where files differ there is no one peak.
+    precisions = {entry["precision"] for entry in own if entry["flops_per_s"] is not None}
+    shares = [
+        None if entry["peak_frac"] is None else entry["peak_frac"] * entry["dur_ns"]
+        for entry in own
+        if entry["flops_per_s"] is not None
+    ]
+    known = [share for share in shares if share is not None]
+    comparable = len(precisions) == 1 and len(known) == len(shares) and rated
     return {
         "name": own[0]["name"], "category": own[0]["category"], "count": count, "dur_ns": spent,
         "mean_ns": spent // count, "share_frac": spent / everything if everything else 0.0,
         "flops_per_s": sum(rate * weight for rate, weight in rates) / rated if rated else None,
+        "precision": next(iter(precisions)) if len(precisions) == 1 else None,
+        "peak_frac": sum(known) / rated if comparable else None,
     }  # fmt: skip
 
 
@@ -84,12 +95,13 @@ BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
 FITS = Section[list[nccl_sections.FitEntry]]("fits")
 TRAFFIC = Section[list[nccl_sections.TrafficEntry]]("traffic")
 MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
-HOST_CALLS = Section[list[HostCallsEntry]]("host_calls", one_after_the_other)
+HOST_CALLS = Section[list[HostCallsEntry]]("host_calls", every)
 KERNELS = Section[list[KernelEntry]]("kernels", merge_kernels)
+EFFICIENCY = Section[list[document.EfficiencyEntry]]("efficiency", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, SLOWDOWN, REPLAY, PIPELINE, HANG, NCCL,
-    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS,
+    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 

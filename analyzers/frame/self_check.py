@@ -10,19 +10,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result
-from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.report.view.causes import CAUSES
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.schema import NA
 
 NAME = "self_check"
-PART_OF_CLASS = {"cpu": "idle", "communication": "exposed_communication", "memory": "exposed_memory"}
-PARTS: Mapping[str, str] = {
-    **{cause: PART_OF_CLASS[of] for cause, of in CLASS_OF.items()},
-    "allocator": "idle",
-    UNATTRIBUTED: "idle",
-    UNTOLD_COMMUNICATION: "exposed_communication",
-}
+PARTS: Mapping[str, str] = {cause.code: cause.part for cause in CAUSES}
 """The part of the breakdown that each cause is a share of."""
 SHOWN = 3
 """Breaches that the message spells out."""
@@ -60,7 +54,7 @@ def _of_window(name: str, breakdown: Breakdown, causes: Mapping[str, int], skipp
     parts = breakdown.parts
     if sum(parts.values()) != breakdown.window or min(parts.values()) < 0:
         yield f"the breakdown of {name} ({_listed(parts)}) does not sum to its {breakdown.window:,} ns"
-    for part in PART_OF_CLASS.values():
+    for part in dict.fromkeys(PARTS.values()):
         length, own = parts[part], {cause: ns for cause, ns in causes.items() if PARTS[cause] == part}
         adds_up = sum(own.values()) == length and min(own.values(), default=0) >= 0
         if part not in skipped and not adds_up:

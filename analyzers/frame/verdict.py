@@ -6,16 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscope.analyzers.frame.analyzer import Attributed
-from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION, VERDICT_SHARE
 from gpuscope.report.schema.document import Class, ProblemEntry, Slowdown, Verdict
 from gpuscope.report.view import units
-from gpuscope.report.view.vocabulary import CLASSES, cause_label
+from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label, class_of
+from gpuscope.report.view.vocabulary import CLASSES
 
+VERDICT_SHARE = 0.10
+"""A class must hold this share of the window to bound the run (definitions: «Verdict»)."""
 LOST_WORK = 0.5
 """If lost kernels, as long as the recorded ones on average, could fill this share of the idle time, it may be none."""
 MAX_CONFIDENCE = 0.95
 WHOLE_WINDOW = 0.8
 """Confidence that remains where the whole window is judged, warm-up and all."""
+ASSUMED_WORLD = 0.9
+"""What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Evidence:
     """Whether exposed communication was split by matching all ranks."""
     slowdown: Slowdown | None = None
     """What a what-if on the job's operations found; it makes the verdict where nothing but operations is known."""
+    world_assumed: bool = False
+    """Whether the ranks at hand are only assumed to be all of the job."""
     contradiction: str = ""
     """What does not add up; empty where all does."""
 
@@ -55,10 +61,9 @@ def class_sums(causes: Mapping[str, int]) -> dict[Class, int]:
     """ns by class; unexplained exposed communication counts to its class, unexplained idle to none."""
     sums: dict[Class, int] = {"cpu": 0, "communication": 0, "memory": 0}
     for cause, spent in causes.items():
-        if cause == UNTOLD_COMMUNICATION:
-            sums["communication"] += spent
-        elif cause != UNATTRIBUTED:
-            sums[CLASS_OF[cause]] += spent
+        class_name = class_of(cause)
+        if class_name is not None:
+            sums[class_name] += spent
     return sums
 
 
@@ -69,8 +74,8 @@ def bound(causes: Mapping[str, int], window: int) -> tuple[Class, str | None, fl
     share = sums[top] / window if window else 0.0
     if share < VERDICT_SHARE:
         return "compute", None, max(0.0, 1.0 - sum(causes.values()) / window) if window else 0.0
-    own = {cause: ns for cause, ns in causes.items() if CLASS_OF.get(cause) == top}
-    untold = causes.get(UNTOLD_COMMUNICATION, 0) if top == "communication" else 0
+    own = {cause: ns for cause, ns in causes.items() if class_of(cause) == top and cause != UNDIVIDED_COMMUNICATION}
+    untold = causes.get(UNDIVIDED_COMMUNICATION, 0) if top == "communication" else 0
     cause = max(own, key=lambda name: own[name]) if own else None
     return top, cause if cause is not None and own[cause] >= untold else None, share
 
@@ -85,7 +90,7 @@ def decide(evidence: Evidence) -> Verdict:
     top, cause, share = bound(evidence.causes, evidence.window)
     cause_abstained = top == "communication" and cause is None
     confidence = round(_confidence(evidence, top, cause, share), 2)
-    why = _why(evidence, top, cause, share)
+    why = _why(evidence, top, cause, share) + _world_taken(evidence)
     if evidence.why_whole:
         why += f"; {evidence.why_whole}"
     return _verdict(top, cause, share, confidence, why, cause_abstained=cause_abstained)
@@ -124,7 +129,9 @@ def _besides(slowdown: Slowdown | None) -> str:
     """What a what-if on operations found where there is no verdict."""
     if slowdown is None:
         return ""
-    return f"; by its operations the step takes {slowdown['total']:.3f} times as long as without stragglers"
+    return (
+        f"; by its operations the step takes {slowdown['total']:.3f} times as long as with each at the mean of its like"
+    )
 
 
 def _cannot_tell(evidence: Evidence) -> str:
@@ -181,7 +188,7 @@ def _confidence(evidence: Evidence, top: Class, cause: str | None, share: float)
     not_compute = sum(evidence.causes.values())
     untold = evidence.causes.get(UNATTRIBUTED, 0)
     if cause is not None:  # where the cause is left open, not knowing it speaks against nothing
-        untold += evidence.causes.get(UNTOLD_COMMUNICATION, 0)
+        untold += evidence.causes.get(UNDIVIDED_COMMUNICATION, 0)
     confidence *= 1 - untold / max(not_compute, evidence.window // 10, 1)
     confidence *= 1 - evidence.kernels_lost / max(evidence.launches, evidence.kernels_lost, 1)
     confidence *= evidence.events / (evidence.events + evidence.events_lost)
@@ -191,11 +198,19 @@ def _confidence(evidence: Evidence, top: Class, cause: str | None, share: float)
         confidence *= 0.7
     if _ranks_missing(evidence) and evidence.world_size is not None:
         confidence *= 0.9
+    if evidence.world_assumed:
+        confidence *= ASSUMED_WORLD
     if top == "communication" and evidence.world_size is None:
         confidence *= 0.8
     if evidence.why_whole:
         confidence *= WHOLE_WINDOW
     return min(max(confidence, 0.05), MAX_CONFIDENCE)
+
+
+def _world_taken(evidence: Evidence) -> str:
+    if not evidence.world_assumed:
+        return ""
+    return f"; the {len(evidence.ranks)} ranks at hand are assumed to be the whole job"
 
 
 def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str:

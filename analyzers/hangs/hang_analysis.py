@@ -19,6 +19,8 @@ from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.hang_section import Hang, HangCause, HangLast, HangMismatch, HangOperation
 
 EVIDENCE = 8
+NO_PAIR = (-1, -1)
+"""In place of two ranks: an operation of a whole group."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _operations(job: Job, found: Sequence[Wait]) -> list[HangOperation]:
     groups: Mapping[tuple[str, str, int, int], list[Wait]] = defaultdict(list)
     for wait in found:
         record = wait.record
-        pair = (min(record.rank, wait.awaited), max(record.rank, wait.awaited)) if record.p2p else (-1, -1)
+        pair = (min(record.rank, wait.awaited), max(record.rank, wait.awaited)) if record.p2p else NO_PAIR
         number = record.p2p_seq if record.p2p else record.seq
         key = (record.group, f"{record.op} {pair}" if record.p2p else record.op, number, pair[0])
         groups[key].append(wait)

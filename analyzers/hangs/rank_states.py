@@ -9,6 +9,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.trace.world import recorded_world
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,9 @@ class Job:
 
 def read(trace: Trace) -> Job:
     """The state of every rank of a trace."""
-    ranks = trace["ranks"]
-    sizes = ranks["world_size"][ranks.known("world_size")]
-    job = Job(trace.ranks, int(sizes.max()) if len(sizes) else None)
+    world = recorded_world(trace)
+    # The largest group of a dump need not begin with rank 0: it does not say which ranks wrote no dump.
+    job = Job(trace.ranks, None if world.provenance == "communicators" else world.size)
     job.dumped_ns = max((source.facts.get("dumped_ns", 0) for source in trace.sources), default=0)
     _records(trace, job)
     _status(trace, job)

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.launching_threads import blocking_calls
+from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.host_time.judged_windows import Judged
 from gpuscope.report.schema.host_calls_section import BlockingCallEntry

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.gap_evidence import host_activity
-from gpuscope.analyzers.device_time.launching_threads import blocking_calls
+from gpuscope.analyzers.device_time.idleness.gap_evidence import host_activity
+from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
 from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneView
 from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.analyzers.host_time.blocking_sites import plain

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.nccl import cost_constants
 from gpuscope.analyzers.nccl.cost_constants import Generation, Hardware
+from gpuscope.trace.schema import NS_PER_US
 
 RING_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """Rounds of n − 1 steps each."""
@@ -117,13 +118,13 @@ def latency_ns(op: str, nbytes: int, choice: Choice, place: Place) -> float:
     like = "tree" if place.ranks == place.nodes else choice.algorithm
     between = cost_constants.STEP_LATENCY["net"][like][index]
     if choice.algorithm == "pat":
-        return (base + count.between * between / 3.5 + place.ranks * 2.8) * 1000
+        return (base + count.between * between / 3.5 + place.ranks * 2.8) * NS_PER_US
     if choice.algorithm == "ring" and place.nodes > 1 and op in RING_STEPS:
         inside = max(inside, _OVERHEAD_US * (3 if choice.protocol == "simple" else 1))
     total = base + count.inside * inside + count.between * between
     if _plateau(op, nbytes, choice, place):
         total *= _PLATEAU.get(place.generation, _PLATEAU_LATER)
-    return total * 1000
+    return total * NS_PER_US
 
 
 def _plateau(op: str, nbytes: int, choice: Choice, place: Place) -> bool:

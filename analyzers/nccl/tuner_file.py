@@ -35,6 +35,8 @@ OPERATIONS = {
     "all_reduce": "allreduce",
 }
 """The plugin's five operations by ours; it has no all-to-all."""
+ANY = -1
+"""In the plugin's file: matches any number of nodes or ranks."""
 LARGEST = (1 << 64) - 1
 """The largest size_t: no message lies beyond."""
 _CANDIDATES = ("ring", "tree")
@@ -43,14 +45,14 @@ _CANDIDATES = ("ring", "tree")
 
 @dataclass(frozen=True)
 class TunerRow:
-    """One line of the file; nodes and ranks −1 match any."""
+    """One line of the file; nodes and ranks `ANY` match any."""
 
     op: str
     low: int
     high: int
     choice: Choice
-    nodes: int = -1
-    ranks: int = -1
+    nodes: int = ANY
+    ranks: int = ANY
 
     def line(self) -> str:
         """As the plugin reads it."""
@@ -102,7 +104,7 @@ def tuning(trace: Trace) -> Tuning:
     lost = 0
     for (op, size), own in sorted(by_kind.items()):
         place = run_choices.place(size)
-        nodes = -1 if isinstance(place, Refused) else place.nodes
+        nodes = ANY if isinstance(place, Refused) else place.nodes
         chosen: dict[int, Choice] = {}
         for nbytes in sorted({row["bytes"] for row in own}):
             now = run_choices.choice(op, nbytes, size)
@@ -193,6 +195,6 @@ def check(rows: Sequence[TunerRow]) -> None:
     for row in rows:
         if not row.choice.channels or row.choice.channels < 1 or row.choice.protocol == "ll128":
             raise ValueError(f"no such row may be written: {row.line()}")
-    covered = {row.op for row in rows if (row.low, row.high, row.nodes, row.ranks) == (0, LARGEST, -1, -1)}
+    covered = {row.op for row in rows if (row.low, row.high, row.nodes, row.ranks) == (0, LARGEST, ANY, ANY)}
     if covered != set(OPERATIONS):
         raise ValueError(f"sizes or operations without a row: {set(OPERATIONS) - covered}")

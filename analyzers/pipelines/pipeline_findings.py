@@ -1,4 +1,7 @@
-"""Findings of a pipeline: the stage that has more to compute than the others, and too few micro-batches."""
+"""Findings of a pipeline: the stage that has more to compute than the others, and too few micro-batches.
+
+Their cost is measured: parts of the bubbles, mean over stages and steps. What a change would gain, the replay says.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean, stdev
 
-from gpuscope.analyzers.facts.flushes import Computation, Flush
-from gpuscope.analyzers.facts.stages import StageMap
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
-from gpuscope.analyzers.pipelines.gains import MORE, Means, Replayed
+from gpuscope.analyzers.frame.changes import Predicted, Refused
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.view import units
+from gpuscope.report.view.prediction_sentences import outcome
 
 ENOUGH = 4
 """«We found the bubble overhead to be almost negligible when M ≥ 4 × K» (M micro-batches, K stages): Huang et al.
@@ -32,65 +36,75 @@ TOLD = 3.0
 SHOWN = 5
 
 
-def few_micro_batches(
-    section: Pipeline, told: Means, found: Sequence[Replayed], stages: StageMap
-) -> list[FindingEntry]:
-    """The finding where there are fewer micro-batches than hide the filling, and that costs time."""
+def few_micro_batches(section: Pipeline, step: float, found: Sequence[Flush], stages: StageMap) -> list[FindingEntry]:
+    """The finding where there are fewer micro-batches than hide the filling, and that costs time. `step` in ns."""
     schedule = section["schedule"]
     m, p, v = schedule["micro_batches"], schedule["stages"], schedule["chunks_per_stage"]
-    share = told.filling / told.step
+    cost = _mean([row["bubble_ns"]["warm_up"] + row["bubble_ns"]["drain"] for row in section["rows"]])
+    share = cost / step
     if schedule["name"] not in _FILLS or m * v >= ENOUGH * p or share < MIN_SHARE:
         return []
     best = schedule["ideal_bubble_frac"]
-    factor = section["more_micro_batches"]["step_factor"]
+    more = section["more_micro_batches"]
     finding: FindingEntry = {
         "code": "few_micro_batches",
         "severity": severity(share),
         "message": f"{units.plural(m, 'micro-batch', 'micro-batches')} on {units.plural(p, 'stage')} "
-        f"({_FILLS[schedule['name']]}): filling and draining the pipeline takes "
-        f"{units.duration(round(told.filling))} of a step; even equal stages idle for {units.share(best)} of the "
-        f"pipeline's time. The same batch in {MORE * m} micro-batches would take {factor:.3f} times as long, if "
-        "computing takes time in proportion",
+        f"({_FILLS[schedule['name']]}): a stage idles {units.duration(round(cost))} of a step on average while the "
+        f"pipeline fills and drains; with equal stages it would be {units.share(best)} of the pipeline's time. The "
+        f"same batch in {more['micro_batches']} micro-batches: {outcome(more)}",
         "ranks": sorted(stages.places),
-        "cost_ns_per_step": round(told.filling),
-        "cost_ns": round(told.filling * told.steps),
+        "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(found)),
         "share_frac": share,
-        "evidence": [_filled(one, stages) for one in sorted(found, key=lambda one: -one.filling)[:SHOWN]],
+        "evidence": [_filled(flush, stages) for flush in sorted(found, key=lambda one: -_filling(one))[:SHOWN]],
     }
     return [finding]
 
 
-def _filled(one: Replayed, stages: StageMap) -> Evidence:
+def _mean(values: Sequence[int]) -> float:
+    """Mean over the rows of the section: over stages, pipelines and steps."""
+    return fmean(values) if values else 0.0
+
+
+def _filling(flush: Flush) -> int:
+    """ns until the last stage has its first micro-batch."""
+    return flush.stages[-1][0].start - flush.span[0]
+
+
+def _filled(flush: Flush, stages: StageMap) -> Evidence:
     """How long the last stage waits for its first micro-batch."""
-    last = len(one.flush.stages) - 1
-    start, _ = one.flush.span
-    rank = _rank(stages, one.flush.pipeline, last)
+    last = len(flush.stages) - 1
     return {
-        "rank": rank,
-        "start_ns": start,
-        "dur_ns": one.flush.stages[last][0].start - start,
+        "rank": _rank(stages, flush.pipeline, last),
+        "start_ns": flush.span[0],
+        "dur_ns": _filling(flush),
         "name": "pipeline fills",
-        "note": f"step {one.flush.step}: until stage {last} has its first micro-batch",
+        "note": f"step {flush.step}: until stage {last} has its first micro-batch",
     }
 
 
-def imbalance(told: Means, found: Sequence[Replayed], stages: StageMap) -> list[FindingEntry]:
-    """The finding where one stage is the busiest in most steps, beyond the scatter of its micro-batches, and an even
-    split would shorten the step."""
-    cost = told.as_it_was - told.evened
-    share = cost / told.step
-    stage, often = Counter(_busiest(one.flush) for one in found).most_common(1)[0]
+def imbalance(
+    section: Pipeline, even: Predicted | Refused, step: float, found: Sequence[Flush], stages: StageMap
+) -> list[FindingEntry]:
+    """The finding where one stage is the busiest in most steps, beyond the scatter of its micro-batches, and the others
+    idle for it; none where the replay says that an even split would not shorten the step. `step` in ns."""
+    cost = _mean([row["bubble_ns"]["imbalance"] for row in section["rows"]])
+    share = cost / step
+    stage, often = Counter(_busiest(flush) for flush in found).most_common(1)[0]
     if share < MIN_SHARE or often <= MOST * len(found) or not _beyond_scatter(found, stage):
         return []
-    pipelines = sorted({one.flush.pipeline for one in found})
-    slow = [at for at in pipelines if _is_busiest(stage, [one.flush for one in found if one.flush.pipeline == at])]
+    if isinstance(even, Predicted) and even.before - even.after < MIN_SHARE * even.before:
+        return []
+    pipelines = sorted({flush.pipeline for flush in found})
+    slow = [at for at in pipelines if _is_busiest(stage, [flush for flush in found if flush.pipeline == at])]
     ranks = sorted(_rank(stages, pipeline, stage) for pipeline in slow or pipelines)
     place = " (the first)" if not stage else " (the last)" if stage == stages.stages - 1 else ""
     own, others = _work(found, stage)
     message = (
         f"Pipeline stage {stage}{place} computes {units.duration(round(own))} per micro-batch, the others "
-        f"{units.duration(round(others))} on average, and they wait for it: with an even split the step would take "
-        f"{told.factor(told.evened):.3f} times as long"
+        f"{units.duration(round(others))} on average: a stage idles {units.duration(round(cost))} of a step on average "
+        f"for having less to compute. With an even split: {outcome(section['even_split'])}"
     )
     if len(pipelines) == 1:
         message += "; with one pipeline, an uneven split and a slow rank look alike"
@@ -103,7 +117,7 @@ def imbalance(told: Means, found: Sequence[Replayed], stages: StageMap) -> list[
             "message": message,
             "ranks": ranks,
             "cost_ns_per_step": round(cost),
-            "cost_ns": round(cost * told.steps),
+            "cost_ns": round(cost * len(found)),
             "share_frac": share,
             "evidence": _longest(found, stage, stages),
         }
@@ -130,40 +144,39 @@ def _per_micro_batch(own: Sequence[Computation]) -> dict[int, int]:
     return found
 
 
-def _work(found: Sequence[Replayed], stage: int) -> tuple[float, float]:
+def _work(found: Sequence[Flush], stage: int) -> tuple[float, float]:
     """ns per micro-batch that a stage computes, and that the others do on average."""
     works = [
-        (at, ns) for one in found for at, own in enumerate(one.flush.stages) for ns in _per_micro_batch(own).values()
+        (at, ns) for flush in found for at, own in enumerate(flush.stages) for ns in _per_micro_batch(own).values()
     ]
     return fmean(ns for at, ns in works if at == stage), fmean(ns for at, ns in works if at != stage)
 
 
-def _beyond_scatter(found: Sequence[Replayed], stage: int) -> bool:
+def _beyond_scatter(found: Sequence[Flush], stage: int) -> bool:
     """Whether micro-batches take longer on this stage than on the others, by `TOLD` standard errors of the mean."""
     over = []
-    for one in found:
-        works = [_per_micro_batch(own) for own in one.flush.stages]
+    for flush in found:
+        works = [_per_micro_batch(own) for own in flush.stages]
         for micro_batch, own in works[stage].items():
             others = [work[micro_batch] for at, work in enumerate(works) if at != stage]
             over.append(own - fmean(others))
     return len(over) > 1 and fmean(over) > TOLD * stdev(over) / sqrt(len(over))
 
 
-def _longest(found: Sequence[Replayed], stage: int, stages: StageMap) -> list[Evidence]:
+def _longest(found: Sequence[Flush], stage: int, stages: StageMap) -> list[Evidence]:
     """The stage's computations that lie furthest above those of their kind on the other stages."""
     mean: dict[str, float] = {}
     for kind in ("F", "B", "W"):
         took = [
             computation.duration
-            for one in found
-            for at, own in enumerate(one.flush.stages)
+            for flush in found
+            for at, own in enumerate(flush.stages)
             for computation in own
             if computation.kind == kind and at != stage
         ]
         if took:
             mean[kind] = fmean(took)
-    own = [(one.flush, computation) for one in found for computation in one.flush.stages[stage]
-           if computation.kind in mean]  # fmt: skip
+    own = [(flush, one) for flush in found for one in flush.stages[stage] if one.kind in mean]
     own.sort(key=lambda pair: mean[pair[1].kind] - pair[1].duration)
     return [
         {

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
 from typing import Literal
 
-import numpy as np
-
-from gpuscope.analyzers.facts.assembled import from_ranges
-from gpuscope.analyzers.facts.flushes import Flush
-from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.facts.stages import StageMap
+from gpuscope.analyzers.facts.pipeline_facts.assembled import from_ranges
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, mean_begin_to_begin
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
+from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.frame.lanes import mean_step_ns
 from gpuscope.analyzers.frame.needs import Need, any_of
 from gpuscope.analyzers.frame.sections import PIPELINE
 from gpuscope.analyzers.pipelines.bubbles import bubbles
-from gpuscope.analyzers.pipelines.gains import MORE, Means, Replayed, means, replays
-from gpuscope.analyzers.pipelines.ideal_layout import Key
+from gpuscope.analyzers.pipelines.gains import EVEN, MORE, Gains, entry, gains
 from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
 from gpuscope.report.schema.pipeline_section import (
@@ -31,13 +27,11 @@ from gpuscope.report.schema.pipeline_section import (
     PipelineTimeline,
 )
 from gpuscope.report.view import units
-from gpuscope.trace.columns.table import Table
-from gpuscope.trace.schema import NA
 
 _KINDS: dict[str, Literal["forward", "backward", "weight"]] = {"F": "forward", "B": "backward", "W": "weight"}
 
 
-def run(facts: RunFacts) -> Result:
+def run(facts: RunFacts, what_if: WhatIf) -> Result:
     """The section `pipeline`; nothing for a job without a pipeline."""
     result, stages = Result(ANALYZER.name), facts.stages
     if stages is None:
@@ -58,16 +52,13 @@ def run(facts: RunFacts) -> Result:
     section["rows"] = _per_step(rows)
     section["bubble_frac"] = _share(rows)
     section["steps_left_out"] = left_out
-    found = replays(whole)
-    section["timeline"] = _timeline(whole, rows, found, stages)
-    if not found:
-        section["untold"] = "computations wait for each other in a circle: they can't be replayed"
-        return result
-    told = means(found, _step(facts.operations, facts.lanes))
-    _gains(section, told, schedule)
-    result.findings = few_micro_batches(section, told, found, stages)
+    section["timeline"] = _timeline(whole, rows, what_if, stages)
+    found = gains(what_if, schedule.micro_batches)
+    _add_gains(section, found, schedule)
+    step = mean_step_ns(facts.lanes) or mean_begin_to_begin(whole)
+    result.findings = few_micro_batches(section, step, whole, stages)
     if from_ranges(facts.trace):  # of a job's own timers, `slowdown` names the stage or worker
-        result.findings += imbalance(told, found, stages)
+        result.findings += imbalance(section, found.even_split, step, whole, stages)
     return result
 
 
@@ -147,34 +138,13 @@ def _share(rows: Sequence[PipelineRow]) -> float:
     return sum(map(bubble_of, rows)) / max(sum(row["dur_ns"] for row in rows), 1)
 
 
-def _step(table: Table, lanes: Sequence[LaneSummary]) -> float:
-    """Mean length of a step in ns: as the lanes tell it, else from its first operation to its last."""
-    told = [step.end - step.start for lane in lanes for step in lane.steps if step.step != NA]
-    if told:
-        return fmean(told)
-    steps, which = np.unique(table["step"], return_inverse=True)
-    first, last = np.full(len(steps), table["start"].max()), np.full(len(steps), table["end"].min())
-    np.minimum.at(first, which, table["start"])
-    np.maximum.at(last, which, table["end"])
-    return float((last - first).mean())
-
-
-def _gains(section: Pipeline, told: Means, schedule: Recognised) -> None:
-    section["replayed_ns"] = round(told.as_it_was)
-    section["even_split"] = {
-        "micro_batches": schedule.micro_batches,
-        "pipeline_ns": round(told.evened),
-        "step_factor": told.factor(told.evened),
-    }
-    section["more_micro_batches"] = {
-        "micro_batches": MORE * schedule.micro_batches,
-        "pipeline_ns": round(told.with_more),
-        "step_factor": told.factor(told.with_more),
-    }
+def _add_gains(section: Pipeline, found: Gains, schedule: Recognised) -> None:
+    section["even_split"] = entry(found.even_split, schedule.micro_batches)
+    section["more_micro_batches"] = entry(found.more_micro_batches, MORE * schedule.micro_batches)
 
 
 def _timeline(
-    whole: Sequence[Flush], rows: Sequence[PipelineRow], found: Sequence[Replayed], stages: StageMap
+    whole: Sequence[Flush], rows: Sequence[PipelineRow], what_if: WhatIf, stages: StageMap
 ) -> PipelineTimeline:
     """The step and pipeline whose bubble is the median, as it was and with an even split."""
     idle: dict[tuple[int, int], int] = defaultdict(int)
@@ -182,17 +152,17 @@ def _timeline(
         idle[row["pipeline"], row["step"]] += bubble_of(row)
     key = sorted(idle, key=lambda key: (idle[key], key))[len(idle) // 2]
     shown = [flush for flush in whole if (flush.pipeline, flush.step) == key]
-    evened = [one for one in found if (one.flush.pipeline, one.flush.step) == key]
+    evened = [(flush, places) for flush in shown if (places := what_if.pipeline_places(flush, EVEN))]
     return {
         "pipeline": key[0],
         "step": key[1],
         "computations": [one for flush in shown for one in _entries(flush, None, stages)],
-        "ideal": [one for replayed in evened for one in _entries(replayed.flush, replayed.even_places, stages)],
+        "ideal": [one for flush, places in evened for one in _entries(flush, places, stages)],
     }
 
 
 def _entries(
-    flush: Flush, places: Mapping[Key, tuple[float, float]] | None, stages: StageMap
+    flush: Flush, places: Mapping[Key, tuple[int, int]] | None, stages: StageMap
 ) -> Iterator[PipelineComputation]:
     """The computations of a flush as recorded, or at these places."""
     rank = {place: rank for rank, place in stages.places.items()}
@@ -206,12 +176,12 @@ def _entries(
                 "kind": _KINDS[one.kind],
                 "micro_batch": one.micro_batch,
                 "model_chunk": one.model_chunk,
-                "start_ns": round(start) + (begin if places is not None else 0),
-                "dur_ns": round(end) - round(start),
+                "start_ns": start + (begin if places is not None else 0),
+                "dur_ns": end - start,
             }
 
 
-ANALYZER = RunAnalyzer(
+ANALYZER = WhatIfAnalyzer(
     "pipeline",
     run,
     (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpuscope.analyzers.facts.flushes import Computation, Flush
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
 from gpuscope.report.schema.pipeline_section import ScheduleName
 
 Order = list[tuple[str, int]]
@@ -161,13 +161,19 @@ class Ideal:
     basis: str
 
 
+def bubble_frac(stages: int, micro_batches: int, chunks: int = 1) -> float:
+    """Ideal bubble / length of GPipe and 1F1B, (p−1)/(m+p−1), and with several chunks per stage of their interleaved
+    kin, (p−1)/(v·m+p−1): Huang et al. 2019 (GPipe); Narayanan et al. 2021, 2.2."""
+    return (stages - 1) / (chunks * micro_batches + stages - 1)
+
+
 def ideal(found: Recognised, stages: int) -> Ideal:
     """The ideal bubble of a schedule."""
     p, m, v = stages, found.micro_batches, found.chunks
     if found.name in ("gpipe", "1f1b"):
-        return Ideal((p - 1) / (m + p - 1), "(p−1)/(m+p−1): Huang et al. 2019 (GPipe); Narayanan et al. 2021, 2.2.1")
+        return Ideal(bubble_frac(p, m), "(p−1)/(m+p−1): Huang et al. 2019 (GPipe); Narayanan et al. 2021, 2.2.1")
     if found.name in ("interleaved_1f1b", "looped_bfs"):
-        return Ideal((p - 1) / (v * m + p - 1), "(p−1)/(v·m+p−1): Narayanan et al. 2021, 2.2.2")
+        return Ideal(bubble_frac(p, m, v), "(p−1)/(v·m+p−1): Narayanan et al. 2021, 2.2.2")
     if found.name == "zbv" and m >= 2 * p - 1:
         # 6m computations per stage, and no bubble between a stage's first and last one.
         return Ideal(

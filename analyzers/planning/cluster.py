@@ -58,7 +58,8 @@ def cluster_of(spec: str, network: str | None = None, memory_gb: float | None = 
     if min(hosts, gpus) < 1 or hosts * gpus > 1 << 20:
         raise UsageError(f"{spec!r}: no such number of GPUs")
     known = next((key for key in MEMORY_GB if f" {key} " in f" {name.replace('-', ' ')} "), None)
-    peak = peak_flops(name, "bf16")
+    # A V100 has tensor cores for FP16 alone.
+    peak = peak_flops(name, "bf16") or peak_flops(name, "fp16")
     if known is None or peak is None:
         raise UsageError(f"the GPU {name!r} is not in the table", hint=f"known: {', '.join(MEMORY_GB)}")
     return Cluster(

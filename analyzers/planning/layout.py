@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuscope.analyzers.pipelines.schedules import bubble_frac
 from gpuscope.analyzers.planning.cluster import Cluster
 from gpuscope.analyzers.planning.transformer import Model
 
@@ -118,8 +119,7 @@ def activations(model: Model, layout: Layout, batch: int) -> float:
 
 def bubble(layout: Layout, batch: int) -> float:
     """Share of a step that a pipeline stage idles under 1F1B: (p − 1) / (m + p − 1)."""
-    stages = layout.pipeline
-    return (stages - 1) / (micro_batches(layout, batch) + stages - 1)
+    return bubble_frac(layout.pipeline, micro_batches(layout, batch))
 
 
 def volume(model: Model, layout: Layout, batch: int) -> dict[str, float]:

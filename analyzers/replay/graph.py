@@ -14,11 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.analyzers.device_time.host_cause import host_causes
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA
 
-CAUSES = ("input", "gc", "allocator", "host_other")
+CAUSES = tuple(cause.code for cause in host_causes())
 """Parts of a host segment that a change can take away (docs/definitions.md: «Stalls»)."""
+
+
+NONE = -1
+"""No place: of a node without a call or label, of what has nothing before it."""
 
 
 class UnreplayableError(Exception):
@@ -59,8 +64,6 @@ class Edge(IntEnum):
     """An operation → the call that waited for it."""
     JOIN = 5
     """Ranks of a collective."""
-    LOADER = 6
-    """A batch → its consumer."""
 
 
 NODE_COLUMNS = (

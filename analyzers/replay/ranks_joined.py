@@ -14,7 +14,7 @@ import numpy as np
 from gpuscope.analyzers.facts.clocks import Clocks
 from gpuscope.analyzers.facts.matching import Instances, Matched
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.replay.graph import Edge, Graph, Node, join
+from gpuscope.analyzers.replay.graph import NONE, Edge, Graph, Node, join
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -60,7 +60,7 @@ def _instances(graph: Graph, trace: Trace, matched: Matched) -> list[list[int]]:
     table = trace["collectives"]
     keys = zip(*(table[name].tolist() for name in ("rank", "start", "end", "op")), strict=True)
     row_of = {(rank, start, end, trace.names[op]): row for row, (rank, start, end, op) in enumerate(keys)}
-    call_of = np.full(len(table), -1, np.int64)
+    call_of = np.full(len(table), NONE, np.int64)
     for place, call in enumerate(graph.calls):
         row = row_of.get((call.rank, call.start, call.end, call.op))
         if row is not None:

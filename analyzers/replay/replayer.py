@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
@@ -55,6 +56,7 @@ class Replayer:
         self.error_frac: float | None = None
         """|replayed − measured| / measured, of the mean step."""
         self._graph: Graph | None = None
+        self._layouts: dict[PipelineChange, Predicted | Refused] = {}
         self._facts = facts
         self._before = _step_ns(facts)
         self._variation = _variation(recorded)
@@ -114,32 +116,49 @@ class Replayer:
     def _pipelined(self, changes: Sequence[Change]) -> Predicted | Refused:
         """Another schedule, split or number of micro-batches: the pipeline's part of the step laid out anew."""
         (change, *others) = changes
-        pipeline = self._pipeline
         if others or not isinstance(change, PipelineChange):
             return Refused("a change of the pipeline is predicted alone: its order is laid out anew")
-        if pipeline is None:
-            return Refused(
-                "no step holds all computations of a pipeline: record every stage, with ranges per micro-batch"
-            )
-        if pipeline.error_frac > MAX_ERROR:
-            return Refused(f"the pipeline replayed unchanged misses its measured length by {pipeline.error_frac:.1%}")
-        try:
-            saved = [pipeline.saved(change, bias) for bias in (-1, 0, 1)]
-        except UnreplayableError as error:
-            return Refused(str(error))
-        except CircleError:
-            return Refused("in that order stages would wait for each other for ever")
+        if change not in self._layouts:  # the report asks for some of them in several places
+            try:
+                self._layouts[change] = self._laid_out(change)
+            except UnreplayableError as error:
+                self._layouts[change] = Refused(str(error))
+            except CircleError:
+                self._layouts[change] = Refused("in that order stages would wait for each other for ever")
+        return self._layouts[change]
+
+    def _laid_out(self, change: PipelineChange) -> Predicted:
+        """Raises `UnreplayableError` or `CircleError`."""
+        pipeline = self._trusted_pipeline
         before = self._before or pipeline.step_ns
-        times = [before - ns for ns in saved]
+        times = [before - ns for ns in pipeline.savings(change)]
         margin = (max(pipeline.error_frac, pipeline.mean_error_frac) + self._variation) * times[1]
         return Predicted(
             round(before), max(0, round(times[1])), max(0, round(min(times) - margin)), round(max(times) + margin),
-            pipeline.basis(change),
+            pipeline.basis(change), pipeline.provenance(change),
         )  # fmt: skip
 
+    def pipeline_places(self, flush: Flush, change: PipelineChange) -> dict[Key, tuple[int, int]]:
+        """Start and end of each computation of a flush with a change, as `predict` replays it, in ns after the pipeline
+        began to fill; empty where `predict` refuses."""
+        if isinstance(self.predict(change), Refused):
+            return {}
+        return self._trusted_pipeline.places(flush, change)
+
+    @property
+    def _trusted_pipeline(self) -> PipelineReplay:
+        """Raises `UnreplayableError` where there is none, or its unchanged replay misses."""
+        pipeline = self._pipeline
+        if pipeline.error_frac > MAX_ERROR:
+            raise UnreplayableError(
+                f"the unchanged replay misses the pipeline's measured length by {pipeline.error_frac:.1%}, more than "
+                f"{MAX_ERROR:.0%}"
+            )
+        return pipeline
+
     @cached_property
-    def _pipeline(self) -> PipelineReplay | None:
-        return pipeline_replay(self._facts, self._fixed) if len(self._facts.trace["operations"]) else None
+    def _pipeline(self) -> PipelineReplay:
+        return pipeline_replay(self._facts, self._fixed)
 
     def _replayed(self, changes: Sequence[Change], bias: int) -> _Outcome:
         graph, basis = self._graph, []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope.analyzers.nccl.run_choices import RunChoices
-from gpuscope.analyzers.replay.graph import Edge, Graph, Node
+from gpuscope.analyzers.replay.graph import NONE, Edge, Graph, Node
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Mask, Times
 
@@ -51,7 +51,7 @@ Rewrite = Callable[[Graph, Any, Setting], Rewritten]
 
 def nodes_by_call(graph: Graph, kind: Node) -> Times:
     """Per call, its node of that kind; -1 where there is none."""
-    found = np.full(len(graph.calls), -1, np.int64)
+    found = np.full(len(graph.calls), NONE, np.int64)
     places = np.flatnonzero(graph.of(kind) & (graph.nodes["call"] >= 0))
     found[graph.nodes["call"][places]] = places
     return found

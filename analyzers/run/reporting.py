@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from gpuscope.analyzers.advice.rule import Predict, advise
-from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIfAnalyzer
 from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.frame import sections, verdict
 from gpuscope.analyzers.frame.analyzer import (
@@ -22,7 +22,6 @@ from gpuscope.analyzers.frame.analyzer import (
     attributed,
 )
 from gpuscope.analyzers.frame.cause_findings import Run, findings
-from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.analyzers.frame.sections import Sections, merged
 from gpuscope.analyzers.frame.self_check import NAME as CHECK
@@ -41,7 +40,8 @@ from gpuscope.report.schema.document import (
     StepEntry,
     TraceEntry,
 )
-from gpuscope.sources.records import ALLOCATOR_SNAPSHOT, FLIGHT_RECORDER, RECORDS
+from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
+from gpuscope.sources.records import files_of, is_timeline
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.frameworks import frameworks, parallelism
@@ -66,7 +66,7 @@ def build(
     checked, wrong = self_check(facts.lanes, causes, _unsettled(results))
     results = [*results, checked]
     causes = {key: {} if key in wrong else causes.get(key, {}) for key in (lane.key for lane in facts.lanes)}
-    problems = _problems(facts.trace, results)
+    problems = _problems(facts, results)
     diagnosis = _diagnosis(facts, causes, problems, results, parallelism or {})
     suggestions, advice = advise(diagnosis, predict)
     return {
@@ -129,15 +129,20 @@ def judged_causes(steady: SteadyState, lane: LaneSummary, causes: Causes) -> dic
     return {cause: one for cause, one in found.items() if one.total}
 
 
-def _problems(trace: Trace, results: Sequence[Result]) -> list[ProblemEntry]:
-    read = [ProblemEntry(severity=p.severity, code=p.code, count=p.count, message=p.message) for p in trace.problems]
-    return [*(problem for result in results for problem in result.problems), *read]
+def _problems(facts: RunFacts, results: Sequence[Result]) -> list[ProblemEntry]:
+    of_run, problems = Result("run"), facts.trace.problems
+    if facts.world.assumed:
+        of_run.problem("info", "world_assumed", len(facts.trace.ranks), facts.world.why)
+    read = [ProblemEntry(severity=p.severity, code=p.code, count=p.count, message=p.message) for p in problems]
+    return [*(problem for result in (*results, of_run) for problem in result.problems), *read]
 
 
 def _unsettled(results: Sequence[Result]) -> set[str]:
     """Causes to which nothing could be attributed, for their analysis did not run to its end."""
     ended_early = {result.analyzer for result in results if result.status != "ok"}
-    analyzers: tuple[Analyzer, ...] = (*analyzers_of(FileAnalyzer), *analyzers_of(RunAnalyzer))
+    analyzers: tuple[Analyzer, ...] = tuple(
+        analyzer for kind in (FileAnalyzer, RunAnalyzer, WhatIfAnalyzer) for analyzer in analyzers_of(kind)
+    )
     return {cause for analyzer in analyzers if analyzer.name in ended_early for cause in analyzer.causes}
 
 
@@ -156,7 +161,8 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
     ]  # fmt: skip
     return {
         "sources": sources,
-        "world_size": facts.world_size,
+        "world_size": facts.world.size,
+        "world_basis": facts.world.provenance,
         "ranks_present": trace.ranks,
         "clock_error_ns": clock_error,
         "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
@@ -183,7 +189,8 @@ def _weigh(
         causes=totals,
         idle=sum(breakdown.idle for breakdown in judged),
         ranks=trace.ranks,
-        world_size=facts.world_size,
+        world_size=facts.world.size,
+        world_assumed=facts.world.assumed,
         launches=events + lost,
         kernels_lost=lost,
         events=events,
@@ -207,23 +214,18 @@ def _messages(problems: Sequence[ProblemEntry], code: str) -> list[str]:
 
 def _no_timeline(trace: Trace) -> str:
     """What files without any timeline are good for instead; empty where that is not so."""
-    formats = {source.format for source in trace.sources}
-    if formats == {FLIGHT_RECORDER}:
-        return "Flight Recorder dumps tell where a job hangs, not where its time goes"
-    if formats == {ALLOCATOR_SNAPSHOT}:
-        return "allocator snapshots tell how memory is used, not where time goes: add a trace of the ranks"
-    if formats <= RECORDS:
-        return "these files tell how NCCL communicates, not where the time of a step goes: add a trace of the ranks"
-    return ""
+    formats = dict.fromkeys(source.format for source in trace.sources)
+    if any(is_timeline(fmt) for fmt in formats):
+        return ""
+    return "; ".join(dict.fromkeys(files_of(fmt).alone for fmt in formats))
 
 
 def _stalls(sums: Mapping[str, int]) -> Stalls:
     stalls: dict[str, dict[str, int]] = {"cpu": {}, "communication": {}, "memory": {}}
     for cause, spent in sums.items():
-        if cause in CLASS_OF:
-            stalls[CLASS_OF[cause]][cause] = spent
-        elif cause == UNTOLD_COMMUNICATION:
-            stalls["communication"][UNATTRIBUTED] = spent
+        class_name = class_of(cause)
+        if class_name is not None:
+            stalls[class_name][UNATTRIBUTED if cause == UNDIVIDED_COMMUNICATION else cause] = spent
     return {
         "cpu": stalls["cpu"], "communication": stalls["communication"], "memory": stalls["memory"],
         "unattributed": sums.get(UNATTRIBUTED, 0),

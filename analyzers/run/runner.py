@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from gpuscope.analyzers.device_time.wholeness import why_thinned
-from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.device_time.thinned import why_thinned
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, attributed, broken, run_one
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
@@ -23,7 +24,7 @@ from gpuscope.analyzers.replay.record.recording import Recorded, record
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.reporting import build
-from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, read_file, total_size
+from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, numbered, read_file, total_size
 from gpuscope.sources.restarts import left_out
 from gpuscope.sources.run_manifest import ended, mesh, run_folders
 from gpuscope.sources.source import ReadOptions
@@ -93,6 +94,7 @@ def run(
     `keep` is given each file's trace with all its events, which are otherwise let go; files are then read here,
     one after the other.
     """
+    items = numbered(items, options.read)
     options = replace(options, files=len(items))
     if keep is not None:
         parts = _in_turn(items, options, begun, keep)
@@ -102,15 +104,16 @@ def run(
     lanes = [lane for part in parts for lane in part.lanes]
     results = [result for part in parts for result in part.results]
     facts = RunFacts(merge([part.trace for part in parts]), lanes, attributed(results), options.steps is not None)
-    results += [run_one(analyzer, facts.trace, facts) for analyzer in analyzers_of(RunAnalyzer)]
+    replayer, replayed = _replay(facts, [entry for part in parts for entry in part.recorded])
+    what_if: WhatIf = _NotReplayed() if replayer is None else replayer
+    results += _of_run(facts, what_if)
     folders = run_folders(item.path for item in items)
     results += [_how_it_ended(folder, [item.path for item in items]) for folder in folders]
     if options.ranks is not None:
         results += _ranks_absent(options.ranks, facts.trace.ranks)
-    replayer, replayed = _replay(facts, [entry for part in parts for entry in part.recorded])
     results.append(replayed)
     named = mesh(folders[0]) if len(folders) == 1 else {}
-    report = build(facts, results, _not_replayed if replayer is None else replayer.predict, named)
+    report = build(facts, results, what_if.predict, named)
     return Analysis(report, replayer)
 
 
@@ -123,8 +126,21 @@ def _replay(facts: RunFacts, recorded: Sequence[Recorded]) -> tuple[Replayer | N
         return None, broken("replay", error)
 
 
-def _not_replayed(_: Sequence[Change]) -> Predicted | Refused:
-    return Refused("the replay failed")
+class _NotReplayed:
+    """Stands for a replay that failed."""
+
+    def predict(self, _: Change | Sequence[Change], /) -> Predicted | Refused:
+        return Refused("the replay failed")
+
+    def pipeline_places(self, _: Flush, __: Change, /) -> dict[Key, tuple[int, int]]:
+        return {}
+
+
+def _of_run(facts: RunFacts, what_if: WhatIf) -> list[Result]:
+    """The analyses of all ranks together, in order of name."""
+    results = [run_one(analyzer, facts.trace, facts) for analyzer in analyzers_of(RunAnalyzer)]
+    results += [run_one(analyzer, facts.trace, facts, what_if) for analyzer in analyzers_of(WhatIfAnalyzer)]
+    return sorted(results, key=lambda result: result.analyzer)
 
 
 def _ranks_absent(asked: Collection[int], there: Sequence[int]) -> list[Result]:

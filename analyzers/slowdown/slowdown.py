@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from gpuscope.analyzers.facts.assembled import from_ranges
+from gpuscope.analyzers.facts.pipeline_facts.assembled import from_ranges
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
@@ -149,7 +149,7 @@ def _slow_worker(job: Grid, found: Slowdowns, stage: int, replica: int, effect: 
         "code": "slow_worker",
         "severity": severity(cost / found.replayed),
         "message": f"Rank {rank} (replica {int(job.replicas[replica])}, stage {stage}) is slow: "
-        + _consequence(found, effect),
+        + _consequence(found, effect, "its own included"),
         "ranks": [rank],
         "cost_ns_per_step": round(cost),
         "cost_ns": round(cost * len(job.steps)),
@@ -165,7 +165,8 @@ def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> Find
     return {
         "code": "slow_stage",
         "severity": severity(cost / found.replayed),
-        "message": f"Pipeline stage {stage}{place} is slow: {_consequence(found, effect)}{doubt}",
+        "message": f"Pipeline stage {stage}{place} is slow: "
+        f"{_consequence(found, effect, 'its extra work gone, not moved to the others')}{doubt}",
         "ranks": sorted(job.ranks[stage].tolist()),
         "cost_ns_per_step": round(cost),
         "cost_ns": round(cost * len(job.steps)),
@@ -193,11 +194,10 @@ def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
     }
 
 
-def _consequence(found: Slowdowns, effect: Effect) -> str:
+def _consequence(found: Slowdowns, effect: Effect, how: str) -> str:
     before, after = (units.duration(round(ns)) for ns in (found.replayed, effect.without))
-    return (
-        f"at the mean pace of all, the step would take {after} instead of {before} (M = {found.explained(effect):.3f})"
-    )
+    share = f"M = {found.explained(effect):.3f}"
+    return f"at the mean pace of all, {how}, the step would take {after} instead of {before} ({share})"
 
 
 def _slowest(job: Grid, found: Slowdowns, chosen: Mask, replicas: Mask) -> list[Evidence]:

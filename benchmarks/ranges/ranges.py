@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LISTENER = ROOT / "tests/runtime/capture/nvtx_listener.c"
+LISTENER = ROOT / "tests/runtime/record/nvtx_listener.c"
 SKIPPED, STEPS = 10, 30
 RANGES_PER_STEP = 20  # of the demo trainer: data, forward, backward, optimizer… with four micro-batches
 

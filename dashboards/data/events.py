@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +34,6 @@ class Events:
         self.trace = trace
         self.ties = Ties(trace)
         self.tracks: Sequence[Track] = tracks(trace, self.ties)
-        self.by_key: Mapping[str, Track] = {track.key: track for track in self.tracks}
         self.tracks_of_thread = _by_thread(trace, self.tracks)
         table = trace["collectives"]
         self._collective_of = {"d": _rows_by(table["event"]), "h": _rows_by(table["host_event"])}

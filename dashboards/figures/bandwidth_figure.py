@@ -11,7 +11,7 @@ from gpuscope.dashboards import theme
 from gpuscope.dashboards.security import plain
 from gpuscope.hardware.bus_bandwidth import busbw_factor
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry
-from gpuscope.report.view import units
+from gpuscope.report.view import palette, units
 
 POINTS = 60
 """Of a fitted curve: more than a screen tells apart."""
@@ -86,7 +86,7 @@ def _peaks(fig: go.Figure, rows: Sequence[BandwidthEntry]) -> None:
     for link, peak in sorted(peaks, key=str):
         fig.add_scatter(
             x=[min(sizes), max(sizes)], y=[peak, peak], mode="lines", name=plain(f"{link}: {units.bandwidth(peak)}"),
-            line={"color": theme.GREY, "dash": "dot", "width": 1.5}, hoverinfo="name",
+            line={"color": palette.GREY, "dash": "dot", "width": 1.5}, hoverinfo="name",
         )  # fmt: skip
 
 

@@ -9,11 +9,9 @@ import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
 from gpuscope.report.schema.document import RankEntry
-from gpuscope.report.view import arrangement, units
-from gpuscope.report.view.vocabulary import PARTS, cause_label
-
-IDLE_CAUSES = ("input", "sync", "launch", "gc", "host_other", "allocator", "unattributed")
-"""Causes of which idle time is made (docs/definitions.md): class cpu, the allocator, and what nothing explains."""
+from gpuscope.report.view import arrangement, palette, units
+from gpuscope.report.view.causes import CAUSES, Cause, cause_label
+from gpuscope.report.view.vocabulary import PARTS
 
 
 @dataclass(frozen=True)
@@ -34,22 +32,20 @@ def pieces(ranks: Sequence[RankEntry]) -> list[Piece]:
         if part.key != "idle"
     ]
     rest = [entry["breakdown_ns"]["idle"] for entry in ranks]
-    for cause in IDLE_CAUSES:
+    for cause in (cause for cause in CAUSES if cause.idle):
         values = [idle_of(entry, cause) for entry in ranks]
         rest = [left - value for left, value in zip(rest, values, strict=True)]
-        colour, pattern = theme.CAUSE_LOOKS[cause]
-        found.append(Piece(f"idle: {cause_label(cause)}", colour, pattern, values))
+        found.append(Piece(f"idle: {cause_label(cause.code)}", cause.look.colour, cause.look.fill, values))
     # A pipeline stage without work idles by another class's cause.
-    found.append(Piece("idle: other classes' causes", theme.GREY, "-", [max(left, 0) for left in rest]))
+    found.append(Piece("idle: other classes' causes", palette.GREY, "-", [max(left, 0) for left in rest]))
     return [piece for piece in found if any(piece.values)]
 
 
-def idle_of(entry: RankEntry, cause: str) -> int:
+def idle_of(entry: RankEntry, cause: Cause) -> int:
     """Idle time of a rank with this cause, ns."""
     stalls = entry["stall_ns"]
-    if cause == "unattributed":
-        return stalls["unattributed"]
-    return stalls["memory" if cause == "allocator" else "cpu"].get(cause, 0)
+    of_class = {"cpu": stalls["cpu"], "communication": stalls["communication"], "memory": stalls["memory"]}
+    return of_class[cause.class_name].get(cause.code, 0) if cause.class_name in of_class else stalls["unattributed"]
 
 
 def bars(ranks: Sequence[RankEntry], dark: bool) -> go.Figure:

@@ -9,14 +9,14 @@ import plotly.graph_objects as go
 from gpuscope.analyzers.comparison.job_history import TrendPoint
 from gpuscope.dashboards import theme
 from gpuscope.report.schema.diff_document import Diff
-from gpuscope.report.view import units
+from gpuscope.report.view import palette, units
 from gpuscope.report.view.vocabulary import PARTS
 
 RESULT_LOOKS = {
-    "regression": ("regression", theme.VERMILLION, "triangle-up"),
-    "improvement": ("improvement", theme.GREEN, "triangle-down"),
-    "neutral": ("neutral", theme.GREY, "circle"),
-    None: ("first", theme.GREY, "circle-open"),
+    "regression": ("regression", palette.VERMILLION, "triangle-up"),
+    "improvement": ("improvement", palette.GREEN, "triangle-down"),
+    "neutral": ("neutral", palette.GREY, "circle"),
+    None: ("first", palette.GREY, "circle-open"),
 }
 
 
@@ -52,7 +52,7 @@ def trend(points: Sequence[TrendPoint], dark: bool) -> go.Figure:
     scaled = [(point.step_ns or 0) / size for point in timed]
     fig.add_scatter(
         x=places, y=scaled, mode="lines", showlegend=False,
-        line={"color": theme.GREY, "width": 1}, hoverinfo="skip",
+        line={"color": palette.GREY, "width": 1}, hoverinfo="skip",
     )  # fmt: skip
     for result, (name, colour, symbol) in RESULT_LOOKS.items():
         own = [(place, point) for place, point in zip(places, timed, strict=True) if point.result == result]

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.security import plain
-from gpuscope.report.view import units
+from gpuscope.report.view import palette, units
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ def steps(before: int, predicted: Sequence[Step], dark: bool) -> go.Figure:
     size, unit = units.time_unit(max(before, *(one.high for one in predicted), 1))
     fig = go.Figure()
     fig.add_bar(
-        orientation="h", y=["as recorded"], x=[before / size], marker_color=theme.GREY, showlegend=False,
+        orientation="h", y=["as recorded"], x=[before / size], marker_color=palette.GREY, showlegend=False,
         hovertemplate=units.duration(before) + "<extra></extra>",
     )  # fmt: skip
     fig.add_bar(
         orientation="h", y=[plain(units.crop(one.label, 60)) for one in predicted],
-        x=[one.after / size for one in predicted], marker_color=theme.BLUE, showlegend=False,
+        x=[one.after / size for one in predicted], marker_color=palette.BLUE, showlegend=False,
         error_x={
             "type": "data", "symmetric": False, "array": [(one.high - one.after) / size for one in predicted],
             "arrayminus": [(one.after - one.low) / size for one in predicted], "thickness": 1.5,

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.security import plain
 from gpuscope.report.schema.document import KernelEntry
-from gpuscope.report.view import units
+from gpuscope.report.view import palette, units
 
 NAME = 80
 
@@ -34,7 +34,7 @@ def categories(kernels: Sequence[KernelEntry], dark: bool) -> go.Figure:
     fig = go.Figure()
     fig.add_bar(
         orientation="h", y=order, x=[time[name] / size for name in order], text=told, textposition="auto",
-        marker_color=theme.BLUE, hovertemplate="%{y}: %{text}<extra></extra>", cliponaxis=False,
+        marker_color=palette.BLUE, hovertemplate="%{y}: %{text}<extra></extra>", cliponaxis=False,
     )  # fmt: skip
     fig.update_layout(template=theme.template(dark), bargap=0.3)
     fig.update_xaxes(title=f"device time ({unit}), all ranks", rangemode="tozero")
@@ -60,7 +60,7 @@ def rates(kernels: Sequence[KernelEntry], peaks: Mapping[str, float], dark: bool
         )  # fmt: skip
     for label, peak in peaks.items():
         fig.add_hline(
-            peak / 1e12, line={"dash": "dash", "color": theme.VERMILLION, "width": 1.5}, annotation_text=plain(label),
+            peak / 1e12, line={"dash": "dash", "color": palette.VERMILLION, "width": 1.5}, annotation_text=plain(label),
             annotation_position="top left",
         )  # fmt: skip
     fig.update_layout(template=theme.template(dark))

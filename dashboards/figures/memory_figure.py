@@ -10,11 +10,11 @@ from gpuscope.dashboards import theme
 from gpuscope.dashboards.data.segments import Segment
 from gpuscope.dashboards.security import plain
 from gpuscope.report.schema.memory_section import HeldEntry, MemoryEntry
-from gpuscope.report.view import units
+from gpuscope.report.view import palette, units
 
 STACKS = 20
 """Stacks drawn, the largest first."""
-STATES = (("allocated", theme.BLUE, ""), ("awaiting free", theme.ORANGE, "/"), ("free", theme.GREY, "."))
+STATES = (("allocated", palette.BLUE, ""), ("awaiting free", palette.ORANGE, "/"), ("free", palette.GREY, "."))
 """Name, colour and pattern of each state of a block, in the order of BlockState."""
 GIB = 1 << 30
 
@@ -29,8 +29,8 @@ def over_time(entry: MemoryEntry, dark: bool) -> go.Figure:
     fig = go.Figure()
     reserved = [one["reserved_bytes"] for one in samples]
     for name, values, colour, dash in (
-        ("reserved", reserved, theme.GREY, "dot"),
-        ("allocated", [one["allocated_bytes"] for one in samples], theme.BLUE, "solid"),
+        ("reserved", reserved, palette.GREY, "dot"),
+        ("allocated", [one["allocated_bytes"] for one in samples], palette.BLUE, "solid"),
     ):
         if any(value is not None for value in values):
             fig.add_scatter(
@@ -51,7 +51,7 @@ def at_peak(held: Sequence[HeldEntry], dark: bool) -> go.Figure:
     fig = go.Figure()
     fig.add_bar(
         orientation="h", y=[f"{place + 1}. {_short(one)}" for place, one in enumerate(drawn)],
-        x=[one["bytes"] / GIB for one in drawn], marker_color=theme.BLUE,
+        x=[one["bytes"] / GIB for one in drawn], marker_color=palette.BLUE,
         text=[f"{units.memory(one['bytes'])} in {one['blocks']}" for one in drawn], textposition="auto",
         customdata=[_stack(one) for one in drawn], hovertemplate="%{customdata}<extra></extra>",
     )  # fmt: skip

@@ -8,15 +8,15 @@ import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
 from gpuscope.report.schema.pipeline_section import PipelineComputation, PipelineRow
-from gpuscope.report.view import units
+from gpuscope.report.view import palette, units
 
-LOOKS = {"forward": (theme.BLUE, ""), "backward": (theme.ORANGE, ""), "weight": (theme.GREEN, "/")}
+LOOKS = {"forward": (palette.BLUE, ""), "backward": (palette.ORANGE, ""), "weight": (palette.GREEN, "/")}
 NAMES = {"forward": "forward", "backward": "backward", "weight": "weight gradient"}
 PARTS = (
-    ("warm_up", "warm-up", theme.SKY, ""),
-    ("steady", "steady", theme.YELLOW, ""),
-    ("drain", "drain", theme.PURPLE, ""),
-    ("imbalance", "imbalance", theme.VERMILLION, "/"),
+    ("warm_up", "warm-up", palette.SKY, ""),
+    ("steady", "steady", palette.YELLOW, ""),
+    ("drain", "drain", palette.PURPLE, ""),
+    ("imbalance", "imbalance", palette.VERMILLION, "/"),
 )
 MOST_NUMBERS = 400
 """Bars with a micro-batch's number in them; in more it could not be read."""

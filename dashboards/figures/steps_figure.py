@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 from gpuscope.dashboards import theme
 from gpuscope.report.schema.document import StepEntry
 from gpuscope.report.view import units
-from gpuscope.report.view.vocabulary import BOUND, cause_label
+from gpuscope.report.view.causes import cause_label
+from gpuscope.report.view.vocabulary import BOUND
 
 
 def series(steps: Sequence[StepEntry], dark: bool) -> go.Figure:

@@ -13,7 +13,7 @@ from gpuscope.dashboards import theme
 from gpuscope.dashboards.data.detail_levels import Marks
 from gpuscope.dashboards.data.tracks import NESTED, STEP, Track
 from gpuscope.dashboards.security import plain
-from gpuscope.report.view import units
+from gpuscope.report.view import palette, units
 from gpuscope.trace.schema import Category, Kind
 
 ROW = 22
@@ -24,16 +24,16 @@ _CHARACTER = 7
 NAME = 140
 
 LOOKS: dict[int, tuple[str, str, str]] = {
-    Kind.COMPUTE: ("compute", theme.BLUE, ""),
-    Kind.COMMUNICATION: ("communication", theme.ORANGE, ""),
-    Kind.MEMORY: ("memory", theme.PURPLE, ""),
-    len(Kind) + Category.OP: ("operator", theme.SKY, ""),
-    len(Kind) + Category.RUNTIME: ("runtime call", theme.GREEN, ""),
-    len(Kind) + Category.ANNOTATION: ("range", theme.YELLOW, ""),
-    len(Kind) + Category.PYTHON: ("Python", theme.GREY, ""),
-    len(Kind) + Category.OS: ("system call", theme.VERMILLION, ""),
-    len(Kind) + Category.OVERHEAD: ("profiler's own work", theme.GREY, "x"),
-    len(Kind) + Category.COMMUNICATION: ("communication call", theme.ORANGE, "/"),
+    Kind.COMPUTE: ("compute", palette.BLUE, ""),
+    Kind.COMMUNICATION: ("communication", palette.ORANGE, ""),
+    Kind.MEMORY: ("memory", palette.PURPLE, ""),
+    len(Kind) + Category.OP: ("operator", palette.SKY, ""),
+    len(Kind) + Category.RUNTIME: ("runtime call", palette.GREEN, ""),
+    len(Kind) + Category.ANNOTATION: ("range", palette.YELLOW, ""),
+    len(Kind) + Category.PYTHON: ("Python", palette.GREY, ""),
+    len(Kind) + Category.OS: ("system call", palette.VERMILLION, ""),
+    len(Kind) + Category.OVERHEAD: ("profiler's own work", palette.GREY, "x"),
+    len(Kind) + Category.COMMUNICATION: ("communication call", palette.ORANGE, "/"),
     STEP: ("step", "#BBBBBB", ""),
 }
 """Per look of an event: what it is called, its colour and pattern."""
@@ -149,7 +149,7 @@ def _shapes(marks: Sequence[Marks], frame: Frame) -> Iterator[dict[str, Any]]:
         x0, x1 = (at - frame.base for at in frame.marked)
         yield {
             "type": "rect", "x0": x0, "x1": x1, "y0": 0, "y1": 1, "yref": "paper", "layer": "below",
-            "fillcolor": theme.VERMILLION, "opacity": 0.18, "line": {"width": 1, "color": theme.VERMILLION},
+            "fillcolor": palette.VERMILLION, "opacity": 0.18, "line": {"width": 1, "color": palette.VERMILLION},
         }  # fmt: skip
     if frame.selected is not None:
         key, span = frame.selected

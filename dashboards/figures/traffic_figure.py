@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.security import plain
 from gpuscope.report.schema.nccl_sections import TopologyEntry, TrafficEntry
-from gpuscope.report.view import units
+from gpuscope.report.view import palette, units
 
-LINK_LOOKS = {"nvlink": (theme.GREEN, "solid"), "nvswitch": (theme.GREEN, "solid"), "pcie": (theme.BLUE, "dot"),
-              "net": (theme.ORANGE, "dash")}  # fmt: skip
+LINK_LOOKS = {"nvlink": (palette.GREEN, "solid"), "nvswitch": (palette.GREEN, "solid"), "pcie": (palette.BLUE, "dot"),
+              "net": (palette.ORANGE, "dash")}  # fmt: skip
 """Colour and dash of each kind of link; paths of `topo -m` are looked up by what they cross."""
 
 
@@ -70,7 +70,7 @@ def topology(rows: Sequence[TopologyEntry], dark: bool) -> go.Figure:
     fig.add_scatter(
         x=[place[node][0] for node in nodes], y=[place[node][1] for node in nodes], mode="markers+text",
         text=[plain(units.crop(node, 20)) for node in nodes], textposition=[_beside(place[node]) for node in nodes],
-        marker={"size": 16, "color": [theme.SKY if "GPU" in node.upper() else theme.GREY for node in nodes]},
+        marker={"size": 16, "color": [palette.SKY if "GPU" in node.upper() else palette.GREY for node in nodes]},
         showlegend=False, hoverinfo="skip",
     )  # fmt: skip
     fig.update_layout(template=theme.template(dark))
@@ -87,7 +87,7 @@ def look(link: str) -> tuple[str, str]:
         return LINK_LOOKS["nvlink"]
     if link in ("PIX", "PXB"):
         return LINK_LOOKS["pcie"]
-    return theme.GREY, "dot"
+    return palette.GREY, "dot"
 
 
 def _link(row: TopologyEntry) -> str:

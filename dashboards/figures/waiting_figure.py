@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.security import plain
 from gpuscope.report.schema.document import CollectiveEntry
-from gpuscope.report.view import units
+from gpuscope.report.view import palette, units
 
 
 def bars(rows: Sequence[CollectiveEntry], dark: bool) -> go.Figure:
@@ -21,10 +21,10 @@ def bars(rows: Sequence[CollectiveEntry], dark: bool) -> go.Figure:
     fig = go.Figure()
     known = [row["wait_ns"] is not None for row in rows]
     for name, values, colour, pattern in (
-        ("transfer", [value if told else 0 for value, told in zip(rest, known, strict=True)], theme.BLUE, ""),
-        ("wait for the last rank", waits, theme.ORANGE, "/"),
+        ("transfer", [value if told else 0 for value, told in zip(rest, known, strict=True)], palette.BLUE, ""),
+        ("wait for the last rank", waits, palette.ORANGE, "/"),
         ("not matched: wait and transfer can't be told apart",
-         [0 if told else value for value, told in zip(rest, known, strict=True)], theme.GREY, "."),
+         [0 if told else value for value, told in zip(rest, known, strict=True)], palette.GREY, "."),
     ):  # fmt: skip
         if any(values):
             fig.add_bar(

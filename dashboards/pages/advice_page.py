@@ -17,6 +17,7 @@ from gpuscope.dashboards.page import Page, Shown
 from gpuscope.report.schema.document import SuggestionEntry, UnpredictedEntry
 from gpuscope.report.terminal.advice_text import setting
 from gpuscope.report.view import units
+from gpuscope.report.view.prediction_sentences import step_change
 
 
 def layout(shown: Shown) -> Component:
@@ -46,12 +47,9 @@ def _suggestions(shown: Shown) -> Iterator[Component]:
 
 def _suggestion(one: SuggestionEntry) -> Component:
     predicted = one["predicted"]
-    before, after, low, high = (
-        units.duration(predicted[key]) for key in ("step_ns_before", "step_ns_after", "low_ns", "high_ns")
-    )
     pairs = [
         ("set", dmc.Code(units.clean(setting(one)))),
-        ("gain", f"step {before} → {after} ({low} to {high})"),
+        ("gain", step_change(predicted)),
         ("rests on", predicted["basis"]),
         ("why", one["why"]), ("risk", one["risk"]), ("verify", one["verify"]),
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.report.schema.diff_document import Diff, Proof
 from gpuscope.report.terminal import diff_text
 from gpuscope.report.view import units
-from gpuscope.report.view.vocabulary import cause_label
+from gpuscope.report.view.causes import cause_label
 
 WITH = "with"
 """The address's own parameters: the run compared with, and the job whose history is drawn."""

@@ -76,11 +76,13 @@ def _rates(shown: Shown) -> Component:
         return parts.empty(
             "No floating-point rates",
             "They are counted from the operators' shapes: torch.profiler.profile(record_shapes=True), or under nsys "
-            "torch.autograd.profiler.emit_nvtx(record_shapes=True). Only matrix products and attention are counted.",
+            "torch.autograd.profiler.emit_nvtx(record_shapes=True). Only matrix products, convolutions and "
+            "attention are counted.",
         )
     known = peaks(shown.run.report)
     note = (
-        "Matrix products and attention, whose operations are counted from shapes; larger marks take more time in all. "
+        "Matrix products, convolutions and attention, whose operations are counted from shapes; larger marks take more "
+        "time in all. "
     )
     note += (
         "Dashed: the device's peak on its data sheet. "

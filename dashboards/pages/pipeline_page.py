@@ -11,8 +11,10 @@ from dash.development.base_component import Component
 from gpuscope.dashboards import parts
 from gpuscope.dashboards.figures import pipeline_figure as figures
 from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.schema.pipeline_section import Pipeline, PipelineGain
+from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.report.terminal.pipeline_text import BUBBLE
 from gpuscope.report.view import units
+from gpuscope.report.view.prediction_sentences import with_basis
 
 
 def layout(shown: Shown) -> Component:
@@ -41,12 +43,12 @@ def _facts(told: Pipeline) -> Component:
             ("ideal bubble", f"{units.share(schedule['ideal_bubble_frac'])} ({schedule['ideal_basis']})"),
         ]
     if "bubble_frac" in told:
-        pairs.append(("bubble", f"{units.share(told['bubble_frac'])} of the pipeline's part of the step"))
+        pairs.append(("bubble", f"{units.share(told['bubble_frac'])} of the pipeline's part of the step, {BUBBLE}"))
     if "more_micro_batches" in told:
         gain = told["more_micro_batches"]
-        pairs.append((f"with {gain['micro_batches']} micro-batches", _gain(gain)))
+        pairs.append((f"with {gain['micro_batches']} micro-batches", with_basis(gain)))
     if "even_split" in told:
-        pairs.append(("with stages of equal cost", _gain(told["even_split"])))
+        pairs.append(("with stages of equal cost", with_basis(told["even_split"])))
     if told.get("steps_left_out"):
         pairs.append(("left out", f"{told['steps_left_out']} steps without all computations"))
     return parts.card("The pipeline", parts.facts(pairs))
@@ -56,12 +58,6 @@ def _ranks(told: Pipeline, stage: int) -> list[int]:
     return [one["rank"] for one in told["stages"] if one["stage"] == stage]
 
 
-def _gain(gain: PipelineGain) -> str:
-    if gain["step_factor"] >= 1:
-        return "gains nothing"
-    return f"the step takes {units.share(gain['step_factor'])} of its time"
-
-
 def _drawn(told: Pipeline, shown: Shown) -> Iterator[Component]:
     if "timeline" not in told or not told["timeline"]["computations"]:
         yield parts.empty("No stages × time to draw", units.clean(told["untold"]) or "No step holds all computations.")
@@ -69,9 +65,7 @@ def _drawn(told: Pipeline, shown: Shown) -> Iterator[Component]:
     timeline = told["timeline"]
     drawings = [("As it was", "pipeline", timeline["computations"])]
     if timeline.get("ideal"):
-        drawings.append(
-            ("As it would be with equal stages and messages in no time", "pipeline-ideal", timeline["ideal"])
-        )
+        drawings.append(("As it would be with stages of equal cost, replayed", "pipeline-ideal", timeline["ideal"]))
     spans = [_span(computations) for _, _, computations in drawings]
     stages = len({one["stage"] for one in timeline["computations"]})
     for title, name, computations in drawings:

@@ -14,6 +14,7 @@ from gpuscope.dashboards.figures.heatmap_figure import heatmap
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view import arrangement, units
+from gpuscope.report.view.straggler_sentences import CAUSED_WAIT
 
 MEASURES = {"step_ns": "step time", "wait_caused_ns": "wait caused", "wait_suffered_ns": "wait suffered"}
 MEANS = {
@@ -85,6 +86,8 @@ def _stragglers(shown: Shown) -> Component:
     rows = [
         {
             "rank": one["rank"], "caused": one["caused_wait_ns"], "caused_told": units.duration(one["caused_wait_ns"]),
+            "each": one.get("caused_wait_ns_per_step"),
+            "each_told": units.duration(one.get("caused_wait_ns_per_step")),
             "root": one.get("root_wait_ns"), "root_told": units.duration(one.get("root_wait_ns")),
             "recurrent": "yes" if one["recurrent"] else "no", "phase": units.clean(one["phase"] or units.NONE),
             "operation": units.clean(one.get("operation") or units.NONE),
@@ -93,7 +96,8 @@ def _stragglers(shown: Shown) -> Component:
     ]  # fmt: skip
     columns = [
         parts.column("rank", "rank", type="rightAligned", maxWidth=100),
-        parts.number("caused", "others waited", "caused_told"),
+        parts.number("caused", "caused wait", "caused_told"),
+        parts.number("each", "per step", "each_told"),
         parts.number("root", "goes back to it", "root_told"),
         parts.column("recurrent", "again and again", maxWidth=150),
         parts.column("phase", "late in"),
@@ -102,7 +106,7 @@ def _stragglers(shown: Shown) -> Component:
     return parts.card(
         "Ranks that others waited for",
         parts.grid(rows, columns, "stragglers", shown.dark),
-        note="Waits of the others where this rank came last; «goes back to it» follows waits on to their first cause.",
+        note=f"{CAUSED_WAIT} «Goes back to it» follows waits on to their first cause.",
         corner=parts.csv_link(shown.run.key, "stragglers"),
     )
 

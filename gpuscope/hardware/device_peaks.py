@@ -1,29 +1,101 @@
-"""Peak FLOP/s of a device, to which MFU relates: dense tensor-core figures of the vendors' data sheets."""
+"""Peak FLOP/s of a device at each precision, to which MFU relates: dense figures of the vendors' data sheets.
+
+Dense: without 2:4 sparsity, which data sheets since Ampere quote first and which doubles the figure. With FP32
+accumulation, which is what PyTorch asks for (GeForce halves it). `fp32` is without TF32; AMD's is that of the matrix
+cores. One device is what a trace counts as one: of an MI250X one of its two dies.
+"""
 
 from __future__ import annotations
 
-# Name as torch.cuda.get_device_name() contains it: (bf16, fp32 with TF32 off), TFLOP/s, without sparsity.
-_TFLOPS: dict[str, tuple[float, float]] = {
-    "B200": (2250.0, 80.0),
-    "H200": (989.4, 66.9),
-    "H100 PCIe": (756.0, 51.2),
-    "H100 NVL": (835.0, 60.0),
-    "H100": (989.4, 66.9),
-    "A100": (311.9, 19.5),
-    "L40S": (362.1, 91.6),
-    "L4": (121.0, 30.3),
-    "A10": (125.0, 31.2),
-    "V100": (125.0, 15.7),
+import re
+
+_Peaks = dict[str, float]
+
+
+def _nvidia(bf16: float, fp32: float, tf32: float | None = None, fp8: float | None = None) -> _Peaks:
+    """TFLOP/s; from Ampere on bf16 and fp16 are equal and TF32 half of them."""
+    peaks = {"bf16": bf16, "fp16": bf16, "tf32": bf16 / 2 if tf32 is None else tf32, "fp32": fp32}
+    return peaks if fp8 is None else {**peaks, "fp8": fp8}
+
+
+# Name as torch.cuda.get_device_name() and the traces hold it, words in this order; the longest that fits is taken.
+_TFLOPS: dict[str, _Peaks] = {
+    # Blackwell: NVIDIA HGX B200 / HGX B300 and GB200 / GB300 NVL72 data sheets, figures of a system by its GPUs.
+    "GB300": _nvidia(2500.0, 80.0, fp8=5000.0),
+    "GB200": _nvidia(2500.0, 80.0, fp8=5000.0),
+    "B300": _nvidia(2250.0, 75.0, tf32=1125.0, fp8=4500.0),
+    "B200": _nvidia(2250.0, 75.0, tf32=1125.0, fp8=4500.0),
+    # Hopper: NVIDIA H100 architecture white paper, tables 2 and 3; H100 NVL, H200 and GH200 data sheets.
+    "H100": _nvidia(989.4, 66.9, fp8=1978.9),
+    "H100 PCIe": _nvidia(756.0, 51.2, fp8=1513.0),
+    "H100 NVL": _nvidia(835.0, 60.0, fp8=1671.0),
+    "H200": _nvidia(989.4, 66.9, fp8=1978.9),
+    "H200 NVL": _nvidia(835.0, 60.0, fp8=1671.0),
+    "GH200": _nvidia(989.4, 66.9, fp8=1978.9),
+    # For China: H800 is an H100 but for NVLink and FP64; H20 by its data sheet (148 TFLOP/s BF16, 296 FP8, 44 FP32).
+    "H800": _nvidia(989.4, 66.9, fp8=1978.9),
+    "H800 PCIe": _nvidia(756.0, 51.2, fp8=1513.0),
+    "H20": _nvidia(148.0, 44.0, fp8=296.0),
+    # Ampere: NVIDIA A100 white paper, table 1; A10, A30, A40 data sheets; GA102 white paper, appendix A.
+    "A100": _nvidia(311.9, 19.5),
+    "A800": _nvidia(311.9, 19.5),
+    "A30": _nvidia(165.0, 10.3),
+    "A40": _nvidia(149.7, 37.4),
+    "A10": _nvidia(125.0, 31.2),
+    "A10G": _nvidia(70.0, 31.5),
+    "RTX A6000": _nvidia(154.8, 38.7),
+    "RTX 3090": _nvidia(71.0, 35.6),
+    "RTX 3080": _nvidia(59.5, 29.8),
+    # Ada: NVIDIA Ada GPU architecture white paper, appendix A and B; L4 and L40S data sheets.
+    "L4": _nvidia(121.0, 30.3, fp8=242.5),
+    "L40": _nvidia(181.0, 90.5, fp8=362.0),
+    "L40S": _nvidia(362.1, 91.6, fp8=733.0),
+    "RTX 6000 Ada": _nvidia(364.2, 91.1, fp8=728.5),
+    "RTX 4090": _nvidia(165.2, 82.6, fp8=330.3),
+    # GeForce Blackwell: NVIDIA RTX Blackwell white paper, appendix A.
+    "RTX 5090": _nvidia(209.5, 104.8, fp8=419.0),
+    # Volta and Turing have neither BF16 nor TF32: NVIDIA V100, V100S and T4 data sheets.
+    "V100": {"fp16": 125.0, "fp32": 15.7},
+    "V100 PCIE": {"fp16": 112.0, "fp32": 14.0},
+    "V100S": {"fp16": 130.0, "fp32": 16.4},
+    "T4": {"fp16": 65.0, "fp32": 8.1},
+    # AMD Instinct data sheets; MI250X and MI250 halved, for a trace counts each die as a device.
+    "MI100": {"bf16": 92.3, "fp16": 184.6, "fp32": 46.1},
+    "MI210": {"bf16": 181.0, "fp16": 181.0, "fp32": 45.3},
+    "MI250": {"bf16": 181.05, "fp16": 181.05, "fp32": 45.25},
+    "MI250X": {"bf16": 191.5, "fp16": 191.5, "fp32": 47.85},
+    "MI300A": {"bf16": 980.6, "fp16": 980.6, "tf32": 490.3, "fp32": 122.6, "fp8": 1961.2},
+    "MI300X": {"bf16": 1307.4, "fp16": 1307.4, "tf32": 653.7, "fp32": 163.4, "fp8": 2614.9},
+    "MI325X": {"bf16": 1307.4, "fp16": 1307.4, "tf32": 653.7, "fp32": 163.4, "fp8": 2614.9},
+    "MI350X": {"bf16": 2309.6, "fp16": 2309.6, "fp32": 144.2, "fp8": 4619.3},
+    "MI355X": {"bf16": 2516.6, "fp16": 2516.6, "fp32": 157.3, "fp8": 5033.2},
 }
 
 
+_VARIANT = re.compile(r" rtx \d+ (ti|super|d|laptop|max q) ")
+"""Cards with the name of another and other figures."""
+
+
+def peaks_of(device_name: str) -> _Peaks:
+    """FLOP/s by precision (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`); empty for a device that is not in the table.
+
+    >>> peaks_of("Tesla T4")
+    {'fp16': 65000000000000.0, 'fp32': 8100000000000.0}
+    """
+    text = f" {' '.join(device_name.replace('-', ' ').replace('_', ' ').split())} ".casefold()
+    if _VARIANT.search(text):
+        return {}
+    named = [name for name in _TFLOPS if f" {name} ".casefold() in text]
+    if not named:
+        return {}
+    # «AMD Instinct MI250X / MI250» is one name for both.
+    return {precision: tflops * 1e12 for precision, tflops in _TFLOPS[max(named, key=len)].items()}
+
+
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """FLOP/s at `precision` ("bf16" or "fp32"); None for a device that is not in the table.
+    """FLOP/s at `precision`; None for a device that is not in the table or has no such precision.
 
     >>> peak_flops("NVIDIA H100 80GB HBM3", "bf16")
     989400000000000.0
     """
-    for name, (half, single) in _TFLOPS.items():
-        if f" {name} " in f" {device_name.replace('-', ' ')} ":
-            return (half if precision == "bf16" else single) * 1e12
-    return None
+    return peaks_of(device_name).get(precision)

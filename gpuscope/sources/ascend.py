@@ -1,4 +1,4 @@
-"""Ascend's `trace_view.json`, as torch_npu's profiler writes it.
+"""Ascend's Chrome trace (`trace_view.json`), as torch_npu's profiler writes it.
 
 A Chrome trace whose rows are told apart by the name of their process, not by category. Work is read from
 the rows «Ascend Hardware» and «HCCL» (or «Communication»); the vendor's own «Overlap Analysis» is not
@@ -10,19 +10,22 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpuscope.errors import InputError
+from gpuscope.sources import stream
 from gpuscope.sources.kineto.chrome_json import Complete, Document, FlowStart, Metadata
 from gpuscope.sources.kineto.collective_rows import add_collectives
 from gpuscope.sources.kineto.decimal_time import to_ns
 from gpuscope.sources.kineto.event_arguments import CommunicationArguments, integer
 from gpuscope.sources.kineto.kineto_source import report_losses
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, Category, Kind
 
 _HARDWARE = "Ascend Hardware"
@@ -32,6 +35,8 @@ _COPY = re.compile(r"MEMCPY", re.IGNORECASE)
 _HCOM = re.compile(r"hcom_(?P<op>\w+?)__(?P<group>\w+?)_(?P<seq>\d+)(?:_\d+)?$")
 _LAUNCHED_BY = "async_npu"
 """Arrows from an operator to its device task; their id is the task's start in ns."""
+_ROWS = re.compile(rb'"name"\s*:\s*"(Ascend Hardware|CANN)"|"async_npu"|"AscendCL@')
+_TIME_AS_TEXT = re.compile(rb'"ts"\s*:\s*"\d')
 _HOST = {
     "cpu_op": Category.OP,
     "python_function": Category.PYTHON,
@@ -45,18 +50,25 @@ class AscendSource:
     """Reads `ASCEND_PROFILER_OUTPUT/trace_view.json`."""
 
     name = "ascend"
+    files = Files(Role.TIMELINE, ("trace_view.json", "trace_view.json.gz"))
 
     def sniff(self, path: Path, head: bytes) -> bool:
-        return path.name.startswith("trace_view.json") and head.lstrip()[:1] in (b"[", b"{")
+        if head.lstrip()[:1] not in (b"[", b"{"):
+            return False
+        if _ROWS.search(head):
+            return True
+        # The names of the rows can stand behind all events of the host; times that are text are Ascend's alone.
+        return _TIME_AS_TEXT.search(head) is not None and _names_its_rows(path)
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002
+        """The rank in the name of a `profiler_info_N.json` above the file, else in a folder's name or its own."""
         for folder in path.absolute().parents[:3]:
             for found in sorted(folder.glob("profiler_info_*.json")):
                 if match := re.search(r"_(\d+)\.json$", found.name):
                     return int(match[1])
             if (named := rank_in_name(folder)) is not None:
                 return named
-        return None
+        return rank_in_name(path)
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         document = Document(path, options.advance, flows=True)
@@ -134,7 +146,7 @@ class _Rows:
             "stream": np.array([integer(e.tid) for e in work], np.int64),
             "kind": np.array([kind for kind in kinds if kind is not None], np.int8),
             "name": self.builder.names.codes([e.name for e in work]),
-            "copy_kind": np.where(memory, copy, -1),
+            "copy_kind": np.where(memory, copy, NO_NAME),
             "launch": np.array([launch.get(start, NA) for start in starts.tolist()], np.int64),
         })  # fmt: skip
         self._syncs([event for event, kind in zip(events, kinds, strict=True) if kind is None])
@@ -167,6 +179,17 @@ class _Rows:
                 dtype=arguments.get("data_type"), count=arguments.get("count"),
             ), event.name))  # fmt: skip
         add_collectives(self.builder, self.rank, told)
+
+
+def _names_its_rows(path: Path) -> bool:
+    """Whether a file names Ascend's hardware or its operators' arrows anywhere."""
+    kept = b""
+    with suppress(stream.TruncatedError, InputError):
+        for block in stream.blocks(path):
+            if _ROWS.search(kept + block):
+                return True
+            kept = block[-64:]
+    return False
 
 
 def _kind(name: str, task: str) -> Kind | None:

@@ -5,29 +5,23 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from gpuscope.errors import InputError, UsageError
-from gpuscope.sources.records import (
-    ALLOCATOR_SNAPSHOT,
-    FLIGHT_RECORDER,
-    NCCL_RECORDS,
-    RECORDS,
-    nccl_records_beside,
-    records_below,
-    snapshots_below,
-)
+from gpuscope.sources import nodes, run_manifest
+from gpuscope.sources.records import files_of, is_timeline, records_below, records_beside
 from gpuscope.sources.restarts import last_life
 from gpuscope.sources.run_manifest import ended
-from gpuscope.sources.source import ReadOptions, Source, check_readable, source_for
+from gpuscope.sources.source import ReadOptions, Role, Source, all_sources, check_readable, source_for, suffixes_of
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.table import Array, Table
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
 
 PathLike = str | os.PathLike[str]
-_IN_FOLDERS = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", ".parquet", "_pqtdir", "_arwdir")
-"""What may be a trace inside a folder; a file named outright is sniffed whatever its name."""
 
 NOTHING_RECORDED = "record fewer steps sooner (--wait, --warmup, --active), or --whole where no optimizer steps"
 
@@ -39,8 +33,10 @@ class Input:
     path: Path
     source: Source
     rank: int | None
+    first_rank: int | None = None
+    """Its first rank where the file records none and others beside it neither."""
     beside: bool = False
-    """Whether it is a record of NCCL that lay beside the traces, not named: without it the traces still tell much."""
+    """Whether it is a record found in a folder beside other files: without it those can still be analysed."""
 
 
 def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> list[Input]:
@@ -51,11 +47,13 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
     """
     found: list[Input] = []
     outright = {Path(named) for named in paths}
-    for path in dict.fromkeys(file for named in paths for file in _expand(named)):
+    files = list(dict.fromkeys(file for named in paths for file in _expand(named)))
+    for path in files:
         source, head = source_for(path)
         rank = source.peek_rank(path, head)
         if ranks is None or rank is None or rank in ranks:
-            found.append(Input(path, source, rank, source.name in NCCL_RECORDS and path not in outright))
+            beside = source.files.role is Role.RECORD and path not in outright and len(files) > 1
+            found.append(Input(path, source, rank, beside=beside))
     if not found:
         named = ", ".join(os.fspath(path) for path in paths)
         raise InputError(f"{named}: holds none of the ranks asked for" if ranks else f"{named}: no traces")
@@ -74,12 +72,11 @@ def _expand(named: PathLike) -> list[Path]:
         if _is_trace(path):
             return [path]
         traces = last_life(path, _folder(path))
-        found = [*traces, *nccl_records_beside(path)] if traces else last_life(path, records_below(path))
+        found = [*traces, *records_beside(path)] if traces else last_life(path, records_below(path))
         told = ended(path)
         if told is not None and told.hung:  # then the dumps say why, and the traces can't
-            dumps = last_life(path, records_below(path, {FLIGHT_RECORDER}))
+            dumps = last_life(path, records_below(path, Role.HANG_RECORD))
             found += [dump for dump in dumps if dump not in found]
-        found += [snapshot for snapshot in snapshots_below(path) if snapshot not in found]
         if not found:
             if told is not None:
                 raise InputError(
@@ -88,8 +85,7 @@ def _expand(named: PathLike) -> list[Path]:
                 )
             raise InputError(
                 f"{path}: no trace in this folder",
-                hint="gpuscope reads *.json, *.json.gz, *.sqlite, *.nsys-rep, *.qdrep, *.parquet, allocator snapshots "
-                "and NCCL's records",
+                hint=f"gpuscope reads {', '.join(f'*{suffix}' for suffix in suffixes_of(*Role))}",
             )
         return found
     return [path]
@@ -98,35 +94,33 @@ def _expand(named: PathLike) -> list[Path]:
 def _folder(folder: Path) -> list[Path]:
     """The traces below a folder; a report and its own export count once."""
     found: list[Path] = []
+    suffixes = suffixes_of(Role.TIMELINE)
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        exports = [name for name in folders if name.endswith(_IN_FOLDERS) and _is_trace(Path(parent, name))]
+        exports = [name for name in folders if name.endswith(suffixes) and _is_trace(Path(parent, name))]
         folders[:] = [name for name in folders if name not in exports]
         found += [Path(parent, name) for name in exports]
-        found += [Path(parent, name) for name in sorted(files) if _may_be_trace(Path(parent, name))]
+        named = (Path(parent, name) for name in sorted(files) if name.endswith(suffixes))
+        found += [path for path in named if _may_be_trace(path)]
     best: dict[Path, int] = {}
     for file in found:
-        stem, place = _nsys_stem(file)
+        stem, place = _recording(file)
         best[stem] = min(place, best.get(stem, place))
-    return [file for file in found if best[_nsys_stem(file)[0]] == _nsys_stem(file)[1]]
+    return [file for file in found if best[_recording(file)[0]] == _recording(file)[1]]
 
 
-_NSYS_FORMS = (".nsys-rep", ".qdrep", ".sqlite", "_pqtdir", "_arwdir")
-
-
-def _nsys_stem(file: Path) -> tuple[Path, int]:
+def _recording(file: Path) -> tuple[Path, int]:
     """What a report and its exports have in common, and how much this form of it is preferred (0: most)."""
-    for place, suffix in enumerate(_NSYS_FORMS):
-        if file.name.endswith(suffix):
-            return file.with_name(file.name.removesuffix(suffix)), place
+    for forms in (source.files.forms for source in all_sources()):
+        for place, suffix in enumerate(forms):
+            if file.name.endswith(suffix):
+                return file.with_name(file.name.removesuffix(suffix)), place
     return file, 0
 
 
 def _may_be_trace(path: Path) -> bool:
-    # A broken trace must be told of, other people's JSON (configs, manifests) must not.
-    if not path.name.endswith(_IN_FOLDERS):
-        return False
-    if path.suffix in (".nsys-rep", ".qdrep", ".gz"):
+    # A broken trace must be reported, other people's JSON (configs, manifests) must not.
+    if any(path.name.endswith(source.files.unmistakable) for source in all_sources()):
         return True
     try:
         check_readable(path)
@@ -137,22 +131,50 @@ def _may_be_trace(path: Path) -> bool:
 
 def _is_trace(path: Path) -> bool:
     try:
-        return source_for(path)[0].name not in RECORDS
+        return source_for(path)[0].files.role is Role.TIMELINE
     except InputError:
         return False
+
+
+def numbered(items: Sequence[Input], options: ReadOptions) -> list[Input]:
+    """The inputs with a first rank for those that hold processes without ranks, node by node, where there are several.
+
+    Raises `UsageError` where two hold the same processes.
+    """
+    if sum(isinstance(item.source, nodes.HoldsProcesses) for item in items) < 2:
+        return list(items)
+    found = nodes.number(nodes.peeked(((item.path, item.source) for item in items), options))
+    return [
+        replace(item, rank=own.rank, first_rank=own.first if own.rank is None else None)
+        if (own := found.get(item.path)) is not None
+        else item
+        for item in items
+    ]
 
 
 def read_file(item: Input, options: ReadOptions) -> Trace:
     """Read one input. Raises `InputError` where it can't be used, unless it only lay beside the traces."""
     builder = TraceBuilder()
     try:
-        item.source.read(item.path, builder, options)
+        item.source.read(item.path, builder, replace(options, first_rank=item.first_rank))
     except InputError as error:
         if not item.beside:
             raise
         builder = TraceBuilder()
         builder.problem("data_loss", "record_unreadable", 1, f"not read: {error.message}")
-    return builder.finish()
+    return _with_manifest(builder.finish(), item.path)
+
+
+def _with_manifest(trace: Trace, path: Path) -> Trace:
+    """The trace with the world size of its run's manifest, where the file records none."""
+    ranks = trace["ranks"]
+    if not len(ranks) or bool(ranks.known("world_size").any()) or (size := run_manifest.world_size(path)) is None:
+        return trace
+    columns: dict[str, Array] = {
+        "world_size": np.full(len(ranks), size, np.int64),
+        "world_basis": np.full(len(ranks), trace.names.code("manifest"), np.int32),
+    }
+    return trace.with_table(Table(ranks.schema, {**ranks.columns, **columns}))
 
 
 def total_size(items: Iterable[Input]) -> int:
@@ -185,7 +207,7 @@ def open_inputs(
 ) -> Trace:
     """`open_trace` of inputs already found; `begun` is told the name of each file as it is taken up."""
     traces: list[Trace] = []
-    for item in items:
+    for item in numbered(items, options):
         begun(item.path.name)
         traces.append(read_file(item, options))
     check_one_run([trace.ranks_by_file() for trace in traces])
@@ -198,10 +220,10 @@ RanksByFile = list[tuple[Path, str, list[int], int | None]]
 
 def check_one_run(parts: Iterable[RanksByFile]) -> None:
     """Raise `UsageError` where ranks are duplicate, or files are of different jobs or formats."""
-    owner: dict[tuple[int, bool], Path] = {}
+    owner: dict[tuple[int, str], Path] = {}
     first: tuple[Path, str, int | None] | None = None
     for path, fmt, ranks, world_size in (entry for part in parts for entry in part):
-        if fmt not in RECORDS:
+        if is_timeline(fmt):
             if first is not None and fmt.split()[0] != first[1].split()[0]:
                 raise UsageError(f"{first[0]} is {first[1]} but {path} is {fmt}", hint="analyse one of them at a time")
             if first is not None and None not in (world_size, first[2]) and world_size != first[2]:
@@ -210,10 +232,10 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
                     hint="name the traces of one run only",
                 )
             first = first or (path, fmt, world_size)
-        if fmt == ALLOCATOR_SNAPSHOT:  # of which a rank may write several
+        if not files_of(fmt).one_per_rank:
             continue
         for rank in ranks:
-            key = (rank, fmt == FLIGHT_RECORDER)
+            key = (rank, "" if is_timeline(fmt) else fmt)
             if key in owner:
                 raise UsageError(
                     f"{owner[key]} and {path} both hold rank {rank}",

@@ -15,8 +15,9 @@ import numpy as np
 
 from gpuscope.errors import InputError
 from gpuscope.sources.pyarrow_import import require_pyarrow
-from gpuscope.sources.source import ReadOptions
+from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA
 
@@ -36,6 +37,7 @@ class OperationsSource:
     """Reads a Parquet file whose columns are those of an operation-level trace."""
 
     name = "operations"
+    files = Files(Role.TIMELINE, (".parquet",))
 
     def sniff(self, path: Path, head: bytes) -> bool:
         return head.startswith(_MAGIC) and all(name in _footer(path) for name in _TOLD_BY)
@@ -144,7 +146,7 @@ def _names(path: Path, table: Any, builder: TraceBuilder) -> Array:
         return np.empty(0, np.int32)
     codes = builder.names.codes(encoded.dictionary.to_pylist())
     places = np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False))
-    return np.where(places < 0, -1, codes[places]) if len(codes) else np.full(len(places), -1)
+    return np.where(places < 0, NO_NAME, codes[places]) if len(codes) else np.full(len(places), NO_NAME)
 
 
 def _wrong_type(path: Path, table: Any, name: str, wanted: str) -> InputError:

@@ -1,56 +1,50 @@
 """Files without a timeline of a rank: what NCCL, its tests, PyTorch's Flight Recorder and allocator wrote beside it.
 
-They go with traces of any format. Where a folder holds traces too, allocator snapshots and what NCCL wrote are read
-with them, Flight Recorder dumps only if named outright or where the job hung.
+They go with traces of any format. Which formats these are, the sources say (`Source.files`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpuscope.errors import InputError
-from gpuscope.sources.source import source_for
+from gpuscope.sources.source import Files, Role, all_sources, source_for, suffixes_of
 
-FLIGHT_RECORDER = "flight-recorder"
-ALLOCATOR_SNAPSHOT = "allocator-snapshot"
-NCCL_RECORDS = frozenset({"nccl-log", "nccl-inspector", "nccl-profiler", "nccl-topology", "nvidia-smi-topo"})
-"""What NCCL, its tests and nvidia-smi write."""
-RECORDS = NCCL_RECORDS | {FLIGHT_RECORDER, ALLOCATOR_SNAPSHOT}
-"""Names of the formats."""
-_BESIDE = (".log", ".txt", ".out", ".err", ".jsonl", ".xml")
-"""Endings of NCCL's records that are looked for beside traces."""
+RECORDS = (Role.RECORD, Role.HANG_RECORD)
 
 
-def is_record(path: Path, formats: Collection[str] = RECORDS) -> bool:
-    """Whether a file is of one of these formats."""
+def files_of(fmt: str) -> Files:
+    """What the source of that format says of its files; a format of no source installed is taken for a timeline."""
+    return next((source.files for source in all_sources() if source.name == fmt), Files(Role.TIMELINE))
+
+
+def is_timeline(fmt: str) -> bool:
+    """Whether files of that format hold a timeline of their ranks."""
+    return files_of(fmt).role is Role.TIMELINE
+
+
+def is_record(path: Path, *roles: Role) -> bool:
+    """Whether a file is a record of one of these roles; without any, whether it is a record at all."""
     try:
-        return path.is_file() and source_for(path)[0].name in formats
+        return path.is_file() and source_for(path)[0].files.role in (roles or RECORDS)
     except InputError:
         return False
 
 
-def records_below(folder: Path, formats: Collection[str] = RECORDS) -> list[Path]:
-    """The files of these formats below a folder, whatever their names."""
-    found: list[Path] = []
+def records_below(folder: Path, *roles: Role) -> list[Path]:
+    """The records of these roles (or any) below a folder, whatever their names."""
+    return [path for path in _below(folder) if is_record(path, *roles)]
+
+
+def records_beside(folder: Path) -> list[Path]:
+    """The records to be read with the traces of a folder, found by the suffixes that such files have."""
+    suffixes = suffixes_of(Role.RECORD)
+    return [path for path in _below(folder) if path.name.endswith(suffixes) and is_record(path, Role.RECORD)]
+
+
+def _below(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(parent, name) for name in sorted(files) if not name.startswith(".")]
-    return [path for path in found if is_record(path, formats)]
-
-
-def snapshots_below(folder: Path) -> list[Path]:
-    """The allocator snapshots below a folder, told by suffix and content. They are read with the traces there."""
-    pickles = [path for path in folder.rglob("*.p*") if path.suffix in (".pickle", ".pkl")]
-    shown = (path for path in pickles if not any(part.startswith(".") for part in path.relative_to(folder).parts))
-    return sorted(path for path in shown if is_record(path, {ALLOCATOR_SNAPSHOT}))
-
-
-def nccl_records_beside(folder: Path) -> list[Path]:
-    """What NCCL wrote below a folder of traces, by the endings such files have."""
-    found: list[Path] = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(parent, name) for name in sorted(files) if name.endswith(_BESIDE) and not name.startswith(".")]
-    return [path for path in found if is_record(path, NCCL_RECORDS)]
+        yield from (Path(parent, name) for name in sorted(files) if not name.startswith("."))

@@ -70,6 +70,15 @@ def mesh(folder: Path) -> dict[str, int]:
     return {kind: size for kind, size in {**known, "dp": dp}.items() if size > 1}
 
 
+def world_size(path: Path) -> int | None:
+    """Ranks of the job that recorded the file `path`, as the manifest of its run folder says."""
+    for folder in run_folders([path]):
+        size = (_read(folder) or {}).get("world_size")
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            return size
+    return None
+
+
 def run_folders(paths: Iterable[Path]) -> list[Path]:
     """The folders, next above these files, that hold a manifest."""
     near = dict.fromkeys(folder for path in paths for folder in path.absolute().parents[:2])

@@ -6,11 +6,12 @@ import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from gpuscope.errors import InputError
+from gpuscope.errors import InputError, UsageError
 from gpuscope.plugins import SOURCES, listed, load, plugins
 from gpuscope.sources import stream
 from gpuscope.trace.builder import TraceBuilder
@@ -26,8 +27,38 @@ class ReadOptions:
     """The nsys program; by default `GPUSCOPE_NSYS`, else the one on PATH."""
     advance: Callable[[int], None] | None = None
     """Told of bytes read, for a progress bar."""
+    first_rank: int | None = None
+    """The rank of the file's first process where the file records no ranks; None where it is the only such file."""
     status: Callable[[str], None] | None = None
     """Told what is going on where bytes say nothing (an export under way)."""
+
+
+class Role(Enum):
+    """What the files of a format hold, and so when they are read from a folder that is named."""
+
+    TIMELINE = "timeline"
+    """What ran when on a rank: the traces of a folder."""
+    RECORD = "record"
+    """What else is known of a run: read with the timelines; alone where there are none."""
+    HANG_RECORD = "hang record"
+    """What each rank was doing at the end: read with the timelines only where the job hung."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """How the files of a format are found in folders, and what they are good for."""
+
+    role: Role
+    suffixes: tuple[str, ...] = ()
+    """What their names, or those of folders that are one input, end with. Files named outright may have any name."""
+    unmistakable: tuple[str, ...] = ()
+    """Those suffixes that nothing else has: a file of such a name that is not recognised is an error, not left out."""
+    forms: tuple[str, ...] = ()
+    """Suffixes under which one recording may lie in several forms, the preferred one first: one of them is read."""
+    one_per_rank: bool = True
+    """Whether two files of one rank contradict each other."""
+    alone: str = ""
+    """Of records: what they are good for where there is no timeline, and what to add."""
 
 
 @runtime_checkable
@@ -36,6 +67,7 @@ class Source(Protocol):
 
     name: str
     """The format's name in reports, e.g. `kineto`."""
+    files: Files
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """Whether this source reads `path`, whose text begins with `head` (empty for a directory)."""
@@ -55,8 +87,31 @@ class Source(Protocol):
 
 @cache
 def all_sources() -> tuple[Source, ...]:
-    """The sources of this package, in order of module name, then those of other distributions."""
-    return (*listed("gpuscope.sources", "SOURCE"), *(load(SOURCES, name) for name in sorted(plugins(SOURCES))))
+    """The sources of this package, in order of module name, then those of other distributions.
+
+    Raises `UsageError` where a plug-in is no source.
+    """
+    return (*listed("gpuscope.sources", "SOURCE"), *(_plugin(name) for name in sorted(plugins(SOURCES))))
+
+
+_PARTS = ("name", "files", "sniff", "peek_rank", "read")
+
+
+def _plugin(name: str) -> Source:
+    source = load(SOURCES, name)
+    if not isinstance(source, Source):
+        lacking = ", ".join(part for part in _PARTS if not hasattr(source, part))
+        raise UsageError(
+            f"the plug-in {name!r} of {SOURCES} is no source: it lacks {lacking}",
+            hint="update or remove the distribution that brings it; docs/architecture.md has the protocol",
+        )
+    return source
+
+
+def suffixes_of(*roles: Role) -> tuple[str, ...]:
+    """The suffixes of files of these roles, each once, in the order of the sources."""
+    found = (suffix for source in all_sources() if source.files.role in roles for suffix in source.files.suffixes)
+    return tuple(dict.fromkeys(found))
 
 
 def source_for(path: Path) -> tuple[Source, bytes]:
@@ -91,7 +146,7 @@ def check_readable(path: Path) -> None:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
 
 
-_RANK_IN_NAME = re.compile(r"(?:rank|worker|local_rank|gpu|proc)[-_.]?(\d+)(?![\d.]*\d{6})", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu|proc|procid)[-_.=]?(\d+)(?![\d.]*\d{6})", re.IGNORECASE)
 
 
 def rank_in_name(path: Path) -> int | None:

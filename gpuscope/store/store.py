@@ -6,20 +6,22 @@ where WAL does not work, and every write is one short transaction that others wa
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from gpuscope.errors import InputError, UsageError
 from gpuscope.report.json_report import dumps
 from gpuscope.report.schema.document import Report
-from gpuscope.store.library import sqlite_utils
 from gpuscope.store.rows import run_row, section_rows
 from gpuscope.store.tables import APPLICATION_ID, SCHEMA_VERSION, TABLES, migrations
 
@@ -165,3 +167,18 @@ def _version(path: Path) -> int | None:
     if version > SCHEMA_VERSION:
         raise InputError(f"{path}: written by a newer gpuscope (schema {version})", hint="update gpuscope")
     return version
+
+
+def sqlite_utils() -> ModuleType:
+    """The module `sqlite_utils`, without what it does not need.
+
+    Its import tries pandas, only to know one more type of column. That costs as much as a small analysis, which
+    needs no pandas itself; so where pandas is not loaded yet it is hidden for the time of the import.
+    """
+    if "sqlite_utils" in sys.modules or "pandas" in sys.modules:
+        return importlib.import_module("sqlite_utils")
+    sys.modules["pandas"] = None  # type: ignore[assignment]  # how Python is told that there is no such module
+    try:
+        return importlib.import_module("sqlite_utils")
+    finally:
+        del sys.modules["pandas"]

@@ -12,7 +12,7 @@ from gpuscope.trace import host_device
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.row_order import order_rows, select_rows
 from gpuscope.trace.columns.table import Array, Table, Times
-from gpuscope.trace.launch_links import launches
+from gpuscope.trace.launch_links import launches, unmatched
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.naming.communication_ops import name_operations
 from gpuscope.trace.problems import Problem, Severity, merged
@@ -36,6 +36,7 @@ class TraceBuilder:
         self._threads: dict[tuple[int, int, int], int] = {}
         self._thread_names: dict[tuple[int, int], str] = {}
         self._host_is_device: set[int] = set()
+        self._recording: dict[str, int] = {}
 
     def add(self, table: str, length: int, values: Mapping[str, Any]) -> int:
         """Append `length` rows; a scalar fills its column, an optional column may be left out.
@@ -69,6 +70,10 @@ class TraceBuilder:
     def host_is_device(self, rank: int) -> None:
         """The source knows that this rank trained on the CPU: its training threads are its device."""
         self._host_is_device.add(rank)
+
+    def recording(self, **values: int) -> None:
+        """Tell of how whole the file is: optional columns of `recording` by name."""
+        self._recording.update(values)
 
     def finish(self) -> Trace:
         """Order, link and check; the builder must not be used afterwards."""
@@ -169,22 +174,28 @@ class TraceBuilder:
         missing = int((launched & (device["launch"] == NA)).sum()) if has_calls else 0
         self.problem("info", "duplicate_correlation", duplicated, "launches that share a correlation id with another")
         self.problem("info", "launch_missing", missing, "device events whose launching call was not recorded")
-        if len(device):
-            self._count_lost_kernels(device, host)
+        self._count_unmatched(data)
 
-    def _count_lost_kernels(self, device: Table, host: Table) -> None:
-        """Launches within the recorded device activity whose kernel is not there were dropped records.
-
-        In a file that was cut off, those behind the last kernel were lost too: kernels are written in blocks
-        of their own.
-        """
+    def _count_unmatched(self, data: dict[str, Table]) -> None:
+        """The row of `recording`; a launch whose kernel is not there was a record dropped."""
+        device, host = data["device_events"], data["host_events"]
+        if not len(device) and not len(host):
+            return
+        cut_off = len(device) > 0 and any(problem.code == "truncated" for problem in self._problems)
         launching = self.names.matching(kinds.is_kernel_launch)
-        calls = (host["category"] == Category.RUNTIME) & host.known("correlation") & launching[host["name"]]
-        linked = np.zeros(len(host), np.bool_)
-        linked[device["launch"][device["launch"] != NA]] = True
-        cut_off = any(problem.code == "truncated" for problem in self._problems)
-        lost = calls & ~linked & (cut_off | (host["end"] < int(device["start"].max())))
-        self.problem("data_loss", "kernel_missing", int(lost.sum()), "launches whose kernel was not recorded")
+        on_host = np.isin(device["rank"], list(self._host_is_device))
+        kernels, orphans, calls, lost = unmatched(device, host, launching, cut_off)
+        counts = [int(found.sum()) for found in (kernels & ~on_host, orphans & ~on_host, calls, lost)]
+        names = ("kernels", "kernels_without_launch", "launches", "launches_without_kernel")
+        values = {"source": 0, **dict(zip(names, counts, strict=True)), **self._recording}
+        data["recording"] = Table.build(SCHEMAS["recording"], 1, values)
+        self.problem("data_loss", "kernel_missing", counts[3], "launches whose kernel was not recorded")
+        self.problem(
+            "data_loss",
+            "records_dropped",
+            self._recording.get("dropped", 0),
+            "records that the profiler says it dropped or lost",
+        )
 
     def _layers_only(self, basis: str) -> bool:
         """A capture cut to a window may hold less than a step: what repeats in it are layers."""

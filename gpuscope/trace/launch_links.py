@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.trace.columns.table import Mask, Table, Times
-from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.schema import NA, Category, Kind
 
 
 def _keys(rank: Times, correlation: Times) -> Times:
@@ -56,6 +56,22 @@ def _last_before(starts: Times, at: Times, low: Times, high: Times) -> Times:
         if not late.any():
             return np.asarray(index)
         index = index - late
+
+
+def unmatched(device: Table, host: Table, launching: Mask, cut_off: bool) -> tuple[Mask, Mask, Mask, Mask]:
+    """Kernels and launches that lack each other, after linking; `launching` says of name codes which calls launch.
+
+    Masks over `device` (kernels, those without a launching call) and over `host` (launches, those without a kernel).
+    Only launches within the recorded device activity count: the kernels of later ones had not begun. In a file that
+    was cut off, those were lost too: kernels are written in blocks of their own.
+    """
+    kernel = device["kind"] != Kind.MEMORY
+    calls = (host["category"] == Category.RUNTIME) & host.known("correlation") & launching[host["name"]]
+    if not cut_off:
+        calls &= host["end"] < int(device["start"].max(initial=NA))
+    linked = np.zeros(len(host), np.bool_)
+    linked[device["launch"][device["launch"] != NA]] = True
+    return kernel, kernel & (device["launch"] == NA), calls, calls & ~linked
 
 
 def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:

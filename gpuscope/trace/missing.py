@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
+from gpuscope.trace.world import recorded_world
 
 
 def missing(trace: Trace) -> list[str]:
@@ -24,7 +25,7 @@ def missing(trace: Trace) -> list[str]:
             "no sizes of collectives: torch >= 2.4 records them; with nsys, export with --include-blobs=true "
             "(NCCL >= 2.25) or trace with `-t nccl` and export with --include-json=true"
         )
-    sizes = trace["ranks"]["world_size"][trace["ranks"].known("world_size")]
-    if len(sizes) and int(sizes.max()) > len(trace.ranks):
-        found.append(f"{int(sizes.max()) - len(trace.ranks)} of {int(sizes.max())} ranks: record all ranks of a group")
+    size = recorded_world(trace).size
+    if size is not None and size > len(trace.ranks):
+        found.append(f"{size - len(trace.ranks)} of {size} ranks: record all ranks of a group")
     return found

@@ -16,6 +16,8 @@ import numpy as np
 NA: int = int(np.iinfo(np.int64).min)
 """An absent integer (as NaT is in numpy); never shown to users, who see `pandas.NA`."""
 
+NS_PER_US = 1_000
+
 Dtype = Literal["time", "int", "name", "enum"]
 
 
@@ -119,10 +121,39 @@ RANKS = TableSchema(
         Column("pid", "int", "process id", True),
         Column("device_name", "name", "model of the device, e.g. NVIDIA H100 80GB HBM3", True),
         Column("host", "name", "host name", True),
-        Column("world_size", "int", "number of ranks in the job", True),
+        Column("world_size", "int", "number of ranks in the job, as its file records it", True),
+        Column(
+            "world_basis",
+            "name",
+            "where world_size was recorded: distributed_info (also where absent), communicators, environment, manifest",
+            True,
+        ),
+        Column("device_id", "name", "what tells the device from all others: its UUID, else its PCI address", True),
+        Column("host_devices", "name", "devices of its host as its file lists them, comma-separated", True),
         Column("backend", "name", "communication backend: nccl, gloo, hccl, mpi", True),
     ),
     sort=("rank", "device"),
+)
+
+RECORDING = TableSchema(
+    "recording",
+    "what shows whether a file holds all that happened while it was recorded; one row per file with a timeline",
+    (
+        Column("source", "int", "row in Trace.sources of the file"),
+        Column(
+            "operator_ids",
+            "int",
+            "External ids of operators that are there, 1 % trimmed off at both ends; absent where none are recorded",
+            True,
+        ),
+        Column("operator_id_span", "int", "ids from the first to the last of these: whole files have nearly all", True),
+        Column("kernels", "int", "kernels on the device"),
+        Column("kernels_without_launch", "int", "kernels whose launching call is not there"),
+        Column("launches", "int", "calls that launched a kernel or a graph before the last kernel began"),
+        Column("launches_without_kernel", "int", "those of them whose kernel is not there"),
+        Column("dropped", "int", "records that the profiler says it dropped or lost", True),
+        Column("incomplete", "int", "warnings of the profiler that it may not have collected all events", True),
+    ),
 )
 
 DEVICE_EVENTS = TableSchema(
@@ -210,6 +241,7 @@ COLLECTIVES = TableSchema(
         Column("bytes", "int", "size of the whole array, as nccl-tests counts it", True),
         Column("dtype", "name", "element type", True),
         Column("peer", "int", "the other rank of a point-to-point operation", True),
+        Column("peer_place", "int", "the same by its place in the group, where only that is recorded", True),
     ),
     sort=("rank", "start"),
 )
@@ -274,6 +306,7 @@ GROUPS = TableSchema(
         Column("group", "name", "process group"),
         Column("description", "name", "what the framework calls it", True),
         Column("size", "int", "ranks in it", True),
+        Column("place", "int", "which of its ranks this one is, from 0", True),
         Column("ranks", "name", "its ranks, comma-separated", True),
         Column("backend", "name", "communication backend", True),
     ),
@@ -480,6 +513,7 @@ SCHEMAS: dict[str, TableSchema] = {
     schema.name: schema
     for schema in (
         RANKS,
+        RECORDING,
         DEVICE_EVENTS,
         HOST_EVENTS,
         THREADS,

@@ -79,12 +79,6 @@ class Trace:
         """The ranks present, ascending."""
         return [int(rank) for rank in np.unique(self["ranks"]["rank"])]
 
-    @property
-    def world_size(self) -> int | None:
-        """Ranks of the job; None where no file says it."""
-        sizes = self["ranks"]["world_size"][self["ranks"].known("world_size")]
-        return int(sizes.max()) if len(sizes) else None
-
     def ranks_by_file(self) -> list[tuple[Path, str, list[int], int | None]]:
         """Per source file: its path, format, the ranks it holds and the world size it tells."""
         ranks = self["ranks"]

@@ -1,54 +1,90 @@
-"""What to record: one set of options for `gpuscope record`, `gpuscope.session` and the integrations."""
+"""What to record: one declaration of each option, for `gpuscope record`, `gpuscope.session`, the integrations and
+the tables of the documentation."""
 
 from __future__ import annotations
 
 import os
-
-import msgspec
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from gpuscope.errors import UsageError
 
 ENV_OPTIONS = "GPUSCOPE_RECORD"
-PROFILERS = ("torch", "nsys", "none")
-MEMORY_MODES = ("off", "oom", "on")
 
 
-class RecordOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+@dataclass(frozen=True)
+class OptionText:
+    """What is known of an option besides its name, type and default."""
+
+    help: str
+    flag: str = ""
+    """Its name on the command line where that is not the field's."""
+    unit: str = ""
+    """What stands for the value in the usage; the type where empty."""
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    """Smallest value."""
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"text": OptionText(help, **more)})
+
+
+@dataclass(kw_only=True, frozen=True)
+class RecordOptions:
     """Options of a recording; the defaults cost little beside the profiler itself."""
 
-    profiler: str = "torch"
-    wait: int = 2  # steps before anything: DDP rebuilds its buckets after the first
-    warmup: int = 1
-    active: int = 5
-    whole: bool = False  # from the start to the end, for scripts without an optimizer
-    record_shapes: bool = True
-    with_stack: bool = False
-    profile_memory: bool = False
-    collectives: bool = True  # the metadata that gloo does not give
-    flight_recorder: int = 2000  # collectives kept for a dump; 0: off
-    hang_timeout_s: float = 120.0  # report a collective that takes longer; 0: never
-    memory: str = "oom"  # allocator history and snapshots: off, on OOM, or also on demand and at the end
-    nvml_interval_ms: int = 200  # 0: off
-    nccl_log: bool = True
-    gc: bool = True  # tag garbage collections with ranges
-    environment: bool = True
+    profiler: str = _option(
+        "torch", "What records kernels and operators; a session with nsys opens the range of an nsys around it.",
+        choices=("torch", "nsys", "none"),
+    )  # fmt: skip
+    # DDP rebuilds its buckets after the first step.
+    wait: int = _option(2, "Steps to skip first.", least=0)
+    warmup: int = _option(1, "Steps to profile and throw away after these.", least=0)
+    active: int = _option(5, "Steps to record.", least=1)
+    whole: bool = _option(False, "Record from start to end: for scripts without an optimizer.")
+    record_shapes: bool = _option(True, "Record the operators' input shapes.", flag="shapes")
+    with_stack: bool = _option(False, "Record Python stacks (costs much).", flag="stacks")
+    profile_memory: bool = _option(False, "Record every allocation of tensors in the trace.")
+    collectives: bool = _option(True, "Log gloo's collectives, and put them into the trace.")
+    flight_recorder: int = _option(2000, "Collectives to keep for a dump; 0: none.", unit="N", least=0)
+    hang_timeout_s: float = _option(
+        120.0, "Report a collective that takes longer; 0: never.", flag="hang-timeout", unit="SECONDS", least=0
+    )
+    memory: str = _option(
+        "oom", "GPU allocator history: snapshot on OOM only, or (with stacks) also on demand and at the end.",
+        choices=("off", "oom", "on"),
+    )  # fmt: skip
+    nvml_interval_ms: int = _option(
+        200, "How often to ask NVML for power, clocks and utilisation; 0: never.", flag="nvml-interval", unit="MS",
+        least=0,
+    )  # fmt: skip
+    nccl_log: bool = _option(True, "Have NCCL write its INFO log into the run folder; `gpuscope record` alone can.")
+    gc: bool = _option(True, "Record Python's garbage collections as ranges.")
+    environment: bool = _option(True, "Record versions, variables, processors, GPUs and topology.")
 
     def check(self) -> RecordOptions:
         """Self, or `UsageError` naming the option that can't be."""
-        if self.profiler not in PROFILERS:
-            raise UsageError(f"profiler={self.profiler!r} is unknown", hint=f"one of {', '.join(PROFILERS)}")
-        if self.memory not in MEMORY_MODES:
-            raise UsageError(f"memory={self.memory!r} is unknown", hint=f"one of {', '.join(MEMORY_MODES)}")
-        if self.active < 1:
-            raise UsageError(f"active={self.active} records nothing", hint="record at least one step")
-        for option in ("wait", "warmup", "flight_recorder", "hang_timeout_s", "nvml_interval_ms"):
-            if getattr(self, option) < 0:
-                raise UsageError(f"{option}={getattr(self, option)} is negative", hint="use 0 for none")
+        for name, text in option_texts().items():
+            value = getattr(self, name)
+            if text.choices and value not in text.choices:
+                raise UsageError(f"{name}={value!r} is unknown", hint=f"one of {', '.join(text.choices)}")
+            if text.least == 1 and value < 1:
+                raise UsageError(f"{name}={value} records nothing", hint="record at least one step")
+            if text.least is not None and value < text.least:
+                raise UsageError(f"{name}={value} is negative", hint="use 0 for none")
         return self
 
     def to_environment(self) -> dict[str, str]:
         """The variable that carries these options into the ranks."""
-        return {ENV_OPTIONS: msgspec.json.encode(self).decode()}
+        import json
+
+        return {ENV_OPTIONS: json.dumps(asdict(self))}
+
+
+def option_texts() -> dict[str, OptionText]:
+    """Every option's text by its field, in the order of declaration."""
+    return {one.name: one.metadata["text"] for one in fields(RecordOptions)}
 
 
 def options_from(**chosen: object) -> RecordOptions:
@@ -56,11 +92,16 @@ def options_from(**chosen: object) -> RecordOptions:
 
     Raises `UsageError` on an option that does not exist or a value of the wrong type.
     """
+    import json
+
+    import msgspec
+
     launched = os.environ.get(ENV_OPTIONS)
+    known = f"the options are {', '.join(option_texts())}"
     try:
-        if launched:
-            return msgspec.json.decode(launched, type=RecordOptions).check()
-        return msgspec.convert(chosen, RecordOptions).check()
-    except msgspec.ValidationError as error:
-        known = ", ".join(RecordOptions.__struct_fields__)
-        raise UsageError(f"recording options: {error}", hint=f"the options are {known}") from None
+        named: dict[str, object] = json.loads(launched) if launched else chosen
+        if unknown := sorted(set(named) - set(option_texts())):
+            raise UsageError(f"recording options: there is no `{unknown[0]}`", hint=known)
+        return msgspec.convert(named, RecordOptions).check()
+    except (msgspec.ValidationError, json.JSONDecodeError) as error:
+        raise UsageError(f"recording options: {error}", hint=known) from None

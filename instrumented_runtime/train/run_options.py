@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuscope.instrumented_runtime.record.capture_options import option_texts
 from gpuscope.instrumented_runtime.train.faults import Fault
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees
@@ -22,13 +23,7 @@ def record_options(config: TrainConfig) -> dict[str, Any]:
     """`capture.*` as options of a session."""
     capture = config.capture
     return {
+        **{name: getattr(capture, name) for name in option_texts() if hasattr(capture, name)},
         "profiler": "torch" if capture.profile else "none",
-        "wait": capture.wait,
-        "warmup": capture.warmup,
-        "active": capture.active,
-        "record_shapes": capture.record_shapes,
-        "with_stack": capture.with_stack,
-        "profile_memory": capture.profile_memory,
-        "collectives": capture.collectives,
         "hang_timeout_s": capture.hang_timeout_s or config.train.timeout_s / 2,
     }

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from helpers.cli import gpuscope
 from helpers.kineto import call, kernel, write
 
 
-def gpuscope(*args: object) -> subprocess.CompletedProcess[str]:
+def in_a_process(*args: object) -> subprocess.CompletedProcess[str]:
+    """As a user does: nothing but what the command prints is printed."""
     command = [sys.executable, "-m", "gpuscope", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
@@ -26,7 +28,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_json_is_the_document_and_nothing_else(trace: Path) -> None:
-    done = gpuscope("analyze", trace, "--json")
+    done = in_a_process("analyze", trace, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert report["schema_version"] == 1
@@ -34,7 +36,7 @@ def test_json_is_the_document_and_nothing_else(trace: Path) -> None:
 
 
 def test_text_says_the_verdict_first(trace: Path) -> None:
-    done = gpuscope("analyze", trace)
+    done = in_a_process("analyze", trace)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("CPU-bound, 18 %")
 
@@ -80,7 +82,7 @@ def test_exit_codes_without_traceback(trace: Path, args: list[str], code: int) -
 def test_a_broken_analysis_hides_no_other(trace: Path) -> None:
     """Exit 4, the failure on stderr, everything else in the report."""
     code = (
-        "import sys, dataclasses, gpuscope.analyzers.device_time.kernel_times as kernels\n"
+        "import sys, dataclasses, gpuscope.analyzers.device_time.kernels.kernel_times as kernels\n"
         "def broken(trace, lanes): raise RuntimeError('broken on purpose')\n"
         "kernels.ANALYZER = dataclasses.replace(kernels.ANALYZER, run=broken)\n"
         "from gpuscope.cli import main\n"

@@ -19,6 +19,8 @@ from gpuscope.dashboards.page import pages
 from gpuscope.dashboards.server import listen
 from gpuscope.store.store import opened
 
+pytestmark = pytest.mark.xdist_group("browser")  # one Chromium for both files
+
 NO_BLANK_PANEL = """return [...document.querySelectorAll('main .mantine-Paper-root')].every(panel =>
     panel.querySelector('.main-svg, .ag-root, table, p, li, input') || panel.innerText.trim().length > 20)"""
 OTHERS = ("kineto/hta_2_of_128", "nsys/nsys-ai/mfu_2gpu_before.sqlite", "memory/wedsonlin_medium_1024_training.pickle")
@@ -99,6 +101,6 @@ def test_comparison_and_history(browser: Browser, ours: str) -> None:
     browser.open(f"{ours}/compare?run=1&with=2", "/compare")
     text = browser.text("main")
     assert "Regression: step" in text
-    assert "late ranks (straggler)" in text
+    assert "waiting for a late rank (straggler)" in text
     assert "nightly: step time of its stored runs" in text
     assert browser.errors() == []

@@ -19,8 +19,8 @@ import pytest
 from helpers import snippets
 
 import gpuscope
-from gpuscope.analyzers.frame.cause_findings import CODES, MESSAGES
 from gpuscope.report.schema.document import Report
+from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION
 from gpuscope.report.view.headline import verdict_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +120,7 @@ def documented_codes(heading: str) -> set[str]:
 
 
 def test_every_cause_and_finding_is_documented_and_no_other() -> None:
-    codes = {CODES.get(cause, cause) for cause in MESSAGES}
+    codes = {cause.finding_code for cause in CAUSES}
     codes |= {code for source in sources("analyzers") for code in finding_codes_made_by_hand(source)}
     assert documented_codes("## Causes and findings") == codes
 
@@ -137,8 +137,8 @@ def test_every_problem_is_documented_and_no_other() -> None:
 
 def test_every_cause_stands_in_the_definitions() -> None:
     table = section("definitions.md", "## Stalls: class and cause")
-    causes = set(MESSAGES) - set(CODES)
-    assert set(re.findall(r"^\| \S+ \| `(\w+)` \|", table, re.MULTILINE)) == causes
+    causes = {cause.code for cause in CAUSES} - {UNDIVIDED_COMMUNICATION}
+    assert set(re.findall(r"^\| \S+ \| \[`(\w+)`\]", table, re.MULTILINE)) == causes
 
 
 # ---- the JSON report ----
@@ -201,6 +201,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "topology",
         "advice",
         "memory",
+        "efficiency",
     }
     for sample in SAMPLES:
         report = json.loads(json.dumps(gpuscope.analyze(sample).report))
@@ -208,20 +209,6 @@ def test_report_keys_are_those_of_real_reports() -> None:
     assert found <= known
     missing = {key for key in known - found if key.split("[")[0].split(".")[0] not in empty}
     assert missing == {"ranks[].stall_ns.memory.{cause}"}  # CPU training copies nothing
-
-
-def test_every_suggestion_is_documented() -> None:
-    table = re.findall(r"^\| `([a-z_]+)` \|", section("advice.md", "## Suggestions by code"), re.MULTILINE)
-    trees = [ast.parse(text_of(path)) for path in (ROOT / "analyzers" / "advice").glob("*.py")]
-    codes = {
-        ast.literal_eval(keyword.value)
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        for keyword in node.keywords
-        if keyword.arg == "code" and isinstance(keyword.value, ast.Constant)
-    }
-    assert sorted(table) == sorted(codes)
 
 
 # ---- links, code blocks ----

@@ -58,10 +58,28 @@ class Export:
         row = {"eventType": 59, "domainId": 0, "textId": None} | more
         self.add(NVTX, start=start, end=end, text=text, globalTid=process(pid) + pid, **row)
 
-    def write(self, folder: Path, backend: str = "SQLite") -> Path:
+    def host(self, name: str, devices: Iterable[str] = (), epoch_ns: int | None = None) -> None:
+        """The host, the UUIDs of the GPUs that it lists, and when the recording began."""
+        self.add("TARGET_INFO_SYSTEM_ENV", name="Hostname", value=name)
+        for number, uuid in enumerate(devices):
+            self.add("TARGET_INFO_GPU", id=number, name="NVIDIA H100", uuid=uuid, cuDevice=number)
+        if epoch_ns is not None:
+            self.add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=epoch_ns)
+
+    def uses(self, pid: int, ordinal: int, gpu: int) -> None:
+        """The listed GPU that a process calls `ordinal`."""
+        self.add("TARGET_INFO_CUDA_DEVICE", gpuId=gpu, cudaId=ordinal, pid=pid)
+
+    def environment(self, **variables: object) -> None:
+        """Variables of the profiled command."""
+        for name, value in variables.items():
+            self.add("META_DATA_CAPTURE", name="PROCESS_0:ENVIRONMENT_VARIABLE", value=f'{name}="{value}"')
+
+    def write(self, folder: Path, backend: str = "SQLite", name: str = "export") -> Path:
         """Write the export; returns what is to be opened."""
+        folder.mkdir(parents=True, exist_ok=True)
         if backend == "SQLite":
-            return self._sqlite(folder / "export.sqlite")
+            return self._sqlite(folder / f"{name}.sqlite")
         path = folder / ("export_pqtdir" if backend == "parquetdir" else "export_arwdir")
         path.mkdir()
         for table, rows in self.tables.items():

@@ -17,7 +17,8 @@ def report(*step_ms: float, ranks: int = 2, **changed: Any) -> Report:
         "trace": {
             "sources": [{"path": "synthetic", "format": "kineto", "format_version": "", "rank": None,
                          "ranks": list(range(ranks)), "events": 0}],
-            "world_size": ranks, "ranks_present": list(range(ranks)), "clock_error_ns": None, "frameworks": [],
+            "world_size": ranks, "world_basis": "distributed_info",
+            "ranks_present": list(range(ranks)), "clock_error_ns": None, "frameworks": [],
             "parallelism": {},
         },
         "verdict": {"bound_by": "compute", "cause": None, "share_frac": 1.0, "confidence": 0.9, "abstained": False,

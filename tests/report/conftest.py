@@ -67,6 +67,8 @@ def kernel(name: str, category: str, count: int, dur_ns: int, share: float, rate
         "mean_ns": dur_ns // count,
         "share_frac": share,
         "flops_per_s": rate,
+        "precision": None,
+        "peak_frac": None,
     }
 
 
@@ -74,7 +76,8 @@ def straggler(rank: int, caused_ms: int, phase: str | None) -> StragglerEntry:
     """A rank that comes last again and again, by its own fault."""
     ns = caused_ms * MS
     return StragglerEntry(
-        rank=rank, caused_wait_ns=ns, root_wait_ns=ns, phase=phase, operation=None, recurrent=True
+        rank=rank, caused_wait_ns=ns, caused_wait_ns_per_step=ns // 10, root_wait_ns=ns, phase=phase, operation=None,
+        recurrent=True,
     )  # fmt: skip
 
 
@@ -95,6 +98,7 @@ def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | No
                 for entry in ranks
             ],
             "world_size": world_size,
+            "world_basis": None if world_size is None else "distributed_info",
             "ranks_present": [entry["rank"] for entry in ranks],
             "clock_error_ns": None,
             "frameworks": [],
@@ -143,7 +147,7 @@ def healthy() -> Report:
         kernels=[
             kernel(
                 "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn",
-                "matmul",
+                "gemm",
                 500,
                 300 * MS,
                 0.625,

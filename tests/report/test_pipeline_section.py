@@ -34,8 +34,15 @@ def told() -> Pipeline:
         },
         "bubble_frac": 0.35,
         "rows": [row(0, 0, 50, (5, 5, 10, 30)), row(1, 1, 80, (10, 0, 10, 0))],
-        "even_split": {"micro_batches": 4, "pipeline_ns": 81, "step_factor": 0.81},
-        "more_micro_batches": {"micro_batches": 8, "pipeline_ns": 100, "step_factor": 1.0},
+        "even_split": {
+            "micro_batches": 4, "step_factor": 0.81, "why_not": "", "predicted": {
+                "step_ns_before": 100, "step_ns_after": 81, "low_ns": 75, "high_ns": 102, "basis": "one step",
+                "provenance": "inferred",
+            },
+        },
+        "more_micro_batches": {
+            "micro_batches": 8, "step_factor": None, "predicted": None, "why_not": "the order is unknown",
+        },
     }  # fmt: skip
 
 
@@ -47,12 +54,13 @@ def written(report: Report) -> list[str]:
 
 
 def test_terminal(healthy: Report, told: Pipeline) -> None:
-    assert written(healthy | {"pipeline": told})[1:9] == [  # type: ignore[operator]
+    assert written(healthy | {"pipeline": told})[1:10] == [  # type: ignore[operator]
         "1 pipeline of 2 stages, told by a test",
         "schedule: 1F1B with 4 micro-batches; it alternates",
-        "bubble: 35.0 % of the pipeline's time; ideal for this schedule 20.0 %: a formula",
-        "an even split of the stages: the step would take 0.810 times as long",
-        "twice the micro-batches, same batch: gains nothing",
+        "bubble: 35.0 % of the pipeline's time, whatever keeps a stage from computing: neighbours, messages,",
+        "  its host; ideal for this schedule 20.0 %: a formula",
+        "an even split of the stages: step 100 ns → 81 ns (75 ns to 102 ns), no certain gain; one step",
+        "twice the micro-batches, same batch: not predicted: the order is unknown",
         "stage  ranks  compute  warm-up  steady   drain  imbalance",
         "    0  0       50.0 %    5.0 %   5.0 %  10.0 %     30.0 %",
         "    1  1       80.0 %   10.0 %     0 %  10.0 %        0 %",

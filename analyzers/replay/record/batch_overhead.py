@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from gpuscope.analyzers.facts.flushes import KINDS
+from gpuscope.analyzers.facts.pipeline_facts.flushes import KINDS
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.host_device import training_threads
 from gpuscope.trace.intervals import union

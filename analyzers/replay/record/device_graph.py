@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.launching_threads import blocking_calls
+from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.record.gradients import with_gradients
 from gpuscope.analyzers.replay.record.graph_builder import (
     Builder,
@@ -64,7 +64,7 @@ class Operations:
     call: Times
     """The same number for what one call launched; NA where the launch is not told."""
     before: Times
-    """Place of the operation before it on its stream, -1 of the first."""
+    """Place of the operation before it on its stream, `NONE` of the first."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     ends = builder.host(points, points[0].at, {**causes(trace, rows, threads), "staging": _staging(trace, ops)})
     delays = _delays(ops)
     nodes = _device_nodes(trace, builder, ops, step_of, backward(trace, rows))
-    issued = ops.at[[place for place, pair in enumerate(nodes) if builder.nodes[pair[0]].get("call", -1) >= 0]]
+    issued = ops.at[[place for place, pair in enumerate(nodes) if builder.nodes[pair[0]].get("call", NONE) >= 0]]
     hooks = gradient_hooks(trace, rows)
     builder.calls = with_gradients(trace, view.lane.rank, hooks, builder.calls, issued, window.start)
     _order(builder, ops, nodes, ends, launcher, delays)
@@ -121,7 +121,7 @@ def _operations(trace: Trace, view: LaneView, window: Window) -> Operations:
     # The call itself was lost: it was made after the last one before it that was not.
     at[lost] = np.where(before == NA, start[lost], np.minimum(host["end"][np.maximum(before, 0)], start[lost]))
     call[lost] = np.where(before == NA, NA, -2 - lost)
-    before = np.full(len(rows), -1, np.int64)
+    before = np.full(len(rows), NONE, np.int64)
     for own in (np.flatnonzero(stream == which) for which in np.unique(stream)):
         before[own[1:]] = own[:-1]
     return Operations(rows, start, end, stream, device["kind"][rows].astype(np.int64), launch, at, call, before)
@@ -186,7 +186,7 @@ def _labels(trace: Trace, calls: Times, rows: Times) -> list[str]:
 
 
 def _points(ops: Operations, step_of: Times, returns: Returns) -> tuple[list[Point], Times, list[int]]:
-    """What the host does in order; per operation the place of its launch (-1: none), per return its place."""
+    """What the host does in order; per operation the place of its launch (or `NONE`), per return its place."""
     told = np.flatnonzero(ops.call != NA)
     _, first = np.unique(ops.call[told], return_index=True)
     entries = [(int(ops.at[op]), 0, int(op)) for op in told[first].tolist()]
@@ -204,7 +204,7 @@ def _points(ops: Operations, step_of: Times, returns: Returns) -> tuple[list[Poi
         else:
             waiter[which] = len(points)
             points.append(Point(at, int(returns.begin[which]), True, returns.labels[which], step))
-    launcher = np.array([place_of.get(call, -1) for call in ops.call.tolist()], np.int64)
+    launcher = np.array([place_of.get(call, NONE) for call in ops.call.tolist()], np.int64)
     return points, launcher, waiter
 
 
@@ -237,12 +237,12 @@ def _device_nodes(
     for event, start, end, stream, step, work in zip(*(column.tolist() for column in columns), strict=True):
         common = {"lane": stream, "step": step, "work": work}
         if work != Kind.COMMUNICATION:
-            label = builder.label(_copy_label(names, device, event)) if work == Kind.MEMORY else -1
+            label = builder.label(_copy_label(names, device, event)) if work == Kind.MEMORY else NONE
             node = builder.node(Node.DEVICE, dur=end - start, start=start, end=end, label=label, **common)
             found.append((node, node))
             continue
         row = row_of.get(event)
-        call = -1 if row is None else builder.call(call_of(trace, row, bool(in_backward[len(found)])))
+        call = NONE if row is None else builder.call(call_of(trace, row, bool(in_backward[len(found)])))
         arrival = builder.node(Node.ARRIVAL, start=start, end=start, call=call, **common)
         transfer = builder.node(Node.TRANSFER, dur=end - start, start=start, end=end, call=call, **common)
         builder.edge(arrival, transfer, 0, Edge.JOIN)
@@ -284,7 +284,7 @@ def _order(
         lag = int(delays.launch[ops.work[place]])
         call = int(ops.launch[place])
         free = before < 0 or ops.end[before] <= ops.at[place]
-        crossing = builder.nodes[first].get("label", -1) >= 0 and copies[builder.nodes[first]["label"]]
+        crossing = builder.nodes[first].get("label", NONE) >= 0 and copies[builder.nodes[first]["label"]]
         if crossing and free and call not in seen:
             lag = max(0, int(ops.start[place] - ops.at[place]))  # the host stages the copy
         seen.add(call)
@@ -378,11 +378,11 @@ def _waits(
 ) -> None:  # fmt: skip
     """Operation → the call that waited for it: on each stream the last one launched before and done by then."""
     copied = {int(call): place for place, call in enumerate(ops.launch.tolist()) if call != NA}
-    own_copy = np.array([copied.get(call, -1) for call in returns.rows.tolist()], np.int64)
+    own_copy = np.array([copied.get(call, NONE) for call in returns.rows.tolist()], np.int64)
     sources = _waited_for(ops, returns, own_copy)
     reached = [max((int(ops.end[source]) for source in found), default=NA) for found in sources]
     # Calls of one name that copy in one direction return alike.
-    copy_kind = np.where(own_copy < 0, -1, trace["device_events"]["copy_kind"][ops.rows][own_copy])
+    copy_kind = np.where(own_copy < 0, NO_NAME, trace["device_events"]["copy_kind"][ops.rows][own_copy])
     names = trace["host_events"]["name"][returns.rows].tolist()
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, key in enumerate(zip(names, copy_kind.tolist(), strict=True)):

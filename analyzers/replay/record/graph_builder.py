@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.idle import COVERING
-from gpuscope.analyzers.replay.graph import CAUSES, Call, Edge, Graph, Node, edge_columns, node_columns
+from gpuscope.analyzers.device_time.host_cause import covering
+from gpuscope.analyzers.replay.graph import CAUSES, NONE, Call, Edge, Graph, Node, edge_columns, node_columns
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union
 from gpuscope.trace.schema import Category
@@ -51,7 +51,7 @@ class Builder:
 
     def label(self, text: str) -> int:
         """The place of a label."""
-        return self.labels.setdefault(text, len(self.labels)) if text else -1
+        return self.labels.setdefault(text, len(self.labels)) if text else NONE
 
     def call(self, call: Call) -> int:
         """The place of a call."""
@@ -101,7 +101,7 @@ def causes(trace: Trace, rows: Times, threads: Times) -> dict[str, Spans]:
     rows = rows[np.isin(host["thread"][rows], threads)]
     found: dict[str, Spans] = {}
     taken = EMPTY
-    for cause, (categories, predicate) in COVERING:
+    for cause, (categories, predicate) in covering():
         picked = rows[np.isin(host["category"][rows], categories)]
         picked = picked[trace.names.matching(predicate)[host["name"][picked]]]
         spans = subtract(union(host["start"][picked], host["end"][picked]), taken)

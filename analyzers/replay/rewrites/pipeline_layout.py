@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from statistics import fmean, median
 
 import numpy as np
 
-from gpuscope.analyzers.facts.flushes import Flush
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.analyzers.pipelines.schedules import group_size, interleaved, one_forward_one_backward, recognise
-from gpuscope.analyzers.replay.engine import CircleError, replay
-from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_columns, node_columns
+from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
+from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_columns
+from gpuscope.report.schema.provenance import Provenance
+from gpuscope.trace.columns.table import Times
 
 PipelineChange = EvenStages | MicroBatches | Schedule
 FIXED_SHARE = 0.125
@@ -41,7 +44,7 @@ class Task:
     """ns."""
 
     @property
-    def key(self) -> tuple[str, int, int]:
+    def key(self) -> Key:
         """What tells it from the others of its flush."""
         return self.kind, self.model_chunk, self.micro_batch
 
@@ -80,18 +83,45 @@ class Delays:
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """A flush with its delays, and its length in ns with the mean time of each kind on each stage."""
+
+    flush: Flush
+    delays: Delays
+    mean_length: float
+
+
+@dataclass(frozen=True)
 class PipelineReplay:
     """The flushes of a run and how well they are replayed unchanged."""
 
     flushes: tuple[Flush, ...]
-    error_frac: float
-    """Of the unchanged replay."""
-    mean_error_frac: float
-    """The same with means in place of each computation's time, as changes take them."""
     fixed: Mapping[str, float]
-    """Told share of a micro-batch's time that does not shrink with it, by kind of computation."""
-    step_ns: float
-    """Mean step, from its first computation to the next step's; the flush itself where there is one step."""
+    """Share of a micro-batch's time that the trace shows not to shrink with it, by kind of computation."""
+
+    @cached_property
+    def baselines(self) -> tuple[Baseline, ...]:
+        """The flushes replayed unchanged. Raises `CircleError`."""
+        found = []
+        for flush in self.flushes:
+            delays = delays_of(flush)
+            found.append(Baseline(flush, delays, length(averaged(flush), delays)))
+        return tuple(found)
+
+    @cached_property
+    def error_frac(self) -> float:
+        """Relative error of the unchanged replay. Raises `CircleError`."""
+        return abs(fmean(length(recorded(one.flush), one.delays) / one.flush.length - 1 for one in self.baselines))
+
+    @cached_property
+    def mean_error_frac(self) -> float:
+        """The same with means in place of each computation's time, as changes take them. Raises `CircleError`."""
+        return abs(fmean(one.mean_length / one.flush.length - 1 for one in self.baselines))
+
+    @cached_property
+    def step_ns(self) -> float:
+        """Mean step of a job that recorded nothing but computations."""
+        return mean_begin_to_begin(self.flushes)
 
     def saved(self, change: PipelineChange, bias: int) -> float:
         """ns per step that a change saves: mean over steps of the median over pipelines. Raises `UnreplayableError`.
@@ -99,12 +129,32 @@ class PipelineReplay:
         Both sides take the mean time of each kind on each stage, so that a change that changes nothing saves nothing.
         """
         values: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        for flush in self.flushes:
-            delays = delays_of(flush)
-            scale = self.shrink(flush, change, bias)
-            after = length(plan(flush, change, scale), delays.scaled(fmean(scale.values())))
-            values[flush.step][flush.pipeline] += length(averaged(flush), delays) - after
+        for one in self.baselines:
+            after = float(np.max(self._changed(one, change, bias)[1].end))
+            values[one.flush.step][one.flush.pipeline] += one.mean_length - after
         return fmean(median(own.values()) for own in values.values())
+
+    def savings(self, change: PipelineChange) -> tuple[float, float, float]:
+        """`saved` with what is assumed turned out well, as expected, and badly. Raises `UnreplayableError`."""
+        expected = self.saved(change, 0)
+        if not isinstance(change, MicroBatches):  # nothing is assumed
+            return expected, expected, expected
+        return self.saved(change, -1), expected, self.saved(change, 1)
+
+    def places(self, flush: Flush, change: PipelineChange) -> dict[Key, tuple[int, int]]:
+        """Start and end of each computation of a flush with a change, ns after the pipeline began to fill.
+
+        Raises `UnreplayableError` or `CircleError`.
+        """
+        one = Baseline(flush, delays_of(flush), 0.0)
+        tasks, replayed = self._changed(one, change, 0)
+        keys = [task.key for own in tasks for task in own]
+        return dict(zip(keys, zip(replayed.start.tolist(), replayed.end.tolist(), strict=True), strict=True))
+
+    def _changed(self, one: Baseline, change: PipelineChange, bias: int) -> tuple[Plan, Replayed]:
+        scale = self.shrink(one.flush, change, bias)
+        tasks = plan(one.flush, change, scale)
+        return tasks, laid_out(tasks, one.delays.scaled(fmean(scale.values())))
 
     def shrink(self, flush: Flush, change: PipelineChange, bias: int) -> dict[str, float]:
         """What of its time a micro-batch takes after the change, by kind: less where the batch is cut into more."""
@@ -112,6 +162,11 @@ class PipelineReplay:
             return dict.fromkeys("FB", 1.0)
         fixed = {kind: min(1.0, (1 + bias) * self.fixed.get(kind, FIXED_SHARE)) for kind in "FB"}
         return {kind: own + (1 - own) * flush.micro_batches / change.count for kind, own in fixed.items()}
+
+    def provenance(self, change: PipelineChange) -> Provenance:
+        """`assumed` where a share that does not shrink is, else `inferred`."""
+        cut = isinstance(change, MicroBatches) and change.keep_batch
+        return "assumed" if cut and not self.fixed else "inferred"
 
     def basis(self, change: PipelineChange) -> str:
         """What a prediction rests on."""
@@ -131,37 +186,24 @@ class PipelineReplay:
         return f"the pipelines of {steps} steps replayed, {self.error_frac:.1%} off unchanged; {how}"
 
 
-def pipeline_replay(facts: RunFacts, fixed: Mapping[str, float]) -> PipelineReplay | None:
-    """The pipelines of a run; None where there is none whose computations are told whole.
+def pipeline_replay(facts: RunFacts, fixed: Mapping[str, float]) -> PipelineReplay:
+    """The pipelines of a run. Raises `UnreplayableError` where their computations are not recorded whole.
 
-    `fixed` is the share of a computation's time that its batch does not change, by kind, as far as the trace tells it.
+    `fixed` is the share of a computation's time that its batch does not change, by kind, as far as the trace shows it.
     """
+    if facts.stages is not None and facts.stages.incomplete:
+        raise UnreplayableError(facts.stages.incomplete)
     found, _ = facts.flushes
     if not found:
-        return None
-    try:
-        error, mean_error = (
-            abs(fmean(length(tasks(flush), delays_of(flush)) / _span(flush) - 1 for flush in found))
-            for tasks in (recorded, averaged)
+        raise UnreplayableError(
+            "no step holds all computations of a pipeline: record every stage, with ranges per micro-batch"
         )
+    replayed = PipelineReplay(found, fixed)
+    try:
+        _ = replayed.baselines
     except CircleError:
-        return None
-    return PipelineReplay(found, error, mean_error, fixed, _step_ns(found))
-
-
-def _step_ns(found: Sequence[Flush]) -> float:
-    begins: dict[int, int] = {}
-    for flush in found:
-        begins[flush.step] = min(flush.span[0], begins.get(flush.step, flush.span[0]))
-    ordered = [begins[step] for step in sorted(begins)]
-    if len(ordered) < 2:
-        return float(_span(found[0]))
-    return (ordered[-1] - ordered[0]) / (len(ordered) - 1)
-
-
-def _span(flush: Flush) -> int:
-    start, end = flush.span
-    return max(end - start, 1)
+        raise UnreplayableError("the recorded computations wait for each other in a circle") from None
+    return replayed
 
 
 def recorded(flush: Flush) -> list[list[Task]]:
@@ -257,13 +299,13 @@ def _other(kind: str, chunk: int, micro_batch: int, last_chunk: int) -> tuple[st
 
 def length(tasks: Plan, delays: Delays) -> float:
     """ns from filling to draining. Raises `CircleError` where the order can't be followed."""
+    return float(np.max(laid_out(tasks, delays).end))
+
+
+def laid_out(tasks: Plan, delays: Delays) -> Replayed:
+    """When each task runs, in the order of the plan, from 0 on. Raises `CircleError`."""
     last_chunk = max(task.model_chunk for own in tasks for task in own)
-    place: dict[tuple[str, int, int], int] = {}
-    nodes: list[dict[str, int]] = []
-    for stage, own in enumerate(tasks):
-        for task in own:
-            place[task.key] = len(nodes)
-            nodes.append({"kind": Node.DEVICE, "lane": stage, "dur": round(task.dur), "release": 0})
+    place = {task.key: at for at, task in enumerate(task for own in tasks for task in own)}
     edges: list[tuple[int, int, int, int]] = []
     for stage, own in enumerate(tasks):
         edges += [
@@ -277,5 +319,10 @@ def length(tasks: Plan, delays: Delays) -> float:
                 edges.append((place[there], place[task.key], lag, Edge.EVENT))
             if task.kind != "F" and ("F", task.model_chunk, task.micro_batch) in place:
                 edges.append((place["F", task.model_chunk, task.micro_batch], place[task.key], 0, Edge.EVENT))
-    graph = Graph(node_columns(nodes), edge_columns(edges), (), (), {})
-    return float(np.max(replay(graph).end))
+    dur = np.array([round(task.dur) for own in tasks for task in own], np.int64)
+    return replay(Graph(_computing(dur), edge_columns(edges), (), (), {}))
+
+
+def _computing(dur: Times) -> dict[str, Times]:
+    """The columns of nodes that the engine reads."""
+    return {"kind": np.full(len(dur), Node.DEVICE, np.int64), "release": np.zeros(len(dur), np.int64), "dur": dur}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes
-from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import by_issue, nodes_by_call
 from gpuscope.trace.schema import Kind
 
@@ -102,7 +102,7 @@ class _Work:
             self._order(rank, calls, made[rank])
             self._consumers(calls, buckets, made[rank])
         for place in range(len(buckets)):
-            join = self._node(kind=Node.JOIN, rank=-1)
+            join = self._node(kind=Node.JOIN, rank=NONE)
             for pairs in made.values():
                 arrival, transfer = pairs[place]
                 self.edges += [(arrival, join, 0, Edge.JOIN), (join, transfer, 0, Edge.JOIN)]

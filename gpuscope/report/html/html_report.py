@@ -12,8 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gpuscope.report.html import drawing, memory_drawing
 from gpuscope.report.schema.document import Evidence, Report
 from gpuscope.report.terminal import memory_text, pipeline_text, stragglers_text
-from gpuscope.report.view import arrangement, headline, units
-from gpuscope.report.view.vocabulary import CLASSES, PARTS, cause_label
+from gpuscope.report.view import arrangement, headline, straggler_sentences, units
+from gpuscope.report.view.causes import cause_label
+from gpuscope.report.view.vocabulary import CLASSES, PARTS
 
 EVIDENCE_SHOWN = 12
 """Per finding; all of it is in the JSON."""
@@ -111,6 +112,9 @@ def _environment() -> Environment:
         cause_label=cause_label,
         cell_words=stragglers_text.cell_words,
         place_ns=arrangement.place_ns,
+        caused_wait=straggler_sentences.CAUSED_WAIT,
+        slowdown_total=straggler_sentences.slowdown_total,
+        slowdown_meaning=straggler_sentences.SLOWDOWN,
         pipeline_sentences=pipeline_text.sentences,
         pipeline_stages=pipeline_text.by_stage,
         pipeline_parts=pipeline_text.PARTS,

@@ -14,7 +14,7 @@ from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.schema.provenance import Provenance
-from gpuscope.report.schema.replay_section import Replay
+from gpuscope.report.schema.replay_section import Prediction, Replay
 from gpuscope.trace.naming.programs import Program
 
 SCHEMA_VERSION = 2
@@ -39,6 +39,8 @@ class TraceEntry(TypedDict):
 
     sources: list[SourceEntry]
     world_size: int | None
+    world_basis: str | None
+    """Where world_size comes from: distributed_info, communicators, environment, manifest, or assumed."""
     ranks_present: list[int]
     clock_error_ns: int | None
     """Bound on the error of cross-rank times; None where nothing ties the ranks' clocks."""
@@ -147,7 +149,9 @@ class StragglerEntry(TypedDict):
 
     rank: int
     caused_wait_ns: int
-    """The others' exposed waits where it came last."""
+    """The others' exposed waits where it came last, summed over them."""
+    caused_wait_ns_per_step: int | None
+    """The same per rank that waited and step, which compares with a gain; None without steps."""
     root_wait_ns: int
     """Waits that go back to it, through whatever ranks it made late on the way."""
     phase: str | None
@@ -201,18 +205,6 @@ class Setting(TypedDict):
     value: str
 
 
-class Prediction(TypedDict):
-    """The step time a change leads to."""
-
-    step_ns_before: int
-    step_ns_after: int
-    low_ns: int
-    high_ns: int
-    basis: str
-    provenance: Provenance
-    """`inferred` by a replay; `assumed` where costs in it are a link's figures and not fitted to the trace."""
-
-
 class SuggestionEntry(TypedDict):
     """A change, its predicted gain and how to verify it."""
 
@@ -256,6 +248,46 @@ class KernelEntry(TypedDict):
     """Share of all device-event time."""
     flops_per_s: float | None
     """Achieved rate where the operators' shapes were recorded."""
+    precision: str | None
+    """At which it multiplies: `bf16`, `fp8`…, `fp32 or tf32`; None where it does not, or that is not known."""
+    peak_frac: float | None
+    """That rate over the device's dense peak at that precision."""
+
+
+class PrecisionEntry(TypedDict):
+    """FLOPs at one precision."""
+
+    precision: str | None
+    flops: int
+    peak_flops_per_s: float | None
+    """The device's dense peak at it."""
+
+
+class StepEfficiency(TypedDict):
+    """One step of one rank; `step` is None for the whole window where no steps were found."""
+
+    step: int | None
+    dur_ns: int
+    flops: int
+    """Of operators whose shapes were recorded."""
+    mfu: float | None
+
+
+class EfficiencyEntry(TypedDict):
+    """How much of its device's peak one rank uses, over its steps."""
+
+    rank: int
+    device: int
+    device_name: str | None
+    mfu: float | None
+    flops_per_step: float | None
+    flops_per_s: float | None
+    precisions: list[PrecisionEntry]
+    coverage_frac: float | None
+    """Share of the time of matrix products, convolutions and attention that `mfu` counts."""
+    why: str
+    """Why there is no MFU, or what it leaves out; empty where it counts all."""
+    steps: list[StepEfficiency]
 
 
 class ProblemEntry(TypedDict):
@@ -342,6 +374,8 @@ class Diagnosis(TypedDict):
     host_calls: NotRequired[list[HostCallsEntry]]
     """Where a rank with a device was recorded."""
     kernels: list[KernelEntry]
+    efficiency: NotRequired[list[EfficiencyEntry]]
+    """Where compute kernels were recorded."""
     findings: list[FindingEntry]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NotRequired, TypedDict
 
 from gpuscope.report.schema.provenance import Provenance
+from gpuscope.report.schema.replay_section import Prediction
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "unknown"]
 
@@ -76,17 +77,18 @@ class PipelineTimeline(TypedDict):
     step: int
     computations: list[PipelineComputation]
     ideal: list[PipelineComputation]
-    """The same with an even split and messages in no time; empty where they can't be replayed."""
+    """The same with an even split, as the replay lays it out; empty where it predicts nothing."""
 
 
 class PipelineGain(TypedDict):
-    """What a change would give: means over steps and pipelines."""
+    """What the replay predicts for a change, or why it does not."""
 
     micro_batches: int
-    pipeline_ns: int
-    """Length of the pipeline's part of the step, replayed with the change."""
-    step_factor: float
-    """Step time after / before; 1 where the change gains nothing."""
+    step_factor: float | None
+    """Predicted step / step before; None where nothing is predicted."""
+    predicted: Prediction | None
+    why_not: str
+    """Why nothing is predicted, and what to record; empty where it is."""
 
 
 class Pipeline(TypedDict):
@@ -105,8 +107,6 @@ class Pipeline(TypedDict):
     steps_left_out: NotRequired[int]
     """Steps of a pipeline without all computations."""
     rows: NotRequired[list[PipelineRow]]
-    replayed_ns: NotRequired[int]
-    """Mean length of the pipeline's part of a step, replayed with messages in no time."""
     even_split: NotRequired[PipelineGain]
     more_micro_batches: NotRequired[PipelineGain]
     timeline: NotRequired[PipelineTimeline]

@@ -1,8 +1,10 @@
-"""The `replay` section of the report: how well the trace's own graph gives back its step time."""
+"""The `replay` section of the report, how well the trace's own graph gives back its step time, and what it predicts."""
 
 from __future__ import annotations
 
 from typing import TypedDict
+
+from gpuscope.report.schema.provenance import Provenance
 
 
 class Replay(TypedDict):
@@ -15,3 +17,16 @@ class Replay(TypedDict):
     steps: int
     why: str
     """Why nothing is predicted; empty where changes can be."""
+
+
+class Prediction(TypedDict):
+    """The step time that a change leads to, in ns; `low_ns` and `high_ns` bound `step_ns_after`."""
+
+    step_ns_before: int
+    step_ns_after: int
+    low_ns: int
+    high_ns: int
+    basis: str
+    provenance: Provenance
+    """`inferred` by a replay; `assumed` where costs in it are a link's figures and not fitted to the trace, or the
+    share of a micro-batch's time that does not shrink with it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuscope.report.schema.document import Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import units
+from gpuscope.report.view.prediction_sentences import step_change
 
 
 def section(report: Report, writer: Writer) -> None:
@@ -26,11 +26,8 @@ def section(report: Report, writer: Writer) -> None:
 def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
     predicted = suggestion["predicted"]
     writer.line(writer.text(suggestion["action"], "bold"), writer.text(f"  [for {suggestion['finding']}]", "dim"))
-    before, after, low, high = (
-        units.duration(predicted[key]) for key in ("step_ns_before", "step_ns_after", "low_ns", "high_ns")
-    )
     # Without a timeline only memory is told, and the basis says how much.
-    step = f"step {before} → {after} ({low} to {high}); " if predicted["step_ns_before"] else ""
+    step = f"{step_change(predicted)}; " if predicted["step_ns_before"] else ""
     for word, sentence in (
         ("set", setting(suggestion)),
         ("gain", step + predicted["basis"]),

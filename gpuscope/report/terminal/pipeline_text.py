@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuscope.report.schema.document import Report
-from gpuscope.report.schema.pipeline_section import Pipeline, PipelineGain
+from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view import units
+from gpuscope.report.view.prediction_sentences import with_basis
 
 STAGES_SHOWN = 16
 PARTS = ("warm_up", "steady", "drain", "imbalance")
 """Parts of a bubble as they are told."""
+BUBBLE = "whatever keeps a stage from computing: neighbours, messages, its host"
+"""What the bubble holds beyond the cause `pipeline_bubble`, which is exposed waiting for a neighbour alone."""
 _NAMES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -67,21 +70,17 @@ def sentences(pipeline: Pipeline) -> list[str]:
         said.append(f"schedule: {_NAMES[schedule['name']]} with {batches}{each}; {schedule['why']}")
         best = schedule["ideal_bubble_frac"]
         ideal = f"; ideal for this schedule {units.share(best)}: {schedule['ideal_basis']}" if best is not None else ""
-        said.append(f"bubble: {units.share(pipeline.get('bubble_frac'))} of the pipeline's time{ideal}")
+        share = units.share(pipeline.get("bubble_frac"))
+        said.append(f"bubble: {share} of the pipeline's time, {BUBBLE}{ideal}")
     for words, gain in (
         ("an even split of the stages", pipeline.get("even_split")),
         ("twice the micro-batches, same batch", pipeline.get("more_micro_batches")),
     ):
         if gain is not None:
-            said.append(f"{words}: {_gained(gain)}")
+            said.append(f"{words}: {with_basis(gain)}")
     if pipeline["untold"]:
         said.append(f"not told: {pipeline['untold']}")
     return said
-
-
-def _gained(gain: PipelineGain) -> str:
-    factor = gain["step_factor"]
-    return f"the step would take {factor:.3f} times as long" if factor < 0.9995 else "gains nothing"
 
 
 def by_stage(pipeline: Pipeline) -> list[StageRow]:

@@ -6,13 +6,15 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpuscope.report.schema.document import FindingEntry, Report, Slowdown
+from gpuscope.report.schema.document import FindingEntry, Report
 from gpuscope.report.terminal import advice_text, hang_text, memory_text, nccl_text, pipeline_text, stragglers_text
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.view import arrangement, units
+from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.headline import NAME, context_line, verdict_line, whole
+from gpuscope.report.view.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.report.view.units import crop
-from gpuscope.report.view.vocabulary import CLASSES, PARTS, cause_label
+from gpuscope.report.view.vocabulary import CLASSES, PARTS
 
 EVIDENCE_SHOWN = {"high": 3, "medium": 1, "low": 1}
 """Places per finding: what costs little need not fill the screen."""
@@ -40,6 +42,7 @@ def render(report: Report, console: Console) -> None:
     _replay(report, writer)
     pipeline_text.section(report, writer)
     _kernels(report, writer)
+    _efficiency(report, writer)
     _doubts(report, writer)
 
 
@@ -93,7 +96,7 @@ def _causes(report: Report, writer: Writer) -> None:
     writer.heading("Where the time goes that is not compute")
     stepped = any(row.per_step_ns is not None for row in rows)
     when = "per step" if stepped else "in all"
-    table = writer.table("<class", "<cause", f">{when}", ">share", "~lost on ranks")
+    table = writer.table("<class", "<cause", f">{when}", ">share", "~affected ranks")
     everyone = sorted({entry["rank"] for entry in report["ranks"]})
     for row in (row for row in rows if row.share_frac >= FAINT_FRAC):
         where = "all" if row.ranks == everyone and len(everyone) > 1 else units.ranks(row.ranks)
@@ -181,7 +184,7 @@ def _slowdown(report: Report, writer: Writer) -> None:
         return
     slowdown = report["slowdown"]
     writer.heading("Slowdown by stragglers")
-    writer.line(f"{slowdown['total']:.3f} times the time without them{_replayed(slowdown)}")
+    writer.line(slowdown_total(slowdown))
     for word, by in (
         ("operation", slowdown["by_operation"]),
         ("rank", slowdown["by_rank"]),
@@ -190,6 +193,7 @@ def _slowdown(report: Report, writer: Writer) -> None:
         worst = sorted(by.items(), key=lambda item: -item[1])[:3]
         if worst:
             writer.line(f"by {word}: " + ", ".join(f"{name} {value:.3f}" for name, value in worst), indent=2)
+    writer.line(writer.text(SLOWDOWN, "dim"))
 
 
 def _replay(report: Report, writer: Writer) -> None:
@@ -203,16 +207,6 @@ def _replay(report: Report, writer: Writer) -> None:
     writer.line(f"{steps} replayed unchanged: {replayed} for {measured}, {replay['error_frac']:.1%} off")
     if replay["why"]:
         writer.line(f"No predictions: {replay['why']}", indent=2)
-
-
-def _replayed(slowdown: Slowdown) -> str:
-    if "ideal_step_ns" not in slowdown:
-        return ""
-    recorded, replayed, ideal = (
-        units.duration(slowdown[key]) for key in ("recorded_step_ns", "replayed_step_ns", "ideal_step_ns")
-    )
-    steps = units.plural(slowdown["steps"], "step")
-    return f": {replayed} instead of {ideal}, mean of {steps} (recorded: {recorded})"
 
 
 def _kernels(report: Report, writer: Writer) -> None:
@@ -233,6 +227,18 @@ def _kernels(report: Report, writer: Writer) -> None:
         table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
     writer.show(table)
     _left_out(len(rows) - KERNELS_SHOWN, writer)
+
+
+def _efficiency(report: Report, writer: Writer) -> None:
+    """The MFU of the ranks, or why there is none where their FLOPs are known."""
+    counted = [entry for entry in report.get("efficiency", []) if entry["flops_per_s"] is not None]
+    if not counted:
+        return
+    known = sorted(entry["mfu"] for entry in counted if entry["mfu"] is not None)
+    figures = " to ".join(dict.fromkeys(units.share(mfu) for mfu in (known[:1] + known[-1:])))
+    why = next((entry["why"] for entry in counted if entry["why"]), "")
+    told = f"MFU {figures}" + (f" ({why})" if why else "") if known else f"No MFU: {why}"
+    writer.line(writer.text(told))
 
 
 def _left_out(number: int, writer: Writer) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpuscope.report.schema.document import RankStepEntry, Report
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view import units
+from gpuscope.report.view.straggler_sentences import CAUSED_WAIT
 
 RANKS_SHOWN, STEPS_SHOWN = 8, 6
 """Of the rank × step table: the ranks that make others wait most, in the steps with most waiting."""
@@ -55,12 +56,14 @@ def _stragglers(report: Report, writer: Writer) -> None:
     if not rows:
         return
     writer.heading("Ranks that others waited for")
-    table = writer.table(">rank", ">caused wait", ">traced to it", "<recurrent", "~late in", "~doing")
+    stepped = any(row.get("caused_wait_ns_per_step") is not None for row in rows)
+    each = [">per step"] if stepped else []
+    table = writer.table(">rank", ">caused wait", *each, ">traced to it", "<recurrent", "~late in", "~doing")
     for row in rows[:STRAGGLERS_SHOWN]:
+        waits = [row["caused_wait_ns"], *([row.get("caused_wait_ns_per_step")] if stepped else []), row["root_wait_ns"]]
         table.add_row(
             writer.text(str(row["rank"])),
-            writer.text(units.duration(row["caused_wait_ns"])),
-            writer.text(units.duration(row["root_wait_ns"])),
+            *(writer.text(units.duration(wait)) for wait in waits),
             writer.text("yes" if row["recurrent"] else "no"),
             writer.cell(row["phase"] or units.NONE),
             writer.cell(row["operation"] or units.NONE),
@@ -68,6 +71,7 @@ def _stragglers(report: Report, writer: Writer) -> None:
     writer.show(table)
     if len(rows) > STRAGGLERS_SHOWN:
         writer.line(writer.text(f"and {units.count(len(rows) - STRAGGLERS_SHOWN)} more (--json)", "dim"))
+    writer.line(writer.text(CAUSED_WAIT, "dim"))
 
 
 def _heatmap(report: Report, writer: Writer) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
+from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.units import crop
-from gpuscope.report.view.vocabulary import BOUND, cause_label
+from gpuscope.report.view.vocabulary import BOUND
 
 NAME = 60
 """Cells of a path or name within a sentence."""

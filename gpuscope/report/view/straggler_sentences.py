@@ -4,11 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuscope.report.schema.document import StragglerEntry
+from gpuscope.report.schema.document import Slowdown, StragglerEntry
 from gpuscope.report.view import units
 
+CAUSED_WAIT = (
+    "Caused wait is measured: what the others waited in collectives, in all, and for each step and waiting rank. "
+    "Waiting for messages between stages is the pipeline's. What the step gains without it is predicted (What to "
+    "change)."
+)
+SLOWDOWN = (
+    "S measures unevenness: it compares with each operation at the mean of its like (communication: the median), slow "
+    "ranks included. A rank replaced would run at its peers' pace: what that gains is predicted (What to change)."
+)
+"""What tells three figures of one straggler apart (docs/definitions.md: «Wait, gain and slowdown»)."""
 WORTH = 0.10
 """Ranks to whom this share of the waiting is traced back are named: what bounds a run, in the verdict too."""
+
+
+def slowdown_total(slowdown: Slowdown) -> str:
+    """S of the whole job, and the step times that it is the ratio of."""
+    said = f"S = {slowdown['total']:.3f}"
+    if "ideal_step_ns" not in slowdown:
+        return said
+    recorded, replayed, ideal = (
+        units.duration(slowdown[key]) for key in ("recorded_step_ns", "replayed_step_ns", "ideal_step_ns")
+    )
+    steps = units.plural(slowdown["steps"], "step")
+    return (
+        f"{said}: the step by its operations takes {replayed}, and {ideal} with each at the mean of its like; mean of "
+        f"{steps} (recorded, from the first start on any rank to the last end: {recorded})"
+    )
 
 
 def culprits(entries: Sequence[StragglerEntry]) -> list[StragglerEntry]:

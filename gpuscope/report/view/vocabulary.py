@@ -1,16 +1,18 @@
-"""The words, colours and fills that the terminal and the HTML report share."""
+"""The parts of the breakdown and the classes of stalls: words, colours and fills of every front."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from gpuscope.report.view import palette
+
 PartKey = Literal["compute", "exposed_communication", "exposed_memory", "idle"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the breakdown. Colours are Okabe and Ito's, for the colour-blind; the fills differ too."""
+    """One part of the breakdown. The fills differ as the colours do."""
 
     key: PartKey
     label: str
@@ -21,10 +23,10 @@ class Part:
 
 
 PARTS = (
-    Part("compute", "compute", "compute", "#0072B2", "█", "#"),
-    Part("exposed_communication", "exposed communication", "comm.", "#E69F00", "▒", "="),
-    Part("exposed_memory", "exposed memory", "memory", "#CC79A7", "▚", "%"),
-    Part("idle", "idle", "idle", "#8C8C8C", "·", "."),
+    Part("compute", "compute", "compute", palette.BLUE, "█", "#"),
+    Part("exposed_communication", "exposed communication", "comm.", palette.ORANGE, "▒", "="),
+    Part("exposed_memory", "exposed memory", "memory", palette.PURPLE, "▚", "%"),
+    Part("idle", "idle", "idle", palette.GREY, "·", "."),
 )
 
 BOUND = {
@@ -34,26 +36,4 @@ BOUND = {
     "compute": "Compute-bound",
 }
 
-CAUSES = {
-    "input": "data loader",
-    "sync": "blocking calls",
-    "launch": "launching too slowly",
-    "gc": "Python garbage collection",
-    "host_other": "other host work",
-    "straggler": "late ranks",
-    "latency": "small messages",
-    "bandwidth": "link speed",
-    "pipeline_bubble": "pipeline bubble",
-    "copy": "host-device copies",
-    "paging": "unified-memory paging",
-    "allocator": "memory allocator",
-    "unattributed": "unexplained",
-}
-
 CLASSES = {"cpu": "CPU", "communication": "communication", "memory": "memory", "compute": "compute"}
-
-
-def cause_label(cause: str) -> str:
-    """`data loader (input)`: words first, then the name it has in definitions and in JSON."""
-    words = CAUSES.get(cause)
-    return f"{words} ({cause})" if words and words != cause.replace("_", " ") else words or cause

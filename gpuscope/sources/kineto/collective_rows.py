@@ -10,6 +10,7 @@ import msgspec
 
 from gpuscope.sources.kineto.event_arguments import CommunicationArguments, GlooArguments
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA
 
@@ -91,7 +92,7 @@ def _add(builder: TraceBuilder, rank: int, values: dict[str, Any]) -> None:
     columns: dict[str, Any] = {"rank": rank}
     for name, value in values.items():
         if name in ("op", "group", "group_description", "group_ranks", "dtype"):
-            columns[name] = -1 if value is None else builder.names.code(str(value))
+            columns[name] = NO_NAME if value is None else builder.names.code(str(value))
         else:
             columns[name] = value if (isinstance(value, int) and abs(value) < 2**62) or value == NA else NA
     builder.add("collectives", 1, columns)

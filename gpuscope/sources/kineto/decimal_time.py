@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuscope.trace.schema import NA
+from gpuscope.trace.schema import NA, NS_PER_US
 
 _COMMA, _POINT = ord(","), ord(".")
 _WORD = 8
@@ -102,7 +102,7 @@ def _eight_digits(words: Words, count: Places) -> tuple[npt.NDArray[np.int64], n
 
 def _slow(text: bytes) -> int:
     try:
-        value = Decimal(text.decode("ascii")) * 1000
+        value = Decimal(text.decode("ascii")) * NS_PER_US
     except (ArithmeticError, ValueError):
         return NA
     # Compared before it becomes an int too: one of 1e999999 would have a million digits.

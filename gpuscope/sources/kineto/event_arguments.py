@@ -43,6 +43,12 @@ class _Correlated(msgspec.Struct, gc=False):
     correlation: _Plain = NA
 
 
+class _External(msgspec.Struct, gc=False):
+    now: Loose = msgspec.field(default=None, name="External id")
+    before: Loose = msgspec.field(default=None, name="external id")
+    """As files of 2020 and 2021 write it."""
+
+
 class ShapeArguments(msgspec.Struct, gc=False):
     """Recorded inputs of an operator, as text: few of them differ."""
 
@@ -118,6 +124,13 @@ def correlations(texts: Sequence[msgspec.Raw]) -> Column:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _loose_columns(texts)["correlation"]
     return np.array([a.correlation for a in plain], np.int64)
+
+
+def external_ids(texts: Sequence[msgspec.Raw]) -> Column:
+    """The External id of each operator that has one; shape (m,), m <= n."""
+    told = decode_arguments(texts, _External)
+    found = np.array([integer(one.before if one.now is None else one.now) for one in told], np.int64)
+    return np.asarray(found[found != NA], np.int64)
 
 
 def _loose_columns(texts: Sequence[msgspec.Raw]) -> dict[str, Column]:

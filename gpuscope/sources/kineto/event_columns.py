@@ -28,10 +28,11 @@ from gpuscope.sources.kineto.event_arguments import (
     correlations,
     decode_arguments,
     device_columns,
+    external_ids,
     integer,
 )
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import PerName
+from gpuscope.trace.columns.name_pool import NO_NAME, PerName
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category, Kind
 
@@ -74,8 +75,9 @@ _CATEGORIES: dict[str, Category | Work] = {
 }
 
 SHAPED = re.compile(
-    r"aten::(mm|addmm|bmm|baddbmm|matmul|linear|convolution|_convolution"
-    r"|_scaled_mm|_scaled_dot_product\w*|_flash_attention\w*|_efficient_attention\w*)$"
+    r"aten::(mm|addmm|bmm|baddbmm|addbmm|matmul|linear|_addmm_activation|_int_mm|_?(scaled_)?(grouped_)?mm(_v2)?"
+    r"|_?convolution(_backward)?(_overrideable)?|_?scaled_dot_product\w*|_(flash|efficient|cudnn)_attention\w*)(\.\w+)?$"
+    r"|flash_attn(_\d)?::\w+$|FlashAttn(Varlen)?Func$|xformers::efficient_attention_forward\w*$"
     r"|torch::autograd::AccumulateGrad$"
 )
 """Operators whose floating-point operations, or whose gradient's size, can be told from their inputs."""
@@ -121,6 +123,8 @@ class EventColumns:
         self.collectives: list[tuple[int, CommunicationArguments, str]] = []
         self.host_collectives: list[tuple[int, GlooArguments, str]] = []
         self.memory = MemoryEvents()
+        self.operator_ids: list[npt.NDArray[np.int64]] = []
+        """External ids of operators, block by block."""
         self.bad_times = 0
         self.other: Counter[str] = Counter()
         """Events of categories that are no work, by category."""
@@ -185,7 +189,7 @@ class EventColumns:
         kernel, copy = route == Work.KERNEL, route == Work.COPY
         kind = np.full(len(events), Kind.MEMORY, np.int8)
         kind[kernel] = self._kind(columns["name"][kernel])
-        copy_kind = np.full(len(events), -1, np.int32)
+        copy_kind = np.full(len(events), NO_NAME, np.int32)
         copy_kind[copy] = self._direction(columns["name"][copy])
         if (route == Work.SET).any():
             copy_kind[route == Work.SET] = self._builder.names.code("memset")
@@ -202,6 +206,8 @@ class EventColumns:
         calls = np.flatnonzero(route == Category.RUNTIME)
         correlation[calls] = correlations([events[i].args for i in calls.tolist()])
         threads = map(self.threads.__getitem__, zip([e.pid for e in events], [e.tid for e in events], strict=True))
+        operators = np.flatnonzero(route == Category.OP)
+        self.operator_ids.append(external_ids([events[i].args for i in operators.tolist()]))
         columns["category"] = np.where(gloo, np.int8(Category.COMMUNICATION), route)
         columns["correlation"] = correlation
         columns["thread"] = np.fromiter(threads, np.int64, len(events))

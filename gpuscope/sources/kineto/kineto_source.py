@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from gpuscope.errors import InputError
+from gpuscope.sources import stream
 from gpuscope.sources.kineto.chrome_json import Document, Losses
 from gpuscope.sources.kineto.collective_rows import add_collectives, add_gloo_collectives
 from gpuscope.sources.kineto.event_arguments import integer
 from gpuscope.sources.kineto.event_columns import EventColumns
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.kineto.wholeness import dropped, operator_ids
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
 
@@ -28,6 +31,7 @@ _KNOWN_NO_WORK = frozenset({"gpu_user_annotation", "trace", "cuda_event", "exter
 
 _RANK_IN_HEADER = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)')
 _KINETO_HEAD = re.compile(rb'"(schemaVersion|traceEvents|deviceProperties|baseTimeNanoseconds)"\s*:')
+_HEAD, _LONG_HEAD = 1 << 16, 8 << 20
 _CHROME_EVENT = re.compile(rb'\{\s*"(ph|name|cat|ts|pid|tid|args|dur)"\s*:')
 
 
@@ -35,13 +39,17 @@ class KinetoSource:
     """Reads what `torch.profiler` exports as Chrome trace, plain or gzipped."""
 
     name = "kineto"
+    files = Files(Role.TIMELINE, (".json", ".json.gz"), unmistakable=(".json.gz",))
 
     def sniff(self, path: Path, head: bytes) -> bool:
         start = head.lstrip()
         if start.startswith(b"["):
             return _CHROME_EVENT.match(start[1:].lstrip()) is not None
-        return start.startswith(b"{") and (
-            _KINETO_HEAD.search(head) is not None or path.name.endswith(".pt.trace.json")
+        if not start.startswith(b"{"):
+            return False
+        # What a user put into the metadata can fill the beginning.
+        return _KINETO_HEAD.search(head) is not None or (
+            len(head) >= _HEAD and _KINETO_HEAD.search(stream.head(path, _LONG_HEAD)) is not None
         )
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:
@@ -89,6 +97,7 @@ class _Run:
         version = f"schema {header['schemaVersion']}" if "schemaVersion" in header else ""
         source = builder.source(self.path, "kineto", version, events, {"header": header})
         self._ranks(source)
+        builder.recording(**operator_ids(self.columns.operator_ids), dropped=dropped(header))
         self._events()
         add_collectives(builder, self.rank, self.columns.collectives)
         add_gloo_collectives(builder, self.rank, self.columns.host_collectives, self.info)
@@ -113,6 +122,8 @@ class _Run:
         builder, header, info, chunks = self.builder, self.header, self.info, self.columns.chunks
         code = builder.names.code
         models = _device_names(header)
+        world = integer(info.get("world_size"))
+        listed = ",".join(str(device) for device in sorted(models))
         devices = sorted({int(d) for t, _, c in chunks if t == "device_events" for d in np.unique(c["device"])})
         trained_on_cpu = not devices and _trained_on_cpu(header, info, chunks, builder)
         if trained_on_cpu:
@@ -124,9 +135,11 @@ class _Run:
                 "device": device,
                 "source": source,
                 "device_name": -1 if model is None else code(model),
-                "host": code(str(header["host_name"])) if "host_name" in header else -1,
-                "world_size": integer(info.get("world_size")),
-                "backend": code(str(info["backend"])) if info.get("backend") else -1,
+                "host": code(str(header["host_name"])) if "host_name" in header else NO_NAME,
+                "world_size": world,
+                "world_basis": NO_NAME if world == NA else code("distributed_info"),
+                "host_devices": code(listed) if listed else NO_NAME,
+                "backend": code(str(info["backend"])) if info.get("backend") else NO_NAME,
             }
             builder.add("ranks", 1, values)
         for group in info.get("pg_config") or []:
@@ -141,7 +154,7 @@ class _Run:
             "group": code(str(group.get("pg_name", ""))),
             "description": code(str(group.get("pg_desc", ""))),
             "size": integer(group.get("pg_size")),
-            "ranks": code(",".join(map(str, ranks))) if isinstance(ranks, list) else -1,
+            "ranks": code(",".join(map(str, ranks))) if isinstance(ranks, list) else NO_NAME,
             "backend": code(str(group.get("backend_config", ""))),
         }
         self.builder.add("groups", 1, values)

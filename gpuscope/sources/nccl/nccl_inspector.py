@@ -8,17 +8,19 @@ from typing import Any
 from gpuscope.errors import InputError
 from gpuscope.sources import lines
 from gpuscope.sources.lines import integer
-from gpuscope.sources.source import ReadOptions
+from gpuscope.sources.nccl import NCCL_ALONE
+from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.kinds import collective_op
-from gpuscope.trace.schema import NA
+from gpuscope.trace.schema import NA, NS_PER_US
 
 
 class InspectorSource:
     """Reads `measurements` and the rank's `communicators`."""
 
     name = "nccl-inspector"
+    files = Files(Role.RECORD, (".log", ".jsonl"), alone=NCCL_ALONE)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """A first line with a header and the performance of a collective."""
@@ -60,7 +62,7 @@ def _row(told: dict[str, Any], builder: TraceBuilder) -> dict[str, Any] | None:
     header, perf = _part(told, "header"), _part(told, "coll_perf")
     size, ranks = integer(perf.get("coll_msg_size_bytes")), integer(header.get("n_ranks"))
     time, busbw = perf.get("coll_exec_time_us"), perf.get("coll_busbw_gbs")
-    dur = integer(time * 1000) if isinstance(time, int | float) else None
+    dur = integer(time * NS_PER_US) if isinstance(time, int | float) else None
     rate = integer(busbw * 1e9) if isinstance(busbw, int | float) else None
     if size is None or ranks is None or dur is None or dur < 0:
         return None

@@ -8,24 +8,26 @@ from pathlib import Path
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
 from gpuscope.sources.lines import lines
+from gpuscope.sources.nccl import NCCL_ALONE
 from gpuscope.sources.nccl.log_facts import Facts
 from gpuscope.sources.nccl.log_lines import Line, hosts, separate
 from gpuscope.sources.nccl.nccl_tests_rows import Tables
-from gpuscope.sources.source import ReadOptions
+from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.kinds import collective_op
 from gpuscope.trace.schema import NA
 
-_LOOK = 8 << 20
 _TEXT = (".log", ".txt", ".out", ".err")
-"""A job's own output can come before NCCL's first line: files with these endings are searched that far."""
+_LOOK = 8 << 20
+"""A job's own output can come before NCCL's first line: text is searched that far."""
 
 
 class NcclLogSource:
     """Reads `communicators`, `connections`, `choices` and, of nccl-tests, `measurements`."""
 
     name = "nccl-log"
+    files = Files(Role.RECORD, _TEXT, alone=NCCL_ALONE)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """NCCL's log lines or nccl-tests' table somewhere near the beginning."""
@@ -33,7 +35,7 @@ class NcclLogSource:
             return False
         if _tells(head):
             return True
-        return path.suffix in _TEXT and len(head) >= 1 << 16 and _tells(stream.head(path, _LOOK))
+        return len(head) >= 1 << 16 and _tells(stream.head(path, _LOOK))
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
         """None: a log can be of any number of ranks, and tells which."""

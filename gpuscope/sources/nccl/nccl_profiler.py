@@ -15,10 +15,11 @@ from typing import Any
 from gpuscope.errors import InputError
 from gpuscope.sources import lines
 from gpuscope.sources.lines import integer
-from gpuscope.sources.source import ReadOptions
+from gpuscope.sources.nccl import NCCL_ALONE
+from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.naming.kinds import collective_op, is_communication_kernel
-from gpuscope.trace.schema import NA
+from gpuscope.trace.schema import NA, NS_PER_US
 
 _BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 _WHOLE = {"all_gather", "reduce_scatter", "all_to_all"}
@@ -30,6 +31,7 @@ class ProfilerSource:
     """Reads `communicators`, `choices` and `measurements`."""
 
     name = "nccl-profiler"
+    files = Files(Role.RECORD, (".jsonl",), alone=NCCL_ALONE)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """A first line that starts the profiler, or lines with events of it."""
@@ -121,7 +123,7 @@ def _kernels_of(calls: list[Event], kernels: list[Event]) -> dict[int, int]:
         if is_communication_kernel(_demangled(str(event.get("name")))):
             duration = event.get("duration")
             ran[str(event.get("gpuUuid"))].append(
-                integer(duration * 1000) if isinstance(duration, int | float) else None
+                integer(duration * NS_PER_US) if isinstance(duration, int | float) else None
             )
     return {
         number: dur

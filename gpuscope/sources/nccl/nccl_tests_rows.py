@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 
 from gpuscope.trace.naming.kinds import collective_op
-from gpuscope.trace.schema import NA
+from gpuscope.trace.schema import NA, NS_PER_US
 
 VARIANTS = ("out-of-place", "in-place")
 _DEVICE = re.compile(r"#\s+Rank\s+(\d{1,9}).*\bPid\s+(\d{1,18}) on\s+(\S+) device\s+(\d{1,9})\s+\[([^\]]*)\]\s*(.*)")
@@ -90,7 +90,7 @@ class Tables:
         for variant, start in zip(VARIANTS, range(0, len(values), 4), strict=False):
             time, _, busbw, wrong = values[start : start + 4]
             try:
-                dur, rate = round(Decimal(time) * 1000), round(Decimal(busbw) * 10**9)
+                dur, rate = round(Decimal(time) * NS_PER_US), round(Decimal(busbw) * 10**9)
             except (InvalidOperation, ValueError, OverflowError):
                 self.unreadable += 1
                 continue

@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 
 from gpuscope.errors import InputError
 from gpuscope.hardware.link_rates import pcie
-from gpuscope.sources.source import ReadOptions
+from gpuscope.sources.nccl import NCCL_ALONE
+from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 
@@ -25,6 +26,7 @@ class TopologySource:
     """Reads `topology`."""
 
     name = "nccl-topology"
+    files = Files(Role.RECORD, (".xml",), alone=NCCL_ALONE)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """XML whose root is `system` and which holds a CPU."""

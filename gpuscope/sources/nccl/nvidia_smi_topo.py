@@ -8,7 +8,8 @@ from pathlib import Path
 from gpuscope.errors import InputError
 from gpuscope.hardware.topology_matrix import parse_topology
 from gpuscope.sources import stream
-from gpuscope.sources.source import ReadOptions
+from gpuscope.sources.nccl import NCCL_ALONE
+from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 
@@ -20,6 +21,7 @@ class TopoMatrixSource:
     """Reads `topology`."""
 
     name = "nvidia-smi-topo"
+    files = Files(Role.RECORD, (".txt",), alone=NCCL_ALONE)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """A matrix whose first row is GPU0's."""

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpuscope.sources.kineto.wholeness import dropped_in
 from gpuscope.sources.nsys.formats.export_tables import Tables, pairs
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 
 _ERROR = 3  # ENUM_DIAGNOSTIC_SEVERITY_LEVEL
+_INCOMPLETE = re.compile(r"\bnot all\b.*\bevents\b.*\bcollected\b", re.IGNORECASE)
+"""«Not all CUDA events might have been collected.», also where a capture range ended as it should."""
 _SWITCHES = {"cuda": "Cuda", "nvtx": "NvtxEvents", "osrt": "OSRuntime"}
 _NO_NVIDIA_DEVICE = re.compile(r"intel|microsoft|\bamd\b|radeon|aspeed|matrox", re.IGNORECASE)
 
@@ -82,6 +85,27 @@ def device_names(tables: Tables) -> dict[tuple[int, int], str]:
     return found
 
 
+def device_ids(tables: Tables) -> dict[int, str]:
+    """UUID, else PCI address, of each of the host's devices that can compute, by its id in the file."""
+    ids = tables.integers("TARGET_INFO_GPU", ("id",))["id"].tolist()
+    columns = [list(tables.texts("TARGET_INFO_GPU", column)) for column in ("name", "uuid", "busLocation")]
+    name, uuid, address = (column or [None] * len(ids) for column in columns)
+    return {
+        device: uuid[i] or address[i] or str(device)
+        for i, device in enumerate(ids)
+        if (model := name[i]) and not _NO_NVIDIA_DEVICE.search(model)
+    }
+
+
+def devices_used(tables: Tables) -> dict[tuple[int, int], str]:
+    """UUID or PCI address by (pid, CUDA ordinal), for the processes whose devices the file tells apart: with
+    CUDA_VISIBLE_DEVICES the ordinals of each process are its own."""
+    ids = device_ids(tables)
+    rows = tables.integers("TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid"))
+    mapped = zip(*(rows[column].tolist() for column in ("gpuId", "cudaId", "pid")), strict=True)
+    return {(pid, ordinal): ids[gpu] for gpu, ordinal, pid in mapped if gpu in ids and pid != NA}
+
+
 def device_name(models: Mapping[tuple[int, int], str], pid: int, ordinal: int) -> str | None:
     """The model of a process's device: as mapped for it, as mapped for all, else the only model there is."""
     for key in ((pid, ordinal), (NA, ordinal), (NA, NA)):
@@ -91,7 +115,13 @@ def device_name(models: Mapping[tuple[int, int], str], pid: int, ordinal: int) -
 
 
 def tell_diagnostics(builder: TraceBuilder, tables: Tables) -> None:
-    """nsys's own errors, as they stand: some are false alarms (a child process without CUDA)."""
+    """nsys's own errors and doubts, as they stand: some are false alarms (a child process without CUDA). What it says
+    it dropped is counted as lost."""
     severity = tables.integers("DIAGNOSTIC_EVENT", ("severity",))["severity"]
-    for text in tables.texts("DIAGNOSTIC_EVENT", "text", severity == _ERROR):
-        builder.problem("info", "nsys_diagnostic", 1, f"nsys: {' '.join((text or '').split())}")
+    lines = [" ".join((text or "").split()) for text in tables.texts("DIAGNOSTIC_EVENT", "text")]
+    doubts = [bool(_INCOMPLETE.search(line)) for line in lines]
+    for line, level, doubt in zip(lines, severity.tolist(), doubts, strict=True):
+        if level == _ERROR or doubt:
+            builder.problem("info", "nsys_diagnostic", 1, f"nsys: {line}")
+    if lines:
+        builder.recording(dropped=dropped_in(lines), incomplete=sum(doubts))

@@ -16,10 +16,11 @@ from contextlib import closing
 from pathlib import Path
 
 from gpuscope.errors import InputError
-from gpuscope.sources.nsys.formats.export_tables import SqliteTables, looks_like_nsys, pairs
+from gpuscope.sources.nodes import Processes
+from gpuscope.sources.nsys.formats.export_tables import SQLITE_MAGIC, SqliteTables, looks_like_nsys, pairs
 from gpuscope.sources.nsys.formats.nsys_export import export, find_nsys, is_report, nsys_version
-from gpuscope.sources.nsys.nsys_source import peek_rank, read_tables
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.nsys.nsys_source import FORMS, peek_rank, processes_in, read_tables
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 
 _SUFFIXES = (".nsys-rep", ".qdrep")
@@ -31,13 +32,23 @@ class NsysReportSource:
     """Reads reports through `nsys export`."""
 
     name = "nsys report"
+    files = Files(Role.TIMELINE, _SUFFIXES, unmistakable=_SUFFIXES, forms=FORMS)
 
     def sniff(self, path: Path, head: bytes) -> bool:
-        return path.is_file() and (is_report(head) or path.suffix in _SUFFIXES)
+        # An empty or damaged report is one by its name; what begins like another format is that, whatever its name.
+        other = head.startswith(SQLITE_MAGIC) or head.lstrip()[:1] in (b"{", b"[")
+        return path.is_file() and (is_report(head) or (path.suffix in _SUFFIXES and not other))
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002
         there = _already_exported(path, _state_of(path))
         return rank_in_name(path) if there is None else peek_rank(there, path)
+
+    def processes(self, path: Path, options: ReadOptions) -> Processes | None:
+        """The processes that worked, for files that record no ranks; exports the report if need be."""
+        try:
+            return processes_in(exported(path, options), path)
+        except InputError:
+            return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         if path.stat().st_size == 0:

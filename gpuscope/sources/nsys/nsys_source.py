@@ -12,8 +12,17 @@ from pathlib import Path
 import numpy as np
 
 from gpuscope.errors import InputError
+from gpuscope.sources.nodes import Processes
 from gpuscope.sources.nsys.absent_tables import tell_missing, uncaptured_launches
-from gpuscope.sources.nsys.export_facts import Facts, device_name, device_names, read_facts, tell_diagnostics
+from gpuscope.sources.nsys.export_facts import (
+    Facts,
+    device_ids,
+    device_name,
+    device_names,
+    devices_used,
+    read_facts,
+    tell_diagnostics,
+)
 from gpuscope.sources.nsys.formats.arrow_directories import ArrowTables, is_table_folder
 from gpuscope.sources.nsys.formats.export_tables import SQLITE_MAGIC, SqliteTables, Tables, looks_like_nsys
 from gpuscope.sources.nsys.rows import process_ranks
@@ -25,15 +34,20 @@ from gpuscope.sources.nsys.rows.nccl_operations import add_collectives, communic
 from gpuscope.sources.nsys.rows.nvtx_payloads import read_payloads
 from gpuscope.sources.nsys.rows.nvtx_shapes import add_shapes
 from gpuscope.sources.nsys.rows.process_ranks import Ranks
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.nsys.working_processes import working_processes
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
+
+FORMS = (".nsys-rep", ".qdrep", ".sqlite", "_pqtdir", "_arwdir")
+"""A report and its exports: one recording in several forms, the one that holds most first."""
 
 
 class NsysSource:
     """Reads what `nsys export` writes."""
 
     name = "nsys"
+    files = Files(Role.TIMELINE, (".sqlite", "_pqtdir", "_arwdir"), forms=FORMS)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         if path.is_dir():
@@ -42,6 +56,10 @@ class NsysSource:
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002
         return peek_rank(path, path)
+
+    def processes(self, path: Path, options: ReadOptions) -> Processes | None:  # noqa: ARG002
+        """The processes that worked, for files that record no ranks."""
+        return processes_in(path, path)
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         with closing(open_tables(path)) as tables:
@@ -53,6 +71,15 @@ class NsysSource:
 def open_tables(path: Path) -> Tables:
     """The tables of an export. Raises `InputError` where they can't be read."""
     return ArrowTables(path) if path.is_dir() else SqliteTables(path)
+
+
+def processes_in(export: Path, named: Path) -> Processes | None:
+    """The processes that worked in `export`, an export of `named`; None where it can't be read."""
+    try:
+        with closing(open_tables(export)) as tables:
+            return working_processes(tables, named)
+    except InputError:
+        return None
 
 
 def peek_rank(export: Path, named: Path) -> int | None:
@@ -82,7 +109,9 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
     payloads, undecoded = read_payloads(tables, events, builder.names)
     communicators = read_communicators(events, payloads)
     told = [process_ranks.mpi_ranks(tables), process_ranks.labelled_ranks(events), communicators.told()]
-    ranks = process_ranks.assign(path, events, builder.names, told, process_ranks.environment(tables))
+    ranks = process_ranks.assign(
+        path, events, builder.names, told, process_ranks.environment(tables), options.first_rank
+    )
     version = f"schema {facts.schema}" if facts.schema else ""
     source = builder.source(path, "nsys", version, events.total, {**facts.told, "rank_basis": ranks.basis})
     _add_ranks(builder, tables, events, source, ranks, facts)
@@ -107,7 +136,8 @@ def _add_ranks(builder: TraceBuilder, tables: Tables, events: Events, source: in
     code = builder.names.code
     kernels, mpi_calls = events[KERNEL], [events[table]["process"] for table in MPI]
     on_nccl = kernels["process"][communication_kernels(events, builder.names)]
-    models = device_names(tables)
+    models, identities = device_names(tables), devices_used(tables)
+    listed = device_ids(tables).values() or [f"{ids(process)[0]}:{device}" for process, device in ranks.of_device]
     host = facts.told["host_name"]
     for process, own in ranks.of_process.items():
         pid = ids(process)[0]
@@ -125,6 +155,9 @@ def _add_ranks(builder: TraceBuilder, tables: Tables, events: Events, source: in
                 "host": -1 if host is None else code(str(host)),
                 "backend": -1 if backend is None else code(backend),
                 "world_size": NA if ranks.world_size is None else ranks.world_size,
+                "world_basis": -1 if ranks.world_basis is None else code(ranks.world_basis),
+                "device_id": code(identities[pid, device]) if (pid, device) in identities else -1,
+                "host_devices": code(",".join(sorted(listed))) if listed else -1,
             }
             builder.add("ranks", 1, values)
 

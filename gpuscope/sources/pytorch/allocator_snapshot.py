@@ -14,11 +14,10 @@ from typing import Any
 
 from gpuscope.errors import InputError
 from gpuscope.sources.pytorch import safe_pickle
-from gpuscope.sources.records import ALLOCATOR_SNAPSHOT
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.schema import NA, AllocatorAction, BlockState
+from gpuscope.trace.schema import NA, NS_PER_US, AllocatorAction, BlockState
 
 MAX_BYTES = 2 << 30
 """Some 200 bytes an event with its stack: ten million events, of which 200,000 are kept by default."""
@@ -44,7 +43,13 @@ _ALLOCATOR = re.compile(r"unwind|CapturedTraceback|gather|CachingAllocator|empty
 class AllocatorSnapshotSource:
     """Reads a snapshot into `segments`, `blocks` and `allocator_events`."""
 
-    name = ALLOCATOR_SNAPSHOT
+    name = "allocator-snapshot"
+    files = Files(
+        Role.RECORD,
+        (".pickle", ".pkl"),
+        one_per_rank=False,
+        alone="allocator snapshots tell how memory is used, not where time goes: add a trace of the ranks",
+    )
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """A pickle that speaks of segments of memory."""
@@ -102,7 +107,7 @@ class _Reader:
         settings = self.snapshot.get("allocator_settings")
         events = sum(map(len, traces))
         facts = {"allocator_settings": settings if isinstance(settings, dict) else None}
-        source = builder.source(self.path, ALLOCATOR_SNAPSHOT, "", events, facts)
+        source = builder.source(self.path, AllocatorSnapshotSource.name, "", events, facts)
         builder.add("ranks", 1, {"rank": self.rank, "source": source})
         self._segments(source)
         for device, trace in enumerate(traces):
@@ -180,7 +185,7 @@ class _Reader:
                 self._lost += 1
                 continue
             time = _number(entry.get("time_us"))
-            time = time * 1000 if 0 <= time < _TIME_LIMIT else NA
+            time = time * NS_PER_US if 0 <= time < _TIME_LIMIT else NA
             rows.append({
                 "action": int(action), "address": address, "bytes": size, "stream": _or_0(entry.get("stream")),
                 "time": time, "device_free": _number(entry.get("device_free")),

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpuscope.errors import InputError
 from gpuscope.sources.pytorch import safe_pickle
-from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.kinds import POINT_TO_POINT, collective_op
@@ -34,6 +34,7 @@ class FlightRecorderSource:
     """Reads one rank's dump into `flight_records`, `group_status` and `groups`."""
 
     name = "flight-recorder"
+    files = Files(Role.HANG_RECORD, alone="Flight Recorder dumps tell where a job hangs, not where its time goes")
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """A pickle, or JSON without trace events, that speaks of process groups or their collectives."""

@@ -7,22 +7,8 @@ collective, and an operator that only mentions one in its template arguments is 
 from __future__ import annotations
 
 import re
-from functools import cache
 
-_TEMPLATE_OR_ARGUMENTS = re.compile(r"[<(].*", re.DOTALL)
-_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{[^}]*\}::")
-
-_COMMUNICATION_KERNEL = re.compile(
-    r"""
-      (nccl|rccl|msccl)\w*Kernel        # ncclKernel_, ncclDevKernel_, ncclSymDevKernel_, mscclKernel_, old ones
-    | multimem_                         # symmetric-memory collectives of PyTorch
-    | (one|two)_shot_(all_reduce|allreduce)
-    | cross_device_reduce               # custom all-reduce of inference engines
-    | nvshmem | rocshmem
-    | hcom_ | hccl_                     # Ascend HCCL
-    """,
-    re.VERBOSE,
-)
+from gpuscope.trace.naming.communication_kernels import communication
 
 _OPS = (
     # Longest first: «reduce_scatter» holds «reduce».
@@ -103,21 +89,15 @@ _OS_LOCK_OR_SLEEP = re.compile(
 )
 
 
-@cache
-def base_name(kernel: str) -> str:
-    """The function's identifier: `void ns::f<T>(int)` → `f`."""
-    name = _ANONYMOUS.sub("", kernel).removeprefix("void ").lstrip()
-    name = _TEMPLATE_OR_ARGUMENTS.sub("", name)
-    return name.rsplit("::", 1)[-1].strip()
-
-
 def is_communication_kernel(name: str) -> bool:
     """Whether a kernel is a collective or point-to-point operation."""
-    return _COMMUNICATION_KERNEL.match(base_name(name)) is not None
+    return communication(name) is not None
 
 
 def collective_op(name: str) -> str:
-    """The operation in field-standard words (`ncclDevKernel_AllReduce_Sum…` → all_reduce); "" if not told."""
+    """The operation in field-standard words (`ncclDevKernel_AllReduce_Sum…` → all_reduce); "" if unknown."""
+    if known := communication(name):
+        return known
     plain = re.sub(r"[^a-z]", "", name.lower())
     for needle, op in _OPS:
         if needle in plain:

@@ -8,12 +8,13 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.capture.job_frameworks import framework, parallelism
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
+from gpuscope.trace.naming.frameworks import parallelism as degrees_by_kind
 from gpuscope.version import __version__
 
 # Only variables that change how a job runs: an environment holds secrets too.
@@ -21,6 +22,16 @@ PREFIXES = ("CUDA_", "GLOO_", "GPUSCOPE_", "KINETO_", "LOCAL_", "MASTER_", "MKL_
             "PYTORCH_", "RANK", "SLURM_JOB", "SLURM_N", "SLURM_PROCID", "TORCH", "WORLD_SIZE")  # fmt: skip
 PACKAGES = ("torch", "nvtx", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "megatron-core",
             "triton", "flash-attn", "transformer-engine", "nvidia-nccl-cu12", "nvidia-nccl-cu13")  # fmt: skip
+
+_MODULES = {
+    "megatron.core": "megatron",
+    "deepspeed": "deepspeed",
+    "torchtitan": "torchtitan",
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning",
+    "transformers.trainer": "transformers",
+    "accelerate": "accelerate",
+}
 
 
 class Environment:
@@ -158,3 +169,14 @@ def _memory() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
+
+
+def framework(modules: Iterable[str] | None = None) -> str | None:
+    """The training framework among the imported modules, the most specific one; None for plain torch."""
+    loaded = set(sys.modules if modules is None else modules)
+    return next((name for module, name in _MODULES.items() if module in loaded), None)
+
+
+def parallelism(groups: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Degree per kind of parallelism, of groups as torch's `_get_all_pg_configs` lists them."""
+    return degrees_by_kind((str(group.get("pg_desc") or ""), group["pg_size"]) for group in groups)

@@ -14,10 +14,17 @@ from typing import Any, Literal
 import msgspec
 
 from gpuscope.errors import UsageError
+from gpuscope.instrumented_runtime.record.capture_options import option_texts
 
 
 def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
+
+
+def _recording_option(name: str, default: Any) -> Any:
+    """An option of recordings; the default may be another one here."""
+    text = option_texts()[name].help
+    return _option(default, text[0].lower() + text[1:].rstrip("."))
 
 
 def check(good: bool, option: str, problem: str, hint: str | None = None) -> None:
@@ -178,13 +185,13 @@ class CaptureConfig:
     """What is recorded. The profiler skips `wait` steps, warms up, and records `active` ones."""
 
     profile: bool = _option(True, "record a torch.profiler trace per rank")
-    wait: int = _option(2, "steps before the profiler warms up")
-    warmup: int = _option(2, "steps the profiler runs and throws away")
-    active: int = _option(4, "steps recorded")
-    record_shapes: bool = _option(True, "record operator input shapes")
-    with_stack: bool = _option(False, "record Python stacks (large)")
-    profile_memory: bool = _option(False, "record allocations")
-    collectives: bool = _option(True, "log the metadata of collectives that gloo does not give")
+    wait: int = _recording_option("wait", 2)
+    warmup: int = _recording_option("warmup", 2)
+    active: int = _recording_option("active", 4)
+    record_shapes: bool = _recording_option("record_shapes", True)
+    with_stack: bool = _recording_option("with_stack", False)
+    profile_memory: bool = _recording_option("profile_memory", False)
+    collectives: bool = _recording_option("collectives", True)
     hang_timeout_s: float = _option(0.0, "report a collective that takes longer; 0 = half of train.timeout_s")
 
     def __post_init__(self) -> None:

@@ -9,9 +9,9 @@ import pytest
 from helpers.advice import finding, report
 
 from gpuscope.analyzers.advice.rule import Case, rules
-from gpuscope.analyzers.frame.causes import CLASS_OF
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.report.schema.document import Setting
+from gpuscope.report.view.causes import NAMED
 
 torch = pytest.importorskip("torch")
 
@@ -22,7 +22,7 @@ def proposed(*frameworks: str, cpu: bool = False) -> Iterator[Setting]:
     asked["ranks"] = [{"device": None if cpu else 0}]  # type: ignore[typeddict-item]
     case = Case(asked, lambda _: Refused("a test"))
     for rule in rules():
-        for code in set(rule.answers) & {*CLASS_OF, "out_of_memory"} if rule.name != "memory" else ():
+        for code in rule.answers & {*NAMED, "out_of_memory"} if rule.name != "memory" else ():
             yield from (proposal.setting for proposal in rule.propose(case, finding(code)))
 
 

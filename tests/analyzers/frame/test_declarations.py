@@ -11,16 +11,18 @@ import pytest
 from helpers.kineto import call, kernel, write
 
 import gpuscope
-from gpuscope.analyzers.facts.run_facts import RunAnalyzer
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, WhatIfAnalyzer
 from gpuscope.analyzers.frame.analyzer import Analyzer, FileAnalyzer, Result, analyzers_of
-from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.sections import COLLECTIVES, DECLARED, KERNELS, REPLAY, Section, Sections, merged
 from gpuscope.analyzers.run import reporting
 from gpuscope.errors import AnalysisError
 from gpuscope.report.schema.document import Diagnosis, KernelEntry
+from gpuscope.report.view.causes import BY_CODE
 from gpuscope.trace.schema import SCHEMAS
 
-ANALYZERS: tuple[Analyzer, ...] = (*analyzers_of(FileAnalyzer), *analyzers_of(RunAnalyzer))
+ANALYZERS: tuple[Analyzer, ...] = tuple(
+    analyzer for kind in (FileAnalyzer, RunAnalyzer, WhatIfAnalyzer) for analyzer in analyzers_of(kind)
+)
 BUILT = {"schema_version", "gpuscope_version", "trace", "verdict", "ranks", "steps", "steps_basis",
          "steps_provenance", "findings"}  # fmt: skip
 """What `reporting` makes itself."""
@@ -36,7 +38,7 @@ def test_every_section_and_cause_is_given_by_one_analysis() -> None:
     given = Counter(section.key for analyzer in ANALYZERS for section in analyzer.sections)
     assert given == dict.fromkeys({section.key for section in DECLARED} - {REPLAY.key}, 1)
     causes = Counter(cause for analyzer in ANALYZERS for cause in analyzer.causes)
-    assert causes == dict.fromkeys({*CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION}, 1)
+    assert causes == dict.fromkeys(BY_CODE, 1)
 
 
 @pytest.mark.parametrize("analyzer", ANALYZERS, ids=lambda analyzer: analyzer.name)
@@ -76,7 +78,8 @@ def test_a_run_without_communication_is_no_doubt_but_one_without_a_device_is(tmp
 
 def entry(name: str, count: int, dur: int, rate: float | None, category: str = "matmul") -> KernelEntry:
     return {"name": name, "category": category, "count": count, "dur_ns": dur, "mean_ns": dur // count,
-            "share_frac": 1.0, "flops_per_s": rate}  # fmt: skip
+            "share_frac": 1.0, "flops_per_s": rate,
+            "precision": "bf16" if rate else None, "peak_frac": rate / 10 if rate else None}  # fmt: skip
 
 
 def of(section: Section[Any], value: Any) -> Sections:
@@ -90,7 +93,7 @@ def test_kernels_of_several_files_are_added_up() -> None:
     first = [entry("a", 2, 100, 1.0), entry("b", 1, 600, None)]
     assert merged([of(KERNELS, first), of(KERNELS, [entry("a", 3, 300, 3.0)])])[KERNELS] == [
         entry("b", 1, 600, None) | {"share_frac": 0.6},
-        entry("a", 5, 400, 2.5) | {"mean_ns": 80, "share_frac": 0.4},
+        entry("a", 5, 400, 2.5) | {"mean_ns": 80, "share_frac": 0.4, "peak_frac": pytest.approx(0.25)},
     ]
 
 

@@ -17,9 +17,9 @@ import gpuscope
 from gpuscope.analyzers.device_time import idle
 from gpuscope.analyzers.frame import analyzer
 from gpuscope.analyzers.frame.analyzer import Attributed, Result
-from gpuscope.analyzers.frame.causes import CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION
 from gpuscope.analyzers.frame.lanes import LaneSummary, LaneView, StepWindow
 from gpuscope.analyzers.frame.self_check import PARTS, breaches, self_check
+from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.intervals import EMPTY
 from gpuscope.trace.trace import Trace
@@ -44,7 +44,7 @@ CAUSES = {
     "input": Attributed(90, np.array([30, 60])),
     "allocator": Attributed(60, np.array([10, 50])),  # memory by class, idle by part
     "straggler": Attributed(70, np.array([40, 30])),
-    UNTOLD_COMMUNICATION: Attributed(30, np.array([0, 30])),
+    UNDIVIDED_COMMUNICATION: Attributed(30, np.array([0, 30])),
     "copy": Attributed(50, np.array([20, 30])),
 }
 
@@ -60,7 +60,10 @@ def test_what_adds_up_is_no_breach() -> None:
 
 
 def test_every_cause_is_a_share_of_one_part() -> None:
-    assert PARTS.keys() == {*CLASS_OF, UNATTRIBUTED, UNTOLD_COMMUNICATION}
+    communication = {"straggler", "latency", "bandwidth", "pipeline_bubble", UNDIVIDED_COMMUNICATION}
+    assert {cause for cause, part in PARTS.items() if part == "exposed_communication"} == communication
+    assert {cause for cause, part in PARTS.items() if part == "exposed_memory"} == {"copy", "paging"}
+    assert {"allocator", "input", "sync", "launch", "host_other", UNATTRIBUTED} <= PARTS.keys()
 
 
 def test_a_breakdown_that_does_not_sum_to_its_window() -> None:

@@ -9,8 +9,6 @@ from gpuscope.hardware.topology_matrix import parse_topology
 from gpuscope.instrumented_runtime.bench.machine import numa_nodes, pci_gpus, ports
 from gpuscope.instrumented_runtime.bench.topology_links import parse_gpus, report
 
-REAL = Path(__file__).resolve().parents[4] / "shared/traces/nccl/nvidia_smi_topo"
-
 # As nvidia-smi prints it: tabs, an underlined header, network ports with their legend.
 FOUR = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
@@ -129,7 +127,30 @@ def test_machine_from_sysfs(tmp_path: Path) -> None:
     assert rates == {"mlx5_0:1": 50.0, "eth0": 3.125}
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real samples are not part of the repository")
+def matrix(gpus: int, path: str) -> str:
+    """What `nvidia-smi topo -m` prints of a machine whose GPUs are all linked alike; synthetic."""
+    names = [f"GPU{number}" for number in range(gpus)]
+    rows = ["\t".join(["", *names, "CPU Affinity", "NUMA Affinity"])]
+    for name in names:
+        rows.append("\t".join([name, *(" X " if other == name else path for other in names), "0-63", "0"]))
+    return "\n".join(rows) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "path", "gpu", "count", "peak"),
+    [
+        (2, "NV2", "V100", 1, 50.0),  # 2 × 25
+        (2, "PHB", "T4", 1, 15.75),  # PCIe 3.0 × 16
+        (8, "NV12", "A100", 28, 300.0),  # 12 × 25
+        (8, "NV18", "H100", 28, 450.0),  # 18 × 25
+    ],
+)
+def test_machines_whose_gpus_are_all_linked_alike(gpus: int, path: str, gpu: str, count: int, peak: float) -> None:
+    pairs = report(matrix(gpus, path), {}, gpu, sysfs=None).pairs
+    assert len(pairs) == count
+    assert [pair.peak_gbps for pair in pairs] == pytest.approx([peak] * count, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("name", "gpu", "count", "peak"),
     [
@@ -139,7 +160,7 @@ def test_machine_from_sysfs(tmp_path: Path) -> None:
         ("stas00_04", "H100", 28, 450.0),
     ],
 )
-def test_real_matrices(name: str, gpu: str, count: int, peak: float) -> None:
-    pairs = report((REAL / f"{name}.txt").read_text(), {}, gpu, sysfs=None).pairs
+def test_real_matrices(shared_traces: Path, name: str, gpu: str, count: int, peak: float) -> None:
+    pairs = report((shared_traces / "nccl" / "nvidia_smi_topo" / f"{name}.txt").read_text(), {}, gpu, sysfs=None).pairs
     assert len(pairs) == count
     assert pairs[0].peak_gbps == pytest.approx(peak, abs=0.01)

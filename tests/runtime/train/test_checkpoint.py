@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from helpers.warm_python import executable
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("checkpoint")
@@ -42,7 +42,7 @@ PAIRS = [
 def resumed() -> Iterator[tuple[Path, dict[str, list[float]]]]:
     """The folder with the checkpoints of two processes, and the losses after resuming by name of pair."""
     with TemporaryDirectory() as folder:
-        worker = [sys.executable, str(Path(__file__).with_name("resume_worker.py")), folder, json.dumps(PAIRS)]
+        worker = [executable(), str(Path(__file__).with_name("resume_worker.py")), folder, json.dumps(PAIRS)]
         with Path(folder, "stderr").open("w") as stderr:
             running = [
                 subprocess.Popen(

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from helpers.warm_python import executable
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("parity")
@@ -114,7 +114,7 @@ def run_all(world_size: int) -> dict[str, Any]:
         with errors.open("w") as stderr:
             workers = [
                 subprocess.Popen(
-                    [sys.executable, str(WORKER), *words],
+                    [executable(), str(WORKER), *words],
                     env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"},
                     stderr=stderr,
                 )

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import gpuscope
+from helpers.analysed import report
 
 FOLDER = Path(__file__).parents[3] / "sample_traces"
 MANIFESTS = {path.parent.name: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*/manifest.json"))}
@@ -18,7 +17,7 @@ FAULTY = [name for name, manifest in MANIFESTS.items() if manifest["faults"]]
 @pytest.mark.parametrize("name", FAULTY)
 def test_the_injected_fault_is_named(name: str) -> None:
     (fault,) = MANIFESTS[name]["faults"]
-    verdict = gpuscope.analyze(FOLDER / name).report["verdict"]
+    verdict = report(FOLDER / name)["verdict"]
     assert (verdict["bound_by"], verdict["cause"]) == (fault["bound_by"], fault["cause"])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, env, in_dialect, megabytes, python
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import BucketSize
 from gpuscope.report.schema.document import FindingEntry, Setting
 
@@ -57,4 +57,15 @@ def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize) -> Pr
     )
 
 
-RULE = Rule("buckets", ("latency", "bandwidth"), propose)
+RULE = Rule(
+    "buckets",
+    (
+        Knob(
+            "bucket_size",
+            ("latency", "bandwidth"),
+            "DDP `bucket_cap_mb`, DeepSpeed `reduce_bucket_size` (elements), Megatron "
+            "`--ddp-bucket-size` (elements), `HOROVOD_FUSION_THRESHOLD` (bytes)",
+        ),
+    ),
+    propose,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, on_cpu, python
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import WireBytes
 from gpuscope.report.schema.document import FindingEntry, Setting
 
@@ -43,4 +43,15 @@ def names(cpu: bool) -> dict[str, Setting]:
     }
 
 
-RULE = Rule("compression", ("bandwidth",), propose)
+RULE = Rule(
+    "compression",
+    (
+        Knob(
+            "wire_bytes",
+            ("bandwidth",),
+            "bf16 or fp16 reduction: a DDP hook, FSDP2 `reduce_dtype`, DeepSpeed "
+            "`communication_data_type`, Megatron `--grad-reduce-in-bf16`",
+        ),
+    ),
+    propose,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import GroupModules, KeepParameters, Prefetch
 from gpuscope.report.schema.document import FindingEntry
 
@@ -68,4 +68,21 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             )
 
 
-RULE = Rule("fsdp", ("bandwidth", "latency"), propose)
+RULE = Rule(
+    "fsdp",
+    (
+        Knob(
+            "fsdp_prefetch",
+            ("latency", "bandwidth"),
+            "FSDP2 `set_modules_to_forward_prefetch` with lists of two and more (one is what it does "
+            "anyway), DeepSpeed `stage3_prefetch_bucket_size`",
+        ),
+        Knob(
+            "fsdp_keep_parameters",
+            ("latency", "bandwidth"),
+            "`reshard_after_forward=False`, `SHARD_GRAD_OP`, ZeRO stage 2",
+        ),
+        Knob("fsdp_group_modules", ("latency", "bandwidth"), "one `fully_shard` for several layers"),
+    ),
+    propose,
+)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpuscope.analyzers.advice.framework_settings import cost, env
 from gpuscope.analyzers.advice.nccl_grammar import MOST_CTAS, algorithm_name, for_operation, wrong
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
 from gpuscope.report.schema.document import FindingEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry
@@ -211,4 +211,34 @@ def _allowed_channels(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             )
 
 
-RULE = Rule("nccl", ("latency", "bandwidth", "slow_transport", "fewer_channels"), propose)
+RULE = Rule(
+    "nccl",
+    (
+        Knob(
+            "nccl_log",
+            ("latency", "bandwidth"),
+            "`NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` with `NCCL_DEBUG=INFO`, where nothing tells NCCL's choices",
+        ),
+        Knob(
+            "nccl_algorithm",
+            ("latency", "bandwidth"),
+            "`NCCL_ALGO=allreduce:Tree`…, for the costliest operation, where NCCL's log tells its choice",
+        ),
+        Knob("nccl_protocol", ("latency", "bandwidth"), "`NCCL_PROTO=allreduce:LL` or `Simple`"),
+        Knob(
+            "nccl_channels",
+            ("bandwidth", "fewer_channels"),
+            "`NCCL_MIN_CTAS`; `NCCL_MAX_CTAS` where the log shows a limit",
+        ),
+        Knob("nccl_nvls", ("bandwidth",), "`NCCL_NVLS_ENABLE=2`, where the log shows that it was 0"),
+        Knob("nccl_buffer", ("bandwidth",), "`NCCL_BUFFSIZE`, between hosts"),
+        Knob("nccl_collnet", ("bandwidth",), "`NCCL_COLLNET_ENABLE=1`, over InfiniBand"),
+        Knob(
+            "nccl_transport",
+            ("slow_transport",),
+            "`NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL`, `NCCL_SHM_DISABLE` or `NCCL_IB_DISABLE` undone, "
+            "where the log shows that it was set",
+        ),
+    ),
+    propose,
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Overlap
 from gpuscope.report.schema.document import FindingEntry
 
@@ -34,4 +34,14 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     )
 
 
-RULE = Rule("overlap", ("bandwidth", "latency"), propose)
+RULE = Rule(
+    "overlap",
+    (
+        Knob(
+            "overlap",
+            ("latency", "bandwidth"),
+            "DeepSpeed `overlap_comm`, Megatron `--overlap-grad-reduce`; DDP and FSDP2 overlap unasked",
+        ),
+    ),
+    propose,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.report.schema.document import FindingEntry
 
@@ -69,7 +69,7 @@ def _even(case: Case, finding: FindingEntry) -> Proposal:
     return Proposal(
         code="even_stages",
         action="Split the model so that all stages take equally long",
-        why=f"{cost(finding)}; every micro-batch waits for the slowest stage",
+        why=f"{cost(finding)}; every micro-batch waits for the slowest stage, whose extra work moves to the others",
         setting=setting or python("the split of the layers over stages", "fewer layers on the slow stage"),
         risk="layers can't be cut: the real split is less even than the predicted one",
         verify=VERIFY,
@@ -77,4 +77,12 @@ def _even(case: Case, finding: FindingEntry) -> Proposal:
     )
 
 
-RULE = Rule("pipeline", ("pipeline_bubble", "few_micro_batches", "pipeline_imbalance", "slow_stage"), propose)
+RULE = Rule(
+    "pipeline",
+    (
+        Knob("micro_batches", ("pipeline_bubble", "few_micro_batches"), "more micro-batches"),
+        Knob("pipeline_schedule", ("pipeline_bubble", "few_micro_batches"), "1F1B, interleaved 1F1B or zero bubble"),
+        Knob("even_stages", ("pipeline_bubble", "pipeline_imbalance", "slow_stage"), "another split of the layers"),
+    ),
+    propose,
+)

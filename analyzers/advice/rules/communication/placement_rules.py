@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.report.schema.document import FindingEntry
 
@@ -25,4 +25,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     )  # fmt: skip
 
 
-RULE = Rule("placement", ("group_across_hosts",), propose)
+RULE = Rule(
+    "placement",
+    (Knob("inside_host", ("group_across_hosts",), "the order of the device mesh: tensor parallel within a host"),),
+    propose,
+)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import CapturedGraphs, NoCollector, NoHostWork, Refused, RemovedSyncs
 from gpuscope.report.schema.document import FindingEntry
 
@@ -102,4 +102,18 @@ ANSWERS: dict[str, Callable[[Case, FindingEntry], Iterator[Proposal]]] = {
     "host_other": _host_other,
 }
 
-RULE = Rule("host", tuple(ANSWERS), propose)
+RULE = Rule(
+    "host",
+    (
+        Knob("remove_syncs", ("sync",), "the blocking calls of the evidence, gone or every 100 steps"),
+        Knob("cuda_graphs", ("launch",), '`torch.compile(mode="reduce-overhead")`, Megatron `--cuda-graph-impl`'),
+        Knob("numa_binding", ("launch",), "`torchrun --numa-binding=node`"),
+        Knob(
+            "manual_gc",
+            ("gc",),
+            "`gc.freeze()`, `gc.disable()` and a collection at the same step on all ranks; Megatron `--manual-gc`",
+        ),
+        Knob("host_work_aside", ("host_other",), "asynchronous checkpoints, rarer logging"),
+    ),
+    propose,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import LoaderWorkers
 from gpuscope.report.schema.document import FindingEntry
 
@@ -35,4 +35,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         )
 
 
-RULE = Rule("loader", ("input",), propose)
+RULE = Rule(
+    "loader",
+    (Knob("loader_workers", ("input",), "`DataLoader(num_workers=…)`, by the framework's name for it"),),
+    propose,
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.allocator.allocator_settings import merged
 from gpuscope.analyzers.frame.changes import NoAllocatorStalls, Predicted, Refused
 from gpuscope.report.schema.document import FindingEntry
@@ -79,4 +79,17 @@ def _verify(best: AllocatorChangeEntry | None) -> str:
     )
 
 
-RULE = Rule("memory", ("out_of_memory", "allocator_retries", "fragmentation"), propose)
+RULE = Rule(
+    "memory",
+    (
+        Knob(
+            "allocator_setting",
+            ("out_of_memory", "allocator_retries", "fragmentation"),
+            "`PYTORCH_ALLOC_CONF` (the older or Ascend's name where the snapshot tells so): the best "
+            "of `expandable_segments`, `max_split_size_mb`, `roundup_power2_divisions`, "
+            "`garbage_collection_threshold` by replaying the recorded requests; what is set besides "
+            "is kept",
+        ),
+    ),
+    propose,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import cost, env, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import NoAllocatorStalls, PinnedCopies
 from gpuscope.report.schema.document import FindingEntry
 
@@ -44,4 +44,11 @@ def _segments(finding: FindingEntry) -> Proposal:
     )
 
 
-RULE = Rule("device_memory", ("copy", "allocator"), propose)
+RULE = Rule(
+    "device_memory",
+    (
+        Knob("pinned_copies", ("copy",), "`pin_memory=True` with `non_blocking=True`"),
+        Knob("expandable_segments", ("allocator",), "`PYTORCH_ALLOC_CONF=expandable_segments:True`"),
+    ),
+    propose,
+)

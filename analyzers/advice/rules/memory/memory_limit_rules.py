@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.report.schema.document import FindingEntry, Setting
 
@@ -91,4 +91,13 @@ def _freed(finding: FindingEntry, *, code: str, action: str, setting: Setting, r
     )
 
 
-RULE = Rule("memory_wall", ("out_of_memory",), propose)
+RULE = Rule(
+    "memory_wall",
+    (
+        Knob("smaller_micro_batch", ("out_of_memory",), "half the micro-batch, gradients accumulated"),
+        Knob("activation_checkpointing", ("out_of_memory",), "recompute in the backward pass, by the framework's name"),
+        Knob("shard_states", ("out_of_memory",), "FSDP2, ZeRO stage 3, Megatron's distributed optimizer"),
+        Knob("cpu_offload", ("out_of_memory",), "`CPUOffloadPolicy()`, ZeRO-Offload"),
+    ),
+    propose,
+)

@@ -97,6 +97,7 @@ def add_collectives(
         row = _merged(_op_of(events, names, kernel), calls_of.get(kernel, []), communicators)
         size_unknown += row.pop("size_unknown")
         group = row["group"]
+        row["peer_place"] = row["peer"]
         row["peer"] = _global_peer(row["peer"], group, ranks, communicators)
         columns["rank"].append(int(rank[place]))
         columns["event"].append(first + kernel)
@@ -139,7 +140,7 @@ def _calls_by_kernel(
 
 
 def _op_of(events: Events, names: NamePool, kernel: int) -> str:
-    return kinds.collective_op(kinds.base_name(names[int(events[KERNEL]["name"][kernel])]))
+    return kinds.collective_op(names[int(events[KERNEL]["name"][kernel])])
 
 
 def _launches(events: Events, kernels: Times) -> dict[int, list[tuple[int, int]]]:
@@ -266,7 +267,13 @@ def _global_peer(peer: int, group: str, ranks: Ranks, communicators: Communicato
 
 def _add_groups(builder: TraceBuilder, ranks: Ranks, communicators: Communicators) -> None:
     code = builder.names.code
-    for (process, name), _ in communicators.rank.items():
+    for (process, name), place in communicators.rank.items():
         for rank in ranks.of_process.get(process, ())[:1]:
-            values = {"rank": rank, "group": code(name), "size": communicators.members[name], "backend": code("nccl")}
+            values = {
+                "rank": rank,
+                "group": code(name),
+                "size": communicators.members[name],
+                "place": place,
+                "backend": code("nccl"),
+            }
             builder.add("groups", 1, values)

@@ -14,7 +14,7 @@ from gpuscope.sources.nsys.rows.host_events import HostRows
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 
-_SIZES = re.compile(r", sizes = (\[.*\])(?:, input_op_ids = |$)", re.DOTALL)
+_SIZES = re.compile(r", sizes = (\[.*?\])(?:, input_op_ids = |$)", re.DOTALL)
 
 
 def add_shapes(builder: TraceBuilder, tables: Tables, events: Events, placed: Sequence[HostRows]) -> None:

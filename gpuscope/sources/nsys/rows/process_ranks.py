@@ -1,7 +1,7 @@
 """Which rank a process of an nsys file is (docs/decisions: ranks of an nsys file).
 
-In this order: its MPI records, a thread named «MPI Rank 3», the environment of the profiled command (RANK),
-NCCL's communicator, the file's name; else processes by process id, then devices.
+In this order: its MPI records, a thread named «MPI Rank 3», NCCL's communicator of the whole job, the environment of
+the profiled command (RANK), the file's name; else processes by process id, then devices, file by file.
 """
 
 from __future__ import annotations
@@ -14,23 +14,39 @@ from pathlib import Path
 import numpy as np
 
 from gpuscope.sources.nsys.formats.export_tables import Tables, pairs
-from gpuscope.sources.nsys.rows.event_tables import GRAPH, KERNEL, MEMCPY, MEMSET, MPI, NVTX, OSRT, RUNTIME, Events
+from gpuscope.sources.nsys.rows.event_tables import (
+    GRAPH,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    MPI,
+    NVTX,
+    OSRT,
+    RUNTIME,
+    Events,
+    Rows,
+)
 from gpuscope.sources.source import rank_in_name
 from gpuscope.trace.columns.distinct import distinct, distinct_pairs
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA
+from gpuscope.trace.world import WorldBasis
 
 _RANK_VARIABLES = (
-    # (rank, world size) as torchrun, Open MPI, PMIx, MPICH, MVAPICH and Slurm name them.
+    # (rank, world size) as torchrun, Open MPI, PMIx, MPICH, MVAPICH, Cray PALS, LSF, Flux and Slurm name them.
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMIX_RANK", "PMIX_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    ("SLURM_PROCID", ""),  # SLURM_NTASKS is set in a batch script that starts one process, too
+    ("PALS_RANKID", ""),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # SLURM_NTASKS is set in a batch script that starts one process, too
 )
+ON_DEVICE = (KERNEL, MEMCPY, MEMSET, GRAPH)
 _VARIABLE = re.compile(r"(?:^|[;\0\n\x01-\x1f])([A-Z][A-Z0-9_]*)=\"?(\d{1,7})(?=\"?(?:[;\0\n\x01-\x1f]|$))")
 _MPI_RANK_LABEL = re.compile(r"MPI Rank (\d+)$")
 
@@ -44,6 +60,8 @@ class Ranks:
     of_device: dict[tuple[int, int], int] = field(default_factory=dict)
     """Rank by (process, device), for every device that did work."""
     world_size: int | None = None
+    world_basis: WorldBasis | None = None
+    """Where the file records `world_size`."""
     basis: str = "order of processes"
     left_out: int = 0
     """Host events of processes that are no rank."""
@@ -58,30 +76,37 @@ class Told:
     basis: str
 
 
-def assign(path: Path, events: Events, names: NamePool, told: Iterable[Told], environment: Told) -> Ranks:
+def assign(
+    path: Path, events: Events, names: NamePool, told: Iterable[Told], environment: Told, first: int | None = None
+) -> Ranks:
     """Give every process that takes part in the work its rank or ranks.
 
-    `told` are what the file tells, best first and NCCL's communicator last.
+    `told` are what the records in the file say, best first. `first` is the first rank to give where these and the
+    environment say nothing (the file's name is then not asked: it was looked at beside those of the other files).
     """
     devices = _devices_by_process(events)
     processes = _participants(events, names, devices)
     ranks = Ranks()
-    single = len(devices) == 1 or len(processes) == 1
-    main = next(iter(devices), processes[0] if processes else NA)
-    candidates = list(told)
-    if single:
-        # Before NCCL: a communicator that was made while recording need not be the whole job's.
-        of_job = Told({main: environment.rank.get(0, NA)}, environment.world_size, environment.basis)
-        candidates.insert(len(candidates) - 1, of_job)
-        named = rank_in_name(path)
+    # A communicator that was made while recording need not be the whole job's.
+    least = max(environment.world_size or 0, 1 + environment.rank.get(0, -1))
+    candidates = [own for own in told if own.world_size is None or own.world_size >= least]
+    sizes: list[tuple[WorldBasis, int | None]] = [("communicators", own.world_size) for own in candidates]
+    if len(devices) == 1 or len(processes) == 1:
+        main = next(iter(devices), processes[0] if processes else NA)
+        candidates.append(Told({main: environment.rank.get(0, NA)}, environment.world_size, environment.basis))
+        named = rank_in_name(path) if first is None else None
         candidates.append(Told({main: NA if named is None else named}, None, "file name"))
     for candidate in candidates:
         known = {process: candidate.rank.get(process, NA) for process in devices or processes}
         if known and NA not in known.values() and len(set(known.values())) == len(known):
-            ranks.world_size, ranks.basis = candidate.world_size, candidate.basis
+            ranks.basis = candidate.basis
             _told_ranks(ranks, known, devices)
             break
-    _number_the_rest(ranks, processes, devices)
+    _number_the_rest(ranks, processes, devices, first or 0)
+    count = sum(len(own) for own in ranks.of_process.values())
+    for provenance, size in (*sizes, ("environment", environment.world_size)):
+        if ranks.world_size is None and size is not None and size >= count:
+            ranks.world_size, ranks.world_basis = size, provenance
     return ranks
 
 
@@ -92,8 +117,8 @@ def _told_ranks(ranks: Ranks, known: Mapping[int, int], devices: Mapping[int, li
             ranks.of_device[process, device] = rank
 
 
-def _number_the_rest(ranks: Ranks, processes: list[int], devices: Mapping[int, list[int]]) -> None:
-    following = max((rank for own in ranks.of_process.values() for rank in own), default=-1) + 1
+def _number_the_rest(ranks: Ranks, processes: list[int], devices: Mapping[int, list[int]], first: int) -> None:
+    following = max((rank for own in ranks.of_process.values() for rank in own), default=first - 1) + 1
     for process in processes:
         if process not in ranks.of_process:
             own = devices.get(process, [NA])
@@ -104,9 +129,13 @@ def _number_the_rest(ranks: Ranks, processes: list[int], devices: Mapping[int, l
 
 def _devices_by_process(events: Events) -> dict[int, list[int]]:
     """Devices that did work, by process, both ascending."""
+    return devices_by_process(events[table] for table in ON_DEVICE)
+
+
+def devices_by_process(tables: Iterable[Rows]) -> dict[int, list[int]]:
+    """Devices (`deviceId`) that did work by `process`, both ascending."""
     found: set[tuple[int, int]] = set()
-    for table in (KERNEL, MEMCPY, MEMSET, GRAPH):
-        rows = events[table]
+    for rows in tables:
         found.update(distinct_pairs(rows["process"], rows["deviceId"])[0])
     devices: dict[int, list[int]] = {}
     for process, device in sorted(found):
@@ -158,7 +187,7 @@ def peek(tables: Tables) -> int | None:
     or MPI's records will tell."""
     if len(tables.integers("MPI_RANKS", ("rank",))["rank"]):
         return None
-    found = [tables.integers(table, ("globalPid",))["globalPid"] for table in (KERNEL, MEMCPY, MEMSET, GRAPH)]
+    found = [tables.integers(table, ("globalPid",))["globalPid"] for table in ON_DEVICE]
     processes = {process for column in found for process in distinct(column)[0].tolist()}
     return next(iter(environment(tables).rank.values()), None) if len(processes) == 1 else None
 
@@ -175,4 +204,4 @@ def environment(tables: Tables) -> Told:
     for rank, size in _RANK_VARIABLES:
         if rank in variables:
             return Told({0: variables[rank]}, variables.get(size), f"environment {rank}")
-    return Told({}, None, "")
+    return Told({}, variables.get("WORLD_SIZE"), "")

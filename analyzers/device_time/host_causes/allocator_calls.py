@@ -1,0 +1,26 @@
+"""Calls that allocate or free device or pinned memory."""
+
+from __future__ import annotations
+
+from gpuscope.analyzers.device_time.host_cause import HostCause
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import Category
+
+HOST_CAUSE = HostCause(
+    code="allocator",
+    order=30,
+    shown_by=(((Category.RUNTIME,), kinds.is_allocator_call),),
+    about="The device is idle while the host allocates or frees device or pinned memory.",
+    recognised_by=(
+        "a call such as `cudaMalloc`, `cudaFree`, `cudaHostAlloc`, `cuMemCreate`, `cuMemMap`, `hipFree`, or "
+        "CANN's, on the launching thread. Idle in the breakdown, memory by class."
+    ),
+    helps=(
+        "`expandable_segments:True`; fewer distinct sizes (pad sequences to buckets); no "
+        "`torch.cuda.empty_cache()` in the loop; headroom, so that the cache is not flushed and retried."
+    ),
+    misled_by=(
+        "warm-up: the first steps allocate, later ones should not. Record after them. `cudaFree` waits for the "
+        "device: in a gap that it causes itself its time is counted here, not as `sync`."
+    ),
+)

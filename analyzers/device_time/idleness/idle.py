@@ -1,0 +1,320 @@
+"""Why a device was idle: judged instant by instant on the thread that launches what ends the gap.
+
+Definitions: «Stalls: class and cause». In this order: idle before an operation that was already queued; loader,
+garbage collection, allocator and file or network calls wherever they cover the instant; long stretches of the
+host's own work; and what is left is divided between `sync` and `launch` by replaying the rank without its
+blocking calls (`idle_replay.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from gpuscope.analyzers.device_time.host_cause import covering, host_causes
+from gpuscope.analyzers.device_time.idleness.gap_evidence import evidence, unexplained
+from gpuscope.analyzers.device_time.idleness.idle_replay import Work, replay
+from gpuscope.analyzers.device_time.idleness.launching_threads import Turns, blocking_calls, launching_threads
+from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, only_present
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.report.view.causes import UNATTRIBUTED
+from gpuscope.trace.columns.table import Array, Mask, Table, Times
+from gpuscope.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, subtract, union
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.trace import Trace
+
+EXPLAINING = (Category.OP, Category.RUNTIME, Category.PYTHON, Category.OS)
+"""Host events dense enough that time without any of them is Python between calls."""
+
+NO_CAUSE = -1
+"""Of a host event that stands for no cause by its name."""
+LAUNCH_LATENCY = 10_000
+"""ns between an operation's launch and its start that are the price of a launch; what goes beyond has no cause here."""
+LONG_STRETCH = 1_000_000
+"""ns from which host work without a launch can be a stretch of its own, not the way to the next launch."""
+LONG_STRETCHES_OF_INTERVALS = 50
+"""Usual launch intervals that such a stretch must last."""
+SLOW_LAUNCH = 1_000_000
+"""ns from which a launch call did something else than launch (lazy loading, first use)."""
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Idle gaps of a lane: what ends each, when that was issued and by which thread."""
+
+    start: Times
+    end: Times
+    event: Times
+    """Row of the device event that ends the gap, or NA at the window's end."""
+    launch: Times
+    """Row of its launch, or NA."""
+    thread: Times
+    """Thread that launches it; where that is not recorded, the one that launches most."""
+    issue: Times
+    """When it had been launched: the end of the launch call, or its own start if that is earlier."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def of(self, spans: Spans) -> Times:
+        """The gap that each span lies in, shape (n,)."""
+        return np.searchsorted(self.start, spans.start, "right") - 1
+
+
+def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+    """Attribute the idle time of every lane."""
+    result = Result(ANALYZER.name)
+    for view in lanes:
+        result.causes[view.key] = _attribute(trace, view)
+    return result
+
+
+def _attribute(trace: Trace, view: LaneView) -> dict[str, Attributed]:
+    host, idle = trace["host_events"], view.parts.idle
+    rows = np.flatnonzero(host["rank"] == view.lane.rank)
+    explaining = rows[np.isin(host["category"][rows], EXPLAINING)]
+    if not len(explaining):
+        return only_present({UNATTRIBUTED: attribute(idle, view, unexplained(view, idle))})
+    gaps = find_gaps(trace, view, rows)
+    queued = _queued(gaps) if view.lane.device != NA else EMPTY
+    latency = Spans(queued.start, np.minimum(queued.end, queued.start + LAUNCH_LATENCY))
+    left = subtract(idle, queued)
+    found = {"launch": latency, UNATTRIBUTED: subtract(queued, latency), **_covering(trace, gaps, rows, left)}
+    left = subtract(left, join(*(found[cause] for cause, _ in covering())))
+    # What a recorded launch ends is explained to its end, also behind the last call of the host.
+    last = np.concatenate((host["end"][explaining], gaps.end[gaps.launch != NA]))
+    inside = clip(left, int(host["start"][explaining].min()), int(last.max()))
+    found[UNATTRIBUTED] = join(found[UNATTRIBUTED], subtract(left, inside))
+    blocking = blocking_calls(trace, view, rows)
+    for cause, spans in _own_work(trace, view, gaps, rows, blocking, inside).items():
+        found[cause] = join(found.get(cause, EMPTY), spans)
+    return only_present(
+        {
+            cause: attribute(spans, view, evidence(trace, view, spans, gaps, blocking if cause == "sync" else None))
+            for cause, spans in found.items()
+        }
+    )
+
+
+def find_gaps(trace: Trace, view: LaneView, host_rows: Times) -> Gaps:
+    """The idle gaps of a lane's window, each with what ends it."""
+    device, host = trace["device_events"], trace["host_events"]
+    idle, events = view.parts.idle, view.rows
+    position = np.searchsorted(device["start"][events], idle.end, "left")
+    ended = position < len(events)
+    event = np.where(ended, events[np.minimum(position, len(events) - 1)], NA)
+    launch = np.where(ended, device["launch"][np.where(ended, event, 0)], NA)
+    launches = device["launch"][events]
+    launches = launches[launches != NA]
+    main = _most_frequent(host["thread"][launches if len(launches) else host_rows])
+    thread = np.where(launch == NA, main, host["thread"][np.where(launch == NA, 0, launch)])
+    issue = np.where(launch == NA, idle.end, np.minimum(host["end"][np.where(launch == NA, 0, launch)], idle.end))
+    return Gaps(idle.start, idle.end, event, launch, thread, issue)
+
+
+def _most_frequent(values: Times) -> int:
+    found, counts = np.unique(values, return_counts=True)
+    return int(found[np.argmax(counts)])
+
+
+def _queued(gaps: Gaps) -> Spans:
+    """The part of each gap in which what ends it had been launched already."""
+    start = np.maximum(gaps.start, gaps.issue)
+    keep = gaps.end > start
+    return Spans(start[keep], gaps.end[keep])
+
+
+def _covering(trace: Trace, gaps: Gaps, rows: Times, left: Spans) -> dict[str, Spans]:
+    """Where host events with a cause of their own cover idle time on the launching thread; innermost first."""
+    host = trace["host_events"]
+    causes = list(dict.fromkeys(cause for cause, _ in covering()))
+    cause_of = _cause_of_event(trace, rows, causes)
+    events = np.flatnonzero(cause_of >= 0)
+    pieces = intersect(left, _on_launching_thread(host, events, gaps))
+    bounds = np.unique(np.concatenate([host["start"][events], host["end"][events]]))
+    pieces = intersect(pieces, Spans(bounds[:-1], bounds[1:]))
+    middle = (pieces.start + pieces.end) // 2
+    inner = innermost(host, cause_of >= 0, gaps.thread[gaps.of(pieces)], middle)
+    which = cause_of[inner]
+    return {cause: join(Spans(pieces.start[which == place], pieces.end[which == place]))
+            for place, cause in enumerate(causes)}  # fmt: skip
+
+
+def _cause_of_event(trace: Trace, rows: Times, causes: Sequence[str]) -> Array:
+    """Per host event the place of the cause that it stands for by its name, or NO_CAUSE; shape (host events,)."""
+    host = trace["host_events"]
+    found = np.full(len(host), NO_CAUSE, np.int8)
+    for cause, (categories, predicate) in reversed(covering()):
+        picked = rows[np.isin(host["category"][rows], categories) & trace.names.matching(predicate)[host["name"][rows]]]
+        if Category.OS in categories:
+            # A lock inside a runtime call is that call waiting, not the program.
+            calls = host["category"] == Category.RUNTIME
+            picked = picked[innermost(host, calls, host["thread"][picked], host["start"][picked]) == NA]
+        found[picked] = causes.index(cause)
+    return found
+
+
+def _on_launching_thread(host: Table, picked: Times, gaps: Gaps) -> Spans:
+    """Where the picked host events cover a gap on that gap's launching thread."""
+    parts: list[Spans] = []
+    for thread in np.unique(gaps.thread).tolist():
+        own = gaps.thread == thread
+        events = picked[host["thread"][picked] == thread]
+        if len(events):
+            covering = union(host["start"][events], host["end"][events])
+            parts.append(intersect(Spans(gaps.start[own], gaps.end[own]), covering))
+    return join(*parts) if parts else EMPTY
+
+
+def _own_work(trace: Trace, view: LaneView, gaps: Gaps, rows: Times, blocking: Times, left: Spans) -> dict[str, Spans]:
+    """What the host itself made the device wait for: long stretches, blocking calls, launches one by one."""
+    if view.lane.device == NA:  # a training thread has no launch queue
+        return {"host_other": left}
+    turns = launching_threads(trace, view, blocking)
+    if not turns:
+        return {"launch": left}
+    threads = np.unique(np.concatenate([gaps.thread, *(own.threads for own in turns)])).tolist()
+    host_of = [next((place for place, own in enumerate(turns) if thread in own.threads), 0) for thread in threads]
+    covered = [_covered_by(trace, thread, rows) for thread in threads]
+    stretches = [
+        _long_stretches(trace, view, own, join(*(covered[threads.index(t)] for t in own.threads.tolist())))
+        for own in turns
+    ]
+    explained = [
+        join(spans, stretches[host]) if thread in turns[host].threads else spans
+        for thread, spans, host in zip(threads, covered, host_of, strict=True)
+    ]
+    thread_of_gap = np.searchsorted(threads, gaps.thread)
+    long = join(EMPTY, *(
+        intersect(intersect(left, _where(gaps, thread_of_gap == place)), stretches[host])
+        for place, host in enumerate(host_of) if threads[place] in turns[host].threads
+    ))  # fmt: skip
+    rest = subtract(left, long)
+    blocked = [own.blocked(trace["host_events"]) for own in turns]
+    if not any(len(spans.start) for spans in blocked):
+        return {"host_other": long, "launch": rest}
+    sync = _price_of_blocking(trace, view, gaps, rest, blocked, explained, threads, host_of)
+    return {"host_other": long, "sync": sync, "launch": subtract(rest, sync)}
+
+
+def _where(gaps: Gaps, picked: Mask) -> Spans:
+    return Spans(gaps.start[picked], gaps.end[picked])
+
+
+def _covered_by(trace: Trace, thread: int, rows: Times) -> Spans:
+    """Where a thread was in a loader, collector, allocator or file call."""
+    host = trace["host_events"]
+    own = rows[host["thread"][rows] == thread]
+    picked = np.zeros(len(own), np.bool_)
+    for _, (categories, predicate) in covering():
+        picked |= np.isin(host["category"][own], categories) & trace.names.matching(predicate)[host["name"][own]]
+    return union(host["start"][own[picked]], host["end"][own[picked]])
+
+
+def _long_stretches(trace: Trace, view: LaneView, own: Turns, covered: Spans) -> Spans:
+    """The host's own code between two launches, blocking calls or covering causes, where it takes unusually long;
+    and launch calls that did more than launch."""
+    host = trace["host_events"]
+    launches = own.launches
+    start, end = host["start"][launches], host["end"][launches]
+    judged = view.judged
+    usual = np.diff(start[(start >= judged[0]) & (start < judged[1])])
+    usual = usual if len(usual) else np.diff(start)
+    limit = max(LONG_STRETCH, LONG_STRETCHES_OF_INTERVALS * int(np.median(usual)) if len(usual) else 0)
+    bounded = join(union(start, end), covered, own.blocked(host))
+    code = complement(bounded, int(start.min()), int(end.max()))
+    long = code.end - code.start >= limit
+    slow = end - start >= SLOW_LAUNCH
+    slow_calls = subtract(union(start[slow], end[slow]), own.blocked(host))
+    return join(Spans(code.start[long], code.end[long]), slow_calls)
+
+
+def _price_of_blocking(
+    trace: Trace, view: LaneView, gaps: Gaps, rest: Spans, blocked: Sequence[Spans], explained: Sequence[Spans],
+    threads: Sequence[int], host_of: Sequence[int],
+) -> Spans:  # fmt: skip
+    """The part of the remaining idle time that would not be there if blocking calls returned at once."""
+    work, rows = _work(trace, view, threads, host_of)
+    room = np.bincount(gaps.of(rest), weights=rest.end - rest.start, minlength=len(gaps)).astype(np.int64)
+    # A gap belongs to the step in which it lies, though what ends it may be the next one's first operation.
+    starts = np.array([own.start for own in view.steps], np.int64)
+    step = np.searchsorted(starts, work.start - 1, "right")
+    outcome = replay(work, blocked, explained, host_of, _segments(view)[step])
+    lost = np.maximum(outcome.recorded - outcome.unblocked, 0)
+    count = len(view.steps) + 1
+    idle, idle_unblocked = (
+        np.bincount(step, weights=values, minlength=count).astype(np.int64)
+        for values in (outcome.recorded, outcome.unblocked)
+    )
+    price = idle - np.minimum(idle, idle_unblocked)
+    at = np.searchsorted(rows, gaps.event)
+    ends = (gaps.event != NA) & (at < len(rows))
+    own_lost = np.where(ends, lost[np.where(ends, at, 0)], 0)
+    return _first_of_each(rest, gaps, _shared(price, np.searchsorted(starts, gaps.end - 1, "right"), own_lost, room))
+
+
+def _segments(view: LaneView) -> Times:
+    """For each step, and for what lies before the first: the run of steps of one role it is in, shape (steps + 1,)."""
+    roles = ["", *view.roles]
+    change = [0] + [int(a != b) for a, b in pairwise(roles)]
+    return np.cumsum(np.array(change, np.int64))
+
+
+def _shared(price: Times, step: Times, lost: Times, room: Times) -> Times:
+    """Each step's price over its gaps, in proportion to what each lost and never more than its room; what the gaps
+    that lost can't hold (an operation that lost time may end no gap) goes to the others by their room."""
+    first = np.minimum(_in_proportion(price, step, lost), room)
+    left = price - np.bincount(step, weights=first, minlength=len(price)).astype(np.int64)
+    return first + np.minimum(_in_proportion(left, step, room - first), room - first)
+
+
+def _in_proportion(amount: Times, step: Times, weight: Times) -> Times:
+    """Each step's amount over its gaps in proportion to their weights; whole ns, their sum exact."""
+    total = np.bincount(step, weights=weight, minlength=len(amount))
+    exact = weight * (amount[step] / np.maximum(total[step], 1))
+    share = np.floor(exact).astype(np.int64)
+    missing = amount - np.bincount(step, weights=share, minlength=len(amount)).astype(np.int64)
+    order = np.lexsort((share - exact, step))
+    place = np.arange(len(step)) - np.searchsorted(step[order], step[order], "left")
+    more = np.zeros(len(step), np.int64)
+    more[order] = (place < missing[step[order]]) & (weight[order] > 0)
+    return share + more
+
+
+def _first_of_each(spans: Spans, gaps: Gaps, wanted: Times) -> Spans:
+    """The first `wanted[g]` ns of the spans that lie in gap g."""
+    gap = gaps.of(spans)
+    length = spans.end - spans.start
+    before = np.cumsum(length) - length
+    first = np.searchsorted(gap, gap, "left")
+    taken = np.clip(wanted[gap] - (before - before[first]), 0, length)
+    keep = taken > 0
+    return Spans(spans.start[keep], (spans.start + taken)[keep])
+
+
+def _work(trace: Trace, view: LaneView, threads: Sequence[int], host_of: Sequence[int]) -> tuple[Work, Times]:
+    """A lane's operations as the replay takes them, and their rows (ascending, like their starts)."""
+    device, host = trace["device_events"], trace["host_events"]
+    rows = np.sort(view.rows)
+    start, end, launch = device["start"][rows], device["end"][rows], device["launch"][rows]
+    known = launch != NA
+    row = np.where(known, launch, 0)
+    issue = np.where(known, np.minimum(host["end"][row], start), start)
+    _, stream = np.unique(device["stream"][rows], return_inverse=True)
+    place = np.where(known, np.searchsorted(threads, host["thread"][row]), 0)
+    place = np.minimum(place, len(threads) - 1)
+    sequence: Array = np.array(host_of, np.int64)[place]
+    return Work(start, end, stream, issue, sequence, place), rows
+
+
+ANALYZER = FileAnalyzer(
+    "idle",
+    run,
+    (DEVICE_EVENTS,),
+    causes=(*(cause.code for cause in host_causes()), "sync", "launch", UNATTRIBUTED),
+)

@@ -1,0 +1,1 @@
+"""Kernels by operator: time, category, FLOPs, efficiency."""

@@ -1,0 +1,162 @@
+"""MFU from the trace alone: the FLOPs of the operators in each step, against the peak of the device.
+
+MFU of a step = Σ FLOPs at a precision / peak at that precision, over precisions, / step time: with one precision the
+usual FLOPs / step time / peak. The FLOPs are those of matrix products, convolutions and attention whose shapes were
+recorded, outside the optimizer, as PyTorch's FLOP counter counts them; what activation checkpointing computes again
+counts again. `coverage_frac` says how much of the time of such kernels that is, so what is missing is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.analyzers.device_time.kernels.launching_operators import categories
+from gpuscope.analyzers.device_time.kernels.operator_work import (
+    SINGLE_UNKNOWN,
+    device_models,
+    is_multiplying,
+    operator_work,
+)
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.frame.lanes import LaneView, StepWindow
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.frame.sections import EFFICIENCY
+from gpuscope.hardware.device_peaks import peaks_of
+from gpuscope.report.schema.document import EfficiencyEntry, StepEfficiency
+from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.trace import Trace
+
+HOW_SHAPES = (
+    "torch.profiler.profile(record_shapes=True) records them, under nsys "
+    "torch.autograd.profiler.emit_nvtx(record_shapes=True)"
+)
+
+
+@dataclass(frozen=True)
+class _Products:
+    """The multiplying kernels that started in the steps judged: step (index), time, and what of their work is known."""
+
+    step: Times
+    duration: Times
+    known: Mask
+    flops: Array
+    precision: list[str | None]
+
+    @property
+    def sums(self) -> dict[str | None, float]:
+        """FLOPs by precision, the most first; empty where none are known."""
+        sums: dict[str | None, float] = {}
+        for flops, precision in zip(self.flops.tolist(), self.precision, strict=True):
+            if flops:
+                sums[precision] = sums.get(precision, 0.0) + flops
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+    """One entry per lane with kernels; a training thread that stands for a device has no peak and no entry."""
+    result = Result(ANALYZER.name)
+    entries = [entry for view in lanes if (entry := _lane(trace, view))]
+    if entries:
+        result.sections[EFFICIENCY] = entries
+    return result
+
+
+def _lane(trace: Trace, view: LaneView) -> EfficiencyEntry | None:
+    device = trace["device_events"]
+    rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
+    if not len(rows) or view.lane.device == NA:
+        return None
+    steps = view.judged_steps
+    found = _products(trace, rows, steps)
+    model = device_models(trace).get(view.key, "")
+    peaks = peaks_of(model)
+    sums = found.sums
+    # Seconds that each kernel's work would take at the peak of its precision; 0 where that is not known.
+    ideal = found.flops / np.array([peaks.get(precision or "", np.inf) for precision in found.precision], np.float64)
+    spent = sum(step.end - step.start for step in steps)
+    flops, needed = float(found.flops.sum()), float(ideal.sum())
+    coverage = _coverage(found, peaks)
+    return {
+        "rank": view.lane.rank, "device": view.lane.device, "device_name": model or None,
+        "mfu": needed * 1e9 / spent if needed and spent else None,
+        "flops_per_step": flops / len(steps) if flops and steps[0].step != NA else None,
+        "flops_per_s": flops / spent * 1e9 if flops and spent else None,
+        "precisions": [
+            {"precision": precision, "flops": round(one), "peak_flops_per_s": peaks.get(precision or "")}
+            for precision, one in sums.items()
+        ],
+        "coverage_frac": coverage, "why": _why(found, model, peaks, coverage),
+        "steps": _steps(steps, found, ideal),
+    }  # fmt: skip
+
+
+def _steps(steps: Sequence[StepWindow], found: _Products, ideal: Array) -> list[StepEfficiency]:
+    flops, needed = (np.bincount(found.step, weights, len(steps)) for weights in (found.flops, ideal))
+    return [
+        {
+            "step": None if step.step == NA else step.step, "dur_ns": step.end - step.start, "flops": round(one),
+            "mfu": seconds * 1e9 / (step.end - step.start) if seconds and step.end > step.start else None,
+        }
+        for step, one, seconds in zip(steps, flops.tolist(), needed.tolist(), strict=True)
+    ]  # fmt: skip
+
+
+def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Products:
+    """Of compute kernels `rows`; steps follow each other."""
+    device = trace["device_events"]
+    category = categories(trace, rows)
+    work = operator_work(trace, rows, category)
+    begins = np.array([step.start for step in steps], np.int64)
+    ends = np.array([step.end for step in steps], np.int64)
+    start = device["start"][rows]
+    step = np.searchsorted(begins, start, "right") - 1
+    chosen = np.flatnonzero(is_multiplying(category) & (step >= 0) & (start < ends[np.maximum(step, 0)]))
+    return _Products(
+        step[chosen], (device["end"][rows] - start)[chosen], work.known[chosen], work.flops[chosen],
+        [work.precision[index] for index in chosen.tolist()],
+    )  # fmt: skip
+
+
+def _coverage(found: _Products, peaks: dict[str, float]) -> float | None:
+    """Share of the multiplying kernels' time whose FLOPs are known, at a precision that has a peak.
+
+    A helper (split-K sum) has no FLOPs of its own and counts with its operator's kernels. None where none ran.
+    """
+    whole = int(found.duration.sum())
+    known = found.known
+    if peaks:
+        pairs = zip(found.flops.tolist(), found.precision, strict=True)
+        known = known & np.array([not flops or precision in peaks for flops, precision in pairs], np.bool_)
+    return int(found.duration[known].sum()) / whole if whole else None
+
+
+def _why(found: _Products, model: str, peaks: dict[str, float], coverage: float | None) -> str:
+    """Why there is no MFU, or how much it leaves out; empty where it counts all."""
+    if not len(found.step):
+        return "no matrix product, convolution or attention ran on the device"
+    precisions = set(found.sums)
+    if not precisions:
+        return f"no operator that launched these kernels has recorded shapes; {HOW_SHAPES}"
+    if not model:
+        return "the model of the device is not recorded, so its peak is unknown"
+    if not peaks:
+        return f"no peak is known for {model!r}"
+    lacking = [_no_peak(precision, model) for precision in sorted(precisions - set(peaks), key=str)]
+    if coverage is not None and coverage < 0.995:
+        lacking.insert(0, f"counts {coverage * 100:.0f} % of the time of matrix products, convolutions and attention")
+    return "; ".join(lacking)
+
+
+def _no_peak(precision: str | None, model: str) -> str:
+    if precision == SINGLE_UNKNOWN:
+        return "some inputs are float32, and whether they were multiplied as TF32 or FP32 is not recorded"
+    if precision is None:
+        return "some products' precision is not recorded"
+    return f"no peak at {precision} is known for {model!r}"
+
+
+ANALYZER = FileAnalyzer("efficiency", run, (DEVICE_EVENTS,), (EFFICIENCY,))

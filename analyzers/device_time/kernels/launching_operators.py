@@ -1,0 +1,91 @@
+"""Which operator launched each kernel, and so what the kernel does."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuscope.trace.columns.name_pool import NO_NAME, NamePool, PerName
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.naming.kernel_categories import (
+    CATEGORIES,
+    OPTIMIZER,
+    TRITON,
+    encloses,
+    is_optimizer_step,
+    kernel_category,
+    operator_category,
+)
+from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.trace import Trace
+
+Labels = npt.NDArray[np.int32]
+_LABELS = tuple(kind.name.lower() for kind in Kind) + CATEGORIES
+"""Communication and memory are labels by kind; the label `compute` occurs nowhere."""
+_CODE = {label: code for code, label in enumerate(_LABELS)}
+
+
+def label(code: int) -> str:
+    """The category that a code of `categories` stands for."""
+    return _LABELS[code]
+
+
+def codes(*labels: str) -> Labels:
+    """The codes of categories, to compare with those of `categories`."""
+    return np.array([_CODE[one] for one in labels], np.int32)
+
+
+def categories(trace: Trace, rows: Times) -> Labels:
+    """The category of each of these device events, as a code, shape (n,).
+
+    Communication and memory go by kind. A kernel launched inside an optimizer's step is the optimizer's. Of the
+    operators around the launch (a backward kernel is launched on autograd's thread, inside its operator there) those
+    that own whatever runs inside them come first, the innermost of them, then the innermost of all; where that does not
+    say, or was not recorded, the kernel's name decides. Inductor's fused loops stay what they are.
+    """
+    device = trace["device_events"]
+    kind, name = device["kind"][rows], device["name"][rows]
+    result = kind.astype(np.int32)
+    compute = np.flatnonzero(kind == Kind.COMPUTE)
+    by_name = PerName(trace.names, lambda text: _CODE[kernel_category(text)])(name[compute])
+    launch = device["launch"][rows[compute]]
+    found = np.full(len(launch), NO_NAME, np.int32)
+    linked = np.flatnonzero(launch != NA)
+    if len(linked):
+        found[linked] = _by_operator(trace, launch[linked])
+    kept = (by_name == _CODE[TRITON]) & (found != _CODE[OPTIMIZER])
+    result[compute] = np.where((found == NO_NAME) | kept, by_name, found)
+    return result
+
+
+def _by_operator(trace: Trace, launch: Times) -> Labels:
+    """What the operators around each launch say, else `NO_NAME`."""
+    host, names = trace["host_events"], trace.names
+    thread, start = host["thread"][launch], host["start"][launch]
+    said = _operator_codes(names)
+    own = np.full(len(host), NO_NAME, np.int32)
+    operators = np.flatnonzero(host["category"] == Category.OP)
+    own[operators] = said(host["name"][operators])
+    result = np.full(len(launch), NO_NAME, np.int32)
+    is_step = names.matching(is_optimizer_step)[host["name"]]
+    is_step &= (host["category"] == Category.ANNOTATION) | (host["category"] == Category.OP)
+    layers = (
+        (host["category"] == Category.OP, own),
+        ((host["category"] == Category.OP) & names.matching(encloses)[host["name"]], own),
+        (is_step, np.where(is_step, np.int32(_CODE[OPTIMIZER]), NO_NAME)),
+    )
+    for candidates, says in layers:  # the later one overrides
+        around = innermost(host, candidates, thread, start)
+        told = np.flatnonzero(around != NA)
+        known = told[says[around[told]] != NO_NAME]
+        result[known] = says[around[known]]
+    return result
+
+
+def _operator_codes(names: NamePool) -> PerName:
+    def ask(name: str) -> int:
+        category = operator_category(name)
+        return NO_NAME if category is None else _CODE[category]
+
+    return PerName(names, ask)

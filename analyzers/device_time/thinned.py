@@ -1,0 +1,100 @@
+"""Whether a recording is whole, or someone dropped events from it (definitions: «Is the trace whole?»).
+
+A thinned trace keeps its breakdown: what is there took the time that it took. But idle time may be work that was
+dropped, and a gap's cause an event that was: it supports no cause and no gain.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.report.view import units
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+IDS_AT_LEAST = 1_000
+"""External ids from which their density says something."""
+ID_DENSITY = 0.6
+"""Share of the external ids between the first and the last that a whole trace has (97–100 %; a sampled one 1.4 %)."""
+TRIMMED = 0.01
+"""Share of the ids left out at either end: a few stray ones say nothing of the rest."""
+UNLINKED = 0.2
+"""Share of the kernels without a launching call, and of these calls without a kernel."""
+QUEUED_BEFORE = 50_000
+"""ns by which an operation must have been queued before all it waits for had ended, to be ready without doubt."""
+LATE_AFTER = 20_000
+"""ns after which such operations start, in the median, only where work before them was dropped (whole: 0–2 µs)."""
+READY_AT_LEAST = 20
+"""Operations so queued from which their median says something."""
+
+
+def why_thinned(trace: Trace, view: LaneView) -> str:
+    """What shows that events of a lane were dropped; empty where nothing does."""
+    density, without_launch, without_kernel = _of_file(trace, view)
+    if density is not None and density < ID_DENSITY:
+        return f"only {units.share(density)} of the operators' External ids are there"
+    if without_launch > UNLINKED and without_kernel > UNLINKED:
+        return (
+            f"{units.share(without_launch)} of the kernels have no launching call and {units.share(without_kernel)} of "
+            "the launching calls no kernel"
+        )
+    late = start_delay_when_ready(trace, view)
+    if late is not None and late >= LATE_AFTER:
+        return f"operations that were queued and ready start {units.duration(late)} later in the median"
+    return ""
+
+
+def _of_file(trace: Trace, view: LaneView) -> tuple[float | None, float, float]:
+    """Of the file a lane is from: density of its operators' External ids (None where there are too few), shares of
+    its kernels without a launching call and of its launching calls without a kernel."""
+    ranks, table = trace["ranks"], trace["recording"]
+    source = ranks["source"][np.flatnonzero(ranks["rank"] == view.lane.rank)]
+    rows = np.flatnonzero(np.isin(table["source"], source))
+    if not len(rows):
+        return None, 0.0, 0.0
+    row = int(rows[0])
+    ids, span, kernels, launches, alone, idle = (
+        int(table[name][row])
+        for name in ("operator_ids", "operator_id_span", "kernels", "launches", "kernels_without_launch",
+                     "launches_without_kernel")
+    )  # fmt: skip
+    density = ids / span if ids != NA and ids >= IDS_AT_LEAST * (1 - 2 * TRIMMED) else None
+    return density, alone / max(kernels, 1), idle / max(launches, 1)
+
+
+def start_delay_when_ready(trace: Trace, view: LaneView) -> float | None:
+    """Median ns from the end of a stream's last operation to the start of the next one, over those that had been
+    queued long before; None where there are too few."""
+    device, host = trace["device_events"], trace["host_events"]
+    rows = view.rows[(device["launch"][view.rows] != NA) & (device["graph"][view.rows] == NA)]
+    if not len(rows) or _waits_unknown(trace, view):
+        return None
+    order = np.lexsort((device["start"][rows], device["stream"][rows]))
+    rows = rows[order]
+    same = device["stream"][rows][1:] == device["stream"][rows][:-1]
+    ready = device["end"][rows][:-1]
+    issued = host["end"][device["launch"][rows]][1:]
+    queued = same & (issued <= ready - QUEUED_BEFORE) & ~_another_stream_runs(trace, view, rows)
+    if int(queued.sum()) < READY_AT_LEAST:
+        return None
+    return float(np.median((device["start"][rows][1:] - ready)[queued]))
+
+
+def _waits_unknown(trace: Trace, view: LaneView) -> bool:
+    """Whether a lane's streams wait for more than the trace model holds: Ascend's for notifications of other NPUs."""
+    ranks = trace["ranks"]
+    backends = ranks["backend"][ranks["rank"] == view.lane.rank]
+    return trace.names.find("hccl") in backends.tolist()
+
+
+def _another_stream_runs(trace: Trace, view: LaneView, rows: Times) -> Times:
+    """For each operation but the first, whether the device was busy between its stream's last one and it: it may
+    have waited for that."""
+    device = trace["device_events"]
+    start, end = np.sort(device["start"][view.rows]), np.sort(device["end"][view.rows])
+    since, until = device["end"][rows][:-1], device["start"][rows][1:]
+    begun_by_end = np.searchsorted(start, until, "left")
+    ended_by_begin = np.searchsorted(end, since, "right")
+    return np.asarray(begun_by_end > ended_by_begin)

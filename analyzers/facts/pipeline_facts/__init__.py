@@ -1,0 +1,1 @@
+"""Facts of pipeline parallelism: which rank is which stage, and the computations between two flushes."""

@@ -1,0 +1,33 @@
+"""The operations of all ranks of a pipeline job on one clock, each with its pipeline."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
+from gpuscope.trace.columns.table import Table
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+
+def from_ranges(trace: Trace) -> bool:
+    """Whether the operations are a pipeline's, told from its ranges and not by timers of the job."""
+    timed = any("workers" in source.facts for source in trace.sources)
+    return not timed and bool((trace["operations"]["global_chunk"] != NA).any())
+
+
+def assembled(trace: Trace, stages: StageMap, clock: Clocks) -> Table:
+    """`operations` with `dp_rank` and `stage` as the map says, times on the clock of the lowest rank."""
+    table = trace["operations"]
+    if not from_ranges(trace):
+        return table
+    table = table.take(np.isin(table["rank"], list(stages.places)))
+    ranks = table["rank"].tolist()
+    columns = {
+        "dp_rank": np.array([stages.places[rank][0] for rank in ranks], np.int64),
+        "stage": np.array([stages.places[rank][1] for rank in ranks], np.int64),
+        "start": clock.common(table["rank"], table["start"]),
+        "end": clock.common(table["rank"], table["end"]),
+    }
+    return Table(table.schema, {**table.columns, **columns})

@@ -1,0 +1,211 @@
+"""Which rank is which stage of which pipeline, and what that rests on."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuscope.report.schema.provenance import Provenance
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Table
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+_PIPELINE_GROUP = re.compile(r"^PIPELINE_MODEL_PARALLEL_GROUP$|(?:^|_)(?:pp|pipe|pipeline)(?:_|$)", re.IGNORECASE)
+"""Megatron-Core's description, DeviceMesh's (`mesh_pp`), DeepSpeed's (`pipe_parallel_group`)."""
+_RING = re.compile(r"(?:^|_)(?:cp|context)(?:_|$)|CONTEXT_PARALLEL", re.IGNORECASE)
+"""Groups whose sends and receives are ring attention's."""
+
+
+@dataclass(frozen=True)
+class StageMap:
+    """Place of each rank: (pipeline, stage); all stages of all pipelines are there."""
+
+    places: dict[int, tuple[int, int]]
+    basis: str
+    provenance: Provenance
+    incomplete: str = ""
+    """Why ranks are missing from it, or what it can't tell; empty where it is whole."""
+
+    @property
+    def stages(self) -> int:
+        """Number of stages of a pipeline."""
+        return max(stage for _, stage in self.places.values()) + 1
+
+
+def stage_map(trace: Trace, world: int | None) -> StageMap | None:
+    """The map as timers of the job, its ranges, its process groups or its messages tell it, in this order; None where
+    nothing looks like a pipeline. `world` is the number of ranks of the job, where that is known."""
+    table = trace["operations"]
+    timed = any("workers" in source.facts for source in trace.sources)
+    if timed and len(table):
+        return _from_timers(trace, table)
+    chunked = table.take(np.flatnonzero(table["global_chunk"] != NA))
+    if len(chunked):
+        return _from_ranges(trace, chunked, world)
+    return _from_groups(trace) or _from_messages(trace, world)
+
+
+def _from_timers(trace: Trace, table: Table) -> StageMap | None:
+    if len(np.unique(table["stage"])) < 2:
+        return None
+    rows = zip(*(table[name].tolist() for name in ("rank", "dp_rank", "stage")), strict=True)
+    places = {rank: (replica, stage) for rank, replica, stage in dict.fromkeys(rows)}
+    workers = max(int(source.facts.get("workers", 0)) for source in trace.sources)
+    lacking = f"only {len(places)} of {workers} ranks taken" if len(places) < workers else ""
+    return StageMap(places, "the stage that the job's own timers name with each operation", "measured", lacking)
+
+
+def _from_ranges(trace: Trace, table: Table, world: int | None) -> StageMap | None:
+    stage = dict(zip(table["rank"].tolist(), table["stage"].tolist(), strict=True))
+    basis = "the stage in the names of the ranges around each computation"
+    world = world or len(stage)
+    if world < 2:
+        return None
+    if len(stage) < world:
+        return StageMap({rank: (0, own) for rank, own in stage.items()}, basis, "measured",
+                        f"only {len(stage)} of {world} ranks have computations here: record all ranks")  # fmt: skip
+    stages = list(range(max(stage.values()) + 1))
+    of_stage = [sorted(rank for rank, own in stage.items() if own == at) for at in stages]
+    width = len(stage) // len(stages)
+    if any(len(own) != width for own in of_stage):
+        return StageMap({rank: (0, own) for rank, own in stage.items()}, basis, "measured",
+                        "stages with different numbers of ranks")  # fmt: skip
+    linked = [
+        _Linked(_components(_messages(trace, world)), "; ranks that send to each other are one pipeline", "measured"),
+        _Linked(_group_members(trace), "; process groups tell which ranks are one pipeline", "measured"),
+        _Linked(
+            [set(own) for own in zip(*of_stage, strict=True)],
+            "; pipelines take the ranks of each stage in their order",
+            "measured" if width == 1 else "assumed",
+        ),
+    ]
+    ordered = ((_by_stage(one.ranks, stage), one) for one in linked)
+    pipelines, told = next(
+        (found, one)
+        for found, one in ordered  # the last one always fits
+        if len(found) == width and all([stage[rank] for rank in own] == stages for own in found)
+    )
+    places = {rank: (at, stage[rank]) for at, own in enumerate(pipelines) for rank in own}
+    return StageMap(places, basis + told.how, told.provenance)
+
+
+class _Linked(NamedTuple):
+    """Which ranks may be one pipeline, and what says so."""
+
+    ranks: list[set[int]]
+    how: str
+    provenance: Provenance
+
+
+def _by_stage(pipelines: Iterable[set[int]], stage: Mapping[int, int]) -> list[list[int]]:
+    """The ranks of each pipeline that have a stage, in its order."""
+    return sorted(sorted(own & stage.keys(), key=lambda rank: stage[rank]) for own in pipelines)
+
+
+def _from_groups(trace: Trace) -> StageMap | None:
+    """The order of the ranks in groups that are called pipelines."""
+    found = sorted(_group_lists(trace))
+    if not found or len({rank for own in found for rank in own}) != sum(map(len, found)):
+        return None
+    places = {rank: (at, stage) for at, own in enumerate(found) for stage, rank in enumerate(own)}
+    basis = "the order of ranks in the process groups that are described as pipelines"
+    return StageMap(places, basis, "inferred", _NO_ORDER)
+
+
+_NO_ORDER = (
+    "no ranges tell forward from backward and one micro-batch from another: record with `gpuscope train`, with "
+    "ranges `forward#micro_batch=0,stage=0` of gpuscope.instrumented_runtime.record.ranges, or with a schedule of "
+    "torch.distributed.pipelining that writes `PP:0F0`"
+)
+
+
+def _group_lists(trace: Trace) -> set[tuple[int, ...]]:
+    groups = trace["groups"]
+    found: set[tuple[int, ...]] = set()
+    for description, ranks in zip(groups["description"].tolist(), groups["ranks"].tolist(), strict=True):
+        if description == NO_NAME or ranks == NO_NAME or not _PIPELINE_GROUP.search(trace.names[description]):
+            continue
+        members = tuple(int(number) for number in re.findall(r"\d+", trace.names[ranks]))
+        if len(members) > 1:
+            found.add(members)
+    return found
+
+
+def _group_members(trace: Trace) -> list[set[int]]:
+    return [set(own) for own in _group_lists(trace)]
+
+
+def _messages(trace: Trace, world: int | None) -> Table:
+    """Sends and receives with a known peer, but for those of ring attention."""
+    table = trace["collectives"]
+    ring = trace.names.matching(lambda name: _RING.search(name) is not None)
+    described = table["group_description"]
+    apart = np.array([code != NO_NAME and bool(ring[code]) for code in described.tolist()], np.bool_)
+    one_way = trace.names.matching(lambda op: op in ("send", "recv"))[table["op"]]
+    peer, ranks = table["peer"], trace.ranks
+    if len(ranks) == 2 and world == 2:  # then there is only one other
+        peer = np.where(one_way, sum(ranks) - table["rank"], peer)
+    return Table(table.schema, {**table.columns, "peer": peer}).take(np.flatnonzero((peer != NA) & one_way & ~apart))
+
+
+def _components(messages: Table) -> list[set[int]]:
+    """Ranks connected by messages."""
+    linked: dict[int, set[int]] = {}
+    for rank, peer in set(zip(messages["rank"].tolist(), messages["peer"].tolist(), strict=True)):
+        joined = linked.get(rank, {rank}) | linked.get(peer, {peer})
+        for member in joined:
+            linked[member] = joined
+    return list({id(own): own for own in linked.values()}.values())
+
+
+def _from_messages(trace: Trace, world: int | None) -> StageMap | None:
+    """Chains of ranks that send to each other. The first stage is the end that begins with a send alone; a ring, or
+    ends that begin alike, may be anything."""
+    messages = _messages(trace, world)
+    peers: dict[int, set[int]] = defaultdict(set)
+    for rank, peer in zip(messages["rank"].tolist(), messages["peer"].tolist(), strict=True):
+        peers[rank].add(peer)
+    pipelines = [_chain(own, peers, _senders(trace, messages)) for own in _components(messages)]
+    if not pipelines or any(own is None for own in pipelines):
+        return None
+    chains = sorted(own for own in pipelines if own is not None)
+    if len(set(map(len, chains))) != 1:
+        return None
+    places = {rank: (at, stage) for at, own in enumerate(chains) for stage, rank in enumerate(own)}
+    basis = "chains of ranks that send to each other, from the one that sends first"
+    return StageMap(places, basis, "inferred", _NO_ORDER)
+
+
+def _senders(trace: Trace, messages: Table) -> set[int]:
+    """Ranks whose first message of the recording is a send, with no receive under way at once."""
+    found: set[int] = set()
+    for rank in np.unique(messages["rank"]).tolist():
+        own = messages.take(np.flatnonzero(messages["rank"] == rank))
+        order = np.argsort(own["start"], kind="stable")
+        first = int(order[0])
+        at_once = own["start"] < own["end"][first]
+        ops = {trace.names[code] for code in own["op"][at_once].tolist()}
+        if trace.names[int(own["op"][first])] == "send" and ops == {"send"}:
+            found.add(rank)
+    return found
+
+
+def _chain(members: Iterable[int], peers: dict[int, set[int]], senders: set[int]) -> list[int] | None:
+    own = sorted(members)
+    ends = [rank for rank in own if len(peers[rank]) == 1]
+    first = [rank for rank in ends if rank in senders]
+    if len(own) < 2 or len(ends) != 2 or len(first) != 1 or any(len(peers[rank]) > 2 for rank in own):
+        return None
+    chain = [first[0]]
+    while len(chain) < len(own):
+        onward = peers[chain[-1]] - set(chain)
+        if len(onward) != 1:
+            return None
+        chain += onward
+    return chain

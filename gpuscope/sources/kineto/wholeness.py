@@ -1,0 +1,50 @@
+"""What a Kineto file shows of records that were dropped: gaps in its ids, and its own warnings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_TRIMMED = 0.01
+"""Part of the ids left out at each end: a thread that idled since before the recording has ids far from the rest."""
+_LOGS = ("WARNING", "ERROR")
+"""Keys under which libkineto's `ChromeTraceLogger::finalizeTrace` keeps what it logged."""
+_LOST = re.compile(r"\b(?:dropped|lost)\b", re.IGNORECASE)
+_RECORDS = re.compile(r"\b(?:events?|records?|samples?|buffers?|activit(?:y|ies))\b", re.IGNORECASE)
+_COUNT = re.compile(
+    r"\b(?:dropped|lost)(?:\s+[a-z]+){0,3}[\s:]+(\d+)\b|\b(\d+)(?:\s+[a-z]+){0,4}\s+(?:dropped|lost)\b", re.IGNORECASE
+)
+"""`CuptiActivityApi` logs «Dropped N activity records», by `cuptiActivityGetNumDroppedRecords`."""
+
+
+def operator_ids(blocks: Sequence[npt.NDArray[np.int64]]) -> dict[str, int]:
+    """Columns of `recording` for the External ids of operators; empty where there are none.
+
+    The framework numbers operators one by one, so that a whole recording holds nearly all ids of its range.
+    """
+    ids = np.unique(np.concatenate(blocks)) if blocks else np.empty(0, np.int64)
+    cut = int(len(ids) * _TRIMMED)
+    kept = ids[cut : len(ids) - cut]
+    if not len(kept):
+        return {}
+    return {"operator_ids": len(kept), "operator_id_span": int(kept[-1]) - int(kept[0]) + 1}
+
+
+def dropped(header: Mapping[str, Any]) -> int:
+    """Records that libkineto says it dropped, as the log lines in the file's header have it; 0 where it says none."""
+    lines = [line for key in _LOGS for line in (header.get(key) or []) if isinstance(line, str)]
+    return dropped_in(lines)
+
+
+def dropped_in(lines: Sequence[str]) -> int:
+    """How many records the lines of a profiler's log say were dropped or lost; one where a line gives no number."""
+    return sum(_lost_in(line) for line in lines if _LOST.search(line) and _RECORDS.search(line))
+
+
+def _lost_in(line: str) -> int:
+    match = _COUNT.search(line)
+    return int(match[1] or match[2]) if match else 1

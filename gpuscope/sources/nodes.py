@@ -1,0 +1,136 @@
+"""Files of one run that each hold some of its processes, without a word on their ranks: one report per node, say.
+
+Their ranks are numbered node by node: by host name, then in the order of the files (definitions: «Ranks of an nsys
+file»). Natural order, so that node10 follows node9.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from gpuscope.errors import UsageError
+from gpuscope.sources.source import ReadOptions
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes in a file that did work, as far as can be seen without reading it."""
+
+    pids: frozenset[int]
+    ranks: int
+    """How many ranks they are where nothing records them: one for each device of each process."""
+    rank: int | None = None
+    """The rank of the only process, where its environment or the like records it."""
+    named: int | None = None
+    """The number in the file's name; a local rank where it is not the job's."""
+    recorded: bool = False
+    """Whether the file will give the ranks of its processes itself once it is read."""
+    host: str | None = None
+    devices: frozenset[str] = frozenset()
+    """UUIDs or PCI addresses of the devices they used."""
+    span: tuple[int, int] | None = None
+    """First start and last end of the work on devices, ns."""
+    dated: bool = False
+    """Whether `span` is in UTC, and not since the recording began."""
+    events: int = 0
+    """Rows of work on devices."""
+
+    def same(self, other: Processes) -> bool:
+        """Whether both are of the same processes: of one host or device, and with a process id in common."""
+        if not self.pids & other.pids or (None not in (self.rank, other.rank) and self.rank != other.rank):
+            return False
+        if self.devices and other.devices:
+            return bool(self.devices & other.devices)
+        if self.host is not None and other.host is not None:
+            return self.host == other.host
+        return (self.span, self.events) == (other.span, other.events)
+
+    def apart(self, other: Processes) -> bool:
+        """Whether one was recorded after the other, by the clock of their host."""
+        if not (self.dated and other.dated and self.host is not None and self.host == other.host):
+            return False
+        one, two = sorted((self.span or (0, 0), other.span or (0, 0)))
+        return self.span is not None and other.span is not None and one[1] < two[0]
+
+
+@runtime_checkable
+class HoldsProcesses(Protocol):
+    """A source whose files can hold several processes, and need not record their ranks."""
+
+    def processes(self, path: Path, options: ReadOptions) -> Processes | None:
+        """The processes in a file; None where it can't be read (reading it will say why)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """What is known of a file's ranks before it is read."""
+
+    rank: int | None
+    """Its only rank, where that is recorded."""
+    first: int
+    """The number of its first rank where none is recorded."""
+
+
+def number(files: Mapping[Path, Processes]) -> dict[Path, Numbered]:
+    """Ranks of the files of one run. Raises `UsageError` where two hold the same processes, or where files without
+    ranks were recorded on one host one after the other."""
+    for (first, one), (second, other) in combinations(files.items(), 2):
+        if one.same(other):
+            where = f"of {one.host}" if one.host and one.host == other.host else "of the same devices"
+            raise UsageError(
+                f"{first} and {second} both hold process {min(one.pids & other.pids)} "
+                f"{where if one.host or one.devices else 'and the same work'}",
+                hint="name each recording once: a report and its own export, or two captures of one process, can't "
+                "be analysed together",
+            )
+        if not _has_ranks(one) and not _has_ranks(other) and one.apart(other):
+            raise UsageError(
+                f"{first} and {second} were recorded on {one.host} one after the other, and neither records its ranks",
+                hint="name the traces of one run only; `gpuscope diff` holds two runs against each other",
+            )
+    ranks = {path: own.rank for path, own in files.items()}
+    ranks |= _by_name({path: own for path, own in files.items() if own.rank is None and not own.recorded})
+    following = max((rank for rank in ranks.values() if rank is not None), default=-1) + 1
+    found: dict[Path, Numbered] = {}
+    for path in sorted(files, key=lambda path: _place(path, files[path])):
+        found[path] = Numbered(ranks[path], following)
+        if ranks[path] is None:
+            following += files[path].ranks
+    return found
+
+
+def _has_ranks(own: Processes) -> bool:
+    return own.recorded or own.rank is not None or own.named is not None
+
+
+def _by_name(files: Mapping[Path, Processes]) -> dict[Path, int | None]:
+    """Ranks by the numbers in the files' names; where two have one number, these are local ranks, and no file's rank
+    is known."""
+    named = {path: own.named for path, own in files.items()}
+    numbers = [number for number in named.values() if number is not None]
+    return named if len(set(numbers)) == len(numbers) else dict.fromkeys(files)
+
+
+def _place(path: Path, own: Processes) -> tuple[object, ...]:
+    local = own.named if own.named is not None and own.ranks == 1 else -1
+    return _natural(own.host or ""), local, _natural(str(path))
+
+
+def _natural(text: str) -> tuple[tuple[str, int], ...]:
+    """A key by which 9 comes before 10."""
+    return tuple((word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", text))
+
+
+def peeked(items: Iterable[tuple[Path, object]], options: ReadOptions) -> dict[Path, Processes]:
+    """The processes in each file whose source can give them."""
+    found: dict[Path, Processes] = {}
+    for path, source in items:
+        if isinstance(source, HoldsProcesses) and (own := source.processes(path, options)) is not None:
+            found[path] = own
+    return found

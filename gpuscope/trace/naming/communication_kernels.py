@@ -1,0 +1,103 @@
+"""Which kernels communicate, and what operation they carry out, by the kernel's own identifier.
+
+Only the identifier and its namespaces are read, never template arguments: an elementwise kernel templated on an
+`AllReduceFunctor` computes. Inductor puts the names of the operators around a fused kernel into its name
+(`triton_poi_fused_add_all_reduce_0` is an addition), so its kernels are compute whatever they mention.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from gpuscope.trace.naming.kernel_names import qualified_name, words
+
+_START = r"(?:^|::)"
+_FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), op)
+    for pattern, op in (
+        # NCCL `ncclKernel_`, `ncclDevKernel_`, `ncclSymDevKernel_`, `ncclSymkDevKernel_` and, up to 2.7,
+        # `ncclAllReduceRingLLKernel_sum_f32` (NVIDIA/nccl src/device/generate.py and src/device/symmetric/generate.py);
+        # RCCL has NCCL's names and `mscclKernel_Sum_half_Simple` (ROCm/rccl src/include/msccl/msccl_kernel.h).
+        (_START + r"(?:nccl|rccl|msccl)\w*Kernel(?![a-z])", ""),
+        # DeepEP (deepseek-ai/DeepEP csrc/kernels): all but `layout::get_dispatch_layout` wait for other ranks.
+        (r"deep_ep::(?:\w+::)*(?:barrier|clean_low_latency_buffer)$", "barrier"),
+        (r"deep_ep::(?:\w+::)*(?:(?:cached_)?notify(?:_dispatch|_combine)?|dispatch|combine)$", "all_to_all"),
+        # DeepEP's hybrid-ep branch (csrc/hybrid_ep/backend).
+        (r"hybrid_ep::device_sync_kernel$", "barrier"),
+        (r"hybrid_ep::(?:dispatch|combine)_kernel$", "all_to_all"),
+        # MORI-EP (ROCm/mori src/ops/dispatch_combine), TensorRT-LLM (moeAlltoAllKernels.cu).
+        (_START + r"Ep(?:Dispatch|Combine)\w*Kernel\w*$", "all_to_all"),
+        (_START + r"moeA2A(?:Dispatch|Combine)Kernel$", "all_to_all"),
+        # TransformerEngine and TensorRT-LLM userbuffers (NVIDIA/TransformerEngine comm_gemm_overlap/userbuffers.cu).
+        (_START + r"k?userbuffers_pushsendrecv\w*$", "send_recv"),
+        (_START + r"kuserbuffers_pushsend\w*$", "send"),
+        (_START + r"kuserbuffers_pushrecv\w*$", "recv"),
+        (_START + r"kuserbuffers_alltoall\w*$", "all_to_all"),
+        (_START + r"userbuffers_\w*_ag(?:_\w*)?$", "all_gather"),
+        (_START + r"userbuffers_\w*_rs(?:_\w*)?$", "reduce_scatter"),
+        (_START + r"userbuffers_fp16_sum_inplace_gpu_\w+$", "all_reduce"),
+        (_START + r"k?userbuffers_\w+$", ""),
+        # vLLM, SGLang, aiter (csrc/custom_all_reduce.cuh), QuickReduce (quickreduce::allreduce_prototype_twoshot).
+        (_START + r"cross_device_reduce_\w+$", "all_reduce"),
+        (_START + r"reduce_scatter_cross_device_store\w*$", "reduce_scatter"),
+        # FlashInfer's and TensorRT-LLM's multi-node NVLink all-reduce: its norm waits for the peers' data too.
+        (r"trtllm_mnnvl_allreduce::\w+$", "all_reduce"),
+        # PyTorch symmetric memory (torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemory{,Ops}.cu).
+        # `multimem_one_shot_reduce_kernel` is what `multimem_one_shot_all_reduce` runs, each rank its own root.
+        (_START + r"multimem_(?:all_reduce|one_shot_(?:all_)?reduce)\w*$", "all_reduce"),
+        (_START + r"multimem_all_gather\w*$", "all_gather"),
+        (_START + r"multimem_\w+$", ""),
+        (_START + r"put_signal_kernel$", "send"),
+        (_START + r"wait_signal_kernel$", "recv"),
+        (_START + r"barrier_kernel$", "barrier"),
+        # PyTorch over NVSHMEM (symm_mem/nvshmem_extension.cu).
+        (_START + r"(?:allToAllV|exchangeSplitAndOffset)\w*$", "all_to_all"),
+        # NVSHMEM, rocSHMEM: kernels of their on-stream calls and of the proxy (nvshmemi_h_to_d_*_defs.cuh).
+        (_START + r"(?:nvshmem\w*_|rocshmem\w*_)?(?:barrier|sync)(?:_all)?_on_stream_kernel\w*$", "barrier"),
+        (_START + r"(?:roc|nv)shmem\w*_reduce_on_stream_kernel\w*$", "all_reduce"),
+        (_START + r"rdxn\w*_on_stream_kernel\w*$", "all_reduce"),
+        (_START + r"reducescatter\w*_on_stream_kernel\w*$", "reduce_scatter"),
+        (_START + r"f?collect\w*_on_stream_kernel\w*$", "all_gather"),
+        (_START + r"alltoall\w*_on_stream_kernel\w*$", "all_to_all"),
+        (_START + r"broadcast\w*_on_stream_kernel\w*$", "broadcast"),
+        (_START + r"(?:nvshmem|rocshmem)\w*$", ""),
+        # MSCCL++ (microsoft/mscclpp src/ext/collectives and src/core/executor): the operation is in the name.
+        (r"mscclpp::(?:\w+::)*(?=\w*(?i:allreduce|allgather|alltoall|reducescatter|broadcast))\w+$", ""),
+        (r"mscclpp::executionKernel$", ""),
+        # Huawei HCCL (`hcom_allReduce__503_0_1`).
+        (_START + r"(?:hcom|hccl)_\w+$", ""),
+    )
+)
+_COLLECTIVES = tuple(
+    (re.compile(f"_{op.replace('_', '_?')}(v|fusion|kernel)?_"), op)
+    for op in ("reduce_scatter", "all_reduce", "all_gather", "all_to_all")
+)
+_LOCAL = re.compile(r"_(copy|prepare|preprocess|pack|unpack|permute|layout|setup|init|reset)_")
+"""Words of kernels that get a collective's data ready and wait for nobody."""
+_INDUCTOR = re.compile(r"triton_[a-z]{2,4}_fused|triton_(poi|per|red|for|tem|mm|bmm)_")
+
+
+@cache
+def communication(kernel: str) -> str | None:
+    """The operation a kernel carries out; "" where its name leaves that open, None where it does not communicate."""
+    name = qualified_name(kernel)
+    if _INDUCTOR.match(name):
+        return None
+    for pattern, op in _FAMILIES:
+        if pattern.search(name):
+            return op or named_collective(name)
+    return named_collective(name.rpartition("::")[2]) or None
+
+
+def named_collective(identifier: str) -> str:
+    """The collective whose name is among the words of an identifier (`twoShotAllReduceKernel` → all_reduce).
+
+    So one-shot and two-shot kernels are found under whatever name their library gives them:
+    `one_shot_all_reduce_kernel`, `oneShotAllReduceKernel`, `allreduce_fusion_kernel_oneshot_lamport`,
+    `all_reduce_one_shot_push_kernel`, `allgather_lastdim`.
+    """
+    text = words(identifier)
+    if _LOCAL.search(text):
+        return ""
+    return next((op for pattern, op in _COLLECTIVES if pattern.search(text)), "")

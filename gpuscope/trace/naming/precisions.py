@@ -1,0 +1,45 @@
+"""In which precision a matrix product runs: by its operator's input type, else by its kernel's name."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from gpuscope.trace.naming.kernel_names import words
+
+SINGLE = "fp32"
+_TYPES = {
+    "float": SINGLE, "double": "fp64", "c10::half": "fp16", "half": "fp16", "c10::bfloat16": "bf16",
+    "bfloat16": "bf16", "signed char": "int8", "unsigned char": "int8", "char": "int8",
+}  # fmt: skip
+_KERNELS = (
+    ("fp8", re.compile(r"_(f8\w*|fp8\w*|\w*e4m3\w*|\w*e5m2\w*|qgmma)_|_nvjet_(sm\d+_)?q\w+_")),
+    ("tf32", re.compile(r"_(\w*tf32\w*)_")),
+    ("bf16", re.compile(r"_(\w*bf16\w*|\w*bfloat16(_t)?)_|_nvjet_(sm\d+_)?t\w{2}_|_cijk_\w*?_(bbs|bb|b_bs|b_b)_")),
+    ("fp16", re.compile(r"_(\w*f16\w*|fp16\w*|half|half_t|hgemm|h\d*(gemm|cudnn)|s884gemm|h884\w*|hhs|h_hs)_"
+        r"|_nvjet_(sm\d+_)?h\w{2}_")),
+    ("fp64", re.compile(r"_(dgemm|\w*f64\w*|d884gemm)_")),
+    ("int8", re.compile(r"_(\w*s8s8\w*|i8\d*gemm|igemm)_")),
+    # With float inputs m16n8k8 is the TF32 instruction; `sgemm`, `simt` and the vector kernels
+    # use no tensor cores.
+    ("tf32", re.compile(r"_tensorop_s1688\w*_|_s1688(gemm|fprop|dgrad|wgrad)\w*_")),
+    (SINGLE, re.compile(r"_cijk_\w*?_(sb|s_b)_|_(sgemm|simt|\w*scudnn|implicit_convolve_sgemm|gemv\w*|gemm_sn|gemmk1"
+        r"|dot_kernel|f32f32_f32f32_f32)_")),
+)  # fmt: skip
+
+
+@cache
+def of_type(dtype: str) -> str | None:
+    """The precision of an element type as profilers write it (`c10::BFloat16` → bf16); None for any other.
+
+    `float` is `fp32`; whether TF32 stood in for it only the kernel tells.
+    """
+    key = dtype.strip().lower()
+    return "fp8" if "float8" in key else _TYPES.get(key)
+
+
+@cache
+def of_kernel(name: str) -> str | None:
+    """The precision that a kernel's name tells (`sm90_xmma_gemm_bf16bf16_bf16f32_…` → bf16), else None."""
+    text = words(name)
+    return next((precision for precision, pattern in _KERNELS if pattern.search(text)), None)

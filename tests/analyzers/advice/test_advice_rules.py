@@ -1,0 +1,151 @@
+"""Rules: which proposals become suggestions, in which framework's words."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from helpers.advice import finding, report
+
+from gpuscope.analyzers.advice.framework_settings import python
+from gpuscope.analyzers.advice.rule import Knob, Proposal, Rule, advise, rules
+from gpuscope.analyzers.advice.rules.communication.bucket_rules import MIB
+from gpuscope.analyzers.frame.changes import BucketSize, Change, LoaderWorkers, Predicted, Refused
+from gpuscope.report.view.causes import NAMED
+
+BEFORE = 100_000_000
+
+
+def always(after: int, spread: int = 0) -> Callable[[Sequence[Change]], Predicted]:
+    return lambda _: Predicted(BEFORE, after, after - spread, after + spread, "a test")
+
+
+def test_the_fewest_workers_that_do_are_suggested() -> None:
+    """1, 2, 4… workers take 90, 70, 70… ms: two are enough."""
+
+    def predict(changes: Sequence[Change]) -> Predicted:
+        [change] = changes
+        assert isinstance(change, LoaderWorkers)
+        after = 90_000_000 if change.workers == 1 else 70_000_000
+        return Predicted(BEFORE, after, after, after, "a test")
+
+    [suggestion], advice = advise(report(finding("input")), predict)
+    assert suggestion["setting"] == {"kind": "python", "name": "DataLoader.num_workers", "value": "2"}
+    assert suggestion["predicted"]["step_ns_after"] == 70_000_000
+    assert advice == {"why": "", "unpredicted": []}
+
+
+@pytest.mark.parametrize(
+    ("frameworks", "name", "value"),
+    [
+        (["ddp"], "DistributedDataParallel.bucket_cap_mb", "50"),
+        (["transformers", "ddp"], "TrainingArguments.ddp_bucket_cap_mb", "50"),
+        (["deepspeed"], "zero_optimization.reduce_bucket_size", str(25 * MIB)),
+        (["megatron", "ddp"], "--ddp-bucket-size", str(50 * MIB // 4)),
+        (["horovod"], "HOROVOD_FUSION_THRESHOLD", str(50 * MIB)),
+    ],
+)
+def test_a_bucket_size_in_the_words_of_the_framework(frameworks: list[str], name: str, value: str) -> None:
+    def predict(changes: Sequence[Change]) -> Predicted | Refused:
+        if changes != (BucketSize(50 * MIB, 50 * MIB),):
+            return Refused("not this one")
+        return Predicted(BEFORE, 80_000_000, 79_000_000, 81_000_000, "a test")
+
+    suggestions, _ = advise(report(finding("latency"), frameworks=frameworks, bound_by="communication"), predict)
+    [one] = [one for one in suggestions if one["code"] == "bucket_size"]
+    assert (one["setting"]["name"], one["setting"]["value"]) == (name, value)
+
+
+def test_no_bucket_size_where_no_framework_has_one() -> None:
+    suggestions, advice = advise(report(finding("latency"), frameworks=["torchtitan"]), always(50_000_000))
+    assert not [one for one in suggestions if one["code"] == "bucket_size"]
+    assert not [one for one in advice["unpredicted"] if one["code"] == "bucket_size"]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "kept"),
+    [
+        (always(98_000_000), True),
+        (always(99_500_000), False),  # half a percent
+        (always(98_000_000, spread=3_000_000), False),  # perhaps none
+    ],
+)
+def test_only_gains_that_are_certain_and_worth_it(predicted: Any, kept: bool) -> None:
+    suggestions, advice = advise(report(finding("gc")), predicted)
+    assert bool(suggestions) is kept
+    assert kept or advice["why"] == "no change known to gain at least 1 % of the step with certainty"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [
+        ({"bound_by": "compute", "cause": None}, "compute-bound"),
+        ({"bound_by": None, "abstained": True}, "no advice without a verdict"),
+    ],
+)
+def test_no_advice_on_stalls_without_a_verdict_of_stalls(verdict: dict[str, Any], why: str) -> None:
+    suggestions, advice = advise(report(*map(finding, NAMED), **verdict), always(50_000_000))
+    assert not suggestions
+    assert advice["why"].startswith(why)
+
+
+def test_what_cannot_be_predicted_is_said_once_with_the_reason() -> None:
+    suggestions, advice = advise(report(finding("input")), lambda _: Refused("record the host"))
+    assert not suggestions
+    [untold] = advice["unpredicted"]
+    assert (untold["code"], untold["why_not"]) == ("loader_workers", "record the host")
+
+
+def test_what_saves_memory_alone_is_kept() -> None:
+    same = Predicted(BEFORE, BEFORE, BEFORE, BEFORE, "3 GiB less reserved")
+    memory = Proposal("x", "a", "b", python("n", "v"), "", "", outcome=same, gains_time=False)
+    rule = Rule("memory", (Knob("x", ("fragmentation",), "a test"),), lambda *_: [memory])
+    [one], _ = advise(report(finding("fragmentation"), bound_by="compute"), always(1), [rule])
+    assert one["predicted"]["basis"] == "3 GiB less reserved"
+
+
+ANSWERED = {
+    "input", "sync", "launch", "gc", "host_other", "straggler", "latency", "bandwidth", "pipeline_bubble", "copy",
+    "allocator",
+}  # fmt: skip
+
+
+def test_these_causes_have_a_rule() -> None:
+    assert {code for rule in rules() for code in rule.answers} >= ANSWERED
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.name)
+def test_a_rule_proposes_what_it_declares(rule: Rule) -> None:
+    """The table of docs/advice.md is made of what rules declare."""
+    tree = ast.parse(inspect.getsource(sys.modules[rule.propose.__module__]))
+    given = [word for node in ast.walk(tree) if isinstance(node, ast.Call) for word in node.keywords]
+    codes = {word.value.value for word in given if word.arg == "code" and isinstance(word.value, ast.Constant)}
+    assert codes == {knob.code for knob in rule.knobs}
+
+
+def test_the_costliest_late_rank_first() -> None:
+    asked: list[Change] = []
+
+    def predict(changes: Sequence[Change]) -> Refused:
+        asked.extend(changes)
+        return Refused("a test")
+
+    case = report(finding("straggler", ranks=(3, 5)), bound_by="communication")
+    case["stragglers"] = [
+        {"rank": 5, "caused_wait_ns": 9, "phase": None, "recurrent": True},
+        {"rank": 3, "caused_wait_ns": 1, "phase": None, "recurrent": True},
+    ]
+    advise(case, predict)
+    assert [getattr(change, "rank", None) for change in asked] == [5, 3]
+
+
+def test_a_rank_that_is_last_by_chance_is_not_to_blame() -> None:
+    case = report(finding("straggler", ranks=(3,)), bound_by="communication")
+    case["stragglers"] = [{"rank": 3, "caused_wait_ns": 9, "phase": None, "recurrent": False}]
+    suggestions, advice = advise(case, always(50_000_000))
+    assert not suggestions
+    assert not advice["unpredicted"]

@@ -1,0 +1,149 @@
+"""Whose lateness a wait goes back to, in which phase and operation; worked out by hand (µs)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.kineto import call, kernel, note, write
+from helpers.synthetic_job import MS, Job, simulate, trace_of
+
+import gpuscope
+from gpuscope.analyzers.collectives.stragglers import probability
+from gpuscope.analyzers.frame.sections import STRAGGLERS
+from gpuscope.analyzers.run.runner import Options, reduce_trace
+from gpuscope.report.schema.document import Report
+from gpuscope.trace.merge import merge
+
+
+def nccl(ts: int, dur: int, seq: int, group: str = "0", ranks: tuple[int, ...] = (0, 1)) -> Any:
+    told = {"Collective name": "allreduce", "In msg nelems": 256, "Out msg nelems": 256, "dtype": "Float",
+            "Group size": len(ranks), "Process Group Name": group, "Process Group Ranks": str(list(ranks)),
+            "Seq": seq}  # fmt: skip
+    return kernel(ts, dur, None, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 13, **told)
+
+
+def work(ts: int, dur: int, correlation: int, name: str, phase: str) -> list[Any]:
+    """A kernel launched as it starts, within a range of its phase."""
+    return [note(ts, dur, phase), call(ts, 1, correlation), kernel(ts + 1, dur - 1, correlation, name)]
+
+
+def step(at: int, number: int, late: int, ranks: tuple[int, ...] = (0, 1)) -> list[Any]:
+    """Forward 100 (+ `late`), backward 200, an all-reduce that ends at 400 for all, optimizer 50."""
+    first = number * 10
+    return [
+        note(at, 1000, f"ProfilerStep#{number}"),
+        *work(at, 100 + late, first + 1, "fwd_gemm", "forward"),
+        *work(at + 100 + late, 200, first + 2, "bwd_gemm", "backward"),
+        nccl(at + 300 + late, 100 - late, number, ranks=ranks),
+        *work(at + 400, 50, first + 3, "adam", "optimizer"),
+    ]
+
+
+def analyzed(folder: Path, late: dict[int, list[int]]) -> Report:
+    """The report of a run in which rank r is late by `late[r][step]`."""
+    for rank, delays in late.items():
+        events = [
+            event
+            for number, delay in enumerate(delays)
+            for event in step(number * 1000, number, delay, tuple(sorted(late)))
+        ]
+        write(folder / f"rank{rank}.json", *events, rank=rank, world_size=len(late))
+    return gpuscope.analyze(folder).report
+
+
+def test_late_in_forward_although_backward_ends_alike(tmp_path: Path) -> None:
+    """Rank 1's forward takes 60 longer, its peer waits 60 behind backward: with waiting, the others' backward
+    looks longer. In the first step nothing precedes; the five others say forward, in `fwd_gemm`."""
+    (entry,) = analyzed(tmp_path, {0: [0] * 6, 1: [60] * 6})["stragglers"]
+    assert (entry["rank"], entry["phase"], entry["operation"]) == (1, "forward", "fwd_gemm")
+    assert entry["caused_wait_ns"] == entry["root_wait_ns"] == 6 * 60_000
+    assert entry["recurrent"] is True
+
+
+def test_caused_wait_per_step_is_that_of_one_waiting_rank(tmp_path: Path) -> None:
+    """Two ranks wait 60 for rank 1 in each of six steps."""
+    (entry,) = analyzed(tmp_path, {0: [0] * 6, 1: [60] * 6, 2: [0] * 6})["stragglers"]
+    assert (entry["caused_wait_ns"], entry["caused_wait_ns_per_step"]) == (2 * 6 * 60_000, 60_000)
+
+
+def test_rotating_culprit(tmp_path: Path) -> None:
+    """Ranks take turns: nobody is last beyond chance, and the finding says that it changes."""
+    turns = [60, 0]
+    report = analyzed(tmp_path, {0: turns * 4, 1: turns[::-1] * 4})
+    assert [(e["caused_wait_ns"], e["recurrent"]) for e in report["stragglers"]] == [(240_000, False)] * 2
+    (finding,) = [finding for finding in report["findings"] if finding["code"] == "straggler"]
+    assert "the last rank changes" in finding["message"]
+    assert finding["ranks"] == [0, 1]
+
+
+def test_three_steps_are_too_few_to_tell(tmp_path: Path) -> None:
+    report = analyzed(tmp_path, {0: [0] * 3, 1: [60] * 3})
+    (finding,) = [finding for finding in report["findings"] if finding["code"] == "straggler"]
+    assert "too few collectives to tell" in finding["message"]
+
+
+def test_rank_by_step(tmp_path: Path) -> None:
+    cells = analyzed(tmp_path, {0: [0, 30], 1: [60, 0]})["rank_steps"]
+    told = [(c["rank"], c["step"], c["wait_caused_ns"], c["wait_suffered_ns"]) for c in cells]
+    assert told == [(0, 0, 0, 60_000), (0, 1, 30_000, 0), (1, 0, 60_000, 0), (1, 1, 0, 30_000)]
+    assert [cell["step_ns"] for cell in cells if cell["rank"] == 0] == [1_000_000, 449_000]  # 1 to 1001, then to 1450
+
+
+def test_collectives_in_flight_at_once_are_waited_for_once(tmp_path: Path) -> None:
+    """Two buckets wait from 100 and 120 for rank 1, who comes at 200 and 210; the first 150 are hidden behind
+    compute: rank 0 waits from 150 to 210, not 100 + 90."""
+    write(tmp_path / "rank0.json", kernel(0, 150), nccl(100, 105, 0), nccl(120, 95, 1), rank=0, world_size=2)
+    write(tmp_path / "rank1.json", kernel(0, 210), nccl(200, 5, 0), nccl(210, 5, 1), rank=1, world_size=2)
+    report = gpuscope.analyze(tmp_path).report
+    assert [entry["caused_wait_ns"] for entry in report["stragglers"]] == [60_000]
+    assert report["collectives"][0]["wait_ns"] == 100_000 + 90_000  # by instance, hidden or not
+
+
+def test_synthetic_job_traces_lateness_through_its_groups() -> None:
+    """64 synthetic ranks: rank 21 is 5 ms late in each of three steps, before it receives from the stage before.
+
+    Of these 5 ms, stage 0 computes through 2 × 0.35: nobody would have gone on sooner. Its three mates then wait
+    4.3 in an all-reduce, later stages for messages, and at the sum of gradients three replicas of 16 ranks wait 4.3
+    for the ranks of its own. That stages wait for each other at the last all-reduce of all is the pipeline's drain.
+    """
+    job = Job(dp=4, tp=4, pp=4, layers=2, steps=3, late_rank=21)
+    made = simulate(job)
+    parts = [reduce_trace(trace_of(job, made, rank), Options()) for rank in range(job.ranks)]
+    found = communication(parts)
+    entries = {entry["rank"]: entry for entry in found.sections[STRAGGLERS]}
+    assert [problem["code"] for problem in found.problems if problem["code"].startswith("coll")] == []
+    assert [rank for rank, entry in entries.items() if entry["recurrent"]] == [21]
+    assert (entries[21]["phase"], entries[21]["operation"]) == ("forward", "gemm")
+    assert entries[21]["root_wait_ns"] == pytest.approx(3 * (3 + 3 * 16) * 4.3 * MS, rel=0.05)
+    assert sum(e["root_wait_ns"] for rank, e in entries.items() if rank != 21) < 0.05 * entries[21]["root_wait_ns"]
+
+
+def communication(parts: list[Any]) -> Any:
+    from gpuscope.analyzers.collectives.exposed_communication import run
+    from gpuscope.analyzers.facts.run_facts import RunFacts
+
+    return run(RunFacts(merge([part.trace for part in parts]), [lane for part in parts for lane in part.lanes]))
+
+
+def test_what_stays_of_a_file_grows_with_collectives_not_with_events() -> None:
+    """Four times the kernels between the same collectives: the same summary, to the byte."""
+    sizes = []
+    for kernels in (5, 20):
+        job = Job(dp=2, tp=2, pp=2, layers=3, steps=4, kernels=kernels)
+        trace = trace_of(job, simulate(job), 0)
+        kept = reduce_trace(trace, Options()).trace
+        tables = [kept[name] for name in kept.tables]
+        sizes.append((len(trace["device_events"]), sum(a.nbytes for t in tables for a in t.columns.values())))
+    (few, small), (many, large) = sizes
+    assert many > 3 * few
+    assert large == small
+
+
+def test_probability_of_coming_last_so_often() -> None:
+    """Six of six in a pair: 1/64. Thousands of trials do not overflow."""
+    assert abs(probability(6, 6, 0.5) - 1 / 64) < 1e-12
+    assert abs(probability(5, 6, 0.5) - 7 / 64) < 1e-12
+    assert probability(5_000, 5_000, 0.5) == 0.0
+    assert abs(probability(1, 3_000, 1 / 8) - 1) < 1e-9

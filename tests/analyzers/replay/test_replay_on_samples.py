@@ -1,0 +1,133 @@
+"""The replay of real recordings: unchanged, and against faults of known size."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from helpers import analysed
+
+import gpuscope
+from gpuscope.analyzers.frame.changes import (
+    LinkSpeed,
+    LoaderWorkers,
+    MicroBatches,
+    NoHostWork,
+    Predicted,
+    Refused,
+    ReplacedRank,
+    Schedule,
+)
+from gpuscope.analyzers.frame.lanes import views
+from gpuscope.analyzers.replay.record.recording import record
+from gpuscope.analyzers.replay.replayer import MAX_ERROR, Replayer
+from gpuscope.analyzers.run.analysis import Analysis
+
+MS = 1_000_000
+
+
+def analysis(path: Path) -> tuple[Analysis, Replayer]:
+    found = analysed.analysis(path)
+    assert isinstance(found.replayer, Replayer)
+    return found, found.replayer
+
+
+def predicted(outcome: Predicted | Refused) -> Predicted:
+    assert isinstance(outcome, Predicted), outcome
+    assert outcome.low <= outcome.after <= outcome.high
+    return outcome
+
+
+def test_a_slow_rank_replaced(samples: Path) -> None:
+    """Rank 1 computed 60 ms more in each step (sample_traces/MANIFEST.md)."""
+    found, replayer = analysis(samples / "ddp_slow_rank")
+    assert replayer.error_frac is not None
+    assert replayer.error_frac < 0.033
+    assert found.report["replay"] == replayer.section()
+    outcome = predicted(replayer.predict(ReplacedRank(1)))
+    assert outcome.before - outcome.after == pytest.approx(60 * MS, rel=0.1)
+    other = predicted(replayer.predict(ReplacedRank(0)))
+    assert other.after == pytest.approx(other.before, rel=0.02)
+
+
+def test_a_slow_loader_with_workers(samples: Path) -> None:
+    """80 ms per batch; of the three steps, from device event to device event, the last ends with the trace, so two
+    hold a batch's loading: 53 ms per step. The same job with a fast loader took 58 ms per step (`ddp_healthy`)."""
+    _, replayer = analysis(samples / "ddp_slow_loader")
+    outcome = predicted(replayer.predict(LoaderWorkers(4)))
+    assert outcome.before - outcome.after == pytest.approx(160 / 3 * MS, rel=0.05)
+    assert outcome.after == pytest.approx(58 * MS, rel=0.05)
+
+
+def test_checkpoints_moved_away(samples: Path) -> None:
+    """Both ranks write checkpoints for 80 ms in each step."""
+    _, replayer = analysis(samples / "ddp_host_stall")
+    outcome = predicted(replayer.predict([NoHostWork()]))
+    assert outcome.before - outcome.after >= 80 * MS
+
+
+def test_several_changes_one_after_the_other(samples: Path) -> None:
+    _, replayer = analysis(samples / "ddp_slow_rank")
+    both = predicted(replayer.predict([ReplacedRank(1), LinkSpeed(bandwidth=2)]))
+    assert both.after <= predicted(replayer.predict(ReplacedRank(1))).after
+    assert isinstance(replayer.predict([ReplacedRank(1), MicroBatches(8)]), Refused)
+
+
+def test_a_pipeline_unchanged_saves_nothing(samples: Path) -> None:
+    """As many micro-batches, in the order that it was."""
+    _, replayer = analysis(samples / "pp_few_micro_batches")
+    same = predicted(replayer.predict(MicroBatches(2)))
+    assert (same.before, predicted(replayer.predict(Schedule("1f1b"))).after) == (same.after, same.after)
+    assert isinstance(replayer.predict(Schedule("zbv")), Refused)
+
+
+def test_a_replay_that_misses_predicts_nothing(samples: Path) -> None:
+    replayer = gpuscope.analyze(samples / "ddp_slow_rank").replayer  # its own: it is changed
+    assert isinstance(replayer, Replayer)
+    replayer.why = f"the unchanged replay misses the measured step by more than {MAX_ERROR:.0%}"
+    assert replayer.predict(ReplacedRank(1)) == Refused(replayer.why)
+
+
+def test_graphs_travel_between_processes(samples: Path) -> None:
+    trace = gpuscope.open_trace(samples / "ddp_slow_rank" / "rank0.json.gz")
+    (entry,) = record(trace, views(trace), trace["operations"])
+    again = pickle.loads(pickle.dumps(entry))
+    assert entry.graph is not None
+    assert (len(again.graph), again.numbers, again.steps_ns) == (len(entry.graph), entry.numbers, entry.steps_ns)
+
+
+@pytest.mark.parametrize(
+    "name", ["kineto/hta_2_of_128", "kineto/hta_nccl_args", "nsys/zx3xyy/result.sqlite", "cpu_gloo/fsdp"]
+)
+def test_unchanged_replay_of_other_peoples_traces(shared_traces: Path, name: str) -> None:
+    _, replayer = analysis(shared_traces / name)
+    assert replayer.error_frac is not None
+    assert replayer.error_frac < 0.033
+
+
+@pytest.mark.parametrize("name", ["3d_healthy", "cp_healthy", "fsdp_healthy", "pp_1f1b", "tp_healthy", "zero1_healthy"])
+def test_unchanged_replay_of_every_parallelism(samples: Path, name: str) -> None:
+    _, replayer = analysis(samples / name)
+    assert replayer.error_frac is not None
+    assert replayer.error_frac < 0.033
+
+
+def test_workers_for_somebody_elses_loader(shared_traces: Path) -> None:
+    """One job recorded with 0 and with 4 loader workers: the first predicts the second's step."""
+    _, without = analysis(shared_traces / "kineto" / "resnet50_num_workers_0")
+    found, with_4 = analysis(shared_traces / "kineto" / "resnet50_num_workers_4")
+    outcome = predicted(without.predict(LoaderWorkers(4)))
+    (rank,) = found.report["ranks"]
+    assert outcome.after == pytest.approx(rank["window_ns"] / len(found.report["steps"]), rel=0.05)
+    assert isinstance(with_4.predict(LoaderWorkers(8)), Refused)
+
+
+def test_a_run_of_many_ranks_keeps_less_of_each(samples: Path) -> None:
+    """All ranks together keep at most `RUN_KEPT` events: of a million ranks not even one step each."""
+    trace = gpuscope.open_trace(samples / "ddp_healthy" / "rank0.json.gz")
+    (alone,) = record(trace, views(trace), trace["operations"])
+    (one_of_many,) = record(trace, views(trace), trace["operations"], files=1_000_000)
+    assert alone.graph is not None
+    assert one_of_many.graph is None
+    assert "--ranks" in one_of_many.why

@@ -1,0 +1,142 @@
+"""gloo's collectives: logged in every parallelism, changed in none, and put into the trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.warm_python import executable
+
+from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
+from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, CollectiveLog, Group
+
+Run = Callable[..., SimpleNamespace]
+WORKER = Path(__file__).with_name("gloo_worker.py")
+
+# One process of xdist runs the two jobs of `told`, once.
+pytestmark = pytest.mark.xdist_group("gloo")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What both ranks told, by whether their groups were logged."""
+    import os
+    import subprocess
+
+    answers = {}
+    for logged in ("0", "1"):
+        folder = tmp_path_factory.mktemp(f"logged{logged}")
+        command = [executable(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", WORKER]
+        environment = {**os.environ, "LOGGED": logged, "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, cwd=folder, env=environment, capture_output=True, timeout=120)
+        answers[logged] = [json.loads((folder / f"told{rank}.json").read_text()) for rank in (0, 1)]
+    return answers
+
+
+def test_training_is_the_same_through_the_logging_group(told: dict[str, list[Any]]) -> None:
+    assert [rank["losses"] for rank in told["1"]] == [rank["losses"] for rank in told["0"]]
+    assert told["1"][0]["losses"]["ddp"] is not None
+    assert told["1"][1]["losses"]["pp"] is not None
+
+
+def test_the_group_still_calls_itself_gloo(told: dict[str, list[Any]]) -> None:
+    assert {rank["backend"] for rank in told["1"]} == {"gloo"}
+
+
+def test_every_call_is_logged_with_what_it_was(told: dict[str, list[Any]]) -> None:
+    # op, group, seq, p2p seq, elements in, out, bytes of the whole array, source, destination
+    collectives = [
+        ["all_reduce", "default_pg", 1, 0, 4, 4, 16, None, None],
+        ["all_gather", "default_pg", 2, 0, 4, 8, 32, None, None],
+        ["reduce_scatter", "default_pg", 3, 0, 4, 2, 16, None, None],
+        ["all_to_all", "pair", 1, 0, 4, 4, 16, None, None],
+    ]
+    last = ["broadcast", "default_pg", 4, 0, 4, 4, 32, None, None]  # int64
+    for rank, op in ((0, "send"), (1, "recv")):
+        message = [op, "default_pg", 0, 1, 4, 4, 16, 0, 1]
+        assert told["1"][rank]["calls"] == [*collectives, message, last]
+
+
+def test_every_parallelism_goes_through_the_log(told: dict[str, list[Any]]) -> None:
+    # DDP: broadcast, all_reduce; FSDP2: all_gather, reduce_scatter; TP: all_reduce; PP: send, recv.
+    assert set(told["1"][0]["later"]) >= {"all_reduce", "all_gather", "broadcast", "recv", "reduce_scatter", "send"}
+
+
+WORLD = Group("0", "default_pg", (0, 1))
+
+
+def collective(op: str, seq: int, issued_ns: int, completed_ns: int, elements: int = 4) -> Collective:
+    return Collective(
+        op=op, group=WORLD, seq=seq, p2p_seq=0, elements_in=elements, elements_out=elements, dtype="float32",
+        item_bytes=4, sizes_in=[[elements]], sizes_out=[[elements]], src=None, dst=None, issued_ns=issued_ns,
+        completed_ns=completed_ns,
+    )  # fmt: skip
+
+
+def annotation(ts: str, dur: str, elements: int = 4) -> str:
+    return f"""  {{
+    "ph": "X",
+    "cat": "user_annotation",
+    "name": "gloo:all_reduce",
+    "pid": 1,
+    "tid": 2,
+    "ts": {ts},
+    "dur": {dur}
+    ,
+    "args": {{
+      "External id": 5, "Input Dims": [[{elements}]], "Ev Idx": 0
+    }}
+  }}"""
+
+
+def trace(*events: str) -> str:
+    return '{"baseTimeNanoseconds": 1000000,\n"traceEvents": [\n' + ",\n".join(events) + "]}"
+
+
+def test_annotations_are_matched_by_time_and_order() -> None:
+    # The trace holds the second and the third of four; a reduce-scatter runs as an all-reduce.
+    log = [
+        collective("all_reduce", 1, 1_010_000, 1_030_000),
+        collective("reduce_scatter", 2, 1_040_000, 1_060_000),
+        collective("all_reduce", 3, 1_070_000, 1_090_000),
+        collective("all_reduce", 4, 1_100_000, 1_120_000),
+    ]
+    text = trace(annotation("42.125", "15.000"), annotation("72.500", "16.000"))
+    events = json.loads(with_arguments(text, log, rank=1))["traceEvents"]
+    told = [[event["args"][key] for key in ("Collective name", "Seq", "Issued ns")] for event in events]
+    assert told == [["reduce_scatter", 2, 1_040_000], ["all_reduce", 3, 1_070_000]]
+    assert events[0]["args"]["External id"] == 5
+
+
+def test_an_annotation_of_another_size_stays_as_it_was() -> None:
+    text = trace(annotation("10.000", "5.000", elements=9))
+    assert with_arguments(text, [collective("all_reduce", 1, 1_009_000, 1_016_000)], rank=0) == text
+
+
+def test_a_trace_without_gloo_stays_as_it_was() -> None:
+    text = '{"traceEvents": [{"name": "aten::mm", "ts": 1.000, "dur": 2.000, "args": {}}]}'
+    assert with_arguments(text, [collective("all_reduce", 1, 0, 9)], rank=0) == text
+
+
+def test_a_group_made_anew_counts_from_one() -> None:
+    log = CollectiveLog()
+    for _ in range(2):
+        log.add_group(WORLD)
+        assert [log.issue("all_reduce", WORLD, (), (), None).seq for _ in range(2)] == [1, 2]
+
+
+def test_the_log_gives_each_entry_once_and_in_order() -> None:
+    log = CollectiveLog(capacity=2)
+    first, second, third = (log.issue("all_reduce", WORLD, (), (), None) for _ in range(3))
+    log.complete(second)
+    assert log.drain() == []  # the first still runs
+    assert log.pending() == [first, third]
+    log.complete(first)
+    assert log.drain() == [first, second]
+    log.complete(third)
+    assert log.drain() == [third]
+    assert [entry.seq for entry in log.latest] == [2, 3]  # the capacity's worth

@@ -1,0 +1,45 @@
+"""A process ends in order though gloo's threads have not let go of their last collective when it does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+SCRIPT = """
+import sys, time
+import torch, torch.distributed as dist
+from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.train.mesh import leave_world
+
+def busy(future):
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:  # on gloo's thread, as an overloaded machine would slow it down
+        pass
+    print("let go", flush=True)
+
+if "logged" in sys.argv:
+    gloo_trace.install()
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+work = dist.all_reduce(torch.ones(4), async_op=True)
+work.get_future().add_done_callback(busy)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are watched in /proc")
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        (["logged"], ""),  # the script leaves its groups to Python
+        ([], "leave_world()"),
+    ],
+)
+def test_the_last_callback_comes_before_the_end(
+    run: Callable[..., SimpleNamespace], tmp_path: Path, words: list[str], end: str
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT + end)
+    done = run(sys.executable, "script.py", tmp_path / "rendezvous", *words)
+    assert (done.code, done.out) == (0, "let go\n"), done.err

@@ -1,0 +1,232 @@
+"""`gpuscope record` on scripts that know nothing of it, and on what can go wrong with them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuscope.sources.opening import inputs
+from gpuscope.sources.restarts import left_out
+
+Run = Callable[..., SimpleNamespace]
+RECORD = (sys.executable, "-c", "from gpuscope.cli import main; main()", "record")
+
+
+def trace_of(folder: Path, rank: int) -> dict[str, Any]:
+    trace: dict[str, Any] = json.loads(gzip.decompress((folder / f"rank{rank}.json.gz").read_bytes()))
+    return trace
+
+
+def kinds(manifest: dict[str, Any], rank: int) -> set[str]:
+    return {entry["kind"] for entry in manifest["files"] if entry["rank"] == rank}
+
+
+@pytest.mark.xdist_group("healthy_run")
+def test_an_unchanged_script_on_two_ranks(healthy_run: SimpleNamespace) -> None:
+    done = healthy_run
+    assert done.out.count("done") == 2  # what the script prints is untouched
+    told = done.manifest
+    assert (told["status"], told["world_size"], told["backend"]) == ("completed", 2, "gloo")
+    assert told["command"][-1] == str(done.script)
+    assert [rank["status"] for rank in told["ranks"]] == ["completed", "completed"]
+    for rank in (0, 1):
+        wanted = {"torch_profiler", "collectives", "flight_recorder", "environment"}
+        assert kinds(told, rank) == wanted
+        trace = trace_of(done.folder, rank)
+        assert trace["distributedInfo"]["rank"] == rank
+        steps = {e["name"] for e in trace["traceEvents"] if e["name"].startswith("ProfilerStep#")}
+        assert steps == {"ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"}  # one skipped, one warm-up
+    assert all((done.folder / entry["path"]).stat().st_size == entry["bytes"] for entry in told["files"])
+
+
+@pytest.mark.xdist_group("healthy_run")
+def test_gloo_annotations_say_what_they_are(healthy_run: SimpleNamespace) -> None:
+    events = [trace_of(healthy_run.folder, rank)["traceEvents"] for rank in (0, 1)]
+    reduces = [[e["args"] for e in rank if e["name"] == "gloo:all_reduce"] for rank in events]
+    # One bucket, of 64 × 64 weights and 64 biases, in each of three steps.
+    assert [[args["In msg nelems"] for args in rank] for rank in reduces] == [[4160] * 3] * 2
+    seqs = [sorted(args["Seq"] for args in rank) for rank in reduces]
+    assert seqs[0] == seqs[1]
+    assert len(set(seqs[0])) == 3
+    assert {args["Process Group Ranks"] for rank in reduces for args in rank} == {"[0, 1]"}
+
+
+@pytest.mark.parametrize(
+    ("fail", "status", "error"),
+    [("exception", "failed", "RuntimeError: boom"), ("kill", "killed", None)],
+)
+def test_a_rank_that_ends_badly_leaves_the_folder_readable(
+    record: Run, torchrun: tuple[str, ...], ddp_script: Path, fail: str, status: str, error: str | None
+) -> None:
+    done = record("--wait", "1", "--active", "20", "--", *torchrun, ddp_script, FAIL=fail)
+    assert done.code == 1
+    assert done.manifest["status"] == "failed"
+    assert [done.manifest["ranks"][1][key] for key in ("status", "error")] == [status, error]
+    assert f"rank 1 {status}" in done.err
+    assert ("boom" in done.err) == (fail == "exception")
+    # The other rank's trace holds the steps up to there; what a rank could not write is not half there.
+    assert any(e["name"] == "ProfilerStep#5" for e in trace_of(done.folder, 0)["traceEvents"])
+    assert not list(done.folder.rglob("*.partial"))
+    assert (done.folder / "collectives/rank1.jsonl").read_text().count("\n") > 5
+
+
+def _heed_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_ctrl_c_ends_in_a_readable_folder(tmp_path: Path, torchrun: tuple[str, ...], ddp_script: Path) -> None:
+    command = [*RECORD, "-o", "run", "--wait", "1", "--", *torchrun, ddp_script]
+    environment = {**os.environ, "FAIL": "wait", "OMP_NUM_THREADS": "1"}
+    # A terminal sends Ctrl-C to the whole process group. Where the tests themselves run in the background of a
+    # shell, Ctrl-C is ignored and children would inherit that.
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_heed_ctrl_c,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    told = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert told["status"] == "interrupted"
+    assert {rank["status"] for rank in told["ranks"]} <= {"interrupted", "failed"}
+    assert all((tmp_path / "run" / entry["path"]).exists() for entry in told["files"])
+
+
+def test_a_job_that_torchrun_starts_again(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
+    # Else torch 2.13 leaves gloo's old addresses in the store, and the second life connects to the dead.
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    words = ["--wait", "1", "--active", "3", "--", *torchrun, "--max-restarts", "1", ddp_script]
+    done = record(*words, timeout=180, FAIL="once", **own_store)
+    assert done.code == 0, done.err
+    lives = {(rank["restart"], rank["rank"]): rank for rank in done.manifest["ranks"]}
+    assert [lives[key]["status"] for key in ((0, 1), (1, 0), (1, 1))] == ["failed", "completed", "completed"]
+    assert lives[0, 1]["error"] == "SystemExit: 3"
+    traces = {entry["path"] for entry in done.manifest["files"] if entry["kind"] == "torch_profiler"}
+    assert traces == {f"{life}rank{rank}.json.gz" for life in ("", "restart1/") for rank in (0, 1)}
+    # Ranks of two lives never ran together: the last life is analysed, the other one named.
+    assert [item.path.parent.name for item in inputs([done.folder])] == ["restart1", "restart1"]
+    assert "Left out: the first life" in left_out(done.folder, [done.folder / "restart1/rank0.json.gz"])
+
+
+def test_a_script_without_an_optimizer(record: Run, tmp_path: Path) -> None:
+    script = tmp_path / "infer.py"
+    script.write_text("import torch\nwith torch.no_grad(): torch.ones(9, 9) @ torch.ones(9, 9)\n")
+    done = record("--", sys.executable, script)
+    assert done.code == 4
+    assert "nothing of it was recorded" in done.err
+    assert "--whole" in done.err
+    whole = record("-o", "whole", "--whole", "--", sys.executable, script)
+    assert whole.code == 0, whole.err
+    assert any(e["name"] == "aten::mm" for e in trace_of(tmp_path / "whole", 0)["traceEvents"])
+
+
+def test_only_ranks_record_not_their_loader_workers(record: Run, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import torch
+
+def main():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    data = torch.utils.data.DataLoader(torch.ones(20, 4), batch_size=2, num_workers=1,
+                                       multiprocessing_context="spawn")
+    for batch in data:
+        model(batch).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    main()
+"""
+    )
+    done = record("--", sys.executable, script, RANK="0", WORLD_SIZE="1")
+    assert done.code == 0, done.err
+    assert "does not record" not in done.err
+    assert len(done.manifest["ranks"]) == 1
+
+
+def test_a_script_with_a_session_of_its_own_drives_the_launchers(record: Run, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import torch
+from gpuscope.instrumented_runtime.record.session import gpuscope_session
+
+optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+with gpuscope_session("mine", active=1, metadata={"lr": 0.1}) as session:
+    for step in range(10):
+        optimizer.step()
+        optimizer.step()  # two per step: only the script knows
+        session.step()
+"""
+    )
+    done = record("--wait", "1", "--active", "2", "--", sys.executable, script, RANK="0", WORLD_SIZE="1")
+    assert done.code == 0, done.err
+    assert not (tmp_path / "mine").exists()
+    facts = json.loads((done.folder / "manifest.d/rank0.json").read_text())["facts"]
+    assert (facts["lr"], facts["steps"]) == (0.1, 11)  # the first optimizer step came before the script's word
+    assert len([e for e in trace_of(done.folder, 0)["traceEvents"] if e["name"].startswith("ProfilerStep#")]) == 2
+
+
+def test_the_exit_code_is_the_commands(record: Run) -> None:
+    done = record("--", sys.executable, "-c", "import sys; print('out'); sys.exit(7)")
+    assert (done.code, done.out, done.manifest["exit_code"]) == (7, "out\n", 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--", "no-such-command"], 3, "can't run no-such-command"),
+        (["--active", "0", "--", "true"], 2, "active=0 records nothing"),
+        (["--profiler", "nsys", "--", "true"], 2, "nsys is not on PATH"),
+    ],
+)
+def test_wrong_use(record: Run, words: list[str], code: int, said: str) -> None:
+    done = record(*words, PATH="")
+    assert done.code == code
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_folder_that_holds_something_is_left_alone(record: Run, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/mine.txt").write_text("mine")
+    done = record("--", "true")
+    assert done.code == 2
+    assert "exists already" in done.err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
+
+
+def test_a_full_disk_is_told_and_stops_nobody(tmp_path: Path, ddp_script: Path) -> None:
+    # A limit on file size fails writes just as a full disk does, and needs no root.
+    command = [*RECORD, "-o", "run", "--", sys.executable, ddp_script]
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )  # fmt: skip
+    assert done.stdout == "done 0\n", done.stderr
+    told = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert [problem["code"] for problem in told["problems"]] == ["torch_profiler_failed"]
+    assert "torch_profiler" in done.stderr
+    assert not list((tmp_path / "run").glob("*rank0.json*"))  # nor half of it
