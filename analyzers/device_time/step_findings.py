@@ -45,7 +45,7 @@ def _only_startup(facts: RunFacts) -> Iterator[FindingEntry]:
         return
     names = _by_name([one for own in work.values() for one in own])
     message = (
-        "The recording is start-up, not steady training: compiling, loading modules and first launches take "
+        "The recording is start-up, not steady state: compiling, loading modules and first launches take "
         f"{units.share(spent / window)} of it ({', '.join(f'{name} {units.share(ns / window)}' for name, ns in names)}); "
         "record steps after the first ones"
     )
