@@ -38,6 +38,11 @@ def in_dialect(case: Case, names: Mapping[str, Setting]) -> Setting | None:
     return None
 
 
+def spelled(case: Case, text: str) -> str:
+    """Calls of CUDA's runtime as the job's own runtime names them."""
+    return text.replace("cudaMallocHost", "hipHostMalloc").replace("cuda", "hip") if case.rocm else text
+
+
 def megabytes(size: int) -> str:
     """Bytes as a whole number of MiB, the unit of DDP's buckets."""
     return str(size >> 20)

@@ -197,9 +197,7 @@ def not_below(outcome: Predicted | Refused, floor: float) -> Predicted | Refused
     if isinstance(outcome, Refused):
         return outcome
     least = round(floor)
-    return replace(
-        outcome, after=max(outcome.after, least), low=max(outcome.low, least), high=max(outcome.high, least)
-    )
+    return replace(outcome, after=max(outcome.after, least), low=max(outcome.low, least), high=max(outcome.high, least))
 
 
 def is_gain(predicted: Predicted) -> bool:

@@ -7,9 +7,9 @@ from typing import Literal
 
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
-from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
 from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneSummary
 from gpuscope.analyzers.frame.step_roles import Role
+from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
 from gpuscope.trace.schema import NA
@@ -43,10 +43,11 @@ def _only_startup(facts: RunFacts) -> Iterator[FindingEntry]:
     spent = sum(one.spent for own in work.values() for one in own)
     if not window or idle < VERDICT_SHARE * window or spent < MOST * idle:
         return
-    names = _by_name([one for own in work.values() for one in own])
+    longest = _by_name([one for own in work.values() for one in own])
+    names = ", ".join(f"{name} {units.share(ns / window)}" for name, ns in longest)
     message = (
         "The recording is start-up, not steady state: compiling, loading modules and first launches take "
-        f"{units.share(spent / window)} of it ({', '.join(f'{name} {units.share(ns / window)}' for name, ns in names)}); "
+        f"{units.share(spent / window)} of it ({names}); "
         "record steps after the first ones"
     )
     finding = _finding("startup", message, sorted({lane.rank for lane in lanes}), spent, [

@@ -128,4 +128,3 @@ def _entry(trace: Trace, site: _Site, calls: Times, copies: Times, steps: int) -
 def plain(call: str) -> str:
     """A runtime call's name without the version that nsys appends."""
     return _VERSION.sub("", call)
-

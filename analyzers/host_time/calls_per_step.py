@@ -23,7 +23,9 @@ from gpuscope.trace.trace import Trace
 
 _MAPS = re.compile(r"(cu|hip)Mem(Map|Create|AddressReserve)")
 _FREES = re.compile(r"(cuda|hip)Free(Async)?(_|$)|cuMemFree|(AscendCL@)?aclrtFree")
-_ALLOCATES = re.compile(r"(cuda|hip)Malloc(Async|FromPoolAsync|Managed)?(_|$)|cuMemAlloc(_|$|Async)|(AscendCL@)?aclrtMalloc")
+_ALLOCATES = re.compile(
+    r"(cuda|hip)Malloc(Async|FromPoolAsync|Managed)?(_|$)|cuMemAlloc(_|$|Async)|(AscendCL@)?aclrtMalloc"
+)
 
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
@@ -84,9 +86,7 @@ def _kernels(trace: Trace, view: LaneView, part: Judged) -> tuple[float, float |
         return per_step, None
     names, name = np.unique(device["name"][rows], return_inverse=True)
     table = np.bincount(place * len(names) + name, minlength=len(part) * len(names)).reshape(len(part), -1)
-    alike = [
-        float(np.minimum(one, other).sum() / max(one.sum(), other.sum(), 1)) for one, other in pairwise(table)
-    ]
+    alike = [float(np.minimum(one, other).sum() / max(one.sum(), other.sum(), 1)) for one, other in pairwise(table)]
     return per_step, float(np.median(alike))
 
 

@@ -17,7 +17,7 @@ from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneView
 from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.analyzers.host_time.blocking_sites import plain
 from gpuscope.analyzers.host_time.judged_windows import judged
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import Spans, clip, intersect
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import kinds
@@ -58,7 +58,8 @@ def _first_use(trace: Trace, view: LaneView, rows: Times) -> Times:
     slow = (host["category"][rows] == Category.RUNTIME) & (host["end"][rows] - host["start"][rows] >= SLOW_CALL)
     waiting = blocking_calls(trace, view, rows)
     compiling = trace.names.matching(kinds.is_compilation)[host["name"][rows]]
-    return rows[(slow & ~np.isin(rows, waiting)) | compiling]
+    first: Mask = (slow & ~np.isin(rows, waiting)) | compiling
+    return rows[first]
 
 
 def _largest(trace: Trace, rows: Times, idle: Spans) -> tuple[HostWork, ...]:

@@ -48,7 +48,7 @@ def _to_blame(case: Case, entry: StragglerEntry) -> bool:
     return entry["reason"] is not None and len(caused) >= MIN_STEPS and always
 
 
-def _slow_device(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:  # noqa: ARG001
+def _slow_device(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
     shown = f"; {entry['reason_why']}" if entry is not None and entry["reason_why"] else ""
     rocm = case.rocm
     return Proposal(
@@ -123,19 +123,28 @@ def _host_cause(case: Case, rank: int) -> str:
 
 
 _HOST: dict[str, tuple[str, Setting]] = {
-    "input": ("Find out why batches come late", config("cores, storage and loader workers of its host", "as elsewhere")),
+    "input": (
+        "Find out why batches come late",
+        config("cores, storage and loader workers of its host", "as on the other hosts"),
+    ),
     "sync": ("Remove the blocking calls made", python("the blocking calls of that rank", "as on the other ranks")),
-    "launch": ("Free the cores that launch", config("CPU of its host", "cores bound to the rank, governor performance, "
-                                                    "no other jobs")),
-    "gc": ("Collect garbage at the same step as elsewhere", python("gc", "gc.freeze(); gc.disable(); gc.collect(1) at "
-                                                                   "the same step on all ranks")),
-    "host_other": ("Move aside what the launching thread does", config("work of that host (logging, checkpoints, files)",
-                                                                      "in another thread, or shared by the ranks")),
-}  # fmt: skip
+    "launch": (
+        "Free the cores that launch",
+        config("CPU of its host", "cores bound to the rank, governor performance, no other jobs"),
+    ),
+    "gc": (
+        "Collect garbage at the same step as elsewhere",
+        python("gc", "gc.freeze(); gc.disable(); gc.collect(1) at the same step on all ranks"),
+    ),
+    "host_other": (
+        "Move aside what the launching thread does",
+        config("work of that host (logging, checkpoints, files)", "in another thread, or shared by the ranks"),
+    ),
+}
 """What answers a host that is late for each cause."""
 
 
-def _unknown(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:  # noqa: ARG001
+def _unknown(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
     assert entry is not None
     why = entry["reason_why"] or "no reason is recorded"
     return Proposal(

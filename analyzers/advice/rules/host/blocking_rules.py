@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, python
+from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule, not_below
 from gpuscope.analyzers.frame.changes import PinnedCopies, Predicted, Refused, RemovedSyncs
 from gpuscope.report.schema.document import FindingEntry, Setting
@@ -138,9 +138,11 @@ def _instead(case: Case, place: Place) -> tuple[str, Setting]:
     if case.program == "jax":
         return (
             "Read values of the device outside the step",
-            python("jax.block_until_ready, float(x), np.asarray(x)", "outside the loop of steps, or of the step before"),
+            python(
+                "jax.block_until_ready, float(x), np.asarray(x)", "outside the loop of steps, or of the step before"
+            ),
         )
-    return _in_native(place, max((rank["kernels_per_step"] for rank in case.host_calls), default=0.0))
+    return _in_native(case, place)
 
 
 def _in_pytorch(place: Place) -> tuple[str, Setting]:
@@ -168,16 +170,19 @@ def _in_pytorch(place: Place) -> tuple[str, Setting]:
     )  # fmt: skip
 
 
-def _in_native(place: Place, kernels: float) -> tuple[str, Setting]:
+def _in_native(case: Case, place: Place) -> tuple[str, Setting]:
     if place.copy is not None:
+        value = "cudaMallocHost (or cudaHostRegister) and cudaMemcpyAsync on the kernels' stream"
         return (
             "Copy asynchronously from and to pinned memory, or leave the data on the device",
-            config(place.call, "cudaMallocHost (or cudaHostRegister) and cudaMemcpyAsync on the kernels' stream"),
+            config(place.call, spelled(case, value)),
         )
-    often = place.per_rank >= PER_KERNEL * kernels
+    kernels = max((rank["kernels_per_step"] for rank in case.host_calls), default=0.0)
+    behind = " after each kernel" if place.per_rank >= PER_KERNEL * kernels else ""
+    value = "none between kernels of one stream; cudaStreamSynchronize once where the host reads"
     return (
-        f"Replace {place.call}{' after each kernel' if often else ''} by the order of the stream, or wait once per step",
-        config(place.call, "none between kernels of one stream; cudaStreamSynchronize once where the host reads"),
+        f"Replace {place.call}{behind} by the order of the stream, or wait once per step",
+        config(place.call, spelled(case, value)),
     )
 
 

@@ -44,7 +44,7 @@ def _host_other(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         if case.steady_steps >= MIN_STEADY:  # elsewhere it is the start of the program
             yield _first_use(case, finding, names)
     elif names and "flatten_dense_tensors" in names[0] and "ddp" in case.frameworks:
-        yield _buffers(case, finding, names)
+        yield _buffers(finding, names)
     elif names and _movable(names[0]):
         yield Proposal(
             code="host_work_aside",
@@ -67,12 +67,14 @@ def _movable(name: str) -> bool:
     return not kinds.phase(name) and not _OWN_WORK.search(name)
 
 
-_OWN_WORK = re.compile(r"::|^(cu[A-Z]|cuda|hip)\w+|^(Optimizer|DistributedDataParallel|FullyShardedDataParallel|FSDP)\b|#|"
-                       r"^nn\.Module|Backward\d*$|\.py\(\d+\)")
+_OWN_WORK = re.compile(
+    r"::|^(cu[A-Z]|cuda|hip)\w+|^(Optimizer|DistributedDataParallel|FullyShardedDataParallel|FSDP)\b|#|"
+    r"^nn\.Module|Backward\d*$|\.py\(\d+\)"
+)
 """Operators, runtime calls, modules and functions of the program."""
 
 
-def _buffers(case: Case, finding: FindingEntry, names: list[str]) -> Proposal:
+def _buffers(finding: FindingEntry, names: list[str]) -> Proposal:
     return Proposal(
         code="broadcast_buffers",
         action="Do without DDP's broadcast of buffers before each forward pass",
@@ -92,7 +94,9 @@ def _aside(case: Case, name: str) -> Setting:
     if case.native:
         return config(clean(name), "in another thread, or once in several steps")
     if case.program == "jax":
-        return python(clean(name), "orbax.checkpoint.AsyncCheckpointer" if saved else "in another thread, or more rarely")
+        return python(
+            clean(name), "orbax.checkpoint.AsyncCheckpointer" if saved else "in another thread, or more rarely"
+        )
     megatron = in_dialect(case, {"megatron": config("--async-save", "")}) if saved else None
     if megatron is not None:
         return megatron

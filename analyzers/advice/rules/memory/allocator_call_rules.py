@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, env
+from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, env, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule, not_below
 from gpuscope.analyzers.frame.changes import NoAllocatorStalls, Predicted, Refused
 from gpuscope.report.schema.document import FindingEntry
@@ -97,16 +97,15 @@ def _once(case: Case, finding: FindingEntry, entry: HostCallsEntry) -> Proposal:
     """In a program without PyTorch's allocator."""
     if case.program == "jax":
         setting = env("XLA_PYTHON_CLIENT_ALLOCATOR", "unset (platform allocates each buffer anew)")
-    elif case.rocm:
-        setting = config("hipMalloc and hipFree of a step", "once before the loop, or hipMallocAsync from a pool")
     else:
-        setting = config("cudaMalloc and cudaFree of a step", "once before the loop, or cudaMallocAsync from a pool")
+        value = "once before the loop, or cudaMallocAsync from a pool"
+        setting = config(spelled(case, "cudaMalloc and cudaFree of a step"), spelled(case, value))
     return Proposal(
         code="allocate_once",
         action="Allocate device memory once, not in every step",
         why=f"{cost(finding)}; {_calls(entry)}",
         setting=setting,
-        risk="memory that is kept is not there for others; a pool keeps what cudaMemPoolAttrReleaseThreshold allows",
+        risk="memory that is kept is not there for others; a pool keeps what its release threshold allows",
         verify="record again: no allocation within a step",
         outcome=_freed(case),
     )
@@ -128,7 +127,7 @@ RULE = Rule(
         Knob(
             "expandable_segments",
             ("allocator",),
-            "`PYTORCH_ALLOC_CONF=expandable_segments:True`, where segments grow or are freed and asked for again (CUDA)",
+            "`PYTORCH_ALLOC_CONF=expandable_segments:True`, where segments grow or come and go (CUDA)",
         ),
         Knob("allocate_once", ("allocator",), "without PyTorch: allocations before the loop, `cudaMallocAsync`"),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
+from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import PinnedCopies, Refused
 from gpuscope.report.schema.document import FindingEntry
@@ -37,7 +37,10 @@ def _pinned(case: Case, finding: FindingEntry) -> Proposal:
 def _pinned_by_hand(case: Case, finding: FindingEntry) -> Proposal:
     """In a program that manages its buffers itself."""
     setting = (
-        config("host buffers of the copies", "cudaMallocHost or cudaHostRegister, then cudaMemcpyAsync on a stream")
+        config(
+            "host buffers of the copies",
+            spelled(case, "cudaMallocHost or cudaHostRegister, then cudaMemcpyAsync on a stream"),
+        )
         if case.native
         else python("jax.device_put", "of the next batch, before the step that computes with this one")
     )
