@@ -102,6 +102,7 @@ def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | No
             "ranks_present": [entry["rank"] for entry in ranks],
             "clock_error_ns": None,
             "frameworks": [],
+            "program": None,
             "parallelism": {},
         },
         "verdict": {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from helpers.advice import finding, host_calls, report, steady
+from helpers.advice import blocking, finding, host_calls, report, steady
 
 from gpuscope.analyzers.advice.rule import advise
 from gpuscope.analyzers.advice.rules.memory.allocator_call_rules import state
@@ -91,3 +91,11 @@ def test_unified_memory_is_prefetched_in_cpp(program: str, count: int) -> None:
     case["trace"]["program"] = program  # type: ignore[typeddict-item]
     _, advice = advise(case, gains)
     assert [one["setting"]["name"] for one in advice["unpredicted"]] == ["cudaMemPrefetchAsync"] * count
+
+
+@pytest.mark.parametrize(("copy", "kept"), [("HtoD pageable", True), ("DtoH", False), (None, False)])
+def test_pinned_memory_only_where_the_host_waits_for_copies_to_the_device(copy: str | None, kept: bool) -> None:
+    case = report(finding("copy"), bound_by="memory", cause="copy")
+    case["host_calls"] = [host_calls(blocking_calls=[blocking("cudaMemcpyAsync", copy=copy)])]
+    suggestions, _ = advise(case, gains)
+    assert bool(suggestions) is kept

@@ -61,10 +61,11 @@ def _host_other(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 
 
 def _movable(name: str) -> bool:
-    """Whether a name stands for work beside training: not for operators, calls of the runtime or parts of a step."""
-    if kinds.is_host_other(name) or kinds.is_file_or_network_call(name) or kinds.is_lock_or_sleep_call(name):
+    """Whether a name stands for work beside training: not for waiting for another thread, for operators, calls of the
+    runtime or parts of a step."""
+    if kinds.is_host_other(name) or kinds.is_file_or_network_call(name):
         return True
-    return not kinds.phase(name) and not _OWN_WORK.search(name)
+    return not (kinds.is_lock_or_sleep_call(name) or kinds.phase(name) or _OWN_WORK.search(name))
 
 
 _OWN_WORK = re.compile(

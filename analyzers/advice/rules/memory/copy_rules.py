@@ -13,12 +13,21 @@ from gpuscope.report.schema.document import FindingEntry
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """Pinned memory for copies; for migrations the page moved before it is used."""
     if finding["code"] == "copy":
+        if case.host_calls and not _blocks(case):
+            return  # they are from pinned memory already
         if case.program == "pytorch" or case.program is None:
             yield _pinned(case, finding)
         else:
             yield _pinned_by_hand(case, finding)
     elif case.native:
         yield _prefetched(finding)
+
+
+def _blocks(case: Case) -> bool:
+    """Whether the host waits for a copy to the device (in C++ also for one back), as it does for pageable memory."""
+    wanted = ("HtoD", "DtoH") if case.native else ("HtoD",)
+    places = (place["copy"] for rank in case.host_calls for place in rank["blocking_calls"])
+    return any(copy is not None and copy.startswith(wanted) for copy in places)
 
 
 def _pinned(case: Case, finding: FindingEntry) -> Proposal:
