@@ -134,7 +134,7 @@ class _Run:
                 "rank": self.rank,
                 "device": device,
                 "source": source,
-                "device_name": -1 if model is None else code(model),
+                "device_name": NO_NAME if model is None else code(model),
                 "host": code(str(header["host_name"])) if "host_name" in header else NO_NAME,
                 "world_size": world,
                 "world_basis": NO_NAME if world == NA else code("distributed_info"),

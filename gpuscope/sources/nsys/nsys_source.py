@@ -37,6 +37,7 @@ from gpuscope.sources.nsys.rows.process_ranks import Ranks
 from gpuscope.sources.nsys.working_processes import working_processes
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
 
 FORMS = (".nsys-rep", ".qdrep", ".sqlite", "_pqtdir", "_arwdir")
@@ -152,12 +153,12 @@ def _add_ranks(builder: TraceBuilder, tables: Tables, events: Events, source: in
                 "source": source,
                 "pid": pid,
                 "device_name": -1 if model is None else code(model),
-                "host": -1 if host is None else code(str(host)),
-                "backend": -1 if backend is None else code(backend),
+                "host": NO_NAME if host is None else code(str(host)),
+                "backend": NO_NAME if backend is None else code(backend),
                 "world_size": NA if ranks.world_size is None else ranks.world_size,
-                "world_basis": -1 if ranks.world_basis is None else code(ranks.world_basis),
-                "device_id": code(identities[pid, device]) if (pid, device) in identities else -1,
-                "host_devices": code(",".join(sorted(listed))) if listed else -1,
+                "world_basis": NO_NAME if ranks.world_basis is None else code(ranks.world_basis),
+                "device_id": code(identities[pid, device]) if (pid, device) in identities else NO_NAME,
+                "host_devices": code(",".join(sorted(listed))) if listed else NO_NAME,
             }
             builder.add("ranks", 1, values)
 

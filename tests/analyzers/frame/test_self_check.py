@@ -14,7 +14,7 @@ from helpers.cli import call as gpuscope_call
 from helpers.kineto import call, kernel, write
 
 import gpuscope
-from gpuscope.analyzers.device_time import idle
+from gpuscope.analyzers.device_time.idleness import idle
 from gpuscope.analyzers.frame import analyzer
 from gpuscope.analyzers.frame.analyzer import Attributed, Result
 from gpuscope.analyzers.frame.lanes import LaneSummary, LaneView, StepWindow
