@@ -193,11 +193,13 @@ def _best(
 
 
 def not_below(outcome: Predicted | Refused, floor: float) -> Predicted | Refused:
-    """An outcome whose step, with its bounds, is no shorter than `floor`, ns."""
+    """An outcome whose step is no shorter than `floor`, ns, nor its lower bound."""
     if isinstance(outcome, Refused):
         return outcome
     least = round(floor)
-    return replace(outcome, after=max(outcome.after, least), low=max(outcome.low, least), high=max(outcome.high, least))
+    shift = max(least - outcome.after, 0)
+    # What the prediction misses upwards it misses from the floor on too.
+    return replace(outcome, after=outcome.after + shift, low=max(outcome.low, least), high=outcome.high + shift)
 
 
 def is_gain(predicted: Predicted) -> bool:
