@@ -29,7 +29,8 @@ SHARED = ROOT.parent / "shared" / "traces"
 @pytest.fixture(scope="session")
 def shared_traces() -> Path:
     """Other people's real traces, beside the checkout; they are never part of it."""
-    assert SHARED.is_dir()
+    if not SHARED.is_dir():
+        pytest.skip("no ../shared/traces beside this checkout")
     return SHARED
 
 

@@ -123,6 +123,7 @@ def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | No
             "clock_error_ns": None,
             "clock_provenance": None,
             "frameworks": [],
+            "program": None,
             "parallelism": {},
         },
         "verdict": {
