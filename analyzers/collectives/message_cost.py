@@ -20,6 +20,8 @@ MAX_ERROR = 0.3
 
 PLAUSIBLE = 10
 """An assumed fixed cost is trusted within this factor."""
+SURELY_NOT_FIXED_NS = 400_000
+"""Four times what NCCL's fixed cost is at most inside a node: a longer transfer is its bytes' (definitions)."""
 RANKS_IN_A_NODE = 8
 NODE_LATENCY_NS = 100_000
 """NCCL's fixed cost inside a node is at most this (definitions: «Stalls», details)."""
@@ -56,7 +58,7 @@ class CostModel:
         Fixed costs differ far less between machines than links do: a `transfer` (ns; 0 where not known) more than
         `PLAUSIBLE` times as long as the assumed fixed cost is a slow link's.
         """
-        refuted = np.logical_and(self.assumed, np.asarray(transfer) > PLAUSIBLE * self.alpha)
+        refuted = np.logical_and(self.assumed, np.asarray(transfer) > max(PLAUSIBLE * self.alpha, SURELY_NOT_FIXED_NS))
         return np.asarray(np.logical_and(self.alpha > self.beta * np.asarray(bus_bytes), ~refuted))
 
 

@@ -40,7 +40,7 @@ from gpuscope.report.schema.document import (
     StepEntry,
     TraceEntry,
 )
-from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
+from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
 from gpuscope.sources.records import files_of, is_timeline
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -65,6 +65,8 @@ def build(
     checked, wrong = self_check(facts.lanes, causes, _unsettled(results))
     results = [*results, checked]
     causes = {key: {} if key in wrong else causes.get(key, {}) for key in (lane.key for lane in facts.lanes)}
+    thinned = {lane.key for lane in facts.lanes if lane.thinned}
+    causes = {key: undetermined(own) if key in thinned else own for key, own in causes.items()}
     problems = _problems(facts, results)
     diagnosis = _diagnosis(facts, causes, problems, results, parallelism or {})
     suggestions, advice = advise(diagnosis, predict)
@@ -103,6 +105,23 @@ def _diagnosis(
     }
     # What no analysis gave is empty, or left out where the schema says so.
     return cast(Diagnosis, {**found, **given.printed()})
+
+
+def undetermined(causes: Causes) -> dict[str, Attributed]:
+    """The causes of a thinned recording: what was dropped may be the cause of any idle or exposed time that is left."""
+    found: dict[str, Attributed] = {}
+    for cause, one in causes.items():
+        code = _UNDETERMINED.get(BY_CODE[cause].part, cause)
+        so_far = found.get(code)
+        found[code] = (
+            Attributed(one.total, one.per_step) if so_far is None
+            else Attributed(so_far.total + one.total, so_far.per_step + one.per_step)
+        )  # fmt: skip
+    return found
+
+
+_UNDETERMINED = {"idle": UNATTRIBUTED, "exposed_communication": UNDIVIDED_COMMUNICATION}
+"""What becomes of the causes of a part of the breakdown where causes can't be determined."""
 
 
 def _findings(
