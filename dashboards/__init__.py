@@ -1,1 +1,1 @@
-"""The dashboard: a Dash application that shows reports and timelines, and measures nothing itself."""
+"""The dashboard: a Dash application that shows reports and timelines and computes no numbers of its own."""

@@ -1,4 +1,4 @@
-"""The factory of the application. Everything it knows is in the `Runs` it was given, and nobody writes to these."""
+"""The application factory. All its data are in the `Runs` it is given, which are read-only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuscope.dashboards.page import pages
 def create_app(runs: Runs, token: str | None = None) -> Dash:
     """A dashboard of `runs`, as a Dash application whose `server` is a WSGI application.
 
-    With a `token`, every request must bring it (in the address once, then as a cookie); without, only requests
+    With a `token`, every request must carry it (in the address once, then as a cookie); without, only requests
     to a loopback name are answered.
     """
     app = Dash(
@@ -22,7 +22,7 @@ def create_app(runs: Runs, token: str | None = None) -> Dash:
         title="gpuscope",
         update_title="",
         serve_locally=True,  # works without a network
-        suppress_callback_exceptions=True,  # a page's components come and go
+        suppress_callback_exceptions=True,  # a page's components are created and removed
         use_pages=False,
         pages_folder="",
         add_log_handler=False,

@@ -44,7 +44,7 @@ def command(
     from gpuscope.dashboards.server import address, listen
 
     token = None if security.is_loopback(host) else security.new_token()
-    with listen(host, port) as server:  # before the work, so that a port in use is told at once
+    with listen(host, port) as server:  # before the work, so that a port in use is reported at once
         server.set_app(create_app(_open(paths, ranks, partial, nsys, located(store)), token).server)
         click.echo(f"gpuscope dashboard: {address(host, server.port, token)}\nCtrl-C ends it.")
         try:

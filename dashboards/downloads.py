@@ -1,4 +1,4 @@
-"""Files a viewer may take: sections of the report as CSV, a window for Perfetto. No file on disk is served."""
+"""Downloads: sections of the report as CSV, a window for Perfetto. No file on disk is served."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def register(server: Flask, runs: Runs) -> None:
         view = parse(request.query_string.decode())
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "window.json.gz"
-            chrome_trace_export.write(cut(events.trace, events.ties, view.window, view.ranks), path)
+            chrome_trace_export.write(cut(events.trace, events.clock, view.window, view.ranks), path)
             return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
 
 

@@ -1,10 +1,10 @@
-"""Ids of components that callbacks refer to, in one place. Ids of one page's own start with its name."""
+"""Ids of components used in callbacks. Ids of one page start with its name."""
 
 from __future__ import annotations
 
 URL = "url"
 QUERY = "query"
-"""Store: the query string as it is now, also where only the address bar was replaced."""
+"""Store: the current query string, also after the address bar was only replaced."""
 CONTENT = "content"
 PROVIDER = "provider"
 THEME = "theme"
@@ -20,7 +20,7 @@ def nav(path: str) -> dict[str, str]:
 
 
 def extra(key: str) -> dict[str, str]:
-    """A control of a page whose value stands in the address as `key` (`View.extra`); a change draws the page anew."""
+    """A control whose value is `key` in the address (`View.extra`); a change redraws the page."""
     return {"type": "extra", "key": key}
 
 

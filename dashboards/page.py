@@ -1,4 +1,4 @@
-"""What a page is, what it is shown, and how pages are found."""
+"""The page type, what a page is given, and how pages are discovered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuscope.plugins import listed
 
 @dataclass(frozen=True)
 class Shown:
-    """What a page draws: a run in a state of the view, among all runs, light or dark."""
+    """Input of a page: the run and view state, all runs, light or dark."""
 
     run: OpenRun
     view: View
@@ -30,7 +30,7 @@ def _nothing(app: Dash, runs: Runs) -> None:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: `layout` draws it whenever run, filters or theme change; `register` adds its own callbacks once.
+    """A page: `layout` is called whenever run, filters or theme change; `register` adds its callbacks once.
 
     A page keeps its state in the address (`View.extra`) or in a `dcc.Store` of its layout, never in a module.
     """

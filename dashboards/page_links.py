@@ -13,18 +13,18 @@ from gpuscope.report.schema.document import Evidence
 from gpuscope.report.view import arrangement, units
 
 NAME = 100
-"""Cells of a name within a line."""
+"""Width of a name within a line, in cells."""
 
 
 def around(start: int, end: int) -> tuple[int, int]:
-    """A window in which a span takes the middle half, and a moment still has some width."""
+    """A window with the span in its middle half, and some width even for an instant."""
     room = max((end - start) // 2, 500)
     return start - room, end + room
 
 
 def timeline_view(evidence: Evidence, events: Events, view: View) -> str:
     """The address of the timeline at a piece of evidence, with its event selected."""
-    start = events.ties.shown(evidence["rank"], evidence["start_ns"])
+    start = events.clock.shown(evidence["rank"], evidence["start_ns"])
     window = around(start, start + evidence["dur_ns"])
     ranks = view.ranks if view.has_rank(evidence["rank"]) else None
     return view.link(
@@ -34,7 +34,7 @@ def timeline_view(evidence: Evidence, events: Events, view: View) -> str:
 
 
 def evidence_link(evidence: Evidence, shown: Shown) -> Component:
-    """A piece of evidence in words, as a link where there is a timeline to jump to."""
+    """A piece of evidence as text, with a link if there is a timeline."""
     place = arrangement.place_ns(evidence, arrangement.starts(shown.run.report))
     at = "" if place is None else f" at {units.offset(place)}"
     name = units.crop(units.clean(evidence["name"]), NAME)

@@ -1,4 +1,4 @@
-"""Pieces that pages put together: cards, figures, tables, links, and what stands where there is nothing to show."""
+"""Building blocks of pages: cards, figures, tables, links, and a placeholder for missing data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuscope.report.view import units
 
 
 def empty(what: str, how: str) -> Component:
-    """Where there is nothing to show: what is missing, and how to record it."""
+    """A placeholder: what is missing, and how to record it."""
     return dmc.Alert(how, title=what, color="gray", variant="light", className="empty")
 
 
@@ -53,7 +53,7 @@ def column(name: str, title: str, **more: Any) -> dict[str, Any]:
 
 
 def number(name: str, title: str, shown: str, **more: Any) -> dict[str, Any]:
-    """A column sorted and filtered as numbers in `name`, and read as the words in the row's field `shown`."""
+    """A column sorted and filtered by the numbers in `name` and displayed as the text in the row's field `shown`."""
     return {
         "field": name,
         "headerName": title,
@@ -97,7 +97,7 @@ def csv_link(run_key: str, section: str) -> Component:
 
 
 def severity(word: str, colour: str) -> Component:
-    """A badge with a word in it."""
+    """A badge with text."""
     return dmc.Badge(word, color=colour, variant="light", miw="max-content")
 
 

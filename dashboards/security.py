@@ -1,4 +1,4 @@
-"""Who may look: the token, the Host header, and what a page may load. And names made safe for plotly."""
+"""Access control: the token, the Host header, and the content security policy. Also escapes names for plotly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def new_token() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
+    """Whether a server listening there is reachable from this machine only."""
     return host in LOOPBACK or host.startswith("127.")
 
 
@@ -37,9 +37,9 @@ def plain(name: str) -> str:
 
 
 def guard(server: Flask, token: str | None, hashes: Callable[[], list[str]]) -> None:
-    """Ask every request for `token`; without one, serve only what was asked of a loopback name.
+    """Require `token` in every request; without one, serve only requests to a loopback name.
 
-    The second keeps out web pages elsewhere that make their own host name point at this machine (DNS
+    The second blocks web pages elsewhere that point their own host name at this machine (DNS
     rebinding). `hashes` are those of the inline scripts a page may run; everything else comes from here.
     """
 
@@ -47,11 +47,11 @@ def guard(server: Flask, token: str | None, hashes: Callable[[], list[str]]) -> 
     def _check() -> BaseResponse | None:
         if token is None:
             name = request.host.rsplit(":", 1)[0] if not request.host.endswith("]") else request.host
-            return None if is_loopback(name) else Response("not asked of this machine's own name", 403)
+            return None if is_loopback(name) else Response("the request's host name is not this machine's", 403)
         if _same(request.cookies.get(COOKIE, ""), token):
             return None
         if request.method == "GET" and _same(request.args.get("token", ""), token):
-            return _welcome(token)
+            return _set_token_cookie(token)
         return Response(_DENIED, 401, content_type="text/html; charset=utf-8")
 
     @server.after_request
@@ -72,8 +72,8 @@ def _same(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode(), token.encode())
 
 
-def _welcome(token: str) -> BaseResponse:
-    """The same address without the token in it, which from now on is in a cookie."""
+def _set_token_cookie(token: str) -> BaseResponse:
+    """The same address without the token, which is in a cookie from now on."""
     rest = [(key, value) for key, value in parse_qsl(request.query_string.decode()) if key != "token"]
     # One slash: a path of two would lead to another host.
     response = redirect("/" + request.path.lstrip("/") + ("?" + urlencode(rest) if rest else ""))

@@ -1,7 +1,7 @@
-"""The web server: werkzeug's threaded one, which Dash brings along.
+"""The web server: werkzeug's threaded one, which Dash depends on.
 
-Viewers of a dashboard are few and each request is short, so a thread per connection is enough, and a server that
-stands before it (TLS, many users) can run `create_app(...).server` as any WSGI application.
+Viewers of a dashboard are few and each request is short, so a thread per connection is enough; a front-end
+server (TLS, many users) can run `create_app(...).server` as any WSGI application.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 from gpuscope.errors import UsageError
 
 
-class _Quiet(WSGIRequestHandler):
+class _SilentHandler(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"  # keeps connections open: a page is dozens of requests
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
@@ -26,19 +26,19 @@ class _Quiet(WSGIRequestHandler):
 
 
 class Server(ThreadedWSGIServer):
-    """Listens from the start, answers once `set_app` has given it something to answer with."""
+    """Listens from the start; answers once `set_app` was called."""
 
     def set_app(self, app: Flask) -> None:
         self.app = app
 
 
 def _no_app(*_: object) -> list[bytes]:
-    raise RuntimeError("asked before there was an application")
+    raise RuntimeError("request before set_app")
 
 
 @contextmanager
 def listen(host: str, port: int) -> Iterator[Server]:
-    """A server bound to `host` and `port` (0: a free one). Raises `UsageError` where that can't be done."""
+    """A server bound to `host` and `port` (0: a free one). Raises `UsageError` if that fails."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.socket(family, socket.SOCK_STREAM)
@@ -52,10 +52,10 @@ def listen(host: str, port: int) -> Iterator[Server]:
             used = error.errno == errno.EADDRINUSE
             raise UsageError(
                 f"port {port} on {host} is in use" if used else f"can't listen on {host}:{port}: {error.strerror}",
-                hint="name another with --port, or 0 for any free one",
+                hint="choose another with --port, or 0 for any free one",
             ) from error
         bound.listen(128)
-        server = Server(host, bound.getsockname()[1], _no_app, _Quiet, fd=bound.fileno())
+        server = Server(host, bound.getsockname()[1], _no_app, _SilentHandler, fd=bound.fileno())
         try:
             yield server
         finally:

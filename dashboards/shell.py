@@ -1,4 +1,4 @@
-"""What surrounds every page: navigation, filters, the theme, and the callbacks that tie them to the address."""
+"""The frame of every page: navigation, filters, theme, and the callbacks that link them to the address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def layout(runs: Runs) -> Component:
         id=ids.PROVIDER,
         theme={"primaryColor": "blue", "defaultRadius": "sm", "autoContrast": True},
         children=[
-            # The page draws itself again for a new address, so the browser need not load it anew.
+            # The page redraws itself for a new address, so the browser need not reload it.
             dcc.Location(id=ids.URL, refresh="callback-nav"),
             dcc.Store(id=ids.QUERY),
             dcc.Store(id=ids.THEME, storage_type="local"),
@@ -83,7 +83,7 @@ def _header(runs: Runs) -> Component:
 
 
 def register(app: Dash, runs: Runs) -> None:
-    """Tie the frame to the address: drawing pages, filters, links, theme."""
+    """Link the frame to the address: drawing pages, filters, links, theme."""
 
     @app.callback(
         Output(ids.CONTENT, "children"),
@@ -144,14 +144,14 @@ def register(app: Dash, runs: Runs) -> None:
 
 
 def draw(path: str, shown: Shown) -> Component:
-    """The page at `path`, or one that says that there is none."""
+    """The page at `path`, or a placeholder if there is none."""
     page = next((one for one in pages() if one.path == path), None)
     if page is None:
         return parts.empty(f"There is no page {path}", "Choose one on the left.")
     notes = [
-        parts.empty(f"«{key}» in this address is left out", why)
+        parts.empty(f"«{key}» in this address is ignored", why)
         for key, why in shown.view.wrong.items()
-        if key not in ("ranks", "steps")  # their fields say so themselves
+        if key not in ("ranks", "steps")  # their fields show it themselves
     ]
     notes += _unknown(shown.view, shown)
     return html.Div([*notes, _drawn(page, shown)], key=path + shown.view.query(), **attributes(data_page=path))
@@ -160,13 +160,13 @@ def draw(path: str, shown: Shown) -> Component:
 def _drawn(page: Page, shown: Shown) -> Component:
     try:
         return page.layout(shown)
-    except Exception as error:  # a bug in one page hides no other, and is not shown as an empty page
+    except Exception as error:  # an error in one page must not hide others or look like an empty page
         _log.exception("the page %s can't be drawn", page.path)
         return parts.empty(f"The page «{page.title}» can't be drawn", f"{type(error).__name__}: {error}")
 
 
 def _unknown(view: View, shown: Shown) -> list[Component]:
-    """What the address names and the runs don't hold."""
+    """Runs and ranks in the address that don't exist."""
     notes: list[Component] = []
     if view.run and view.run not in shown.runs:
         notes.append(parts.empty(f"No run {view.run} is open", f"This is {shown.run.label}."))

@@ -1,7 +1,7 @@
-"""What is shown, as it stands in the address: run, ranks, steps, window, selection. A link is the whole state.
+"""The view state as kept in the address: run, ranks, steps, window, selection. A link is the whole state.
 
-`?run=1&ranks=0-3,7&steps=3-8&from=NS&to=NS&event=d12`; times are ns on the run's clock. What can't be
-understood is left out and named in `wrong`, so that an old or mistyped link still opens.
+`?run=1&ranks=0-3,7&steps=3-8&from=NS&to=NS&event=d12`; times are ns on the run's clock. Invalid
+parameters are ignored and listed in `wrong`, so that an old or mistyped link still opens.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class View:
     event: str = ""
     """The event selected: `d` or `h` (device, host) and its row."""
     extra: Mapping[str, str] = field(default_factory=dict)
-    """What pages keep for themselves."""
+    """Parameters of single pages."""
     wrong: Mapping[str, str] = field(default_factory=dict)
-    """Parameters that were no such thing, with why."""
+    """Invalid parameters, with the reason."""
 
     def query(self) -> str:
         """As a query string with its `?`; empty for the default state."""
@@ -53,7 +53,7 @@ class View:
         return "?" + urlencode(pairs, safe=",:") if pairs else ""
 
     def link(self, path: str, **changes: Any) -> str:
-        """The address of a page in this state with some of it changed."""
+        """The address of a page in this state with some changes."""
         return path + replace(self, **changes).query()
 
     def has_rank(self, rank: int) -> bool:
@@ -66,7 +66,7 @@ class View:
 
 
 def parse(search: str | None) -> View:
-    """The state that a query string tells."""
+    """The state in a query string."""
     given = dict(parse_qsl((search or "").removeprefix("?")))
     wrong: dict[str, str] = {}
     ranks = _converted(RankSet(), given, "ranks", wrong)

@@ -19,12 +19,12 @@ SERIES = (
     palette.YELLOW,
     palette.GREY,
 )
-"""In this order for series that mean nothing else."""
+"""Default order of series without a colour of their own."""
 
 SEVERITY_COLOURS = {"high": "red", "medium": "orange", "low": "gray"}
-"""Names of dash-mantine-components' palette; the word always stands beside."""
+"""Names of dash-mantine-components' palette; never shown without the word."""
 SEQUENTIAL = "Cividis"
-"""Matplotlib's scale that looks alike to people with and without colour blindness (Nuñez et al. 2018)."""
+"""Matplotlib's colour-blind-safe scale (Nuñez et al. 2018)."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
@@ -61,6 +61,6 @@ def template(dark: bool) -> go.layout.Template:
 
 @cache
 def template_json(dark: bool) -> dict[str, Any]:
-    """`template` as plotly.js reads it."""
+    """`template` for plotly.js."""
     made: dict[str, Any] = template(dark).to_plotly_json()
     return made

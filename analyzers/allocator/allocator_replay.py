@@ -41,11 +41,11 @@ class _Places:
     """Addresses that cudaMalloc gave when recorded, by size: the model takes them where it asks for the same."""
 
     allocator: Allocator | None = None
-    told: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    recorded: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def __call__(self, size: int) -> int:
-        if self.told[size]:
-            return self.told[size].pop()
+        if self.recorded[size]:
+            return self.recorded[size].pop()
         assert self.allocator is not None
         return self.allocator.anywhere(size)
 
@@ -111,7 +111,7 @@ class _Replay:
         elif action in SHRINKS and row in self.emptied:
             self.allocator.empty_cache()
         elif action == AllocatorAction.SEGMENT_ALLOC:
-            self.places.told[event.requested].append(event.address)
+            self.places.recorded[event.requested].append(event.address)
 
     def _alloc(self, event: Event) -> None:
         block = self.allocator.malloc(event.requested, self._key(event))
@@ -183,7 +183,7 @@ def _pieces(state: State, held: list[int], address: int, size: int, pool: Pool, 
 
 
 def _joined(blocks: list[Block]) -> list[Block]:
-    """Pages are told one mapping at a time: free ones beside each other are one block, one in use may span several."""
+    """Pages are recorded by mapping: free ones beside each other are one block, one in use may span several."""
     found: list[Block] = []
     for block in blocks:
         last = found[-1] if found else None

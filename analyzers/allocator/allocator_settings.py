@@ -72,14 +72,14 @@ def segment_size(size: int) -> int:
     return -(-size // ROUND_LARGE) * ROUND_LARGE
 
 
-def from_snapshot(told: Mapping[str, Any] | None) -> Settings:
-    """The settings that a snapshot's `allocator_settings` tells; the defaults for what it does not tell."""
-    if not told:
+def from_snapshot(recorded: Mapping[str, Any] | None) -> Settings:
+    """The settings in a snapshot's `allocator_settings`; the defaults for those it lacks."""
+    if not recorded:
         return Settings()
-    split, rounding = told.get("max_split_size"), told.get("max_non_split_rounding_size")
-    divisions = told.get("roundup_power2_divisions")
-    threshold = told.get("garbage_collection_threshold")
-    settings = Settings(expandable=told.get("expandable_segments") is True)
+    split, rounding = recorded.get("max_split_size"), recorded.get("max_non_split_rounding_size")
+    divisions = recorded.get("roundup_power2_divisions")
+    threshold = recorded.get("garbage_collection_threshold")
+    settings = Settings(expandable=recorded.get("expandable_segments") is True)
     if isinstance(split, int) and 0 < split < 1 << 62:  # −1 is no limit
         settings = replace(settings, max_split=split)
     if isinstance(rounding, int) and 0 < rounding < 1 << 62:

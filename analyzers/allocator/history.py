@@ -1,6 +1,6 @@
 """What one device's allocator did, from a snapshot's tables: the state at the beginning, and each event.
 
-A snapshot tells the state at its end; the state at the beginning follows by going through the events backwards.
+A snapshot holds the state at its end; the state at the beginning follows by going through the events backwards.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class History:
     path: Path
     settings: Settings
     settings_text: str | None
-    """The variable as the snapshot tells it; None where it does not."""
+    """The variable as recorded in the snapshot; None where it is not."""
     modern: bool
     """Whether the PyTorch that wrote it knows PYTORCH_ALLOC_CONF."""
     events: list[Event]
@@ -232,11 +232,11 @@ def _history(trace: Trace, source: int, device: int) -> History:
     table, segments = trace["allocator_events"], trace["segments"]
     rows = np.flatnonzero((table["source"] == source) & (table["device"] == device))
     own = np.flatnonzero((segments["source"] == source) & (segments["device"] == device))
-    told = trace.sources[source].facts.get("allocator_settings")
-    text = told.get("PYTORCH_CUDA_ALLOC_CONF", told.get("PYTORCH_ALLOC_CONF")) if told else None
+    recorded = trace.sources[source].facts.get("allocator_settings")
+    text = recorded.get("PYTORCH_CUDA_ALLOC_CONF", recorded.get("PYTORCH_ALLOC_CONF")) if recorded else None
     after = _final(trace, own)
-    settings = from_snapshot(told)
-    if any(segments["expandable"][own]) and not told:
+    settings = from_snapshot(recorded)
+    if any(segments["expandable"][own]) and not recorded:
         settings = Settings(expandable=True)
     settings = _padded(settings, after)
     rank = int(table["rank"][rows[0]] if len(rows) else segments["rank"][own[0]])
@@ -245,7 +245,7 @@ def _history(trace: Trace, source: int, device: int) -> History:
     return History(
         rank, device, trace.sources[source].path, settings, text if isinstance(text, str) else None,
         # PYTORCH_ALLOC_CONF came with 2.9, as did this setting.
-        told is not None and "graph_capture_record_stream_reuse" in told, events, before, after, wrong,
+        recorded is not None and "graph_capture_record_stream_reuse" in recorded, events, before, after, wrong,
         {code: trace.names[code] for code in np.unique(table["frames"][rows]).tolist() if code != NO_NAME},
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ EVIDENCE = 8
 
 
 def findings(entries: Sequence[MemoryEntry]) -> list[FindingEntry]:
-    """Failed requests, retries and fragmentation over all snapshots; what two snapshots both tell, once."""
+    """Failed requests, retries and fragmentation over all snapshots; what two snapshots both hold, once."""
     found = [_failed(entries), _retried(entries), _fragmented(entries)]
     return [finding for finding in found if finding is not None]
 
@@ -36,12 +36,12 @@ def _failed(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
         return None
     first = next(iter(whys))
     advice = {
-        "fragmentation": "fragmentation: the bytes were there, in pieces",
-        "scattered": "what was free lay partly in pieces of reserved memory, partly on the device",
-        "limit": "not the device but a limit set for the process",
-        "full": "no setting of the allocator makes room: the job needs less in use at once",
+        "fragmentation": "fragmentation: enough bytes were free, but in pieces",
+        "scattered": "the free memory was partly in pieces of reserved memory, partly on the device",
+        "limit": "because of a limit set for the process, not of the device",
+        "full": "no allocator setting helps: the job must use less memory at once",
     }
-    cause = advice[kinds.pop()] if len(kinds) == 1 else "some by fragmentation, some for want of memory"
+    cause = advice[kinds.pop()] if len(kinds) == 1 else "some by fragmentation, some because memory was full"
     message = f"{plural(len(seen), 'request')} for memory failed; {cause}. {first[0].upper()}{first[1:]}"
     evidence = list(seen.values())
     return FindingEntry(
@@ -65,16 +65,16 @@ def _retried(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
             if key not in seen:
                 certain += retry["certain"]
                 spent += retry["dur_ns"] or 0
-            name = f"{memory(retry['released_bytes'])} given back for a request of {memory(retry['requested_bytes'])}"
-            note = "" if retry["certain"] else "or a call of empty_cache: no stack tells"
+            name = f"{memory(retry['released_bytes'])} released for a request of {memory(retry['requested_bytes'])}"
+            note = "" if retry["certain"] else "or a call of empty_cache: no stack was recorded"
             seen[key] = _evidence(entry, retry["time_ns"], retry["dur_ns"] or 0, name, note)
     if not seen:
         return None
     doubt = "" if certain == len(seen) else f"; {len(seen) - certain} of them may have been calls of empty_cache"
     took = f", which took {duration(spent)} in all" if spent else ""
     message = (
-        f"{plural(len(seen), 'request')} found the device full: cached memory was given back to it and the request "
-        f"tried again, with the device synchronised{took}{doubt}"
+        f"{plural(len(seen), 'request')} found the device full: the allocator released cached memory and retried, "
+        f"with the device synchronised{took}{doubt}"
     )
     evidence = list(seen.values())
     return FindingEntry(
@@ -104,7 +104,7 @@ def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
     size, peak = memory(fragmentation["reserved_bytes"]), memory(entry["peak_reserved_bytes"] or 0)
     message = (
         f"Up to {share(_share(entry))} of the peak of reserved memory ({size} of {peak}) was reserved while as "
-        f"much lay free in blocks that the requests could not use: {requests}, the largest "
+        f"much was free in blocks that the requests could not use: {requests}, the largest "
         f"{memory(fragmentation['largest_request_bytes'])} with {memory(fragmentation['free_bytes'])} free in smaller "
         f"blocks of its pool and {memory(fragmentation['free_elsewhere_bytes'])} in blocks for other streams or sizes"
     )

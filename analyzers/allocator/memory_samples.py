@@ -1,4 +1,4 @@
-"""Memory over time: its timeline thinned out for a report, and what a profiler's memory events tell."""
+"""Memory over time: its timeline thinned out for a report, and what a profiler's memory events hold."""
 
 from __future__ import annotations
 

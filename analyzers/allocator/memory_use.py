@@ -49,7 +49,7 @@ def run(facts: RunFacts) -> Result:
         entries[worst]["replay"] = _replayed(found[worst], try_changes=True)
     for history in found:
         if history.inconsistent:
-            contradict = f"{history.path.name}: events that contradict the blocks they speak of"
+            contradict = f"{history.path.name}: events that contradict the state of their blocks"
             result.problem("data_loss", "allocator_history_inconsistent", history.inconsistent, contradict)
     entries += profiled(trace)
     if entries:
@@ -139,7 +139,7 @@ def _failure(history: History, growth: Growth, allocated: int, reserved: int, fr
     usable = free_sizes(state_before(history, growth.row), event.stream, event.size <= SMALL_SIZE)
     largest = memory(usable[0]) if usable else "none"
     asked = f"a request of {memory(event.requested)}"
-    lay = f"{memory(free)} lay free in reserved blocks, the largest of its own pool {largest}"
+    lay = f"{memory(free)} were free in reserved blocks, the largest of its own pool {largest}"
     left = "" if device_free is None else f", and {memory(device_free)} on the device"
     if growth.fragmented:
         kind, why = "fragmentation", f"{asked} failed while {lay}{left}"
@@ -148,7 +148,7 @@ def _failure(history: History, growth: Growth, allocated: int, reserved: int, fr
         why = f"{asked} failed though {memory(device_free)} were free on the device: a limit set for the process"
     elif device_free is not None and free + device_free >= event.size:
         kind = "scattered"
-        why = f"{asked} failed: {lay}{left}: together enough, in no piece enough"
+        why = f"{asked} failed: {lay}{left}: enough in all, but no single piece is large enough"
     else:
         kind, why = "full", f"{asked} failed: {memory(allocated)} were in use; {lay}{left}"
     return {

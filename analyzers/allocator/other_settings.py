@@ -26,7 +26,7 @@ CANDIDATES: tuple[tuple[str, str], ...] = (
     ("garbage_collection_threshold", "0.8"),
     ("garbage_collection_threshold", "0.6"),
 )
-"""What is tried, the least intrusive first; the values are those of PyTorch's notes on CUDA memory management and
+"""The settings tried, the least intrusive first; the values are those of PyTorch's notes on CUDA memory management and
 their neighbours by powers of two."""
 
 MANY_EVENTS = 500_000
@@ -39,10 +39,10 @@ class Baseline:
 
     outcome: Outcome
     warm: Outcome
-    """The same from the recorded state: tells whether blocks are placed as they were."""
+    """The same from the recorded state: shows whether blocks are placed as they were."""
     recorded_peak: int
     limit: int | None
-    """Bytes that could be reserved, where a failed request or a retry tells."""
+    """Bytes that could be reserved, where a failed request or a retry shows them."""
     why_not: str
     """Why no other setting can be predicted; empty where it can."""
 
@@ -66,7 +66,7 @@ def baseline(history: History) -> Baseline:
     recorded = int(history.totals()[2].max())
     limit = capacity(history)
     if limit is None and any(release.kind == "retry" for release in releases(history)):
-        limit = recorded  # cudaMalloc refused more; how much less than that it would have refused is not told
+        limit = recorded  # cudaMalloc refused more; how much less than that it would have refused is unknown
     warm = replay(history, history.settings, limit)
     outcome = warm if history.from_start else replay(history, history.settings, limit, empty=True)
     found = Baseline(outcome, warm, recorded, limit, "")
@@ -76,7 +76,7 @@ def baseline(history: History) -> Baseline:
 def _doubt(history: History, found: Baseline) -> str:
     failed = sum(event.action == AllocatorAction.OOM for event in history.events)
     if failed and found.limit is not None and not found.outcome.failed:
-        return "the request that failed when recorded finds memory in the replay"
+        return "the request that failed when recorded succeeds in the replay"
     if abs(found.error) > MAX_ERROR_FRAC:
         began = "" if history.from_start else "; record from the start of the process"
         return f"a replay of the history as it was reserves {found.error:+.1%} of what was recorded{began}"

@@ -1,8 +1,8 @@
-"""Memory given back to the device: by a retry inside a request, by `empty_cache`, or by what the record can't tell.
+"""Memory given back to the device: by a retry inside a request, by `empty_cache`, or by something not recorded.
 
 The history has no event for a retry. A request that cudaMalloc refuses gives cached segments back and asks again:
 segments are freed, and the next event is a new segment or the failure. `empty_cache` looks the same where a
-request that needs a segment follows it; then stacks tell, or whether the request would have fitted beforehand.
+request that needs a segment follows it; then stacks decide, or whether the request would have fitted beforehand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Release:
     """Row of its first event."""
     last: int
     size: int
-    kind: Literal["retry", "empty_cache", "untold"]
+    kind: Literal["retry", "empty_cache", "unknown"]
     requested: int | None
     """Bytes that the request asked the device for; None where none followed."""
     time: int
@@ -86,7 +86,7 @@ def _release(history: History, first: int, last: int, reserved: int, limit: int 
         return Release(first, last, size, "empty_cache", None, NA)
     stack = history.frames.get(events[first].frames, "")
     asked = following.requested
-    kind: Literal["retry", "empty_cache", "untold"] = "untold"
+    kind: Literal["retry", "empty_cache", "unknown"] = "unknown"
     if following.action == AllocatorAction.OOM:
         kind = "retry"
     elif stack:

@@ -133,20 +133,20 @@ class _Phases:
     def __init__(self, trace: Trace, rank: int, main: int) -> None:
         host, names = trace["host_events"], trace.names
         self.host, self.main = host, main
-        told = [kinds.phase(name) for name in names.names]
-        self.code = np.array([names.code(phase) if phase else NO_NAME for phase in told], np.int64)
+        phase_of = [kinds.phase(name) for name in names.names]
+        self.code = np.array([names.code(phase) if phase else NO_NAME for phase in phase_of], np.int64)
         named = np.isin(host["category"], (Category.ANNOTATION, Category.OP)) & (host["rank"] == rank)
         named &= self.code[host["name"]] != NO_NAME
         self.ranges: Mask = named
         rows = np.flatnonzero(named & (host["category"] == Category.ANNOTATION))
         self.home = int(np.bincount(host["thread"][rows]).argmax()) if len(rows) else main
         self.next = rows[host["thread"][rows] == self.home]
-        phases = sorted({phase for phase in told if phase})
+        phases = sorted({phase for phase in phase_of if phase})
         before = {names.code(phase): names.code(f"before {phase}") for phase in phases}
         self.before = np.array([before.get(code, NO_NAME) for code in self.code[host["name"][self.next]].tolist()])
 
     def at(self, thread: Times, at: Times) -> Times:
-        """Codes of the phases; outside all ranges, «before» the next one; `NO_NAME` where nothing tells."""
+        """Codes of the phases; outside all ranges, «before» the next one; `NO_NAME` where none is recorded."""
         found = np.full(len(at), NO_NAME, np.int64)
         row = innermost(self.host, self.ranges, thread, at)
         elsewhere = (row == NA) & (at != NA)

@@ -1,14 +1,14 @@
-"""Exposed communication over the ranks of a run: waiting apart from transferring, latency from bandwidth, and
-whose lateness the waiting goes back to."""
+"""Exposed communication over the ranks of a run: waiting or transferring, latency or bandwidth, and the ranks
+whose lateness caused the waiting."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.root_cause import blame, doing
+from gpuscope.analyzers.collectives.root_cause import doing, trace_waits
 from gpuscope.analyzers.collectives.stragglers import rank_steps, stragglers
-from gpuscope.analyzers.collectives.transfers import CAUSES, Told, tell
-from gpuscope.analyzers.facts.matching import Matched, tell_unmatched
+from gpuscope.analyzers.collectives.transfers import CAUSES, Attribution, attribute_transfers
+from gpuscope.analyzers.facts.matching import Matched, report_unmatched
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.facts.waits import Waits
 from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result, attribute, longest, only_present
@@ -31,34 +31,33 @@ def run(facts: RunFacts) -> Result:
     """Causes of exposed communication per lane, the table of operations, the ranks others waited for."""
     result = Result(ANALYZER.name)
     trace = facts.trace
-    told = tell(trace, facts.waits)
+    attribution = attribute_transfers(trace, facts.waits)
     row_of_event = _row_of_event(trace)
     for lane in facts.lanes:
-        result.causes[lane.key] = _attribute(trace, lane, told, row_of_event)
-    _tell_assumed(result, told)
-    tell_unmatched(result, facts.matched)
+        result.causes[lane.key] = _attribute(trace, lane, attribution, row_of_event)
+    _report_assumed_links(result, attribution)
+    report_unmatched(result, facts.matched)
     result.sections[COLLECTIVES] = _table(trace, facts.matched, facts.waits)
     result.sections[CLOCK_ERROR] = facts.clocks.error
-    _tell_stragglers(result, facts)
+    _report_stragglers(result, facts)
     return result
 
 
-def _tell_assumed(result: Result, told: Told) -> None:
+def _report_assumed_links(result: Result, attribution: Attribution) -> None:
     causes = {cause for found in result.causes.values() for cause in found}
-    assumed = sorted({model.basis for model in told.models if model.assumed})
+    assumed = sorted({model.basis for model in attribution.models if model.assumed})
     if assumed:
         result.assumed = tuple(cause for cause in ("latency", "bandwidth") if cause in causes)
     if result.assumed:
         result.problem(
             "info",
             "assumed_link",
-            sum(model.assumed for model in told.models),
-            "operations whose fixed cost and bandwidth are not fitted, for want of different message sizes, "
-            f"but {'; '.join(assumed)}",
+            sum(model.assumed for model in attribution.models),
+            f"operations with too few different message sizes to fit latency and bandwidth; {'; '.join(assumed)}",
         )
 
 
-def _tell_stragglers(result: Result, facts: RunFacts) -> None:
+def _report_stragglers(result: Result, facts: RunFacts) -> None:
     """Sections `stragglers` and `rank_steps`. Messages between stages are the pipeline's, not a straggler's."""
     trace, lanes = facts.trace, facts.lanes
     matched, measured, clock = facts.matched, facts.waits, facts.clocks
@@ -70,20 +69,20 @@ def _tell_stragglers(result: Result, facts: RunFacts) -> None:
     if doubtful:
         result.problem(
             "info",
-            "last_rank_untold",
+            "last_rank_unknown",
             doubtful,
-            "collectives whose last rank can't be told: another arrived within the clocks' error of "
-            f"{units.duration(clock.error)}; their waits are charged to nobody",
+            "collectives whose last rank is unknown: another arrived within the clock error of "
+            f"{units.duration(clock.error)}; their waits are charged to no rank",
         )
-    blamed = blame(trace, matched, measured, clock, counted)
-    late = stragglers(facts, blamed, doing(trace, blamed))
+    traced = trace_waits(trace, matched, measured, clock, counted)
+    late = stragglers(facts, traced, doing(trace, traced))
     result.sections[STRAGGLERS] = late.entries
-    result.sections[STRAGGLERS_TESTABLE] = late.could_tell
-    result.sections[RANK_STEPS] = rank_steps(trace, measured, blamed, lanes) if len(found) else []
+    result.sections[STRAGGLERS_TESTABLE] = late.testable
+    result.sections[RANK_STEPS] = rank_steps(trace, measured, traced, lanes) if len(found) else []
 
 
-def _attribute(trace: Trace, lane: LaneSummary, told: Told, row_of_event: Times) -> dict[str, Attributed]:
-    """Cut a lane's exposed communication by cause."""
+def _attribute(trace: Trace, lane: LaneSummary, attribution: Attribution, row_of_event: Times) -> dict[str, Attributed]:
+    """Split a lane's exposed communication by cause."""
     exposed = lane.exposed_communication
     if not len(exposed.start):
         return {}
@@ -96,11 +95,11 @@ def _attribute(trace: Trace, lane: LaneSummary, told: Told, row_of_event: Times)
     known = row != NA
     at = np.maximum(row, 0)
     # On the CPU an event can be a piece of its collective.
-    turn = np.where(known, np.clip(told.turn[at], start, end), end) if len(told.turn) else end
-    untold = CAUSES.index(UNDIVIDED_COMMUNICATION)
+    turn = np.where(known, np.clip(attribution.turn[at], start, end), end) if len(attribution.turn) else end
+    unknown = CAUSES.index(UNDIVIDED_COMMUNICATION)
     before, after = (
-        np.where(known, cause[at], untold) if len(cause) else np.full(len(events), untold)
-        for cause in (told.before, told.after)
+        np.where(known, cause[at], unknown) if len(cause) else np.full(len(events), unknown)
+        for cause in (attribution.before, attribution.after)
     )
     left = exposed
     found: dict[str, Attributed] = {}
@@ -116,7 +115,7 @@ def _attribute(trace: Trace, lane: LaneSummary, told: Told, row_of_event: Times)
 def _row_of_event(trace: Trace) -> Times:
     """For each device event, its row in `collectives`, through the event itself or its host call; or NA."""
     table, device = trace["collectives"], trace["device_events"]
-    by_host = np.full(len(trace["host_events"]) + 1, NA, np.int64)  # the last entry is nobody's
+    by_host = np.full(len(trace["host_events"]) + 1, NA, np.int64)  # the last entry belongs to no event
     rows = np.flatnonzero(table["host_event"] != NA)
     by_host[table["host_event"][rows]] = rows
     found = by_host[np.where(device["launch"] == NA, -1, device["launch"])]
@@ -130,7 +129,7 @@ _NOTES = {
     "pipeline_bubble": "waits for a neighbouring stage",
     "latency": "too small for its fixed cost",
     "bandwidth": "limited by bytes over the link",
-    UNDIVIDED_COMMUNICATION: "neither waiting nor transferring can be told from this rank's record",
+    UNDIVIDED_COMMUNICATION: "this rank's record alone doesn't separate waiting from transferring",
 }
 
 
@@ -163,9 +162,9 @@ def _table(trace: Trace, matched: Matched, measured: Waits) -> list[CollectiveEn
 
 def _entry(table: Table, matched: Matched, measured: Waits, op: str, group: str | None, rows: Times) -> CollectiveEntry:
     duration = table["end"][rows] - table["start"][rows]
-    told = matched.of_row[rows] != NA
-    own = np.unique(matched.of_row[rows][told])
-    lone = rows[~told]
+    in_instance = matched.of_row[rows] != NA
+    own = np.unique(matched.of_row[rows][in_instance])
+    lone = rows[~in_instance]
     # Unmatched rows are instances of their own; the ranks of a matched instance are one.
     representative = np.concatenate((matched.instances.rows[matched.instances.bounds[own]], lone))
     size = table["bytes"][representative]

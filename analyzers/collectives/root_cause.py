@@ -5,7 +5,7 @@ longer than the peer since its own last communication, plus what it was behind a
 part is its own; the second is traced on, to the rank that came last there, compared with the one in the same place
 of the peer's own collective (ranks of one program do the same in the same order). Where both had just left one
 collective nothing was behind, whatever happened before: it has evened everyone out. Where the programs differ, as those
-of the stages of a pipeline that drains, the trail ends, and the rest is traced to nobody.
+of the stages of a pipeline that drains, the trail ends, and the rest is traced to no rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HOPS = 10_000
 
 
 @dataclass(frozen=True)
-class Blame:
+class TracedWaits:
     """Per row of `collectives`, ns of waiting of others, overlapped or not."""
 
     direct: Times
@@ -68,7 +68,7 @@ class _Trails:
         return _Trails(self.late[which], self.peer[which], self.wait[which])
 
 
-def blame(trace: Trace, matched: Matched, measured: Waits, clock: Clocks, counted: Mask) -> Blame:
+def trace_waits(trace: Trace, matched: Matched, measured: Waits, clock: Clocks, counted: Mask) -> TracedWaits:
     """Trace the waits of the instances that are `counted` (a mask) to the rows behind them."""
     table, found = trace["collectives"], matched.instances
     direct, peer = np.zeros(len(table), np.int64), np.full(len(table), NA, np.int64)
@@ -82,7 +82,7 @@ def blame(trace: Trace, matched: Matched, measured: Waits, clock: Clocks, counte
         if not len(trails.late):
             break
         trails = _follow(rows, matched, trails, clock.error or 0, own, peer)
-    return Blame(direct, own, peer)
+    return TracedWaits(direct, own, peer)
 
 
 def _rows(table: Table, matched: Matched, measured: Waits, clock: Clocks) -> _Rows:
@@ -108,18 +108,18 @@ def _follow(rows: _Rows, matched: Matched, trails: _Trails, error: int, own: Arr
     source, ended = rows.lead.row[late], rows.lead.ended[late]
     counterpart = other - (late - source)  # as far back in the peer's program
     begun = (source == NA) & (rows.lead.row[other] == NA)
-    told = (source != NA) & (counterpart >= 0)
-    at, against = np.where(told, source, late), np.where(told, counterpart, other)
-    told &= (rows.rank[against] == rows.rank[other]) & (rows.op[at] == rows.op[against])
+    comparable = (source != NA) & (counterpart >= 0)
+    at, against = np.where(comparable, source, late), np.where(comparable, counterpart, other)
+    comparable &= (rows.rank[against] == rows.rank[other]) & (rows.op[at] == rows.op[against])
     behind = rows.since[late] - rows.since[other]
     both = ended & rows.lead.ended[other] & (rows.lead.row[other] == against)
     one = (rows.instance[at] != NA) & (rows.instance[at] == rows.instance[against])
-    behind = np.where((told & both & one) | begun | (behind <= error), 0, behind)
+    behind = np.where((comparable & both & one) | begun | (behind <= error), 0, behind)
     share = np.clip(behind / np.maximum(rows.start[late] - rows.start[other], 1), 0, 1)
-    mine = (told | begun) & (share < 1)
+    mine = (comparable | begun) & (share < 1)
     np.add.at(own, late[mine], (trails.wait * (1 - share))[mine])
     peer[late[mine]] = other[mine]
-    goes_on = told & (share > 0)
+    goes_on = comparable & (share > 0)
     # The transfer that took longer than the peer's is no rank's lateness.
     slower = np.where(both, _transfer(rows, at) - _transfer(rows, against), 0)
     kept = np.clip(1 - slower / np.maximum(behind, 1), 0, 1)
@@ -142,11 +142,11 @@ def _same_place(matched: Matched, rows: _Rows, at: Times, against: Times, jumped
     if not len(found):
         return np.where(alone, against, NA)
     sizes = found.sizes
-    alike = (first != NA) & (second != NA) & (sizes[np.maximum(first, 0)] == sizes[np.maximum(second, 0)])
+    same_size = (first != NA) & (second != NA) & (sizes[np.maximum(first, 0)] == sizes[np.maximum(second, 0)])
     place = np.zeros(len(rows.rank), np.int64)
     place[found.rows] = np.arange(len(found.rows)) - found.bounds[:-1][found.owner]
-    position = found.bounds[np.maximum(second, 0)] + np.where(alike, place[jumped], 0)
-    return np.where(alone, against, np.where(alike, found.rows[position], NA))
+    position = found.bounds[np.maximum(second, 0)] + np.where(same_size, place[jumped], 0)
+    return np.where(alone, against, np.where(same_size, found.rows[position], NA))
 
 
 @dataclass(frozen=True)
@@ -170,32 +170,32 @@ def _most(spent: dict[str, float]) -> str | None:
     return best if best and spent[best] >= MOST * sum(spent.values()) else None
 
 
-def doing(trace: Trace, blamed: Blame) -> dict[int, Doing]:
+def doing(trace: Trace, traced: TracedWaits) -> dict[int, Doing]:
     """Per rank, what it spent longer on than its peers before the collectives it was late for.
 
     Each row's `own` is divided by the excess of the row's phases and operations over its peer's.
     """
-    late = np.flatnonzero((blamed.own > 0) & (blamed.peer != NA))
+    late = np.flatnonzero((traced.own > 0) & (traced.peer != NA))
     found: dict[int, Doing] = {}
     for column in ("phase", "operation"):
-        rank, code, spent = _excess(trace, blamed, late, column)
+        rank, code, spent = _excess(trace, traced, late, column)
         for of_rank, of_code, ns in zip(rank.tolist(), code.tolist(), spent.tolist(), strict=True):
             into = found.setdefault(of_rank, Doing({}, {}))
             (into.phases if column == "phase" else into.operations)[trace.names[of_code]] = ns
     return found
 
 
-def _excess(trace: Trace, blamed: Blame, late: Times, column: str) -> tuple[Times, Times, Array]:
+def _excess(trace: Trace, traced: TracedWaits, late: Times, column: str) -> tuple[Times, Times, Array]:
     """(rank, code of the phase or operation, ns of its share of the lateness)."""
-    told, width = trace["activity"], len(trace.names) + 1
-    mine, theirs = (_activity_of(told["collective"], rows) for rows in (late, blamed.peer[late]))
+    table, width = trace["activity"], len(trace.names) + 1
+    mine, theirs = (_activity_of(table["collective"], rows) for rows in (late, traced.peer[late]))
     which, activity = np.concatenate((mine[0], theirs[0])), np.concatenate((mine[1], theirs[1]))
     sign = np.repeat([1.0, -1.0], [len(mine[0]), len(theirs[0])])
-    keys, place = distinct(which * width + told[column][activity] + 1)
+    keys, place = distinct(which * width + table[column][activity] + 1)
     of_late, code = keys // width, keys % width - 1
-    longer = np.maximum(np.bincount(place, weights=told["dur"][activity] * sign, minlength=len(keys)), 0.0)
+    longer = np.maximum(np.bincount(place, weights=table["dur"][activity] * sign, minlength=len(keys)), 0.0)
     total = np.bincount(of_late, weights=longer, minlength=len(late))
-    share = longer * (blamed.own[late] / np.where(total > 0, total, 1))[of_late]
+    share = longer * (traced.own[late] / np.where(total > 0, total, 1))[of_late]
     pairs, pair = distinct(trace["collectives"]["rank"][late[of_late]] * width + code + 1)
     summed = np.bincount(pair, weights=share, minlength=len(pairs))
     return pairs // width, pairs % width - 1, summed

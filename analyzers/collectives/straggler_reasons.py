@@ -1,6 +1,6 @@
-"""Why a rank is late: its device is slower at equal work, it has more work, or its host comes late.
+"""Why a rank is late: its device is slower at equal work, it has more work, or its host is late.
 
-A late rank is held against the median of its peers over the steady steps. Time that it computes longer is `device`
+A late rank is compared with the median of its peers over the steady steps. Time that it computes longer is `device`
 where the same operations on the same shapes take longer, `data` where shapes are larger or operations more; time
 that its host makes its device idle longer is `host`, with the cause of that.
 """
@@ -98,7 +98,7 @@ def _reason(
 
 def _compare(own: _Work, peers: list[_Work]) -> tuple[float, float, bool]:
     """ns per step that a rank computes longer than its median peer: on the same shapes, for more or larger work;
-    and whether shapes or counts are known well enough to tell the two apart."""
+    and whether shapes or counts are known well enough to distinguish the two."""
     slower = more = known = 0.0
     for operation in {name for work in (own, *peers) for name, _ in work.by_shape}:
         shapes = {shape for work in (own, *peers) for shape in work.by_shape if shape[0] == operation}
@@ -149,10 +149,10 @@ def _larger(trace: Trace, rank: int, work: Mapping[int, _Work]) -> str:
     count, usual = own.of(worst)[0], float(np.median([peer.of(worst)[0] for peer in peers]))
     name = units.clean(trace.names[worst])
     if abs(count - usual) > SAME_WORK * max(count, usual):
-        return f"{count:.0f} {name} per step against {usual:.0f} elsewhere"
+        return f"{count:.0f} {name} per step vs. {usual:.0f} on its peers"
     rows = np.flatnonzero((table["operation"] == worst) & (table["dims"] != NO_NAME))
     mine = table["elements"][rows[table["rank"][rows] == rank]]
     others = table["elements"][rows[table["rank"][rows] != rank]]
     if len(mine) and len(others):
-        return f"{name} on inputs {mine.max() / max(int(np.median(others)), 1):.1f} times as large as elsewhere"
+        return f"{name} on inputs {mine.max() / max(int(np.median(others)), 1):.1f} times as large as on its peers"
     return name

@@ -8,7 +8,7 @@ from math import log, log1p
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.root_cause import Blame, Doing
+from gpuscope.analyzers.collectives.root_cause import Doing, TracedWaits
 from gpuscope.analyzers.collectives.straggler_reasons import reasons
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
@@ -28,18 +28,18 @@ MAX_CHANCE = 0.05
 
 @dataclass(frozen=True)
 class Stragglers:
-    """The entries, the costliest first, and whether there were enough steps to tell a steady rank."""
+    """The entries, the costliest first, and whether there were enough steps to test for a rank that is always last."""
 
     entries: list[StragglerEntry]
-    could_tell: bool
+    testable: bool
 
 
-def stragglers(facts: RunFacts, blame: Blame, doing: dict[int, Doing]) -> Stragglers:
+def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) -> Stragglers:
     """Everyone who came last or to whom waits are traced back, over the judged steps."""
     table = facts.trace["collectives"]
     ranks = int(table["rank"].max(initial=0)) + 1
     steps, judged = judged_rows(facts)
-    direct, own = np.where(judged, blame.direct, 0), np.where(judged, blame.own, 0)
+    direct, own = np.where(judged, traced.direct, 0), np.where(judged, traced.own, 0)
     caused = np.bincount(table["rank"], weights=direct, minlength=ranks)
     root = np.bincount(table["rank"], weights=own, minlength=ranks)
     tests = [_by_step(table["rank"], weight, steps, ranks, len(facts.trace.ranks)) for weight in (direct, own)]
@@ -48,12 +48,12 @@ def stragglers(facts: RunFacts, blame: Blame, doing: dict[int, Doing]) -> Stragg
     why = reasons(facts.trace, _lateness(facts, judged), _host_idle(facts))
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
-        told = doing.get(rank)
+        most = doing.get(rank)
         entries.append({
             "rank": rank, "caused_wait_ns": round(caused[rank]),
             "caused_wait_ns_per_step": round(caused[rank] / shared[rank]) if shared[rank] else None,
             "root_wait_ns": round(root[rank]),
-            "phase": told.phase() if told else None, "operation": told.operation() if told else None,
+            "phase": most.phase() if most else None, "operation": most.operation() if most else None,
             "recurrent": bool(chance[rank] < MAX_CHANCE),
             "reason": why[rank].reason if rank in why else None, "reason_why": why[rank].why if rank in why else "",
         })  # fmt: skip
@@ -152,7 +152,7 @@ def _steps_of(trace: Trace, lanes: Sequence[LaneSummary]) -> Times:
     return found
 
 
-def rank_steps(trace: Trace, measured: Waits, blame: Blame, lanes: Sequence[LaneSummary]) -> list[RankStepEntry]:
+def rank_steps(trace: Trace, measured: Waits, traced: TracedWaits, lanes: Sequence[LaneSummary]) -> list[RankStepEntry]:
     """One entry per rank and step, in this order: how long it took, what it made others wait, what it waited."""
     table = trace["collectives"]
     entries: list[RankStepEntry] = []
@@ -161,7 +161,7 @@ def rank_steps(trace: Trace, measured: Waits, blame: Blame, lanes: Sequence[Lane
         known, place = own[place != NA], place[place != NA]
         caused, suffered = (
             np.bincount(place, weights=values[known], minlength=len(lane.steps))
-            for values in (blame.direct, measured.exposed)
+            for values in (traced.direct, measured.exposed)
         )
         for index, step in enumerate(lane.steps):
             if step.step != NA:

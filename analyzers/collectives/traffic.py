@@ -18,10 +18,10 @@ from gpuscope.trace.schema import NA
 
 
 def run(facts: RunFacts) -> Result:
-    """The section `traffic`, where sends or receives tell their other end.
+    """The section `traffic`, where sends or receives record their other end.
 
     A matched message counts once, with its transfer; one of which only one end is recorded with that end's time,
-    waiting included. An exchange (one kernel that sends and receives) is not split: its directions are not told.
+    waiting included. An exchange (one kernel that sends and receives) is not split: its directions are not recorded.
     """
     result = Result(ANALYZER.name)
     trace, matched = facts.trace, facts.matched

@@ -1,4 +1,4 @@
-"""When each collective turns from waiting to transferring, and whether latency or bandwidth sets its transfer."""
+"""When each collective stops waiting and starts transferring, and whether latency or bandwidth limits the transfer."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 CAUSES = ("bandwidth", "latency", "pipeline_bubble", "straggler", UNDIVIDED_COMMUNICATION)
-"""Causes of exposed communication. Where several operations cover an instant the first counts: data that moves
-before waiting, what is known before what is not."""
-_BANDWIDTH, _LATENCY, _BUBBLE, _STRAGGLER, _UNTOLD = range(len(CAUSES))
+"""Causes of exposed communication. Where several operations cover an instant the first counts: moving data
+before waiting, known before unknown."""
+_BANDWIDTH, _LATENCY, _BUBBLE, _STRAGGLER, _UNKNOWN = range(len(CAUSES))
 
 
 SURELY_BANDWIDTH, SURELY_LATENCY = 4, 2
-"""Fixed costs from which, and up to which, a transfer of unknown size is set by its bytes, and by the fixed cost."""
+"""Fixed costs from which, and up to which, bytes, and the fixed cost, limit a transfer of unknown size."""
 
 
 @dataclass(frozen=True)
-class Told:
+class Attribution:
     """Per row of `collectives`: the instant at which waiting turns into transferring, on the row's own
     clock, and the cause (place in `CAUSES`) of the time before and after it."""
 
@@ -39,11 +39,14 @@ class Told:
     """The cost models of operations and groups."""
 
 
-def tell(trace: Trace, measured: Waits) -> Told:
-    """Matched: the last arrival divides waiting from transferring. Unmatched: no single rank can divide them."""
+def attribute_transfers(trace: Trace, measured: Waits) -> Attribution:
+    """Attribute the time of each collective to waiting and transferring.
+
+    Matched ones are divided at the last arrival; unmatched ones can't be divided, for that takes all ranks.
+    """
     table = trace["collectives"]
     start, end, matched = table["start"], table["end"], measured.arrived != NA
-    after = np.full(len(table), _UNTOLD, np.int8)
+    after = np.full(len(table), _UNKNOWN, np.int8)
     turn, bus = end.copy(), bus_bytes(trace)
     width = int(table["group"].max(initial=0)) + 2
     _, key = distinct(table["op"].astype(np.int64) * width + table["group"] + 1)
@@ -58,22 +61,22 @@ def tell(trace: Trace, measured: Waits) -> Told:
         after[sized] = np.where(small, _LATENCY, _BANDWIDTH)
         sizeless = own[matched[own] & ~np.isfinite(bus[own])]
         after[sizeless] = _by_time(measured.transfer[sizeless], models[-1].alpha)
-    after[~matched] = _UNTOLD
+    after[~matched] = _UNKNOWN
     after[(table["op"] == trace.names.find("barrier")) & ~np.isfinite(bus)] = _LATENCY  # moves nothing: all fixed cost
     turn[matched] = np.clip(measured.arrived[matched], start[matched], end[matched])
     message = trace.names.matching(POINT_TO_POINT.__contains__)[table["op"]]
-    before = np.where(matched, np.where(message, _BUBBLE, _STRAGGLER), _UNTOLD).astype(np.int8)
-    return Told(turn, before, after, models)
+    before = np.where(matched, np.where(message, _BUBBLE, _STRAGGLER), _UNKNOWN).astype(np.int8)
+    return Attribution(turn, before, after, models)
 
 
 def _by_time(transfer: Times, alpha: float) -> Array:
     """The cause of transfers whose sizes are not recorded, by how they compare with the fixed cost `alpha`, ns."""
-    small = np.where(transfer < SURELY_LATENCY * alpha, _LATENCY, _UNTOLD)
+    small = np.where(transfer < SURELY_LATENCY * alpha, _LATENCY, _UNKNOWN)
     return np.where(transfer >= SURELY_BANDWIDTH * alpha, _BANDWIDTH, small).astype(np.int8)
 
 
 def bus_bytes(trace: Trace) -> Array:
-    """Per row of `collectives`, bytes on the bus: size × nccl-tests' factor; NaN where size or factor is not told."""
+    """Per row of `collectives`, bytes on the bus: size × nccl-tests' factor; NaN where size or factor is unknown."""
     table = trace["collectives"]
     members = np.where(table["group_size"] == NA, 2, table["group_size"])
     width = int(members.max(initial=0)) + 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
               help="Fail where the step is slower by more than that, beyond its uncertainty.")  # fmt: skip
 @click.option("--fail-on-finding", type=click.Choice(["low", "medium", "high"]),
               help="Also fail on a finding of this severity or a higher one that the baseline has not.")  # fmt: skip
-@click.option("--strict", is_flag=True, help="Also fail where the traces don't settle it.")
+@click.option("--strict", is_flag=True, help="Also fail where the traces are inconclusive.")
 @click.option("--steps", type=StepRange(), metavar="A-B", help="Only these steps of both, e.g. 3-8.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
 @click.option("--force", is_flag=True, help="Overwrite the file of --junit.")
@@ -69,7 +69,7 @@ def command(
 _WORDS = {
     "passed": ("passed", "bold green"),
     "failed": ("FAILED", "bold red"),
-    "skipped": ("can't tell", "bold yellow"),
+    "skipped": ("inconclusive", "bold yellow"),
 }
 
 

@@ -39,7 +39,7 @@ def command(
     nccl_tuner: Path | None,
     force: bool,
 ) -> None:
-    """Write a run for another tool: all ranks merged on one clock, or NCCL's choices mended.
+    """Write a run for another tool: all ranks merged on one clock, or NCCL's choices improved.
 
     \b
     gpuscope export run/ --perfetto run.json.gz
@@ -65,7 +65,9 @@ def _write_tuner(trace: Trace, path: Path) -> None:
 
     found = tuning(trace)
     if not found.changes:
-        click.echo(f"No other choice is certain to gain: {path} is not written, NCCL chooses better alone.", err=True)
+        click.echo(
+            f"No other choice is certain to gain: {path} is not written, NCCL chooses better by itself.", err=True
+        )
         return
     check(found.rows)
     write_text(path, found.text())

@@ -1,1 +1,1 @@
-"""Two runs held against each other: is it faster, by how much beyond chance, and what moved."""
+"""Two runs compared: which is faster, by how much beyond chance, and what moved."""

@@ -63,7 +63,7 @@ def _side(side: Side, steps: Series) -> DiffSide:
 
 
 def _caveats(before: Report, after: Report, basis: Basis, per: tuple[moved.Unit, moved.Unit]) -> list[str]:
-    """What may make the comparison one of unlike things."""
+    """What may make the runs incomparable."""
     found = [
         f"{what} differ: {old or 'not recorded'} before, {new or 'not recorded'} after"
         for what, old, new in (
@@ -78,7 +78,7 @@ def _caveats(before: Report, after: Report, basis: Basis, per: tuple[moved.Unit,
         if old != new
     ]
     found += [
-        f"{word} holds a hang: its times are those of waiting"
+        f"{word} contains a hang: its times are those of waiting"
         for word, report in (("the run before", before), ("the run after", after))
         if report.get("hang", {}).get("hung")
     ]
@@ -89,7 +89,7 @@ def _caveats(before: Report, after: Report, basis: Basis, per: tuple[moved.Unit,
         reason = (
             "fewer or more kernels for the same work (fusion, graphs), or other work"
             if basis == "steps"
-            else "the windows hold different amounts of work, so the job may have become faster or slower all the same"
+            else "the windows hold different amounts of work, so the job may still have become faster or slower"
         )
         ran = f"{old_count:,.0f} → {new_count:,.0f} compute kernels per {unit} and rank"
         found.append(f"{ran} ({100 * (new_count / old_count - 1):+.1f} %): {reason}")

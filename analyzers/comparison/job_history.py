@@ -35,7 +35,7 @@ class TrendPoint:
 
 
 def trend(runs: Sequence[StoredRun], threshold: float = DEFAULT_THRESHOLD) -> list[TrendPoint]:
-    """Each run held against the one before it, in the order given."""
+    """Each run compared with the one before it, in the order given."""
     points: list[TrendPoint] = []
     for place, run in enumerate(runs):
         before = runs[place - 1] if place else run

@@ -1,7 +1,7 @@
 """Improvement, regression or neutral, on one rule for `gpuscope diff` and `gpuscope check`.
 
-The 95 % interval of the step time's change is held against a threshold. Entirely beyond it: a regression or an
-improvement. Entirely within: neutral. Across it: neutral too, but not conclusive, for the traces don't settle it.
+The 95 % interval of the step time's change is compared with a threshold. Entirely beyond it: a regression or an
+improvement. Entirely within: neutral. Across it: neutral too, but not conclusive, for the traces can't decide it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
 
 DEFAULT_THRESHOLD = 0.01
-"""Steps tell of chance within a run only; two runs of the same job differ a little more, by clocks, placement and
+"""Steps show the noise within one run only; two runs of the same job differ a little more, by clocks, placement and
 neighbours. One per cent is an allowance for that, not a measurement."""
 LARGE_CHANGE = 0.05
 """An inconclusive change from this share on is said first: it may well be real."""
@@ -40,7 +40,7 @@ def judge(moved: Change, threshold: float, own: Series, other: Series) -> DiffVe
     elif moved["basis"] == "window":
         why = (
             f"no steps in {'both runs' if not own.steps and not other.steps else 'one of the runs'}, so only windows "
-            f"compare ({_from_to(moved)}): they tell how long was recorded, not how long a step takes; {RECORD_STEPS}"
+            f"compare ({_from_to(moved)}): they show how long was recorded, not how long a step takes; {RECORD_STEPS}"
         )
     else:
         why = "no device timeline in one of the runs: there is no time to compare"
@@ -76,7 +76,7 @@ def _why_steps(moved: Change, result: Outcome, conclusive: bool, threshold: floa
     counts = f"{units.plural(len(own.steps), 'step')} and {units.plural(len(other.steps), 'step')}"
     low, high = moved["low_frac"], moved["high_frac"]
     if low is None or high is None:
-        return f"{counts}: a single step tells no uncertainty; record several"
+        return f"{counts}: a single step has no measurable spread; record several"
     interval, limit = f"the 95 % interval of the change, from {counts},", units.share(threshold)
     if result != "neutral":
         return f"{interval} lies beyond {limit}"
@@ -86,7 +86,7 @@ def _why_steps(moved: Change, result: Outcome, conclusive: bool, threshold: floa
     loud = ""
     if abs(moved["change_frac"] or 0.0) >= LARGE_CHANGE:
         loud = f"the step changed by {100 * (moved['change_frac'] or 0.0):+.1f} %, which may be real; "
-    return f"{loud}{interval} reaches across {limit}: noise, or a change that these steps can't show{more}"
+    return f"{loud}{interval} spans {limit}: noise, or a change too small for this number of steps{more}"
 
 
 def _more(moved: Change, threshold: float, own: Series, other: Series) -> str:
@@ -94,7 +94,7 @@ def _more(moved: Change, threshold: float, own: Series, other: Series) -> str:
     margin = abs(abs(moved["change_frac"] or 0.0) - threshold) * (moved["before_ns"] or 0)
     if not margin or not isinstance(first, Sample) or not isinstance(second, Sample):
         return ""
-    return f"; with this spread about {units.count(steps_needed(first, second, margin))} steps of each would tell"
+    return f"; with this spread about {units.count(steps_needed(first, second, margin))} steps of each would decide it"
 
 
 def _from_to(moved: Change) -> str:

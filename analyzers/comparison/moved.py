@@ -39,7 +39,7 @@ class Unit:
 
 
 def breakdown(before: Report, after: Report, own: Series, other: Series, per_step: bool) -> list[PartChange]:
-    """The four parts, with the interval of their change where steps tell it."""
+    """The four parts, with the interval of their change where there are steps."""
     if not before["ranks"] or not after["ranks"]:
         return []
     return [_part(part.key, before, after, own, other, per_step) for part in PARTS]

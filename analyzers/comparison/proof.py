@@ -1,4 +1,4 @@
-"""Predicted against gained: the suggestions of the run before, held against the step of the run after."""
+"""Predicted against gained: the suggestions of the run before, compared with the step of the run after."""
 
 from __future__ import annotations
 

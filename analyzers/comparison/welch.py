@@ -29,7 +29,7 @@ _QUANTILES = (
 """Student's t for a two-sided 95 % interval by degrees of freedom (NIST/SEMATECH e-Handbook of Statistical
 Methods, 1.3.6.7.2). Degrees between two rows take the lower one: the interval is then never too narrow."""
 _CORRELATED_FROM = 10
-"""Fewer values can't tell a correlation from chance: its standard error, 1/√n, would exceed 0.3."""
+"""Fewer values can't distinguish a correlation from chance: its standard error, 1/√n, would exceed 0.3."""
 
 
 @dataclass(frozen=True)

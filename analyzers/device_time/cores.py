@@ -32,8 +32,10 @@ def run(facts: RunFacts) -> Result:
     result = Result(ANALYZER.name)
     counted: list[Waited] = []
     for lane in facts.lanes:
-        told = waits(facts.trace, lane.rank)
-        counted += [Waited(lane.rank, step, told[step.step]) for step in lane.steps if step.step in told]
+        waited_by_step = waits(facts.trace, lane.rank)
+        counted += [
+            Waited(lane.rank, step, waited_by_step[step.step]) for step in lane.steps if step.step in waited_by_step
+        ]
     if counted and _share(counted) >= MIN_SHARE:
         result.findings.append(_finding(counted))
     return result
@@ -77,15 +79,15 @@ def waits(trace: Trace, rank: int) -> dict[int, int]:
     own = np.flatnonzero(trace["ranks"]["rank"] == rank)
     for source in np.unique(trace["ranks"]["source"][own]).tolist():
         header = trace.sources[source].facts.get("header")
-        told = header.get(KEY) if isinstance(header, dict) else None
-        found = _by_step(told) if isinstance(told, dict) else {}
+        counted = header.get(KEY) if isinstance(header, dict) else None
+        found = _by_step(counted) if isinstance(counted, dict) else {}
         if found:
             return found
     return {}
 
 
-def _by_step(told: dict[str, Any]) -> dict[int, int]:
-    columns, rows = told.get("columns"), told.get("steps")
+def _by_step(counted: dict[str, Any]) -> dict[int, int]:
+    columns, rows = counted.get("columns"), counted.get("steps")
     if not isinstance(columns, list) or not isinstance(rows, list) or not {"step", "waited_ns"} <= set(columns):
         return {}
     step, waited = columns.index("step"), columns.index("waited_ns")

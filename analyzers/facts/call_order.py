@@ -1,9 +1,9 @@
 """Numbers for operations that carry none: from their order, over captures that begin and end at different times.
 
 All ranks of a group carry out one sequence of operations. A rank's capture holds a stretch of it; how far two
-stretches are shifted against each other is told by where operations and sizes agree throughout. Training
+stretches are shifted against each other follows from where operations and sizes agree throughout. Training
 repeats itself, so several shifts can agree: then the one is right at which the operations also end together, up to a
-constant difference between clocks. If none stands out, nothing is said.
+constant difference between clocks. If none stands out, the operations stay unnumbered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RESOLUTION_NS = 1_000
 
 
 def numbers_by_order(trace: Trace, rows: Times, group: Times, token: Times) -> Times:
-    """Per row of `rows` (of `collectives`), a number equal for equal operations of its group; NA if untold.
+    """Per row of `rows` (of `collectives`), a number equal for equal operations of its group; NA if unknown.
 
     `token` says what an operation is (operation and size); a group's ranks are compared with the longest.
     """
@@ -46,15 +46,15 @@ def numbers_by_order(trace: Trace, rows: Times, group: Times, token: Times) -> T
             if stretch is longest:
                 number[stretch] = np.arange(len(stretch))
                 continue
-            alike = clock[int(rank[stretch[0]])] == clock[int(rank[longest[0]])]
-            shift = _shift(token[stretch], token[longest], ends[stretch], ends[longest], alike)
+            same_clock = clock[int(rank[stretch[0]])] == clock[int(rank[longest[0]])]
+            shift = _shift(token[stretch], token[longest], ends[stretch], ends[longest], same_clock)
             if shift is not None:
                 number[stretch] = np.arange(len(stretch)) + shift
     return number
 
 
 def _shift(own: Times, longest: Times, ends: Times, lead: Times, one_clock: bool) -> int | None:
-    """Where in `longest` the stretch `own` begins (negative: before it); None where that is not told."""
+    """Where in `longest` the stretch `own` begins (negative: before it); None where that is ambiguous."""
     whole = len(own) == len(longest) and bool(np.array_equal(own, longest))
     if whole and _scatter(ends, lead, 0)[0] <= CLEARER * _RESOLUTION_NS:
         return 0  # none can be clearer
@@ -80,13 +80,13 @@ def _agreeing(lead: Times, own: Times) -> list[int]:
     phase = np.exp(2j * np.pi * np.random.default_rng(0).random(int(codes.max()) + 1))[codes]
     size = 1 << (len(lead) + len(own)).bit_length()
     spectrum = np.fft.fft(phase[: len(lead)], size) * np.conj(np.fft.fft(phase[len(lead) :], size))
-    alike = np.fft.ifft(spectrum).real
+    matching = np.fft.ifft(spectrum).real
     shifts = np.arange(-len(own) + 1, len(lead))
     common = np.minimum(len(lead), shifts + len(own)) - np.maximum(shifts, 0)
     least = max(MIN_OVERLAP, (min(len(lead), len(own)) + 1) // 2)
     if len(lead) == len(own):  # nothing is missing at either end
         least = min(least, len(own))
-    likely = shifts[(common >= least) & (alike[shifts] > common - 0.5)]
+    likely = shifts[(common >= least) & (matching[shifts] > common - 0.5)]
     return [shift for shift in likely.tolist() if _same(lead, own, shift)]
 
 

@@ -26,8 +26,8 @@ _READING_NS = 1_000
 """What one clock read by several processes is good for: profilers store µs, or convert a counter to about that."""
 _SIGMA = 1.4826
 """Median absolute deviation to one standard deviation of a normal distribution."""
-_TOLD = 3.0
-"""Offset and drift are believed from so many standard deviations of the ends on."""
+_SIGNIFICANT = 3.0
+"""Standard deviations of the ends from which an offset or drift is significant."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class _Edge:
 
 
 def estimate(trace: Trace, matched: Matched) -> Clocks:
-    """Offsets and drifts relative to the lowest rank; zero where the ends' spread does not tell one apart from it."""
+    """Offsets and drifts relative to the lowest rank; zero where a clock's offset is within the spread of the ends."""
     clock = clock_of(trace)
     untied = Clocks(dict.fromkeys(trace.ranks, 0), None, {}, 0, clock)
     tables = [_differences(trace, found, clock) for found in (matched.instances, matched.partial)]
@@ -97,12 +97,12 @@ def estimate(trace: Trace, matched: Matched) -> Clocks:
         return untied
     at = int(time.min()) + (int(time.max()) - int(time.min())) // 2
     several = first != second
-    told = _edges(first[several], second[several], apart[several], (time[several] - at).astype(np.float64))
-    nodes = sorted({node for edge in told for node in (edge.first, edge.second)})
-    offset = _solve(nodes, told, [edge.offset for edge in told])
-    drift = _solve(nodes, told, [edge.drift for edge in told])
+    edges = _edges(first[several], second[several], apart[several], (time[several] - at).astype(np.float64))
+    nodes = sorted({node for edge in edges for node in (edge.first, edge.second)})
+    offset = _solve(nodes, edges, [edge.offset for edge in edges])
+    drift = _solve(nodes, edges, [edge.drift for edge in edges])
     # Ranks of one clock compare as exactly as it is read, however far apart their collectives end.
-    doubts = [max(edge.spread, abs(edge.offset) if _unclear(edge) else 0.0) for edge in told]
+    doubts = [max(edge.spread, abs(edge.offset) if _unclear(edge) else 0.0) for edge in edges]
     error = max(doubts, default=_READING_NS)
     return Clocks(
         {rank: round(offset.get(lead, 0.0)) for rank, lead in clock.items()},
@@ -146,13 +146,13 @@ def _edges(first: Times, second: Times, apart: Times, time: Array) -> list[_Edge
 
 
 def _compare(first: int, second: int, apart: Array, time: Array) -> _Edge:
-    """Offset at time 0 and drift of one clock against another; each only where the ends' spread tells it."""
+    """Offset at time 0 and drift of one clock against another; each only where it exceeds the spread of the ends."""
     middle = float(np.median(apart))
     constant = _Edge(first, second, middle, 0.0, _spread(apart - middle), len(apart))
     line = _line(apart, time)
     run = float(time.max() - time.min())
     # Drift only where it explains more than the ends' own scatter about the line.
-    if line is not None and abs(line[1]) * run > _TOLD * max(line[2], 1.0) and line[2] < constant.spread:
+    if line is not None and abs(line[1]) * run > _SIGNIFICANT * max(line[2], 1.0) and line[2] < constant.spread:
         return _Edge(first, second, line[0], line[1], line[2], len(apart))
     return constant
 
@@ -178,14 +178,14 @@ def _spread(residual: Array) -> float:
 
 
 def _unclear(edge: _Edge) -> bool:
-    """Whether an offset may be none."""
+    """Whether an offset may be zero."""
     if edge.count < MIN_INSTANCES:
         return True
-    return abs(edge.offset) <= _TOLD * max(edge.spread, 1.0) and not edge.drift
+    return abs(edge.offset) <= _SIGNIFICANT * max(edge.spread, 1.0) and not edge.drift
 
 
 def _solve(nodes: list[int], edges: list[_Edge], values: list[float]) -> dict[int, float]:
-    """What each clock differs by from the lowest it is tied to: least squares over all comparisons, weighted by
+    """The offset of each clock from the lowest one it is tied to: least squares over all comparisons, weighted by
     their number and spread; an unclear one says «no difference»."""
     place = {node: index for index, node in enumerate(nodes)}
     if not edges:

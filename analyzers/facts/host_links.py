@@ -1,4 +1,4 @@
-"""The links inside a host, as topology files tell them."""
+"""The links inside a host, from topology files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuscope.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Wire:
-    """A row of the table `topology`: NVLinks, PCIe lanes or ports, and bytes per second where told."""
+    """A row of the table `topology`: NVLinks, PCIe lanes or ports, and bytes per second where known."""
 
     node: str
     peer: str
@@ -25,7 +25,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Host:
-    """The links of one host as one topology file tells them."""
+    """The links of one host as one topology file lists them."""
 
     source: str
     wires: tuple[Wire, ...]
@@ -48,7 +48,7 @@ class Host:
         return found
 
     def members(self, placed: Placed) -> tuple[str, ...]:
-        """The GPUs of a group; empty where it is part of the host's and can't be told which."""
+        """The GPUs of a group; empty where it uses only part of the host's and which is unknown."""
         named = {gpu: gpu.removeprefix("GPU").strip().lower() for gpu in self.gpus}
         for wanted in (placed.bus_ids, tuple(str(device) for device in placed.devices)):
             found = tuple(gpu for gpu, name in named.items() if name in wanted)
@@ -63,6 +63,6 @@ def hosts(trace: Trace) -> tuple[Host, ...]:
     wires: dict[int, list[Wire]] = {}
     columns = (table[name].tolist() for name in ("source", "node", "peer", "link", "width", "rate"))
     for source, node, peer, link, width, rate in zip(*columns, strict=True):
-        told = [names[code] if code != NO_NAME else "" for code in (node, peer, link)]
-        wires.setdefault(source, []).append(Wire(told[0], told[1], told[2], width, rate))
+        texts = [names[code] if code != NO_NAME else "" for code in (node, peer, link)]
+        wires.setdefault(source, []).append(Wire(texts[0], texts[1], texts[2], width, rate))
     return tuple(Host(Path(trace.sources[source].path).name, tuple(own)) for source, own in wires.items())

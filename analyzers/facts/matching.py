@@ -23,11 +23,11 @@ from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
-Reason = Literal["outside_window", "ranks_missing", "disagree", "order_untold", "group_untold", "peer_untold"]
+Reason = Literal["outside_window", "ranks_missing", "disagree", "order_unknown", "group_unknown", "peer_unknown"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 """Why a row belongs to no instance: a rank of its group is in no file; a rank's capture does not hold the
-operation; ranks disagree on operation, size or count; without numbers, the order of the ranks fits in no or in
-several ways; the members of the group, or the other end of a message, are not recorded."""
+operation; ranks disagree on operation, size or count; without numbers, the orders of calls fit together in no
+or in several ways; the members of the group, or the other end of a message, are not recorded."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _point_to_point(trace: Trace, found: Groups, rows: Times, reason: Array) -> 
     rank, op = table["rank"][rows], table["op"][rows]
     peer = np.where(table["peer"][rows] == NA, found.other_of_two(rows, rank), table["peer"][rows])
     peer = np.where(peer == NA, found.at_place(rows, table["peer_place"][rows]), peer)
-    reason[rows[peer == NA]] = REASONS.index("peer_untold")
+    reason[rows[peer == NA]] = REASONS.index("peer_unknown")
     rows, rank, op, peer = (column[peer != NA] for column in (rows, rank, op, peer))
     send, receive = (op == names.find(name) for name in ("send", "recv"))
     low, high = np.minimum(rank, peer), np.maximum(rank, peer)
@@ -154,8 +154,8 @@ def _instances(
 ) -> tuple[Instances, Instances]:  # fmt: skip
     """Whole and partial instances of rows that carry a number within their group."""
     table = trace["collectives"]
-    reason[rows[number == NA]] = REASONS.index("order_untold")
-    reason[rows[members == NA]] = REASONS.index("group_untold")
+    reason[rows[number == NA]] = REASONS.index("order_unknown")
+    reason[rows[members == NA]] = REASONS.index("group_unknown")
     keep = (number != NA) & (members != NA)
     rows, group, number, members = rows[keep], group[keep], number[keep], members[keep]
     if not len(rows):
@@ -178,7 +178,7 @@ def _instances(
 
 
 def _occurrences(table: Table, rows: Times, group: Times, number: Times) -> Times:
-    """The how-maniest of its rank each row is under one number: coalesced calls share theirs."""
+    """Per row, its position among the rows of its rank under one number: coalesced calls share theirs."""
     order = np.lexsort((table["start"][rows], number, table["rank"][rows], group))
     first = _changes(group[order], table["rank"][rows][order], number[order])
     sizes = np.diff(np.append(first, len(rows)))
@@ -201,12 +201,12 @@ def _agree(table: Table, rows: Times, first: Times, p2p: bool, names: NamePool) 
     highest = np.maximum.reduceat(size, first)
     lowest = np.minimum.reduceat(np.where(size == NA, np.iinfo(np.int64).max, size), first)
     op = table["op"][rows]
-    if p2p:  # the key tells the direction; here: one end each
+    if p2p:  # the key holds the direction; here: one end each
         sends = np.add.reduceat((op == names.find("send")).astype(np.int64), first)
         same = sends <= 1
     else:
         same = np.maximum.reduceat(op, first) == np.minimum.reduceat(op, first)
-    own = op[first] == names.find("all_to_all")  # each rank tells its own share where these differ
+    own = op[first] == names.find("all_to_all")  # each rank records its own share where these differ
     return np.asarray(same & (own | (highest == NA) | (highest == lowest)))
 
 
@@ -229,7 +229,7 @@ def _joined(parts: list[Instances]) -> Instances:
     )
 
 
-def tell_unmatched(result: Result, matched: Matched) -> None:
+def report_unmatched(result: Result, matched: Matched) -> None:
     """One problem per reason; `count` is rows of `collectives`, one per rank and operation."""
     count = matched.unmatched
     if count.get("ranks_missing"):
@@ -253,24 +253,24 @@ def tell_unmatched(result: Result, matched: Matched) -> None:
             count["disagree"],
             "collectives not matched: ranks disagree on operation, size or count under one sequence number",
         )
-    if count.get("order_untold"):
+    if count.get("order_unknown"):
         result.problem(
             "info",
-            "collectives_order_untold",
-            count["order_untold"],
-            "collectives not matched: without sequence numbers, the order of the ranks fits in no or in several ways",
+            "collectives_order_unknown",
+            count["order_unknown"],
+            "collectives not matched: no sequence numbers, and the order of calls fits in no way or in several",
         )
-    if count.get("group_untold"):
+    if count.get("group_unknown"):
         result.problem(
             "info",
-            "collectives_group_untold",
-            count["group_untold"],
+            "collectives_group_unknown",
+            count["group_unknown"],
             "collectives not matched: which ranks belong to their group is not recorded",
         )
-    if count.get("peer_untold"):
+    if count.get("peer_unknown"):
         result.problem(
             "info",
-            "messages_peer_untold",
-            count["peer_untold"],
+            "messages_peer_unknown",
+            count["peer_unknown"],
             "sends and receives not matched: the rank at the other end is not recorded",
         )

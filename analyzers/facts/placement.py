@@ -1,4 +1,4 @@
-"""On which hosts and GPUs the ranks of a group lie, as far as the trace or NCCL's log tells."""
+"""On which hosts and GPUs the ranks of a group lie, as far as the trace or NCCL's log records it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuscope.trace.world import recorded_world
 
 @dataclass(frozen=True)
 class Placed:
-    """A group of `size` ranks on `hosts` hosts (None: not told), on GPUs of these models."""
+    """A group of `size` ranks on `hosts` hosts (None: unknown), on GPUs of these models."""
 
     size: int
     hosts: int | None
@@ -83,7 +83,7 @@ def _seats(trace: Trace) -> dict[int, _Seat]:
 
 
 def _world(trace: Trace) -> dict[int, _Seat]:
-    """By rank of the job: what the log tells of the communicator that holds all of them."""
+    """By rank of the job: the place that the log records in the communicator of all ranks."""
     world = max(len(trace.ranks), recorded_world(trace).size or 0)
     return {rank: seat for rank, size, seat in _communicator_seats(trace) if size == world and rank != NA}
 
@@ -93,8 +93,8 @@ def _communicator_seats(trace: Trace) -> list[tuple[int, int, _Seat]]:
     found = []
     columns = (table[name].tolist() for name in ("rank", "size", "host", "device", "device_name", "bus_id"))
     for rank, size, host, device, model, bus_id in zip(*columns, strict=True):
-        told = [names[code] if code != NO_NAME else "" for code in (host, model, bus_id)]
-        found.append((rank, size, _Seat(told[0], device, told[1], pci_address(told[2]))))
+        texts = [names[code] if code != NO_NAME else "" for code in (host, model, bus_id)]
+        found.append((rank, size, _Seat(texts[0], device, texts[1], pci_address(texts[2]))))
     return found
 
 
@@ -119,13 +119,13 @@ def _logged(trace: Trace) -> dict[int, Placed]:
     return found
 
 
-def pci_address(told: str) -> str:
+def pci_address(address: str) -> str:
     """A PCI address as sysfs writes it: NCCL's log has it as one hexadecimal number (`17000` for
     0000:17:00.0), nccl-tests without the function. Empty where it is neither."""
-    parts = told.lower().split(":")
+    parts = address.lower().split(":")
     try:
         if len(parts) == 1:
-            number = int(told, 16)
+            number = int(address, 16)
             return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
         domain, bus = int(parts[0], 16), int(parts[1], 16)
         rest = parts[2] if len(parts) > 2 else "00.0"

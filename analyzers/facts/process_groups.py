@@ -1,4 +1,4 @@
-"""Process groups of a run as the rows of `collectives` and `groups` tell them: who belongs to each."""
+"""Process groups of a run and their members, from the tables `collectives` and `groups`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Groups:
     of_row: Times
     """Per row of `collectives`, its group."""
     members: Times
-    """Per group, how many ranks are in it; NA where that can't be told."""
+    """Per group, how many ranks are in it; NA where that is unknown."""
     ranks: list[Times | None]
     """Per group, its ranks, ascending; None where they are not recorded."""
     present: Times
@@ -53,7 +53,7 @@ class Groups:
 def groups_of(trace: Trace) -> Groups:
     """The groups of a trace's collectives.
 
-    Names are unique only among a rank's groups, members only within a layout: both together tell a group.
+    Names are unique only among a rank's groups, member lists only within a layout: both together identify a group.
     """
     table = trace["collectives"]
     listed = _members_listed(trace, table)
@@ -73,21 +73,21 @@ def groups_of(trace: Trace) -> Groups:
     communicators = _places(trace)
     places: dict[int, dict[int, int]] = {}
     for group, row in enumerate(first.tolist()):
-        told = _parsed(trace.names[int(listed[row])])
+        members = _parsed(trace.names[int(listed[row])])
         named = int(table["group"][row]) != NO_NAME
-        if told is None and size[group] == NA and not named and _all_there(trace):
-            size[group] = len(there)  # no group is told at all, and nobody is missing who could be in it
+        if members is None and size[group] == NA and not named and _all_there(trace):
+            size[group] = len(there)  # no group lists its members, and no rank is missing that could be in one
         own = communicators.get(int(table["group"][row]), {})
         if own:
             places[group] = own
-        if told is None and own and len(own) == size[group]:
-            told = np.array(sorted(own.values()), np.int64)
-        if told is not None:
-            size[group] = len(told)
+        if members is None and own and len(own) == size[group]:
+            members = np.array(sorted(own.values()), np.int64)
+        if members is not None:
+            size[group] = len(members)
         elif size[group] == len(active[group]):
-            told = active[group]
-        ranks.append(told)
-        present[group] = len(there.intersection(told.tolist())) if told is not None else len(active[group])
+            members = active[group]
+        ranks.append(members)
+        present[group] = len(there.intersection(members.tolist())) if members is not None else len(active[group])
     return Groups(of_row, size, ranks, present, used == 0, places)
 
 
@@ -106,17 +106,17 @@ def _members_listed(trace: Trace, table: Table) -> Times:
     """Per row, the code of its group's list of ranks; where that is elided, from `groups`; else `NO_NAME`."""
     listed = table["group_ranks"].astype(np.int64)
     groups = trace["groups"]
-    told = {
+    known = {
         (rank, group): ranks
         for rank, group, ranks in zip(*(groups[name].tolist() for name in ("rank", "group", "ranks")), strict=True)
         if ranks != NO_NAME
     }
-    untold = np.flatnonzero((listed == NO_NAME) & (table["group"] != NO_NAME))
-    if told and len(untold):
+    unlisted = np.flatnonzero((listed == NO_NAME) & (table["group"] != NO_NAME))
+    if known and len(unlisted):
         width = len(trace.names) + 1
-        keys, which = distinct(table["rank"][untold] * width + table["group"][untold])
-        found = [told.get((key // width, key % width), NO_NAME) for key in keys.tolist()]
-        listed[untold] = np.array(found, np.int64)[which]
+        keys, which = distinct(table["rank"][unlisted] * width + table["group"][unlisted])
+        found = [known.get((key // width, key % width), NO_NAME) for key in keys.tolist()]
+        listed[unlisted] = np.array(found, np.int64)[which]
     return listed
 
 

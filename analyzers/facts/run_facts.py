@@ -52,7 +52,7 @@ class RunFacts:
 
     @property
     def world_size(self) -> int | None:
-        """Ranks of the job; None where that is neither recorded nor may be assumed."""
+        """Ranks of the job; None where it is neither recorded nor can be assumed."""
         return self.world.size
 
     @cached_property

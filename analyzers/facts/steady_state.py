@@ -93,7 +93,7 @@ class SteadyState:
 
     @cached_property
     def usual_ns(self) -> float | None:
-        """What a step usually takes, by which long ones are told; None without whole steps."""
+        """What a step usually takes, the reference for long ones; None without whole steps."""
         typical = usual(list(self.steps.values()))
         return typical.median if typical is not None else None
 

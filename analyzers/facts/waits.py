@@ -88,13 +88,13 @@ def rows_by_lane(trace: Trace, lanes: Sequence[LaneSummary]) -> list[tuple[LaneS
     return found
 
 
-def _exposed(table: Table, told: Times, own: Times, arrived: Times, lane: LaneSummary) -> Times:
+def _exposed(table: Table, measured: Times, own: Times, arrived: Times, lane: LaneSummary) -> Times:
     """`Waits.exposed` of a lane's rows."""
     found = np.zeros(len(own), np.int64)
-    if not len(told):
+    if not len(measured):
         return found
-    until = np.minimum(arrived[told], table["end"][told])
+    until = np.minimum(arrived[measured], table["end"][measured])
     before = np.concatenate((until[:1] * 0 + np.iinfo(np.int64).min, np.maximum.accumulate(until)[:-1]))
-    begin = np.minimum(np.maximum(table["start"][told], before), until)
-    found[np.searchsorted(own, told)] = measure_within(lane.exposed_communication, begin, until)
+    begin = np.minimum(np.maximum(table["start"][measured], before), until)
+    found[np.searchsorted(own, measured)] = measure_within(lane.exposed_communication, begin, until)
     return np.maximum(found, 0)

@@ -54,7 +54,7 @@ class Result:
     status: Literal["ok", "skipped", "failed"] = "ok"
     why: str = ""
     applicable: bool = True
-    """False where it is skipped because the run holds nothing of the kind that it analyses."""
+    """False where it is skipped because the run has nothing that it analyses."""
     sections: Sections = field(default_factory=Sections)
     """Parts of the report, as `analyzers.frame.sections` declares them."""
     causes: dict[LaneKey, dict[str, Attributed]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Result:
     """Causes that rest on assumed figures rather than on the trace: less confidence."""
 
     def problem(self, severity: Severity, code: str, count: int, message: str) -> None:
-        """Tell of something uncertain, as a source tells its builder."""
+        """Report something uncertain, as a source does to its builder."""
         self.problems.append({"severity": severity, "code": code, "count": count, "message": message})
 
 
@@ -120,7 +120,7 @@ def analyzers_of(kind: type[Kind]) -> tuple[Kind, ...]:
 
 def run_one(analyzer: Analyzer, trace: Trace, *given: object) -> Result:
     """`analyzer.run(*given)`: skipped where `trace` lacks what it needs, failed where it breaks or gives what it does
-    not declare; never in another's way."""
+    not declare; other analyses run on."""
     missing = [need for need in analyzer.needs if not need.met(trace)]
     if missing:
         why = "; ".join(f"no {need.what}: {need.how}" for need in missing)

@@ -24,8 +24,8 @@ class Run:
     steps: Mapping[LaneKey, int]
     """Judged steps of every lane."""
     stragglers: Sequence[StragglerEntry]
-    could_tell: bool = True
-    """Whether there were enough collectives to tell a rank that always comes last."""
+    testable: bool = True
+    """Whether there were enough collectives to test for a rank that always comes last."""
     clock_error: int | None = None
 
 
@@ -49,7 +49,7 @@ def _finding(cause: Cause, own: Mapping[LaneKey, Attributed], share: float, run:
         operations=sum(attributed.operations for attributed in own.values()),
         busy_ns=sum(attributed.busy for attributed in own.values()),
         stragglers=run.stragglers,
-        could_tell=run.could_tell,
+        could_tell=run.testable,
         clock_error_ns=run.clock_error,
     )
     return {

@@ -18,7 +18,7 @@ class Need:
     present: Callable[[Trace], bool] | None = None
     """Whether the trace holds it, where that is not the rows of one table."""
     optional: bool = False
-    """Whether a good recording may lack it: then the run is just not one for this analysis, and nobody is urged to
+    """Whether a good recording may lack it: then this analysis does not apply to the run, and the user is not asked to
     record it."""
 
     def met(self, trace: Trace) -> bool:

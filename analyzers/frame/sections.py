@@ -31,11 +31,11 @@ def every(values: Sequence[list[T]]) -> list[T]:
 
 def merge_kernels(values: Sequence[list[KernelEntry]]) -> list[KernelEntry]:
     """Kernels of all files added up by name and category, the costliest first. A rate is the mean by time."""
-    alike: dict[tuple[str, str], list[KernelEntry]] = defaultdict(list)
+    same: dict[tuple[str, str], list[KernelEntry]] = defaultdict(list)
     for entry in (entry for entries in values for entry in entries):
-        alike[entry["name"], entry["category"]].append(entry)
-    everything = sum(entry["dur_ns"] for own in alike.values() for entry in own)
-    return sorted((_kernel(own, everything) for own in alike.values()), key=lambda kernel: -kernel["dur_ns"])
+        same[entry["name"], entry["category"]].append(entry)
+    everything = sum(entry["dur_ns"] for own in same.values() for entry in own)
+    return sorted((_kernel(own, everything) for own in same.values()), key=lambda kernel: -kernel["dur_ns"])
 
 
 def _kernel(own: Sequence[KernelEntry], everything: int) -> KernelEntry:
@@ -83,7 +83,7 @@ RANK_STEPS = Section[list[document.RankStepEntry]]("rank_steps")
 CLOCK_ERROR = Section[int | None]("clock_error_ns", printed=False)
 """It is printed as `trace.clock_error_ns`."""
 STRAGGLERS_TESTABLE = Section[bool]("stragglers_testable", printed=False)
-"""Whether there were enough collectives to tell a rank that always comes last."""
+"""Whether there were enough collectives to test for a rank that always comes last."""
 SLOWDOWN = Section[document.Slowdown]("slowdown")
 REPLAY = Section[Replay]("replay")
 PIPELINE = Section[Pipeline]("pipeline")

@@ -1,4 +1,4 @@
-"""Whether what is reported of a lane adds up (docs/definitions.md): a report of 103 % must not leave the house.
+"""Whether what is reported of a lane adds up (docs/definitions.md): a report of 103 % must not be shown.
 
 Per lane and per step: the breakdown's parts sum to the window, the steps tile it, and the causes of each part sum to
 that part, so all causes to window − compute. Allocator time is idle in the breakdown though memory by class.

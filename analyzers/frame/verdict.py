@@ -1,4 +1,4 @@
-"""What bounds the run, how sure that is, and when the trace can't tell (definitions: «Verdict»)."""
+"""What bounds the run, how sure that is, and when the trace can't show it (definitions: «Verdict»)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuscope.report.view.vocabulary import CLASSES
 VERDICT_SHARE = 0.10
 """A class must hold this share of the window to bound the run (definitions: «Verdict»)."""
 LOST_WORK = 0.5
-"""If lost kernels, as long as the recorded ones on average, could fill this share of the idle time, it may be none."""
+"""If lost kernels of average length could fill this share of the idle time, the device may not have been idle."""
 MAX_CONFIDENCE = 0.95
 WHOLE_WINDOW = 0.8
 """Confidence that remains where the whole window is judged, warm-up and all."""
@@ -41,7 +41,7 @@ class Evidence:
     why_whole: str
     """Why the whole window is judged, not the steady state; empty where that is."""
     thinned: str
-    """What shows that events were dropped from the recording; empty where nothing does."""
+    """Evidence that events were dropped from the recording; empty where there is none."""
     assumed: Sequence[str]
     why_no_device: str
     """What the sources say of why no device event was recorded; empty where they don't."""
@@ -52,7 +52,7 @@ class Evidence:
     slowdown: Slowdown | None = None
     """What a what-if on the job's operations found; it makes the verdict where nothing but operations is known."""
     world_assumed: bool = False
-    """Whether the ranks at hand are only assumed to be all of the job."""
+    """Whether the ranks in the files are only assumed to be the whole job."""
     contradiction: str = ""
     """What does not add up; empty where all does."""
 
@@ -75,16 +75,16 @@ def bound(causes: Mapping[str, int], window: int) -> tuple[Class, str | None, fl
     if share < VERDICT_SHARE:
         return "compute", None, max(0.0, 1.0 - sum(causes.values()) / window) if window else 0.0
     own = {cause: ns for cause, ns in causes.items() if class_of(cause) == top and cause != UNDIVIDED_COMMUNICATION}
-    untold = causes.get(UNDIVIDED_COMMUNICATION, 0) if top == "communication" else 0
+    unknown = causes.get(UNDIVIDED_COMMUNICATION, 0) if top == "communication" else 0
     cause = max(own, key=lambda name: own[name]) if own else None
-    return top, cause if cause is not None and own[cause] >= untold else None, share
+    return top, cause if cause is not None and own[cause] >= unknown else None, share
 
 
 def decide(evidence: Evidence) -> Verdict:
     """The verdict, or an abstention that says what to record."""
     if not evidence.events and evidence.slowdown is not None and not evidence.contradiction:
         return _by_operations(evidence.slowdown)
-    why = _cannot_tell(evidence)
+    why = _why_abstain(evidence)
     if why:
         return _verdict(None, None, 0.0, 0.0, why + _besides(evidence.slowdown), abstained=True)
     top, cause, share = bound(evidence.causes, evidence.window)
@@ -130,11 +130,12 @@ def _besides(slowdown: Slowdown | None) -> str:
     if slowdown is None:
         return ""
     return (
-        f"; by its operations the step takes {slowdown['total']:.3f} times as long as with each at the mean of its like"
+        f"; by its operations the step takes {slowdown['total']:.3f} times as long as with every operation at the mean "
+        "of its peers"
     )
 
 
-def _cannot_tell(evidence: Evidence) -> str:
+def _why_abstain(evidence: Evidence) -> str:
     if evidence.contradiction:
         return f"the analysis contradicts itself, which is a bug of gpuscope: {evidence.contradiction}"
     if evidence.hung and evidence.events:
@@ -173,7 +174,7 @@ def _ranks_missing(evidence: Evidence) -> bool:
 
 
 def _confidence(evidence: Evidence, top: Class, cause: str | None, share: float) -> float:
-    """A product of what speaks against the verdict; docs/definitions.md tells it in words.
+    """The product of the doubts about the verdict; docs/definitions.md explains it.
 
     How clear the lead is (the runner-up class, or the 10 % line), and the shares of what is unexplained,
     lost, unlinked, assumed or missing.
@@ -186,10 +187,10 @@ def _confidence(evidence: Evidence, top: Class, cause: str | None, share: float)
         lead = min(1 - runner_up / sums[top], (share - VERDICT_SHARE) / VERDICT_SHARE + 0.1)
     confidence = 0.5 + 0.5 * min(max(lead, 0.0), 1.0)
     not_compute = sum(evidence.causes.values())
-    untold = evidence.causes.get(UNATTRIBUTED, 0)
-    if cause is not None:  # where the cause is left open, not knowing it speaks against nothing
-        untold += evidence.causes.get(UNDIVIDED_COMMUNICATION, 0)
-    confidence *= 1 - untold / max(not_compute, evidence.window // 10, 1)
+    unknown = evidence.causes.get(UNATTRIBUTED, 0)
+    if cause is not None:  # where the cause is left open, an unknown one lowers nothing
+        unknown += evidence.causes.get(UNDIVIDED_COMMUNICATION, 0)
+    confidence *= 1 - unknown / max(not_compute, evidence.window // 10, 1)
     confidence *= 1 - evidence.kernels_lost / max(evidence.launches, evidence.kernels_lost, 1)
     confidence *= evidence.events / (evidence.events + evidence.events_lost)
     if top == "cpu":
@@ -210,7 +211,7 @@ def _confidence(evidence: Evidence, top: Class, cause: str | None, share: float)
 def _world_taken(evidence: Evidence) -> str:
     if not evidence.world_assumed:
         return ""
-    return f"; the {len(evidence.ranks)} ranks at hand are assumed to be the whole job"
+    return f"; the {len(evidence.ranks)} ranks in these files are assumed to be the whole job"
 
 
 def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str:
@@ -223,7 +224,7 @@ def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str
         )
     if cause is None:
         return (
-            f"{units.share(share)} of the time is exposed communication; waiting can't be told from transferring: "
+            f"{units.share(share)} of the time is exposed communication; whether ranks wait or transfer is unknown: "
             + _what_to_add(evidence)
         )
     spent = evidence.causes[cause]
@@ -234,7 +235,7 @@ def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str
 
 
 def _what_to_add(evidence: Evidence) -> str:
-    """What would tell a slow rank from a slow link."""
+    """What would distinguish a slow rank from a slow link."""
     if not _ranks_missing(evidence):
         return "record the sizes of collectives (NCCL's own arguments in torch.profiler, NVTX payloads in nsys)"
     if evidence.world_size is None:

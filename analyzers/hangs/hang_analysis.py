@@ -25,7 +25,7 @@ NO_PAIR = (-1, -1)
 
 @dataclass(frozen=True)
 class Found:
-    """What was found out about a job."""
+    """What is known about a job."""
 
     job: Job
     waits: Sequence[Wait]
@@ -97,8 +97,8 @@ def _has_finished(job: Job, rank: int, record: Record) -> bool:
     if own:
         return not job.unfinished(own[0])
     status = job.status.get((rank, record.group))
-    told = status is not None and status.completed is not None and record.group not in job.p2p_groups
-    return told and status is not None and (status.completed or 0) >= record.seq
+    known = status is not None and status.completed is not None and record.group not in job.p2p_groups
+    return known and status is not None and (status.completed or 0) >= record.seq
 
 
 def _transfer(job: Job, waiting: set[int]) -> dict[int, HangCause]:
@@ -133,7 +133,7 @@ def _section(found: Found) -> Hang:
 
 
 def _operations(job: Job, found: Sequence[Wait]) -> list[HangOperation]:
-    """The operations that ranks wait in, each with who has come and who is missing."""
+    """The operations that ranks wait in, each with the ranks that have enqueued it and those missing."""
     groups: Mapping[tuple[str, str, int, int], list[Wait]] = defaultdict(list)
     for wait in found:
         record = wait.record

@@ -1,4 +1,4 @@
-"""The sentences of a hang: what is certain, what is not, and why each rank is taken for the first cause."""
+"""The sentences of a hang: what is certain, what is not, and why each rank is named as the first cause."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def operation(job: Job, record: Record) -> str:
 
 
 def absent(job: Job, rank: int, awaiting: Sequence[Wait]) -> HangCause:
-    """A rank that others wait for, while it waits for nobody."""
+    """A rank that others wait for, while it waits for no rank."""
     sure = [wait for wait in awaiting if wait.sure]
     chosen = _first(sure or awaiting)
     mine = job.pending(rank)
     state = "nothing in flight"
     if mine:
-        state = f"{units.plural(len(mine), 'operation')} in flight, none of which lacks another rank"
+        state = f"{units.plural(len(mine), 'operation')} in flight, none of which waits for another rank"
     verb = "never enqueued" if sure else "is not known to have enqueued"
     if chosen.record.p2p:
         verb += " the other side of"
@@ -73,14 +73,14 @@ def left_behind(job: Job, record: Record) -> str:
 
 
 def without_dump(job: Job, rank: int, awaiting: Sequence[Wait]) -> HangCause:
-    """A rank that left nothing behind."""
+    """A rank that wrote no dump."""
     chosen = _first(awaiting)
     return {
         "rank": rank,
         "kind": "no_dump",
         "certain": False,
-        "why": f"left no dump; {_waiters(awaiting, chosen)} in {operation(job, chosen.record)}, to which everyone "
-        "else has come",
+        "why": f"wrote no dump; {_waiters(awaiting, chosen)} in {operation(job, chosen.record)}, which every other "
+        "member has enqueued",
     }
 
 
@@ -99,14 +99,14 @@ def called_other(job: Job, rank: int, awaiting: Sequence[Wait], majority: bool) 
 
 
 def mismatched(job: Job, rank: int, mismatch: Mismatch) -> HangCause:
-    """A rank that is part of a mismatch nobody waits in, or knows other members of a group."""
+    """A rank of a mismatch in which no rank waits, or whose dump lists other members of a group."""
     said = "; ".join(f"{ranks(who)}: {called}" for called, who in mismatch.variants.items())
     number = "" if mismatch.seq is None else f"number {mismatch.seq} of "
     return {
         "rank": rank,
         "kind": "mismatch",
         "certain": mismatch.majority,
-        "why": f"another {mismatch.what.rstrip('s')} than the others in {number}{job.title(mismatch.group)} ({said})",
+        "why": f"{mismatch.what.rstrip('s')} differs from the others in {number}{job.title(mismatch.group)} ({said})",
     }
 
 
@@ -123,8 +123,8 @@ def in_ring(job: Job, rank: int, ring: Sequence[int], awaiting: Sequence[Wait]) 
 
 
 def transfer(job: Job, record: Record) -> str:
-    """Everyone came, nobody got through."""
-    return f"every member has come to {operation(job, record)}, and it does not finish"
+    """Every member has enqueued it, and none has finished."""
+    return f"every member has enqueued {operation(job, record)}, but it does not finish"
 
 
 def message(waits: Sequence[Wait], causes: Sequence[HangCause]) -> str:
@@ -134,7 +134,7 @@ def message(waits: Sequence[Wait], causes: Sequence[HangCause]) -> str:
         reasons[cause["why"]].append(cause["rank"])
     parts = [_sentence(f"{ranks(own)}: {why}") for why, own in list(reasons.items())[:OPERATIONS_NAMED]]
     if len(reasons) > OPERATIONS_NAMED:
-        parts.append(f"So did {units.plural(len(reasons) - OPERATIONS_NAMED, 'more rank')} elsewhere")
+        parts.append(f"And {units.plural(len(reasons) - OPERATIONS_NAMED, 'more first cause')}")
     others = {wait.waiter for wait in waits} - {cause["rank"] for cause in causes}
     if others:
         parts.append(_sentence(f"{ranks(others)} only waited"))
@@ -146,12 +146,12 @@ def _sentence(text: str) -> str:
 
 
 def certain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> list[str]:
-    """What the dumps say outright."""
+    """What the dumps state."""
     found = []
     first = {cause["rank"] for cause in causes}
-    told = [wait for wait in waits if wait.reason == "absent" and wait.awaited in first and not wait.record.p2p]
+    collective = [wait for wait in waits if wait.reason == "absent" and wait.awaited in first and not wait.record.p2p]
     by_operation: dict[tuple[str, int], list[Wait]] = defaultdict(list)
-    for wait in told or [wait for wait in waits if wait.reason == "absent" and wait.awaited in first]:
+    for wait in collective or [wait for wait in waits if wait.reason == "absent" and wait.awaited in first]:
         by_operation[wait.record.group, wait.record.seq].append(wait)
     for own in list(by_operation.values())[:OPERATIONS_NAMED]:
         found.append(
@@ -177,33 +177,33 @@ def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> l
     if causes:
         framed = [c["rank"] for c in causes if any(r.frames for r in job.records.get(c["rank"], []))]
         found.append(
-            "Why the first cause stopped: dumps tell what was enqueued, not what a host or device did instead"
-            + ("." if framed else ", and these hold no stacks.")
+            "Why the first cause stopped: dumps record what was enqueued, not what a host or device did instead"
+            + ("." if framed else ", and these contain no stacks.")
         )
         found.append("That the job hung at all: dumps taken on demand from a running job can look the same.")
     else:
         found.append("Whether the job hung: nothing in these dumps waits for another rank.")
     if len({cause["rank"] for cause in causes}) > 1 and all(c["kind"] in _INDEPENDENT for c in causes):
-        found.append(f"Whether {ranks(c['rank'] for c in causes)} stopped for one reason or each for its own.")
+        found.append(f"Whether {ranks(c['rank'] for c in causes)} stopped for one common reason or for different ones.")
     if any(cause["kind"] == "mismatch" and not cause["certain"] for cause in causes):
         found.append("Which of the ranks that called different things called the wrong one: there is no majority.")
     if any(cause["kind"] == "circular" for cause in causes):
         found.append(
-            "Which of the ranks that wait for each other is at fault: named is the one most of them wait for, or that "
-            "was missing where the first of them began to wait."
+            "Which of the ranks that wait for each other is at fault: the one named is the one that most of them wait "
+            "for, or that was missing where the first of them began to wait."
         )
     if job.without_dump:
-        found.append(f"What {ranks(job.without_dump)} did: no dump of it is here.")
-    untold = sorted({wait.awaited for wait in waits if wait.reason == "untold"})
-    if untold:
-        found.append(f"How far {ranks(untold)} had got in groups of which their dumps say nothing.")
+        found.append(f"What {ranks(job.without_dump)} did: there is no dump.")
+    unknown = sorted({wait.awaited for wait in waits if wait.reason == "untold"})
+    if unknown:
+        found.append(f"How far {ranks(unknown)} had got in groups that are missing from their dumps.")
     if any(wait.record.p2p and len(job.members[wait.record.group]) > 2 for wait in waits):
         found.append("Sends and receives in groups of more than two ranks are matched by count, not by number.")
     if job.incomparable:
         groups = ", ".join(job.title(group) for group in sorted(job.incomparable))
-        found.append(f"How far the ranks had got in {groups}: the dumps number its operations differently.")
-    if job.untold & {wait.record.group for wait in waits}:
-        found.append("The members of some groups: no dump lists them, so only ranks that showed up are known.")
+        found.append(f"How far the ranks had got in {groups}: the dumps number the operations differently.")
+    if job.members_unknown & {wait.record.group for wait in waits}:
+        found.append("The members of some groups: no dump lists them, so only the ranks seen in them are known.")
     return found
 
 
@@ -215,7 +215,7 @@ def _them(found: Sequence[int]) -> str:
 
 
 def _first(awaiting: Sequence[Wait]) -> Wait:
-    """Collectives of many ranks first: they say most. Of one waiter, the operation it came to first."""
+    """Collectives of many ranks first: they show most. Of one waiter, the operation that it reached first."""
     waiting: dict[tuple[str, int], int] = defaultdict(int)
     for wait in awaiting:
         waiting[wait.record.group, wait.record.seq] += not wait.record.p2p

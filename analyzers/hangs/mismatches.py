@@ -47,10 +47,10 @@ def _first(job: Job, group: str) -> Mismatch | None:
         records = by_seq[seq]
         if len(records) < 2 or not any(job.unfinished(record) for record in records):
             continue
-        for what, tell in (("operation", _op), ("dtype", _dtype), ("size", _size)):
+        for what, called in (("operation", _op), ("dtype", _dtype), ("size", _size)):
             variants: dict[str, list[int]] = defaultdict(list)
             for record in records:
-                variants[tell(record)].append(record.rank)
+                variants[called(record)].append(record.rank)
             if len(variants) > 1:
                 return _judge(group, seq, what, dict(variants))
     return None

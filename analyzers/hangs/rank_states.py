@@ -38,7 +38,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a rank had got in one group: numbers of its last operations, None where untold."""
+    """How far a rank had got in one group: numbers of its last operations, None where unknown."""
 
     enqueued: int | None
     completed: int | None
@@ -46,8 +46,8 @@ class Status:
 
 @dataclass
 class Job:
-    """All ranks together. `members` holds the ranks of each group; `untold` the groups whose members are
-    only those that showed up, because no dump lists them."""
+    """All ranks together. `members` holds the ranks of each group; `members_unknown` the groups of which
+    no dump lists the members, so that they are only the ranks seen there."""
 
     ranks: list[int]
     world_size: int | None
@@ -55,7 +55,7 @@ class Job:
     status: dict[tuple[int, str], Status] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     descriptions: dict[str, str] = field(default_factory=dict)
-    untold: set[str] = field(default_factory=set)
+    members_unknown: set[str] = field(default_factory=set)
     contradicted: dict[str, dict[tuple[int, ...], list[int]]] = field(default_factory=dict)
     """Groups whose members the dumps disagree about: members → the ranks that say so."""
     incomparable: set[str] = field(default_factory=set)
@@ -69,7 +69,7 @@ class Job:
 
     @property
     def without_dump(self) -> list[int]:
-        """Ranks of the job that wrote no dump, as far as its size or its groups tell."""
+        """Ranks of the job that wrote no dump, as far as its size or its groups are known."""
         known = {rank for ranks in self.members.values() for rank in ranks} | set(range(self.world_size or 0))
         return sorted(known - set(self.ranks))
 
@@ -79,7 +79,7 @@ class Job:
         return f"group {group} ({described})" if described else f"group {group}"
 
     def enqueued(self, rank: int, group: str) -> int | None:
-        """Number of the last collective that a rank enqueued in a group; None where that can't be told."""
+        """Number of the last collective that a rank enqueued in a group; None where that is unknown."""
         own = self.collectives.get((rank, group), [])
         last = own[-1].seq if own else None
         status = self.status.get((rank, group))
@@ -90,7 +90,7 @@ class Job:
         return last
 
     def unfinished(self, record: Record) -> bool:
-        """Whether the operation was still under way; where untold, whether a member had not come to it."""
+        """Whether the operation was still under way; where unknown, whether a member had not enqueued it."""
         if record.done is not None:
             return not record.done
         if record.p2p:
@@ -123,21 +123,21 @@ def _records(trace: Trace, job: Job) -> None:
     table, names = trace["flight_records"], trace.names
     columns = [table[column].tolist() for column in table.columns]
     for row in zip(*columns, strict=True):
-        told = dict(zip(table.columns, row, strict=True))
+        values = dict(zip(table.columns, row, strict=True))
         record = Record(
-            rank=told["rank"],
-            number=told["record"],
-            group=names[told["group"]],
-            seq=told["seq"],
-            p2p_seq=told["p2p_seq"],
-            op=names[told["op"]],
-            peer=_known(told["peer"]),
-            dtype=names[told["dtype"]],
-            sizes=names[told["sizes"]],
-            state=names[told["state"]],
-            done=None if told["done"] == NA else bool(told["done"]),
-            created=_known(told["created"]),
-            frames=names[told["frames"]],
+            rank=values["rank"],
+            number=values["record"],
+            group=names[values["group"]],
+            seq=values["seq"],
+            p2p_seq=values["p2p_seq"],
+            op=names[values["op"]],
+            peer=_known(values["peer"]),
+            dtype=names[values["dtype"]],
+            sizes=names[values["sizes"]],
+            state=names[values["state"]],
+            done=None if values["done"] == NA else bool(values["done"]),
+            created=_known(values["created"]),
+            frames=names[values["frames"]],
         )
         job.records.setdefault(record.rank, []).append(record)
         if record.p2p:
@@ -157,15 +157,15 @@ def _status(trace: Trace, job: Job) -> None:
 
 def _members(trace: Trace, job: Job) -> None:
     table, names = trace["groups"], trace.names
-    told: dict[str, dict[tuple[int, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
+    listed: dict[str, dict[tuple[int, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
     for row in range(len(table)):
         group = names[int(table["group"][row])]
         if table["description"][row] != NO_NAME:
             job.descriptions[group] = names[int(table["description"][row])]
         if table["ranks"][row] != NO_NAME:
             members = tuple(int(rank) for rank in names[int(table["ranks"][row])].split(","))
-            told[group][members].append(int(table["rank"][row]))
-    for group, versions in told.items():
+            listed[group][members].append(int(table["rank"][row]))
+    for group, versions in listed.items():
         job.members[group] = max(versions, key=lambda members: len(versions[members]))
         if len(versions) > 1:
             job.contradicted[group] = dict(versions)
@@ -175,9 +175,9 @@ def _members(trace: Trace, job: Job) -> None:
     for rank, records in job.records.items():
         for record in records:
             seen[record.group] |= {rank} if record.peer is None else {rank, record.peer}
-    for group in set(seen) - set(told):
+    for group in set(seen) - set(listed):
         job.members[group] = tuple(sorted(seen[group]))
-        job.untold.add(group)
+        job.members_unknown.add(group)
 
 
 def _comparable(job: Job) -> None:
@@ -192,8 +192,8 @@ def _comparable(job: Job) -> None:
         for rank in ranks:
             for record in job.collectives.get((rank, group), []):
                 called[record.seq].append(f"{record.op} {record.dtype}")
-        common = [told for told in called.values() if len(told) > 1]
-        if not from_zero and len(common) > 1 and all(len(set(told)) > 1 for told in common):
+        common = [calls for calls in called.values() if len(calls) > 1]
+        if not from_zero and len(common) > 1 and all(len(set(calls)) > 1 for calls in common):
             job.incomparable.add(group)
 
 

@@ -2,7 +2,7 @@
 
 A rank waits where an operation of its own is unfinished and another member of the group is not there. A
 rank that is missing somewhere while itself waiting elsewhere has an excuse; one that others wait for and
-that waits for nobody has none.
+that waits for no rank has none.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ def _with_mismatches(job: Job, waits: Iterable[Wait], mismatches: Sequence[Misma
 
 
 def sinks(waits: Sequence[Wait]) -> list[list[int]]:
-    """The ranks that others wait for and that wait for nobody outside: alone, or as a ring that waits for itself.
+    """The ranks that others wait for and that wait for no other rank: single ones, or cycles that wait for each other.
 
-    Where a ring is closed only by waits that the dumps do not tell outright, the sure ones decide.
+    Where only waits that the dumps do not state close a cycle, the sure ones decide.
     """
     found: list[list[int]] = []
     for ranks in _sinks(waits):

@@ -1,6 +1,6 @@
 """Bandwidth by operation, group and size against the peak of the link, and the cost α + S·factor/B fitted to it.
 
-From the collectives of a trace and from what NCCL's own tools measured alike.
+From the collectives of a trace and from what NCCL's own tools measured.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _rows(series: Series, topologies: Sequence[Host], choices: Choices) -> list[
 
 def _peak(series: Series, topologies: Sequence[Host]) -> Peak:
     if series.op == "send_recv" and (series.placed.hosts or 0) > 1:
-        return Peak(None, None, "a message between hosts goes over one port: which, is not told")
+        return Peak(None, None, "a message between hosts goes over one port, and which one is unknown")
     return peak(series.placed, topologies)
 
 
@@ -176,7 +176,7 @@ def _finite(value: float) -> float | None:
 
 
 def _fits(series: Series, choices: Choices) -> list[FitEntry]:
-    """A fit per algorithm and protocol that NCCL chose: a line over sizes of several is none of theirs."""
+    """A fit per algorithm and protocol that NCCL chose: a line over the sizes of several fits none of them."""
     chosen: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
     for index, nbytes in enumerate(series.bytes):
         now = choices.of(series.op, nbytes, series.group_size)
@@ -189,19 +189,19 @@ def _fit(series: Series, own: Sequence[int], algorithm: str | None, protocol: st
     factor = busbw_factor(series.op, series.group_size)
     model: CostModel | str = f"{series.op} has no bus bandwidth"
     if series.lower_bound:
-        model = "times hold waiting: record all ranks of the group"
+        model = "times include waiting: record all ranks of the group"
     elif factor:
         model = fit_or_why(sizes * factor, times)
-    told = model if isinstance(model, CostModel) else None
-    beta_error = told.beta_error if told else None
+    fitted = model if isinstance(model, CostModel) else None
+    beta_error = fitted.beta_error if fitted else None
     return {
         "tool": series.tool, "op": series.op, "group": series.group, "group_size": series.group_size,
         "algorithm": algorithm, "protocol": protocol, "sizes": len(np.unique(sizes)),
-        "alpha_ns": told.alpha if told else None,
-        "alpha_error_ns": told.alpha_error if told else None,
-        "busbw_gbps": 1 / told.beta if told and told.beta else None,
-        "busbw_error_gbps": beta_error / told.beta**2 if told and told.beta and beta_error is not None else None,
-        "error_frac": told.error if told else None, "why": model if isinstance(model, str) else "",
+        "alpha_ns": fitted.alpha if fitted else None,
+        "alpha_error_ns": fitted.alpha_error if fitted else None,
+        "busbw_gbps": 1 / fitted.beta if fitted and fitted.beta else None,
+        "busbw_error_gbps": beta_error / fitted.beta**2 if fitted and fitted.beta and beta_error is not None else None,
+        "error_frac": fitted.error if fitted else None, "why": model if isinstance(model, str) else "",
     }  # fmt: skip
 
 

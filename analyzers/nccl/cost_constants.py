@@ -52,7 +52,7 @@ STEP_LATENCY: Mapping[Hardware, Mapping[str, Triple]] = {
 # By generation (across hosts by CPU there: the lower figure is taken) and by 1, 2, or more hosts.
 LL_BANDWIDTH: Mapping[Generation, float] = {"volta": 39.0, "ampere": 87.7, "hopper": 141.0, "blackwell": 282.0}
 LL_BANDWIDTH_BETWEEN_HOSTS = (22.5, 19.0)
-"""At two hosts and at more; NCCL tells Intel (39.0, 20.4) from AMD CPUs, a trace does not: the lower figures."""
+"""At two hosts and at more; NCCL has other figures for Intel CPUs (39.0, 20.4), a trace has no CPU: the lower ones."""
 
 RING_LL128_PER_CHANNEL: Mapping[Generation, Triple] = {
     "volta": (20.0, 20.0, 20.0),

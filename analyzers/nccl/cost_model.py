@@ -1,7 +1,7 @@
 """NCCL's cost model: steps, fixed cost and bandwidth of a collective by algorithm and protocol.
 
 Written after NVIDIA/nccl 2.29, src/graph/tuning.cc (`ncclTopoTuneModel`, `ncclTopoGetAlgoTime`). Left out
-is what no trace tells: the network card's own latency, and trees whose shape costs 15 % of bandwidth.
+is what no trace records: the network card's own latency, and trees whose shape costs 15 % of bandwidth.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLATEAU_LATER = 1.4
 
 @dataclass(frozen=True)
 class Choice:
-    """What carries a collective out; names as NCCL's log has them in lower case. None: not told."""
+    """What carries a collective out; names as NCCL's log has them in lower case. None: unknown."""
 
     algorithm: str
     protocol: str
@@ -168,7 +168,7 @@ def _ring_steps(op: str, place: Place) -> int:
 
 
 def _cap(choice: Choice, place: Place) -> float:
-    """What an algorithm reaches at most, whatever its links carry; per channel only where these are told."""
+    """What an algorithm reaches at most, whatever its links carry; per channel only where these are known."""
     caps: list[float] = []
     tree = choice.algorithm == "tree"
     if choice.protocol == "ll" and choice.algorithm in ("tree", "ring"):

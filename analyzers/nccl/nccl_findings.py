@@ -18,7 +18,7 @@ NAMED = 4
 def find(
     communicators: Sequence[Row], connections: Sequence[Row], measured: Sequence[Row], links: Sequence[Row]
 ) -> list[FindingEntry]:
-    """What is amiss; these cost nothing that the records would tell, so cost and share are 0."""
+    """The findings; the records don't give their cost, so cost and share are 0."""
     found = [
         _slow_transport(connections),
         _fewer_channels(communicators, links),
@@ -36,13 +36,13 @@ def _slow_transport(connections: Sequence[Row]) -> FindingEntry | None:
     said = []
     if inside:
         said.append(
-            f"{units.plural(len(inside), 'pair')} of ranks on one host talk over the network "
-            f"({_named(inside)}), past NVLink, PCIe and shared memory"
+            f"{units.plural(len(inside), 'pair')} of ranks on one host communicate over the network "
+            f"({_named(inside)}), not over NVLink, PCIe or shared memory"
         )
     if sockets:
         said.append(
-            f"{units.plural(len(sockets), 'pair')} of ranks on different hosts talk over sockets ({_named(sockets)}), "
-            "without RDMA"
+            f"{units.plural(len(sockets), 'pair')} of ranks on different hosts communicate over sockets "
+            f"({_named(sockets)}), without RDMA"
         )
     return {
         "code": "slow_transport",
@@ -64,11 +64,11 @@ def _named(rows: Sequence[Row]) -> str:
 def _fewer_channels(communicators: Sequence[Row], links: Sequence[Row]) -> FindingEntry | None:
     """Communicators of one size over as many hosts should get as many channels."""
     most: dict[tuple[int, int | None], int] = defaultdict(int)
-    told = [row for row in communicators if row["channels"] is not None]
-    for row in told:
+    known = [row for row in communicators if row["channels"] is not None]
+    for row in known:
         kind = (row["size"], row["nodes"])
         most[kind] = max(most[kind], row["channels"])
-    fewer = [row for row in told if row["channels"] < most[row["size"], row["nodes"]]]
+    fewer = [row for row in known if row["channels"] < most[row["size"], row["nodes"]]]
     if not fewer:
         return None
     least = min(fewer, key=lambda row: row["channels"])
@@ -77,12 +77,12 @@ def _fewer_channels(communicators: Sequence[Row], links: Sequence[Row]) -> Findi
     why = (
         f"The topology shows why: {'; '.join(pair.words for pair in pairs[:NAMED])}"
         if pairs
-        else "A link that NVLink or PCIe has degraded shows so; a topology file of these hosts would name it"
+        else "A degraded NVLink or PCIe link can cause this; a topology file of these hosts would name it"
     )
     return {
         "code": "fewer_channels",
         "severity": "medium",
-        "message": f"{len(ranks)} of {len(_ranks(told))} ranks have fewer channels than others in communicators of "
+        "message": f"{len(ranks)} of {len(_ranks(known))} ranks have fewer channels than others in communicators of "
         f"the same size: {least['channels']} instead of {most[least['size'], least['nodes']]} (size {least['size']}). "
         f"{why}",
         "ranks": ranks,

@@ -48,26 +48,26 @@ def run(facts: RunFacts) -> Result:
 
 
 def _versions(trace: Trace) -> set[str]:
-    told = (source.facts.get("version") or source.facts.get("nccl_version") for source in trace.sources)
-    return {str(version) for version in told if version}
+    versions = (source.facts.get("version") or source.facts.get("nccl_version") for source in trace.sources)
+    return {str(version) for version in versions if version}
 
 
 def _communicators(found: Sequence[Row]) -> list[CommunicatorEntry]:
-    """Communicators set up alike are one entry; what the ranks of one differ in is the largest figure told."""
+    """Communicators of one configuration are one entry; where the ranks of one differ, the largest figure counts."""
     by_name: dict[str, list[Row]] = defaultdict(list)
     for row in found:
         by_name[row["communicator"]].append(row)
-    alike: dict[tuple[int | None, ...], list[list[Row]]] = defaultdict(list)
+    same: dict[tuple[int | None, ...], list[list[Row]]] = defaultdict(list)
     columns = ("size", "nodes", "channels", "p2p_channels", "rings", "trees")
     for own in by_name.values():
-        alike[tuple(max((row[c] for row in own if row[c] is not None), default=None) for c in columns)].append(own)
+        same[tuple(max((row[c] for row in own if row[c] is not None), default=None) for c in columns)].append(own)
     return [
         {
             "size": key[0] or 0, "nodes": key[1], "count": _count(groups, key[0] or 1),
             "ranks": sorted({row["rank"] for own in groups for row in own if row["rank"] is not None}),
             "channels": key[2], "p2p_channels": key[3], "rings": key[4], "trees": key[5],
         }
-        for key, groups in sorted(alike.items(), key=lambda item: [-(value or 0) for value in item[0]])
+        for key, groups in sorted(same.items(), key=lambda item: [-(value or 0) for value in item[0]])
     ]  # fmt: skip
 
 
@@ -100,17 +100,17 @@ def _choices(found: Sequence[Row]) -> list[ChoiceEntry]:
         groups[key].append(row)
     entries: list[ChoiceEntry] = []
     for (op, size, nbytes, algorithm, protocol, channels), own in groups.items():
-        told = [row["ranks"] for row in own if row["ranks"] is not None]
+        ranks = [row["ranks"] for row in own if row["ranks"] is not None]
         entries.append({
             "op": op, "group_size": size, "bytes": nbytes, "algorithm": algorithm, "protocol": protocol,
-            "channels": channels, "ranks": sum(told) if told else None, "count": sum(row["count"] for row in own),
+            "channels": channels, "ranks": sum(ranks) if ranks else None, "count": sum(row["count"] for row in own),
         })  # fmt: skip
     return sorted(entries, key=lambda entry: (entry["op"] or "", entry["bytes"], -entry["count"]))
 
 
 def _environment(trace: Trace) -> list[VariableEntry]:
-    told = {pair for source in trace.sources for pair in source.facts.get("nccl_environment", ())}
-    return [{"name": name, "value": value} for name, value in sorted(told)]
+    variables = {pair for source in trace.sources for pair in source.facts.get("nccl_environment", ())}
+    return [{"name": name, "value": value} for name, value in sorted(variables)]
 
 
 def _topology(trace: Trace, links: Sequence[Row]) -> list[TopologyEntry]:

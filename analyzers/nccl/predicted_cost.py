@@ -46,7 +46,7 @@ def predict(
 
     Unchanged, it is the fit with its own error. Another algorithm or protocol scales the fit's α and β by the
     ratios of NCCL's model, within `SPREAD`. Fewer channels carry between their share and all of the bandwidth,
-    more channels between all of it and their share: which one, no trace of one setting tells.
+    more channels between all of it and their share: a trace of one setting does not show which.
     """
     factor = busbw_factor(op, place.ranks)
     refusal = _refusal(op, place, now, then, fitted, factor)
@@ -62,9 +62,9 @@ def predict(
     best, worst = fixed + moved * few, fixed + moved * many
     basis = f"{fitted.basis}, off by {100 * fitted.error:.0f} %"
     if not same:
-        basis += f"; {then.algorithm}/{then.protocol} against {now.algorithm}/{now.protocol} by NCCL 2.29's cost model"
+        basis += f"; {then.algorithm}/{then.protocol} vs. {now.algorithm}/{now.protocol} by NCCL 2.29's cost model"
     if few != many:
-        basis += "; whether the links or the channels set the bandwidth is not told"
+        basis += "; whether the links or the channels limit the bandwidth is unknown"
     return Estimate(round((best + worst) / 2), round(best / spread), round(worst * spread), basis)
 
 
@@ -73,7 +73,7 @@ def _refusal(
 ) -> Refused | None:
     if now is None or then is None:
         return Refused(
-            "the trace does not tell which algorithm NCCL chose: add a log of NCCL_DEBUG=INFO with "
+            "which algorithm NCCL chose is not recorded: add a log of NCCL_DEBUG=INFO with "
             "NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING"
         )
     if fitted.assumed:
@@ -85,10 +85,10 @@ def _refusal(
     if not available(op, then, place):
         return Refused(
             f"NCCL has no {then.algorithm}/{then.protocol} for {op} there, or only with a network that reduces, "
-            "of which no trace tells the bandwidth"
+            "whose bandwidth no trace records"
         )
     if then.channels is not None and then.channels != now.channels and now.channels is None:
-        return Refused("the trace does not tell how many channels NCCL used: add a log of NCCL_DEBUG=INFO")
+        return Refused("how many channels NCCL used is not recorded: add a log of NCCL_DEBUG=INFO")
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a run tells of NCCL: its choices, and where its communicators lie."""
+"""What a run records of NCCL: its choices, and where its communicators lie."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuscope.analyzers.nccl.cost_model import Choice, Place
 from gpuscope.hardware.link_rates import compute_capability, gpu_fabric
 
 _GENERATIONS: tuple[tuple[int, Generation], ...] = ((100, "blackwell"), (90, "hopper"), (80, "ampere"), (0, "volta"))
-"""By compute capability times ten, as NCCL's tuning tells them apart."""
+"""By compute capability times ten, as NCCL's tuning distinguishes them."""
 
 
 class RunChoices:
@@ -24,7 +24,7 @@ class RunChoices:
         self._nvlinks = any(host.nvlinks() for host in facts.hosts)
 
     def choice(self, op: str, nbytes: int, group_size: int) -> Choice | None:
-        """What NCCL chose, where its log tells."""
+        """What NCCL chose, where its log has it."""
         return self._choices.of(op, nbytes, group_size)
 
     def place(self, group_size: int) -> Place | Refused:
@@ -33,16 +33,16 @@ class RunChoices:
         placed = whole if group_size == len(self._ranks) else self._placement.of_size(group_size)
         placed = _known(placed, whole)
         if placed.hosts is None or group_size % placed.hosts:
-            return Refused("not told on how many hosts the ranks lie: add a log of NCCL_DEBUG=INFO")
+            return Refused("the number of hosts of the ranks is not recorded: add a log of NCCL_DEBUG=INFO")
         model = placed.models[0] if placed.models else ""
         capability = compute_capability(model)
         if capability is None:
-            return Refused("the GPU's model is not told, or NCCL has no figures for it")
+            return Refused("the GPU's model is not recorded, or NCCL has no figures for it")
         generation = next(name for least, name in _GENERATIONS if capability >= least)
         return Place(group_size, placed.hosts, self._nvlinks or gpu_fabric(model) is not None, generation)
 
 
 def _known(placed: Placed, whole: Placed) -> Placed:
     """A part of a job on one host lies on that host, on the job's GPUs."""
-    hosts_told = placed.hosts if placed.hosts is not None else 1 if whole.hosts == 1 else None
-    return Placed(placed.size, hosts_told, placed.models or whole.models)
+    hosts = placed.hosts if placed.hosts is not None else 1 if whole.hosts == 1 else None
+    return Placed(placed.size, hosts, placed.models or whole.models)

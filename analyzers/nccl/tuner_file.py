@@ -56,9 +56,9 @@ class TunerRow:
 
     def line(self) -> str:
         """As the plugin reads it."""
-        told = (OPERATIONS[self.op], self.low, self.high, self.choice.algorithm, self.choice.protocol,
+        fields = (OPERATIONS[self.op], self.low, self.high, self.choice.algorithm, self.choice.protocol,
                 self.choice.channels, self.nodes, self.ranks)  # fmt: skip
-        return ",".join(map(str, told))
+        return ",".join(map(str, fields))
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,16 @@ class Tuning:
 
 
 def tuning(trace: Trace) -> Tuning:
-    """Rows for every communicator whose choices NCCL's log tells.
+    """Rows for every communicator whose choices NCCL's log has.
 
-    Raises `UsageError` where the log tells no choice with its channels, or not which communicator took it.
+    Raises `UsageError` where the log has no choice with its channels, or not the communicator that made it.
     """
     choices = [row for row in trace.rows("choices") if row["op"] in OPERATIONS]
     channels = max((row["channels"] or 0 for row in trace.rows("communicators")), default=0)
     channels = max([channels, *(row["channels"] or 0 for row in choices)])
     if not choices or not channels:
         raise UsageError(
-            "nothing tells which algorithm, protocol and channels NCCL chose",
+            "which algorithm, protocol and channels NCCL chose is not recorded",
             hint="read a log of NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING beside the traces",
         )
     sizes = {row["size"] for row in trace.rows("communicators") if row["size"]}
@@ -128,7 +128,7 @@ def _group_size(row: Row, sizes: set[int]) -> int:
         return int(row["group_size"])
     if len(sizes) != 1:
         raise UsageError(
-            "the log does not tell which communicator took a choice, and there are several",
+            "the log does not record which communicator made a choice, and there are several",
             hint="log with NCCL_DEBUG_SUBSYS=INIT,ENV,COLL,TUNING",
         )
     return next(iter(sizes))
@@ -165,13 +165,13 @@ def _better(
     for algorithm in _CANDIDATES:
         for protocol in PROTOCOLS:
             then = Choice(algorithm, protocol, now.channels)
-            told = predict(op, nbytes, place, now, then, model)
-            if protocol != "ll128" and then != now and isinstance(told, Estimate) and told.high < present.low:
-                found.append((told, then))
+            predicted = predict(op, nbytes, place, now, then, model)
+            if protocol != "ll128" and then != now and isinstance(predicted, Estimate) and predicted.high < present.low:
+                found.append((predicted, then))
     if not found:
         return None
-    told, then = min(found, key=lambda one: one[0].high)
-    return then, f"{present.ns} -> {told.ns} ns ({told.low} to {told.high})"
+    predicted, then = min(found, key=lambda one: one[0].high)
+    return then, f"{present.ns} -> {predicted.ns} ns ({predicted.low} to {predicted.high})"
 
 
 def _ranges(chosen: dict[int, Choice]) -> Iterable[tuple[int, int, Choice]]:
@@ -194,7 +194,7 @@ def check(rows: Sequence[TunerRow]) -> None:
     """Raise `ValueError` where rows would let the plugin fall back to one channel."""
     for row in rows:
         if not row.choice.channels or row.choice.channels < 1 or row.choice.protocol == "ll128":
-            raise ValueError(f"no such row may be written: {row.line()}")
+            raise ValueError(f"invalid row: {row.line()}")
     covered = {row.op for row in rows if (row.low, row.high, row.nodes, row.ranks) == (0, LARGEST, ANY, ANY)}
     if covered != set(OPERATIONS):
         raise ValueError(f"sizes or operations without a row: {set(OPERATIONS) - covered}")

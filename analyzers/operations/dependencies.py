@@ -140,9 +140,9 @@ class _Links:
 
     def _at_the_end(self, op: str, fed: int, stage: int) -> bool:
         """Whether there is no model chunk on the other side."""
-        told = self.grid.global_chunk
-        chunks = int(told.max()) + 1 if int(told.max()) >= 0 else self.grid.stages
-        own = int(told[fed]) if int(told[fed]) >= 0 else stage
+        chunk_of = self.grid.global_chunk
+        chunks = int(chunk_of.max()) + 1 if int(chunk_of.max()) >= 0 else self.grid.stages
+        own = int(chunk_of[fed]) if int(chunk_of[fed]) >= 0 else stage
         return not 0 <= own + _NEXT[op] < max(chunks, self.grid.stages)
 
     def parameters(self, stage: int) -> None:

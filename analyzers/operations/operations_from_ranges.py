@@ -5,7 +5,7 @@ synchronisation of gradients. The time of each is what its rank spent between th
 own end. Exposed communication in the last backward is taken out of it, and put behind it as the synchronisation.
 
 Only for jobs that communicate in the last backward alone. Under FSDP or tensor parallelism ranks wait for each other
-in many places, which these ranges don't tell: there are no operations then. Pipelines have their own
+in many places, which these ranges don't show: there are no operations then. Pipelines have their own
 (`gpuscope.analyzers.operations.pipeline_ranges`).
 """
 
@@ -47,7 +47,7 @@ class _Phase:
 
 
 def operations(trace: Trace, views: Sequence[LaneView]) -> Table:
-    """The rows of `operations` of these ranks; none where one rank's can't be told.
+    """The rows of `operations` of these ranks; none where one rank's are unknown.
 
     `dp_rank` is the rank itself, `stage` is 0. Ranks keep their own clocks. Of a pipeline's ranks, see
     `gpuscope.analyzers.operations.pipeline_ranges`.
@@ -89,7 +89,7 @@ def _rows(phases: Sequence[_Phase], last: dict[int, int]) -> Iterator[tuple[int,
 
 
 def _phases(trace: Trace, view: LaneView) -> list[_Phase]:
-    """The ranges of one rank in order; empty where they overlap or no device work tells when they end."""
+    """The ranges of one rank in order; empty where they overlap or no device work shows when they end."""
     host, steps = trace["host_events"], trace["steps"]
     steps = steps.take(steps["rank"] == view.lane.rank)
     rows, ops = _ranges(trace, view.lane.rank)
@@ -117,10 +117,10 @@ def _phases(trace: Trace, view: LaneView) -> list[_Phase]:
 def _ranges(trace: Trace, rank: int) -> tuple[Times, Array]:
     """Rows of the ranges of a rank, in order, and the type of operation that each is."""
     host = trace["host_events"]
-    told = {code: match[1] for code, name in enumerate(trace.names.names) if (match := _RANGE.match(name))}
+    phases = {code: match[1] for code, name in enumerate(trace.names.names) if (match := _RANGE.match(name))}
     named = (host["rank"] == rank) & (host["category"] == Category.ANNOTATION)
-    rows = np.flatnonzero(named & np.isin(host["name"], list(told)))
-    return rows, np.array([_TYPES[told[code]] for code in host["name"][rows].tolist()], dtype=object)
+    rows = np.flatnonzero(named & np.isin(host["name"], list(phases)))
+    return rows, np.array([_TYPES[phases[code]] for code in host["name"][rows].tolist()], dtype=object)
 
 
 def _device_ends(trace: Trace, view: LaneView, rows: Times) -> Times:

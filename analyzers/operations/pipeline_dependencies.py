@@ -1,6 +1,6 @@
 """What waits for what in a step of a pipeline whose computations are known by model chunk and micro-batch.
 
-For jobs told from their own ranges, whatever the schedule. Messages have no rows of their own there: they are added
+For jobs known from their own ranges, whatever the schedule. Messages have no rows of their own there: they are added
 to the operations, from when both ends could begin to when the computing that they feed began.
 """
 
@@ -35,7 +35,7 @@ _MESSAGES = {FORWARD: ("forward-send", "forward-recv", -1), BACKWARD: ("backward
 
 @dataclass(frozen=True)
 class Numbering:
-    """Numbers that tell computations by flush, model chunk and micro-batch, whatever their order in time."""
+    """Numbers that identify computations by flush, model chunk and micro-batch, whatever their order in time."""
 
     chunks: int
     micro_batches: int
@@ -162,7 +162,7 @@ def _chain(grid: Grid, stage: int, after: list[set[int]], before: dict[int, int]
 
 def check_alone(table: Table, collectives: Table, point_to_point: Times, names: NamePool) -> None:
     """Raise `UnmodelledError` where ranks wait for each other inside their computing (tensor, sharded or expert
-    parallelism): from such waits the replay can't tell what a computation itself takes.
+    parallelism): from such waits the replay can't separate what a computation itself takes.
 
     Gradients reduced beside a chunk's last backward do no harm. `point_to_point`: codes of sends and receives.
     `table` and `collectives` have the ranks' own clocks.
@@ -179,8 +179,8 @@ def check_alone(table: Table, collectives: Table, point_to_point: Times, names: 
         inside = (at >= 0) & (begun < own["end"][order][np.maximum(at, 0)])
         if bool(inside.any()):
             raise UnmodelledError(
-                f"rank {rank} is in {int(inside.sum())} collectives inside its computing: the replay can't tell what "
-                "it computes from what it waits for"
+                f"rank {rank} is in {int(inside.sum())} collectives within its computations: the replay can't "
+                "separate computing from waiting there"
             )
 
 

@@ -46,7 +46,7 @@ class _Row:
     model_chunk: int = NA
 
 
-def told(name: str) -> tuple[str, int, int] | None:
+def computation_of(name: str) -> tuple[str, int, int] | None:
     """(type, model chunk, micro-batch) of the computation that a range is around; None for any other range."""
     if match := _OURS.match(name):
         return _KINDS[match[1]], int(match[3]), int(match[2])
@@ -56,9 +56,9 @@ def told(name: str) -> tuple[str, int, int] | None:
 
 
 def operations(trace: Trace, views: Sequence[LaneView]) -> Table:
-    """The rows of `operations` of these ranks; none where no range tells a computation.
+    """The rows of `operations` of these ranks; none where no range is around a computation.
 
-    `dp_rank` is the rank itself: which pipelines there are only all ranks together tell. `stage` is the rank's
+    `dp_rank` is the rank itself: only all ranks together show which pipelines there are. `stage` is the rank's
     lowest model chunk. Ranks keep their own clocks.
     """
     found = [row for view in views if view.basis not in (None, KERNEL_SEQUENCE) for row in _of_rank(trace, view)]
@@ -89,7 +89,7 @@ def operations(trace: Trace, views: Sequence[LaneView]) -> Table:
 
 def _of_rank(trace: Trace, view: LaneView) -> Iterator[_Row]:
     host = trace["host_events"]
-    named = trace.names.matching(lambda name: told(name) is not None)
+    named = trace.names.matching(lambda name: computation_of(name) is not None)
     mine = (host["rank"] == view.lane.rank) & (host["category"] == Category.ANNOTATION)
     rows = np.flatnonzero(mine & named[host["name"]])
     ours = trace.names.matching(lambda name: _OURS.match(name) is not None)[host["name"][rows]]
@@ -103,7 +103,7 @@ def _of_rank(trace: Trace, view: LaneView) -> Iterator[_Row]:
     for row, step, start, end in zip(rows.tolist(), steps.tolist(), starts.tolist(), ends.tolist(), strict=True):
         if step == NA or start == NA:
             continue
-        op, chunk, micro_batch = told(trace.names[int(host["name"][row])]) or ("", NA, NA)
+        op, chunk, micro_batch = computation_of(trace.names[int(host["name"][row])]) or ("", NA, NA)
         last[step] = max(end, last.get(step, end))
         yield _Row(view.lane.rank, step, op, start, end, micro_batch, chunk)
     yield from _behind(trace, view, last)

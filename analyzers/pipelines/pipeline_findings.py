@@ -31,7 +31,7 @@ _FILLS = {
 """Schedules in which more micro-batches hide the filling, and what they are called."""
 MOST = 0.5
 """A stage that is the busiest in more than this share of the steps is the busiest."""
-TOLD = 3.0
+SIGNIFICANT = 3.0
 """Standard errors by which its micro-batches must take longer than the others'."""
 SHOWN = 5
 
@@ -104,12 +104,14 @@ def imbalance(
     message = (
         f"Pipeline stage {stage}{place} computes {units.duration(round(own))} per micro-batch, the others "
         f"{units.duration(round(others))} on average: a stage idles {units.duration(round(cost))} of a step on average "
-        f"for having less to compute. With an even split: {outcome(section['even_split'])}"
+        f"because it has less to compute. With an even split: {outcome(section['even_split'])}"
     )
     if len(pipelines) == 1:
-        message += "; with one pipeline, an uneven split and a slow rank look alike"
+        message += "; with one pipeline, an uneven split can't be distinguished from a slow rank"
     elif len(slow) < len(pipelines):
-        message += f"; only in {len(slow)} of {len(pipelines)} pipelines, so a slow rank is likelier than the split"
+        message += (
+            f"; only in {len(slow)} of {len(pipelines)} pipelines, so a slow rank is more likely than an uneven split"
+        )
     return [
         {
             "code": "pipeline_imbalance",
@@ -153,14 +155,14 @@ def _work(found: Sequence[Flush], stage: int) -> tuple[float, float]:
 
 
 def _beyond_scatter(found: Sequence[Flush], stage: int) -> bool:
-    """Whether micro-batches take longer on this stage than on the others, by `TOLD` standard errors of the mean."""
+    """Whether micro-batches take longer on this stage than on the others, by `SIGNIFICANT` standard errors."""
     over = []
     for flush in found:
         works = [_per_micro_batch(own) for own in flush.stages]
         for micro_batch, own in works[stage].items():
             others = [work[micro_batch] for at, work in enumerate(works) if at != stage]
             over.append(own - fmean(others))
-    return len(over) > 1 and fmean(over) > TOLD * stdev(over) / sqrt(len(over))
+    return len(over) > 1 and fmean(over) > SIGNIFICANT * stdev(over) / sqrt(len(over))
 
 
 def _longest(found: Sequence[Flush], stage: int, stages: StageMap) -> list[Evidence]:
@@ -184,7 +186,7 @@ def _longest(found: Sequence[Flush], stage: int, stages: StageMap) -> list[Evide
             "start_ns": one.start,
             "dur_ns": one.duration,
             "name": {"F": "forward", "B": "backward", "W": "weight gradients"}[one.kind],
-            "note": f"step {flush.step}, micro-batch {one.micro_batch}: {units.duration(one.duration)} against "
+            "note": f"step {flush.step}, micro-batch {one.micro_batch}: {units.duration(one.duration)} vs. "
             f"{units.duration(round(mean[one.kind]))} on the other stages",
         }
         for flush, one in own[:SHOWN]

@@ -97,7 +97,7 @@ def _candidates(
 
 
 def one_forward_one_backward(forwards: Sequence[int], backwards: Sequence[int], ahead: int) -> Order:
-    """Chunks of forwards and backwards, `ahead` forwards first, then a forward and a backward by turns."""
+    """Chunks of forwards and backwards, `ahead` forwards first, then alternately a forward and a backward."""
     first = min(ahead, len(forwards))
     order: Order = [("F", chunk) for chunk in forwards[:first]]
     rest = len(forwards) - first

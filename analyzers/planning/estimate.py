@@ -1,4 +1,4 @@
-"""A step time for the order of candidates. Everything here is assumed; a trace of a run tells the truth."""
+"""A step time for the order of candidates. Everything here is assumed; only a trace of a run is a measurement."""
 
 from __future__ import annotations
 

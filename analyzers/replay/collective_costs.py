@@ -48,7 +48,7 @@ class Costs:
 
 
 def bus_bytes(graph: Graph, call: int, nbytes: float | None = None, members: int | None = None) -> float | None:
-    """Bytes on the bus of a call, or of one like it with other bytes or ranks; None where the trace does not tell."""
+    """Bytes on the bus of a call, or of one like it with other bytes or ranks; None where they are not recorded."""
     own = graph.calls[call]
     size = own.bytes if nbytes is None else nbytes
     factor = busbw_factor(own.op, members or own.group_size or 2)
@@ -67,12 +67,12 @@ def costs(graph: Graph, setting: Setting) -> Costs:
     transfer = dur.copy()
     for key, places in of.items():
         sizes = np.array([bus_bytes(graph, place) or 0.0 for place in places])
-        told = np.array([place for place in places if known[place]], np.int64)
-        fitted = fit(sizes[known[places]], dur[told]) if len(told) else None
+        rows = np.array([place for place in places if known[place]], np.int64)
+        fitted = fit(sizes[known[places]], dur[rows]) if len(rows) else None
         members = graph.calls[places[0]].group_size
         assumed = assume(setting.backend, setting.gpu, members or 2)
         calibrated = _slowed if setting.one_host and not setting.gpu else _calibrated
-        models[key] = fitted or calibrated(assumed, sizes[known[places]], dur[told])
+        models[key] = fitted or calibrated(assumed, sizes[known[places]], dur[rows])
         for place, size in zip(places, sizes.tolist(), strict=True):
             if not known[place] and size:
                 transfer[place] = min(int(dur[place]), models[key].expected(size))
@@ -87,20 +87,20 @@ def _calibrated(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
     beyond = float(taken.sum()) - assumed.alpha * len(taken)
     if not len(taken) or beyond <= 0 or sizes.sum() <= 0:
         return assumed
-    basis = f"with the fixed cost {assumed.basis} and the bandwidth that they showed"
+    basis = f"with the fixed cost {assumed.basis} and the bandwidth as measured"
     return CostModel(assumed.alpha, beyond / float(sizes.sum()), None, basis, provenance="assumed")
 
 
 def _slowed(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
     """The assumed cost as many times as the transfers (ns) of `sizes` bytes took.
 
-    Within a host there is no link: its cores carry out the fixed part and the bytes alike, and are as busy for both.
+    Within a host there is no link: its cores carry out the fixed part and the bytes, and are as busy for both.
     """
     expected = sum(assumed.expected(size) for size in sizes.tolist())
     if not expected or not taken.sum():
         return assumed
     scale = float(taken.sum()) / expected
-    basis = f"{assumed.basis}, {scale:.1f} times that as they took"
+    basis = f"{assumed.basis}, scaled {scale:.1f} times to the measured transfers"
     return CostModel(assumed.alpha * scale, assumed.beta * scale, None, basis, provenance="assumed")
 
 

@@ -1,6 +1,6 @@
 """On a CPU compute is slower while communication runs beside it: its threads take cores from the training thread.
 
-How much slower, the recorder tells: it counts how long the training thread waited for a core
+How much slower follows from the recorder, which counts how long the training thread waited for a core
 (`analyzers/device_time/cores.py`).
 """
 
@@ -32,17 +32,17 @@ class Slowdown:
     factor: float
     error: float
     waited: float
-    """Mean ns per step without a core, from which it is told."""
+    """Mean ns per step without a core, from which it is estimated."""
 
     @property
-    def told(self) -> bool:
+    def significant(self) -> bool:
         """Whether it is more than its own error."""
         return self.factor > self.error
 
     def text(self) -> str:
         """What a prediction rests on."""
         return (
-            f"compute taken {self.factor:.0%} (± {self.error:.0%}) slower beside collectives, for the training thread "
+            f"compute {self.factor:.0%} (± {self.error:.0%}) slower beside collectives, because the training thread "
             f"waited {units.duration(self.waited)} per step for a core"
         )
 
@@ -51,7 +51,7 @@ NONE = Slowdown(0.0, 0.0, 0.0)
 
 
 def slowdown(graph: Graph, done: Replayed, waits: Mapping[int, Sequence[int]]) -> Slowdown:
-    """From what training threads waited for cores (ns per replayed step, by rank), all of it laid to collectives.
+    """From what training threads waited for cores (ns per replayed step, by rank), all of it attributed to collectives.
 
     `done` is the graph's own replay. A thread that computed for C ns beside collectives and waited for W of them would
     have taken C − W alone. `NONE` beyond `MOST`: then others than its own collectives held the cores. The error is the
@@ -69,8 +69,8 @@ def slowdown(graph: Graph, done: Replayed, waits: Mapping[int, Sequence[int]]) -
     if len(without) < 2 or not np.isfinite(without).all() or (factor := _factor(*both.sum(1))) > MOST:
         return NONE
     error = float(np.sqrt((len(without) - 1) * np.var(without)))
-    told = Slowdown(factor, error, float(both[0].mean()))
-    return told if told.told else NONE
+    estimate = Slowdown(factor, error, float(both[0].mean()))
+    return estimate if estimate.significant else NONE
 
 
 def _factor(waited: float, beside: float) -> float:
@@ -87,7 +87,7 @@ class Contended:
     def replay(self, graph: Graph, bias: int = 0) -> tuple[Graph, Replayed]:
         """A graph made from the one given, its compute slowed; `bias` moves the slowdown by its standard error."""
         done = replay(graph)
-        if not self.found.told:
+        if not self.found.significant:
             return graph, done
         factor = max(0.0, self.found.factor + bias * self.found.error)
         compute = _compute(graph)

@@ -88,7 +88,7 @@ class Call:
     rank: int
     op: str
     start: int
-    """As recorded, ns on the rank's own clock: with rank and end it tells the row of `collectives`."""
+    """As recorded, ns on the rank's own clock: with rank and end it identifies the row of `collectives`."""
     end: int
     bytes: int | None
     """Of the whole array."""

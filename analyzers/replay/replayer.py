@@ -83,8 +83,8 @@ class Replayer:
         self._graph = graph
         if self.error_frac > MAX_ERROR:
             self.why = (
-                f"the unchanged replay misses the measured step by {self.error_frac:.1%}, more than {MAX_ERROR:.0%}: "
-                "something that operations waited for is not in the trace"
+                f"the baseline replay error is {self.error_frac:.1%} of the step, more than {MAX_ERROR:.0%}: "
+                "operations waited for something that is not in the trace"
             )
 
     def predict(self, change: Change | Sequence[Change]) -> Predicted | Refused:
@@ -99,9 +99,11 @@ class Replayer:
         except UnreplayableError as error:
             return Refused(str(error))
         except CircleError:
-            return Refused("the job waits for results before it would have asked for them: it is built in another way")
+            return Refused(
+                "the job waits for results earlier than the change would produce them: it is not structured in that way"
+            )
         times = [outcome.step_ns / self.replayed_step_ns * self._before for outcome in outcomes]
-        # What the replay misses unchanged it may miss changed; other steps differ as the recorded ones do.
+        # The baseline replay error may remain after a change; other steps differ as the recorded ones do.
         margin = (self.error_frac or 0.0) + self._variation
         after = times[1]
         return Predicted(
@@ -117,14 +119,14 @@ class Replayer:
         """Another schedule, split or number of micro-batches: the pipeline's part of the step laid out anew."""
         (change, *others) = changes
         if others or not isinstance(change, PipelineChange):
-            return Refused("a change of the pipeline is predicted alone: its order is laid out anew")
+            return Refused("a change of the pipeline can't be combined with others: its order is laid out anew")
         if change not in self._layouts:  # the report asks for some of them in several places
             try:
                 self._layouts[change] = self._laid_out(change)
             except UnreplayableError as error:
                 self._layouts[change] = Refused(str(error))
             except CircleError:
-                self._layouts[change] = Refused("in that order stages would wait for each other for ever")
+                self._layouts[change] = Refused("in that order stages would deadlock")
         return self._layouts[change]
 
     def _laid_out(self, change: PipelineChange) -> Predicted:
@@ -151,7 +153,7 @@ class Replayer:
         pipeline = self._pipeline
         if pipeline.error_frac > MAX_ERROR:
             raise UnreplayableError(
-                f"the unchanged replay misses the pipeline's measured length by {pipeline.error_frac:.1%}, more than "
+                f"the baseline replay error is {pipeline.error_frac:.1%} of the pipeline's length, more than "
                 f"{MAX_ERROR:.0%}"
             )
         return pipeline
@@ -163,7 +165,7 @@ class Replayer:
     def _replayed(self, changes: Sequence[Change], bias: int) -> _Outcome:
         graph, basis = self._graph, []
         provenance: Provenance = "inferred"
-        setting = replace(self._setting, bias=bias, cores_told=self._slowdown.told)
+        setting = replace(self._setting, bias=bias, cores_known=self._slowdown.significant)
         for change in changes:
             assert graph is not None
             found = rewrite(graph, change, setting)
@@ -171,7 +173,7 @@ class Replayer:
             basis.append(found.basis)
             provenance = "assumed" if found.provenance == "assumed" else provenance
         assert graph is not None
-        if self._slowdown.told:
+        if self._slowdown.significant:
             basis.append(self._slowdown.text())
         return _Outcome(_mean(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
 
@@ -190,11 +192,11 @@ class Replayer:
         assert self.error_frac is not None
         steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
         absent = self._absent()
-        like = f"; {absent} ranks are not in the trace and taken to be like these" if absent else ""
-        return f"{steps} replayed, {self.error_frac:.1%} off unchanged{like}"
+        others = f"; {absent} ranks are not in the trace and assumed to be like these" if absent else ""
+        return f"{steps} replayed, baseline replay error {self.error_frac:.1%}{others}"
 
     def _absent(self) -> int:
-        """Ranks of the job that no file holds, as far as the trace tells its size."""
+        """Ranks of the job that no file holds, as far as the trace records its size."""
         return max(0, (self._facts.world_size or 0) - len(self._facts.trace.ranks))
 
     def section(self) -> Replay:
@@ -223,7 +225,7 @@ def _mean_shares(recorded: Sequence[Recorded]) -> dict[str, float]:
 def _missing(recorded: Sequence[Recorded]) -> str:
     """Why these can't be replayed together; empty if they can."""
     if not recorded:
-        return "no rank did anything that could be replayed"
+        return "no rank has anything that could be replayed"
     for entry in recorded:
         if entry.graph is None:
             return entry.why
@@ -245,7 +247,7 @@ def _step_ns(facts: RunFacts) -> float:
 
 
 def _variation(recorded: Sequence[Recorded]) -> float:
-    """How far the mean step may lie off by chance, relative; `MAX_ERROR` where a single step can't tell."""
+    """How far the mean step may lie off by chance, relative; `MAX_ERROR` where there is only a single step."""
     found = [own for entry in recorded if (own := variation(entry)) is not None]
     return float(np.mean(found)) if found else MAX_ERROR
 

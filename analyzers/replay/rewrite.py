@@ -25,14 +25,14 @@ class Setting:
     """Whether all ranks of the job are there."""
     one_host: bool = False
     """Whether all ranks are known to run on one host."""
-    cores_told: bool = False
-    """Whether the trace tells what communication takes from compute on a CPU."""
+    cores_known: bool = False
+    """Whether the trace records what communication takes from compute on a CPU."""
     nccl: RunChoices | None = None
-    """What the run tells of NCCL's choices; None where that was not asked."""
+    """NCCL's choices as recorded in the run; None where they are not needed."""
     loader_processes: bool = False
     """Whether the data loader has worker processes already."""
     bias: int = 0
-    """-1: what is assumed turns out well, 0: as expected, 1: badly."""
+    """Case of the assumptions: -1 the best, 0 the expected, 1 the worst."""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def _findings(
         windows={lane.key: facts.steady.breakdown(lane).window for lane in facts.lanes},
         steps={lane.key: facts.steady.count(lane) for lane in facts.lanes},
         stragglers=late or [],
-        could_tell=given.get(sections.STRAGGLERS_TESTABLE) is not False,
+        testable=given.get(sections.STRAGGLERS_TESTABLE) is not False,
         clock_error=clock_error,
     )
     judged = {lane.key: judged_causes(facts.steady, lane, causes[lane.key]) for lane in facts.lanes}
@@ -197,7 +197,7 @@ def _weigh(
     events = sum(lane.events for lane in lanes)
     lost = verdict.count_problem(problems, "kernel_missing")
     losses = [p for p in problems if p["severity"] == "data_loss" and p["code"] not in ("kernel_missing", "truncated")]
-    # Kernels that went missing tell more than that there are none.
+    # That kernels were lost says more than that there are none.
     reasons = _messages(problems, "kernels_not_recorded") or _messages(problems, "no_device_events")
     totals = verdict.totals([judged_causes(facts.steady, lane, causes[lane.key]) for lane in lanes])
     judged = [facts.steady.breakdown(lane) for lane in lanes]

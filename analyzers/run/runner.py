@@ -71,7 +71,7 @@ def analyze(
     """Analyse files, folders or globs as one run: `gpuscope.analyze`.
 
     `ranks` leaves other ranks unread, `steps` is the first and the last step, both included (default: the whole
-    window), `partial` takes what is there of a file that is cut off, `nsys` is the program that exports reports of
+    window), `partial` reads what there is of a file that is cut off, `nsys` is the program that exports reports of
     Nsight Systems. `workers` processes read large runs; a script that asks for several needs the usual
     `if __name__ == "__main__"`.
 
@@ -88,7 +88,7 @@ def run(
     begun: Callable[[str], None] = lambda _: None,
     keep: Callable[[Trace], None] | None = None,
 ) -> Analysis:
-    """Analyse inputs; `begun` is told the name of each file as it is taken up.
+    """Analyse inputs; `begun` is called with the name of each file as it is begun.
 
     `keep` is given each file's trace with all its events, which are otherwise let go; files are then read here,
     one after the other.
@@ -148,17 +148,17 @@ def _ranks_absent(asked: Collection[int], there: Sequence[int]) -> list[Result]:
         return []
     result = Result("ranks")
     shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
-    result.problem("info", "ranks_absent", len(absent), f"ranks asked for that no file holds: {shown}")
+    result.problem("info", "ranks_absent", len(absent), f"ranks asked for that are in no file: {shown}")
     return [result]
 
 
 def _how_it_ended(folder: Path, read: Sequence[Path]) -> Result:
     """What a run folder's manifest says went wrong, as problems of the report."""
-    result, told = Result("run"), ended(folder)
-    if told is not None and told.badly:
-        failures = "; ".join(told.failures[:4]) or "no rank says why"
-        result.problem("error", "run_ended_early", 1, f"{folder.name}: the run {told.status}: {failures}")
-    for message in told.wrong if told else ():
+    result, end = Result("run"), ended(folder)
+    if end is not None and end.badly:
+        failures = "; ".join(end.failures[:4]) or "no rank recorded why"
+        result.problem("error", "run_ended_early", 1, f"{folder.name}: the run {end.status}: {failures}")
+    for message in end.wrong if end else ():
         result.problem("error", "run_trouble", 1, f"{folder.name}: {message}")
     if message := left_out(folder, read):
         result.problem("info", "restarts_left_out", 1, message)
@@ -203,7 +203,7 @@ def _side_by_side(items: Sequence[Input], options: Options, begun: Callable[[str
 DERIVED_OPERATIONS = FileAnalyzer(
     "operations", lambda trace, lanes: Result("operations", tables={"operations": operations(trace, lanes)})
 )
-"""Operations of jobs that no timer of operations recorded, told from their ranges."""
+"""Operations of jobs that no timer of operations recorded, found from their ranges."""
 
 
 def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = lambda _: None) -> Part:

@@ -26,7 +26,7 @@ from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.trace import Trace
 
 MOST = 0.5
-"""A culprit that explains this share is the culprit."""
+"""What explains this share of the slowdown is its cause."""
 SHOWN = 5
 
 Group = TypeVar("Group")
@@ -48,7 +48,7 @@ def run(facts: RunFacts) -> Result:
         return Result(ANALYZER.name, "skipped", "operations take no time")
     result = Result(ANALYZER.name, why=_left_out(job))
     result.sections[SLOWDOWN] = _section(job, found, "measured" if timed else "inferred")
-    if timed:  # of a job's own ranges, `straggler` tells the same from the waits themselves
+    if timed:  # for a job's own ranges, `straggler` shows the same from the waits themselves
         result.findings = sorted(_findings(job, found), key=lambda finding: -finding["share_frac"])
     return result
 
@@ -59,7 +59,7 @@ def _from_operations(trace: Trace, timed: bool) -> tuple[Grid, Graph]:
 
 
 def _from_pipeline(facts: RunFacts) -> tuple[Grid, Graph]:
-    """A pipeline job told from the ranges around its computations."""
+    """A pipeline job, from the ranges around its computations."""
     trace, stages = facts.trace, facts.stages
     point_to_point = np.flatnonzero(trace.names.matching(lambda name: name in POINT_TO_POINT))
     check_alone(trace["operations"], trace["collectives"], point_to_point, trace.names)
@@ -77,12 +77,14 @@ def _all_ranks(facts: RunFacts) -> bool:
 
 
 def _check_whole(trace: Trace) -> None:
-    """A stage whose neighbour was left out seems to wait for nobody: the replay would blame it."""
+    """A stage whose neighbour was left out seems to wait for no rank: the replay would name it as slow."""
     recorded = max((int(source.facts.get("workers", 0)) for source in trace.sources), default=0)
     table = trace["operations"]
     here = len(set(zip(table["stage"].tolist(), table["dp_rank"].tolist(), strict=True)))
     if here < recorded:
-        raise UnmodelledError(f"only {here} of {recorded} ranks taken: the step can't be replayed without the others")
+        raise UnmodelledError(
+            f"only {here} of {recorded} ranks are analysed: the step can't be replayed without the others"
+        )
 
 
 def _left_out(job: Grid) -> str:
@@ -114,7 +116,7 @@ def _section(job: Grid, found: Slowdowns, provenance: Provenance) -> Slowdown:
 
 
 def _findings(job: Grid, found: Slowdowns) -> Iterator[FindingEntry]:
-    """The slow workers; the stages that are slow in every replica; else that nobody in particular is."""
+    """The slow workers; the stages that are slow in every replica; else that no single one is."""
     several = len(job.replicas) > 1
     workers = _costly(found.workers, found) if several else {}
     named = 0.0
@@ -136,7 +138,7 @@ def _cost(effect: Effect, found: Slowdowns) -> float:
 
 
 def _costly(effects: Mapping[Group, Effect], found: Slowdowns) -> dict[Group, Effect]:
-    """Those that cost at least 1 % of the step, and do so in most steps: who is slow by turns is no culprit."""
+    """Those that cost at least 1 % of the step, and that in most steps: what is slow now and then is not the cause."""
     least = MIN_SHARE * found.replayed
     return {key: effect for key, effect in effects.items() if _cost(effect, found) >= least and effect.often > MOST}
 
@@ -160,7 +162,9 @@ def _slow_worker(job: Grid, found: Slowdowns, stage: int, replica: int, effect: 
 
 def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> FindingEntry:
     place = " (the first)" if not stage else " (the last)" if stage == job.stages - 1 else ""
-    doubt = "" if len(job.replicas) > 1 else "; with one replica, an uneven split and a slow rank look alike"
+    doubt = (
+        "" if len(job.replicas) > 1 else "; with one replica, an uneven split can't be distinguished from a slow rank"
+    )
     cost = _cost(effect, found)
     return {
         "code": "slow_stage",
@@ -181,7 +185,7 @@ def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
     return {
         "code": "slow_operations",
         "severity": severity(cost / found.replayed),
-        "message": f"Operations differ from their like, and no rank or stage explains most of it: the step takes "
+        "message": f"Operations are slower than their peers, and no rank or stage explains most of it: the step takes "
         f"{found.replayed / found.ideal:.3f} times the ideal {units.duration(round(found.ideal))}; "
         f"{worst} explains {found.explained(found.operations[worst]):.3f} of that",
         "ranks": [],
@@ -213,13 +217,13 @@ def _slowest(job: Grid, found: Slowdowns, chosen: Mask, replicas: Mask) -> list[
 
 def _evidence(job: Grid, found: Slowdowns, place: tuple[int, int, int]) -> Evidence:
     operation, replica, step = place
-    took, like = (units.duration(int(ns)) for ns in (found.original[place], found.best[operation]))
+    took, peers = (units.duration(int(ns)) for ns in (found.original[place], found.best[operation]))
     return {
         "rank": int(job.ranks[job.stage[operation], replica]),
         "start_ns": int(job.start[place]),
         "dur_ns": int(job.end[place] - job.start[place]),
         "name": job.op[operation],
-        "note": f"step {int(job.steps[step])}, number {int(job.seq[operation])}: {took} against {like} of its like",
+        "note": f"step {int(job.steps[step])}, number {int(job.seq[operation])}: {took} vs. {peers} of its peers",
     }
 
 

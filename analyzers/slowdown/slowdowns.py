@@ -1,4 +1,4 @@
-"""How much slower than its ideal a job is, and whose operations make it so."""
+"""How much slower than its ideal a job is, and the operations that cause it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpuscope.analyzers.slowdown.step_times import Scenarios, durations, ideal, 
 from gpuscope.trace.columns.table import Mask, Times
 
 NOTICEABLE = 0.01
-"""Share of a step below which a difference is none."""
+"""Share of a step below which a difference is ignored."""
 MOST_WORKERS = 256
-"""So many workers are replayed one by one; of more, those that both their stage and their replica speak against."""
+"""So many workers are replayed one by one; of more, those whose stage and replica are both slow."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Slowdowns:
     original: Times
     """ns of every operation as replayed, shape (operations, replicas, steps)."""
     best: Times
-    """ns of every operation where none is slower than its like, shape (operations,)."""
+    """ns of every operation where none is slower than its peers, shape (operations,)."""
     recorded: float
     replayed: float
     ideal: float

@@ -30,7 +30,7 @@ def durations(grid: Grid, graph: Graph) -> Times:
 
 
 def ideal(grid: Grid, original: Times) -> Times:
-    """ns that each operation takes where none is slower than its like, shape (operations,).
+    """ns that each operation takes where none is slower than its peers, shape (operations,).
 
     Over all stages, replicas and steps: the median of a type that communicates, the mean of another.
     """
@@ -96,6 +96,6 @@ def _replay(grid: Grid, graph: Graph, original: Times, best: Times, scenarios: S
                 last = np.maximum(last, ends[member])
         for before in waits:
             uses[before] -= 1
-            if not uses[before]:  # nobody asks for it again: memory grows with what is open, not with the job
+            if not uses[before]:  # not needed again: memory grows with what is open, not with the job
                 del ends[before]
     return np.asarray(last.max(axis=1))

@@ -67,7 +67,7 @@ def _spread_groups(trace: Trace) -> Iterator[Spread]:
 
 
 def _hosts(trace: Trace) -> dict[int, str]:
-    """Host of each rank that tells one."""
+    """Host of each rank that records one."""
     ranks = trace["ranks"]
     known = np.flatnonzero(ranks["host"] != NO_NAME)
     return {int(ranks["rank"][row]): trace.names[int(ranks["host"][row])] for row in known}

@@ -18,7 +18,7 @@ from gpuscope.trace.schema import NA
 
 @dataclass(frozen=True)
 class Peak:
-    """`gbps` and the name of the `link`, None where not told; `basis` says what it rests on or what is missing."""
+    """`gbps` and the name of the `link`, None where unknown; `basis` says where they come from or what is missing."""
 
     gbps: float | None
     link: str | None
@@ -28,18 +28,18 @@ class Peak:
 
 
 def peak(placed: Placed, topologies: Sequence[Host]) -> Peak:
-    """The peak for a group, with what it rests on."""
+    """The peak for a group, with its basis."""
     if placed.cpu:
-        return Peak(None, None, "training on the CPU: the hosts' network is not told")
+        return Peak(None, None, "training on the CPU: the hosts' network is unknown")
     if placed.hosts is None:
-        return Peak(None, None, "not told on how many hosts the group lies: add a log of NCCL_DEBUG=INFO")
+        return Peak(None, None, "the number of hosts of the group is not recorded: add a log of NCCL_DEBUG=INFO")
     if placed.hosts > 1:
         return _between_hosts(placed, topologies)
     host = next((host for host in topologies if host.members(placed)), None)
     if host is not None:
         return _from_topology(placed, host)
     if topologies and any(host.gpus for host in topologies):
-        return Peak(None, None, f"{topologies[0].source} does not tell which of its GPUs the group's ranks use")
+        return Peak(None, None, f"which GPUs of {topologies[0].source} the group's ranks use is not recorded")
     return _from_model(placed)
 
 
@@ -51,7 +51,7 @@ def _from_topology(placed: Placed, host: Host) -> Peak:
     basis = f"topology in {host.source}"
     if all(counts):
         if link is None:
-            return Peak(None, None, f"{basis} tells NVLinks, but no file tells the GPU's model and so their rate")
+            return Peak(None, None, f"{basis} lists NVLinks, but no file records the GPU's model and so their rate")
         least = link.of(min(count for count in counts if count))
         return Peak(least.peak, _label(least), basis, "inferred")
     if any(counts):
@@ -61,13 +61,13 @@ def _from_topology(placed: Placed, host: Host) -> Peak:
 
 def _links_of(gpu: str, members: Sequence[str], host: Host, model: Link | None) -> int:
     """NVLinks by which a GPU reaches the others of its group: all it has behind a switch, else those between them."""
-    told = host.nvlinks()
-    switched = sum(width for (node, peer), width in told.items() if node == gpu and peer.startswith("NVSwitch"))
+    widths_of = host.nvlinks()
+    switched = sum(width for (node, peer), width in widths_of.items() if node == gpu and peer.startswith("NVSwitch"))
     if switched:
         return switched
-    widths = [told.get((gpu, other), 0) for other in members if other != gpu]
+    widths = [widths_of.get((gpu, other), 0) for other in members if other != gpu]
     # Behind switches a matrix shows all of a GPU's links between every pair: more in sum than a GPU has.
-    everywhere = [told.get((gpu, other), 0) for other in host.gpus if other != gpu]
+    everywhere = [widths_of.get((gpu, other), 0) for other in host.gpus if other != gpu]
     has = _most_links(model)
     return max(widths, default=0) if sum(everywhere) > has else sum(widths)
 
@@ -86,27 +86,27 @@ def _pcie(members: Sequence[str], host: Host, model: str, basis: str) -> Peak:
         return Peak(slowest, f"PCIe ×{width}", basis, "measured")
     link = gpu_pcie(model)
     if link is None:
-        return Peak(None, None, f"{basis}: no NVLinks, and neither it nor the GPU's model tells the PCIe generation")
+        return Peak(None, None, f"{basis}: no NVLinks, and neither it nor the GPU's model gives the PCIe generation")
     return Peak(link.peak, _label(link), f"{basis}: no NVLinks; PCIe by the GPU's model, at most", "assumed")
 
 
 def _from_model(placed: Placed) -> Peak:
     if not placed.models:
-        return Peak(None, None, "the GPU's model is not told: add nvidia-smi topo -m or NCCL's topology XML")
+        return Peak(None, None, "the GPU's model is not recorded: add nvidia-smi topo -m or NCCL's topology XML")
     found: list[Link] = []
     for model in placed.models:
         fabric = gpu_fabric(model)
         if fabric is None and can_have_fabric(model) is not False:
             return Peak(
-                None, None, f"whether NVLink joins these GPUs ({model}) is not told: add nvidia-smi topo -m "
+                None, None, f"whether NVLink connects these GPUs ({model}) is not recorded: add nvidia-smi topo -m "
                 "or NCCL's topology XML",
             )  # fmt: skip
         link = fabric or gpu_pcie(model)
         if link is None:
-            return Peak(None, None, f"no links are known of {model}: add NCCL's topology XML")
+            return Peak(None, None, f"no links are known for {model}: add NCCL's topology XML")
         found.append(link)
     least = min(found, key=lambda link: link.peak)
-    return Peak(least.peak, _label(least), "all links that the GPU's model has", "assumed")
+    return Peak(least.peak, _label(least), "all links of the GPU's model", "assumed")
 
 
 def _between_hosts(placed: Placed, topologies: Iterable[Host]) -> Peak:
@@ -116,12 +116,12 @@ def _between_hosts(placed: Placed, topologies: Iterable[Host]) -> Peak:
             continue
         if placed.hosts is None or placed.size != placed.hosts * len(host.gpus):
             return Peak(
-                None, None, f"the group uses part of each host's GPUs: which ports of {host.source}, is not told"
+                None, None, f"the group uses part of each host's GPUs, and which ports of {host.source} is unknown"
             )
         total = sum(ports.values()) / 1e9
         ports_named = f"{len(ports)} network port{'' if len(ports) == 1 else 's'}"
         return Peak(total, ports_named, f"topology in {host.source}", "measured")
-    return Peak(None, None, "the network's rate is not told: add NCCL's topology XML (NCCL_TOPO_DUMP_FILE)")
+    return Peak(None, None, "the network's rate is not recorded: add NCCL's topology XML (NCCL_TOPO_DUMP_FILE)")
 
 
 def _label(link: Link) -> str:

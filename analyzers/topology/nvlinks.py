@@ -15,7 +15,7 @@ KINDS = ("nvlink", "nvswitch")
 
 @dataclass(frozen=True)
 class NarrowPair:
-    """A GPU and another (or a switch) with fewer NVLinks between them; `ranks` where NCCL's log tells them."""
+    """A GPU and another (or a switch) with fewer NVLinks between them; `ranks` where NCCL's log has them."""
 
     words: str
     ranks: tuple[int, ...]
@@ -27,8 +27,8 @@ def sums(
     """By topology file: NVLinks, lanes or rate of each GPU in all."""
     found: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for row in links:
-        told = row["link"] in kinds or ("nvlink" in kinds and row["link"].startswith("NV"))
-        if not told or row[column] is None:
+        counted = row["link"] in kinds or ("nvlink" in kinds and row["link"].startswith("NV"))
+        if not counted or row[column] is None:
             continue
         for end in _ends(row):
             found[row["source"]][end] += row[column]
@@ -43,7 +43,7 @@ def _ends(row: Row) -> list[str]:
 
 def ranks_of(communicators: Iterable[Row]) -> Mapping[str, int]:
     """By PCI address: the rank on that GPU in the largest communicator on one host; empty for several hosts,
-    whose addresses are alike."""
+    whose addresses repeat."""
     rows = [row for row in communicators if row["bus_id"] and row["rank"] is not None]
     if len({row["host"] for row in rows}) != 1:
         return {}
@@ -53,7 +53,7 @@ def ranks_of(communicators: Iterable[Row]) -> Mapping[str, int]:
 
 def narrow_pairs(links: Sequence[Row], ranks: Mapping[str, int]) -> list[NarrowPair]:
     """The pairs that make a GPU have fewer NVLinks than its host's others. Pairs that differ while every GPU has
-    as many links in all are built so (a hybrid cube mesh)."""
+    as many links in all are a design (a hybrid cube mesh)."""
     found: dict[tuple[int, frozenset[str]], NarrowPair] = {}
     for source, of_gpu in sums(links, KINDS, "width").items():
         most = max(of_gpu.values())
@@ -74,13 +74,13 @@ def narrow_pairs(links: Sequence[Row], ranks: Mapping[str, int]) -> list[NarrowP
 
 def _pairs(links: Iterable[Row]) -> dict[frozenset[str], int]:
     """NVLinks between every two GPUs, or a GPU and a switch; 0 for GPUs of the host that have none between them."""
-    told: dict[frozenset[str], int] = {}
+    widths: dict[frozenset[str], int] = {}
     for row in links:
         if row["width"] is not None and (row["link"] in KINDS or row["link"].startswith("NV")):
-            told[frozenset((row["node"], row["peer"]))] = row["width"]
-    gpus = sorted({end for pair in told for end in pair if end.startswith("GPU")})
-    if not any(end.startswith("NVSwitch") for pair in told for end in pair):
+            widths[frozenset((row["node"], row["peer"]))] = row["width"]
+    gpus = sorted({end for pair in widths for end in pair if end.startswith("GPU")})
+    if not any(end.startswith("NVSwitch") for pair in widths for end in pair):
         for place, one in enumerate(gpus):
             for other in gpus[place + 1 :]:
-                told.setdefault(frozenset((one, other)), 0)
-    return told
+                widths.setdefault(frozenset((one, other)), 0)
+    return widths

@@ -2,8 +2,8 @@
 
 For every case two gloo processes run the job with the problem and the job with the change really made, in turns of
 a few recorded steps. Each turn before is analysed and the change predicted from it alone; each turn after is
-measured. The table holds medians over the rounds. On a shared machine the quietest rounds count, chosen by what others
-took of the processors and not by what was measured; the last column says how much that was.
+measured. The table holds medians over the rounds. On a shared machine the quietest rounds count, selected by the
+CPU time of other processes and not by the measurement; the last column shows that share.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def record(numbers: list[int], folder: Path, rounds: int, seconds: float) -> Non
 @click.option("--seconds", default=45.0, show_default=True, help="How long to wait for them, per case.")
 @click.option("--case", "wanted", multiple=True, help="Part of a case's name; all without it.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Folder to leave the traces in.")
-@click.option("--again", is_flag=True, help="Compare what --keep holds, without recording anew.")
+@click.option("--again", is_flag=True, help="Compare what --keep holds, without recording again.")
 def main(rounds: int, seconds: float, wanted: tuple[str, ...], keep: Path | None, again: bool) -> None:
     """Print a table of predicted and measured step times."""
     import torch

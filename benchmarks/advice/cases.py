@@ -24,7 +24,7 @@ Garbage = Literal["collected", "left"]
 
 @dataclass(frozen=True)
 class Variant:
-    """One side of a case, in the words of `gpuscope train`."""
+    """One side of a case, as arguments of `gpuscope train`."""
 
     settings: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Case:
 
 
 SMALL = ("data.batch=8", "data.sequence=64")
-"""Steps of about a tenth of a second on two cores: what is changed is a large part of them."""
+"""Steps of about a tenth of a second on two cores: the change affects a large part of them."""
 PIPELINE = ("data.batch=16", "data.sequence=64", "pipeline.schedule=gpipe")
 
 

@@ -1,7 +1,7 @@
-"""What a case's turns say: what was predicted from each turn before, and what the turn after really took.
+"""Compares a case's turns: the step predicted from each turn before, and the step measured in the turn after.
 
-A machine with other work slows both turns of a round alike, and one round more than another. So what is compared is
-each round's own ratio of after to before; times are the median round's before, by the medians of these ratios.
+Other load on the machine slows both turns of a round equally, and some rounds more than others. So each round's
+ratio of after to before is compared; times are the median before, multiplied by the medians of these ratios.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Outcome:
     before: float
     measured: float
     others: float
-    """Share of the machine's CPU time that others took meanwhile, at most in half the rounds."""
+    """Median share of the machine's CPU time that other processes took."""
     predicted: float = 0.0
     low: float = 0.0
     high: float = 0.0
     rounds: int = 0
-    """In which the replay predicted something."""
+    """Rounds in which the replay gave a prediction."""
     refused: str = ""
-    """Why it did not, in the other rounds."""
+    """Why it gave none in the other rounds."""
 
     @property
     def held(self) -> bool:
@@ -50,24 +50,26 @@ def outcome(case: Case, folder: Path) -> Outcome:
     """The medians of a case that was recorded into `folder`."""
     rounds = json.loads((folder / "rounds.json").read_text(encoding="utf-8"))
     before, measured, refused = [], [], ""
-    told: list[Predicted] = []
+    predictions: list[Predicted] = []
     for place in rounds["rounds"]:
         before.append(step_ns(folder / f"before{place}"))
         measured.append(step_ns(folder / f"after{place}") / before[-1])
         replayer = gpuscope.analyze(folder / f"before{place}").replayer
         found = replayer.predict(case.change) if replayer is not None else Refused("nothing was replayed")
         if isinstance(found, Predicted):
-            told.append(found)
+            predictions.append(found)
         else:
             refused = found.why
     base = median(before)
     found_ratios = {
-        name: base * median(getattr(one, field) / one.before for one in told)
+        name: base * median(getattr(one, field) / one.before for one in predictions)
         for name, field in (("predicted", "after"), ("low", "low"), ("high", "high"))
-        if told
+        if predictions
     }
     others = median(rounds["others"])
-    return Outcome(case, base, base * median(measured), others, **found_ratios, rounds=len(told), refused=refused)
+    return Outcome(
+        case, base, base * median(measured), others, **found_ratios, rounds=len(predictions), refused=refused
+    )
 
 
 def step_ns(folder: Path) -> float:
@@ -98,11 +100,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     """How many ranges held, and the median error, in a sentence."""
-    told = [one for one in outcomes if one.rounds]
-    if not told:
+    predicted = [one for one in outcomes if one.rounds]
+    if not predicted:
         return "Nothing was predicted."
-    refused = f", {len(outcomes) - len(told)} refused" if len(told) < len(outcomes) else ""
+    refused = f", {len(outcomes) - len(predicted)} refused" if len(predicted) < len(outcomes) else ""
     return (
-        f"{sum(one.held for one in told)} of {len(told)} ranges hold the measured time{refused}; "
-        f"median error {median(one.error for one in told):.1%}, worst {max(one.error for one in told):.1%}."
+        f"{sum(one.held for one in predicted)} of {len(predicted)} ranges hold the measured time{refused}; "
+        f"median error {median(one.error for one in predicted):.1%}, worst {max(one.error for one in predicted):.1%}."
     )

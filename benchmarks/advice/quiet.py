@@ -1,7 +1,7 @@
-"""How much of the machine others take meanwhile: what a time measured on a shared machine has to be read with.
+"""CPU share taken by other processes, without which a time measured on a shared machine means little.
 
-From /proc/stat and the ranks' own CPU time, so that what the job does to itself does not count. Elsewhere than on
-Linux nothing is known, and 0 is said.
+From /proc/stat and the ranks' own CPU time, so that the job's own load does not count. 0 on systems
+other than Linux, where it is unknown.
 """
 
 from __future__ import annotations

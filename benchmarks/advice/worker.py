@@ -1,7 +1,7 @@
 """One of two gloo processes that run both sides of a case in turn, and record each turn into a folder of its own.
 
-Started by torchrun: `worker.py FOLDER ROUNDS SECONDS CASE…`. Both sides live in the same processes and take turns of
-a few steps, so that whatever else the machine does slows them alike.
+Started by torchrun: `worker.py FOLDER ROUNDS SECONDS CASE…`. Both sides run in the same processes and take turns of
+a few steps, so that any other load on the machine slows both equally.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ FIRST = 4
 
 @dataclass(frozen=True)
 class Barrier(Fault):
-    """All ranks meet before the backward pass, as scripts do that time themselves."""
+    """A barrier before the backward pass, as in scripts that time themselves."""
 
     def before_backward(self, context: StepContext) -> None:  # noqa: ARG002
         dist.barrier()
 
 
 @dataclass(frozen=True)
-class Littering(Fault):
+class GarbageCycles(Fault):
     """Reference cycles at the end of each step, collected there as `gc.collect()` in a loop does, or left."""
 
     collected: bool
@@ -91,7 +91,7 @@ class Side:
         """Record one turn; the share of the machine that others took meanwhile."""
         options = {**record_options(self.config), "wait": WAIT, "warmup": WARMUP, "active": ACTIVE}
         options |= {"environment": False, "flight_recorder": 0, "hang_timeout_s": 0.0}
-        # What both sides and earlier turns left: else Python's collector goes through it in the middle of a turn.
+        # Collect the garbage of both sides and earlier turns, so that Python's collector does not run during a turn.
         gc.collect()
         with gpuscope_session(folder, **options) as session:
             dist.barrier()
@@ -102,13 +102,13 @@ class Side:
 
 
 def _own(variant: Variant) -> list[Fault]:
-    """What this benchmark adds itself to a side."""
+    """Faults that this benchmark adds to a side."""
     added: list[Fault] = [Barrier()] if variant.barrier else []
-    return [*added, Littering(variant.garbage == "collected")] if variant.garbage else added
+    return [*added, GarbageCycles(variant.garbage == "collected")] if variant.garbage else added
 
 
 def run_case(case: Case, folder: Path, rounds: int, seconds: float, world: World) -> None:
-    """Rounds until so many were quiet or the time is over; the quiet ones, or the least disturbed, are told in
+    """Run rounds until enough were quiet or the time is over; list the quiet ones, or the least disturbed, in
     `rounds.json`."""
     sides = {name: Side(case, variant, world) for name, variant in (("before", case.before), ("after", case.after))}
     for side in sides.values():
@@ -116,7 +116,7 @@ def run_case(case: Case, folder: Path, rounds: int, seconds: float, world: World
     until = time.monotonic() + seconds
     others: list[float] = []
     # The same decision on every rank: the shares are, the clocks are not.
-    while (quiet := sum(share <= QUIET for share in others)) < rounds and (_go_on(until) or len(others) < LEAST):
+    while (quiet := sum(share <= QUIET for share in others)) < rounds and (_time_left(until) or len(others) < LEAST):
         wait_for_quiet(QUIET, until)
         place = len(others)
         # Each side goes first in every second round.
@@ -124,11 +124,11 @@ def run_case(case: Case, folder: Path, rounds: int, seconds: float, world: World
         others.append(max([sides[name].turn(folder / f"{name}{place}") for name in names]))
     if world.rank == 0:
         quietest = sorted(range(len(others)), key=lambda place: others[place])[: max(quiet, LEAST)]
-        told = {"rounds": quietest, "others": [others[place] for place in quietest], "of": len(others)}
-        (folder / "rounds.json").write_text(json.dumps(told), encoding="utf-8")
+        counted = {"rounds": quietest, "others": [others[place] for place in quietest], "of": len(others)}
+        (folder / "rounds.json").write_text(json.dumps(counted), encoding="utf-8")
 
 
-def _go_on(until: float) -> bool:
+def _time_left(until: float) -> bool:
     go = torch.tensor([int(time.monotonic() < until)])
     dist.broadcast(go, 0)
     return bool(go)

@@ -29,7 +29,7 @@ from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.server import listen
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ddp_healthy"
-"""Its report stands in for that of the synthetic run; the timeline does not read it."""
+"""Its report replaces that of the synthetic run; the timeline does not read it."""
 DEPTHS = (1, 10, 100, 1_000, 10_000)
 """Windows measured: the whole run, a tenth of it, and so on."""
 VIEWERS = 20
@@ -68,7 +68,7 @@ def main(sizes: Sequence[int], rounds: int, browser: bool) -> None:
         )  # fmt: skip
     console.print(table)
     busy, cores = os.getloadavg()[0], os.cpu_count()
-    console.print(f"{cores} cores, load {busy:.1f} at the end; what else runs here makes all times longer.")
+    console.print(f"{cores} cores, load {busy:.1f} at the end; other load on the machine makes all times longer.")
 
 
 def measure(size: int, rounds: int, with_browser: bool) -> Measured:
@@ -83,7 +83,7 @@ def measure(size: int, rounds: int, with_browser: bool) -> Measured:
     shown = events.choose(None, SHOWN_AT_FIRST).tracks
     drawn = max(sum(map(len, marks(shown, window))) for window in windows)
     data = [_timed(lambda w=window: marks(shown, w)) for window in windows for _ in range(rounds)]  # type: ignore[misc]
-    ask = _asker(app)
+    ask = _request_of(app)
     answer = [_timed(lambda w=window: ask(w)) for window in windows for _ in range(rounds)]  # type: ignore[misc]
     viewer = _memory_per_viewer(app, windows)
     paint, zoom = _in_browser(app) if with_browser else (None, None)
@@ -103,7 +103,7 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def _asker(app: Dash) -> Callable[[tuple[int, int]], object]:
+def _request_of(app: Dash) -> Callable[[tuple[int, int]], object]:
     """Asks the server for a window as the browser does: the callback, figure and JSON and all."""
     client = app.server.test_client()
     output = next(key for key in app.callback_map if f"{ids.TIMELINE_GRAPH}.figure" in key)
@@ -125,7 +125,7 @@ def _asker(app: Dash) -> Callable[[tuple[int, int]], object]:
 
 def _memory_per_viewer(app: Dash, windows: Sequence[tuple[int, int]]) -> float:
     """Growth of the process by viewers who each look at every window; the server keeps nothing of them."""
-    viewers = [_asker(app) for _ in range(VIEWERS)]
+    viewers = [_request_of(app) for _ in range(VIEWERS)]
     before = _resident()
     for ask in viewers:
         for window in windows:

@@ -27,12 +27,12 @@ class Cost:
 
 @dataclass
 class Costs:
-    """Of one contender's runs, in the order of the rounds."""
+    """Costs of one contender's runs, in order of the rounds."""
 
     tool: str
     runs: list[Cost] = field(default_factory=list)
     failure: str = ""
-    """The last words of a tool that can't do it on this trace (HTA's analyses need a GPU's); it runs no more."""
+    """The error of a tool that fails on this trace (HTA's analyses need a GPU's); it is not run again."""
 
     @property
     def wall_s(self) -> float:
@@ -47,12 +47,12 @@ class Costs:
         return median(run.peak_bytes for run in self.runs)
 
     def ratio(self, to: Costs, of: Callable[[Cost], float]) -> float:
-        """Median over the rounds of what this one cost for what the other cost."""
+        """Median over the rounds of the ratio of this cost to the other's."""
         return median(of(own) / of(other) for own, other in zip(self.runs, to.runs, strict=True))
 
 
 def run_once(python: Path, tool: str, task: Task, path: Path) -> Cost:
-    """One run in a fresh process. Raises `RuntimeError` with the tool's last words where it fails."""
+    """One run in a fresh process. Raises `RuntimeError` with the end of the tool's output if it fails."""
     command = [str(python), str(CONTENDER), tool, task, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -2,7 +2,7 @@
 
 Every copy is the real trace's events once more, later in time, with fresh correlation ids, External ids, flow
 ids and sequence numbers; the text around those numbers stays as the profiler wrote it. Copies never overlap,
-so what the enlarged trace must contain follows from the real one. One copy at a time is held in memory.
+so the expected contents of the enlarged trace follow from the real one. One copy at a time is held in memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _open(target: Path) -> IO[bytes]:
 
 
 def _parts(template: Template, copies: int, shape: Shape) -> Iterator[tuple[bytes, int]]:
-    """The document in pieces, each with the number of steps that stand in it."""
+    """The document in pieces, each with its number of steps."""
     steps = _all_steps if shape == "many" else _few_steps
     yield template.before, 0
     for index in range(copies):

@@ -1,4 +1,4 @@
-"""HolisticTraceAnalysis in a virtual environment of its own: its dependencies are none of ours."""
+"""HolisticTraceAnalysis in a separate virtual environment, since its dependencies are not ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Kineto trace taken apart, so that it can be written again with other numbers."""
+"""A real Kineto trace as a template, so that it can be written with other numbers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class _Event(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Template:
-    """A real trace taken apart: what stands before and after its events, and the events as text to fill in."""
+    """A real trace as a template: the text before and after its events, and the events as text to fill in."""
 
     before: bytes
     """The document up to its first event."""
     once: list[bytes]
-    """Events that are told once: names of threads, the profiler's own span."""
+    """Events written once: names of threads, the profiler's own span."""
     after: bytes
     """The document from the end of its events."""
     text: list[bytes]
-    """What stands around the numbers of one copy; one piece more than there are numbers."""
+    """The text around the numbers of one copy; one piece more than numbers."""
     kinds: list[str]
     """Per number: what it is."""
     values: list[int]
@@ -53,7 +53,7 @@ class Template:
 
 
 def read_template(source: Path) -> Template:
-    """Take a Kineto trace apart. Raises `ValueError` for one without `ProfilerStep` annotations."""
+    """Parse a Kineto trace into a template. Raises `ValueError` for one without `ProfilerStep` annotations."""
     raw = source.read_bytes()
     plain = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     document = msgspec.json.decode(plain, type=dict[str, msgspec.Raw])

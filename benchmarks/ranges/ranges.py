@@ -1,12 +1,12 @@
-"""What a range costs, and what each way of recording costs, side by side.
+"""Cost of a range, and of each way of recording, side by side.
 
     python benchmarks/ranges/ranges.py            both tables
     python benchmarks/ranges/ranges.py --rounds 5 --json ranges.json
 
 The first table times an empty range in one process: nothing listening, torch's profiler, an NVTX tool (the
 one of the tests, compiled here; left out without a C compiler). The second one runs one DDP script on two
-gloo ranks under every way of recording, all ways in turn in each round, so that a slow minute of the
-machine hits them all; it compares medians over the recorded steps, of wall time and of the rank's CPU time
+gloo ranks under every way of recording, all ways in turn in each round, so that a slow phase of the
+machine affects all of them; it compares medians over the recorded steps, of wall time and of the rank's CPU time
 (which a busy machine disturbs less).
 """
 
@@ -96,27 +96,27 @@ if where == "idle":
     import nvtx
     def annotate():
         with nvtx.annotate("forward", domain="other"): pass
-    told = {"span, nobody listens": per_call(bare, number),
-            "span with payload, nobody listens": per_call(payload, number),
-            "record_function, nobody listens": per_call(theirs, number),
-            "nvtx.annotate, nobody listens": per_call(annotate, number)}
+    measured = {"span, no listener": per_call(bare, number),
+            "span with payload, no listener": per_call(payload, number),
+            "record_function, no listener": per_call(theirs, number),
+            "nvtx.annotate, no listener": per_call(annotate, number)}
 elif where == "nvtx":
-    told = {"span, NVTX tool": per_call(bare, number), "span with payload, NVTX tool": per_call(payload, number)}
+    measured = {"span, NVTX tool": per_call(bare, number), "span with payload, NVTX tool": per_call(payload, number)}
 else:
     def active(function, **options):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options):
             function()
             return per_call(function, number)
-    told = {"span, torch.profiler": active(bare), "span with payload, torch.profiler": active(payload),
+    measured = {"span, torch.profiler": active(bare), "span with payload, torch.profiler": active(payload),
             "span with payload, torch.profiler with shapes": active(payload, record_shapes=True),
             "record_function, torch.profiler": active(theirs)}
-print(json.dumps(told))
+print(json.dumps(measured))
 """
 
 
 def ns_per_range(folder: Path) -> dict[str, float]:
     """Table 1: ns per range, by listener. Each in a process of its own: NVTX tools attach at start-up."""
-    told: dict[str, float] = {}
+    measured: dict[str, float] = {}
     for where in ("idle", "profiler", "nvtx"):
         environment = dict(os.environ)
         if where == "nvtx":
@@ -129,8 +129,8 @@ def ns_per_range(folder: Path) -> dict[str, float]:
         done = subprocess.run(
             [sys.executable, "-c", TIMING, where], env=environment, check=True, capture_output=True, text=True
         )
-        told |= json.loads(done.stdout.splitlines()[-1])
-    return told
+        measured |= json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
 Times = dict[str, list[tuple[int, int]]]
@@ -140,9 +140,9 @@ def step_times(folder: Path, rounds: int) -> Times:
     """Table 2: (wall, CPU) ns of every recorded step, by way of recording."""
     script = folder / "train.py"
     script.write_text(TRAINING)
-    told: Times = {mode: [] for mode in MODES if mode != "nsys" or shutil.which("nsys")}
+    measured: Times = {mode: [] for mode in MODES if mode != "nsys" or shutil.which("nsys")}
     for number in range(rounds):
-        for mode in told:
+        for mode in measured:
             times = folder / "times.json"
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
             command = [*launch, str(script), str(times)]
@@ -151,8 +151,8 @@ def step_times(folder: Path, rounds: int) -> Times:
                 command = [*RECORD, *words, "-o", str(folder / f"run{number}-{mode}"), "--", *command]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             subprocess.run(command, check=True, capture_output=True, env=environment)
-            told[mode] += json.loads(times.read_text())
-    return told
+            measured[mode] += json.loads(times.read_text())
+    return measured
 
 
 def tables(ranges: dict[str, float], steps: Times) -> str:
@@ -161,9 +161,9 @@ def tables(ranges: dict[str, float], steps: Times) -> str:
     if not steps:
         return "\n".join(lines)
     bare, bare_cpu = _medians(steps["nothing"])
-    idle = ranges["span, nobody listens"] * RANGES_PER_STEP / bare
+    idle = ranges["span, no listener"] * RANGES_PER_STEP / bare
     lines += [
-        f"{RANGES_PER_STEP} ranges that nobody listens to: {idle:.4%} of a step of {bare / 1e6:.2f} ms",
+        f"{RANGES_PER_STEP} ranges without a listener: {idle:.4%} of a step of {bare / 1e6:.2f} ms",
         "",
         f"{'recording':<34}{'step, ms':>9}{'overhead':>10}{'quartiles, ms':>18}{'CPU, ms':>10}{'overhead':>10}",
     ]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.replay`: how far the unchanged replay is off the measured step, trace by trace."""
+"""`python -m benchmarks.replay`: the baseline replay error of each trace."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ console = Console(width=None if sys.stdout.isatty() else 140)
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 def main(paths: Sequence[Path]) -> None:
-    """Replay every run under PATHS: a folder of traces is one run, or, where they are none together, several."""
+    """Replay every run under PATHS: a folder of traces is one run, or, if they don't form one, several."""
     table = Table("run", "ranks", "steps", "measured", "replayed", "error", "why not")
     errors: list[float] = []
     for root in paths or [path for path in DEFAULT if path.is_dir()]:
         for run, replayer in replayed(root):
-            told = replayer.error_frac is not None
+            known = replayer.error_frac is not None
             table.add_row(
                 str(run.relative_to(root.parent)), str(replayer.ranks), str(replayer.steps),
                 units.duration(replayer.measured_step_ns), units.duration(replayer.replayed_step_ns),
-                f"{replayer.error_frac:.2%}" if told else "", replayer.why,
+                f"{replayer.error_frac:.2%}" if known else "", replayer.why,
             )  # fmt: skip
             if replayer.error_frac is not None:
                 errors.append(replayer.error_frac)
@@ -57,7 +57,7 @@ def replayed(root: Path) -> Iterator[tuple[Path, Replayer]]:
         try:
             replayer = analyze(run).replayer
         except GpuscopeError:
-            continue  # no trace, or no single run: then file by file
+            continue  # no trace, or not a single run: try file by file
         if replayer is not None:
             yield run, replayer
             if run is root:

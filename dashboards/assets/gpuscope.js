@@ -1,4 +1,4 @@
-// What must run in the browser: the address, and nothing about traces.
+// Browser-side callbacks: only the address, nothing about traces.
 window.dash_clientside = window.dash_clientside || {};
 window.dash_clientside.gpuscope = (() => {
   const keep = () => window.dash_clientside.no_update;
@@ -7,7 +7,7 @@ window.dash_clientside.gpuscope = (() => {
   const put = (query, key, value) => (value ? query.set(key, value) : query.delete(key));
 
   return {
-    // The filters as they now are become part of the address; a new run forgets what belonged to the old one.
+    // Put the filters into the address; a new run resets what belonged to the old one.
     filter(run, ranks, steps, runs) {
       const query = params();
       const before = text(query);
@@ -57,7 +57,7 @@ window.dash_clientside.gpuscope = (() => {
         if (!range || range[0] === undefined) return keep();
         [from, to] = range.map((x) => base + BigInt(Math.round(x)));
       }
-      const room = high - low;  // beyond the run by its length on both sides, there is nothing to see
+      const room = high - low;  // at most the run's length beyond each side
       from = from < low - room ? low - room : from;
       to = to > high + room ? high + room : to;
       if (to - from < 10n) to = from + 10n;
@@ -83,8 +83,8 @@ window.dash_clientside.gpuscope = (() => {
       const ref = click && click.points.length && click.points[0].customdata;
       return ref && ref[0] !== "s" ? ref : keep();
     },
-    // What the timeline shows stands in the address, in place of what stood there: no entry in the history per zoom.
-    // Also called once when the page has just been drawn; then there is nothing new to write.
+    // Keep the timeline's state in the address, replaced in place: no history entry per zoom.
+    // Also called once after the page is drawn; then nothing has changed.
     address(shown, event, find, tracks, bounds) {
       const query = params();
       const before = text(query);

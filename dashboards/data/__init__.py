@@ -1,1 +1,1 @@
-"""What pages ask of the opened runs; nothing here knows Dash."""
+"""Data access of the pages, independent of Dash."""

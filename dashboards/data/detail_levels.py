@@ -1,9 +1,9 @@
-"""Level of detail: what of the tracks is drawn in a window, a bounded number of marks whatever the events.
+"""Level of detail: the marks drawn for the tracks in a window, bounded in number whatever the events.
 
 An event at least as wide as a cell (window / cells) is a mark of its own; narrower neighbours that start in one
 cell and have no wide event between them share one. Every event in the window belongs to exactly one mark, which
-covers it; `count` says how many. All by searches in arrays ordered by start and maxima of blocks of them, so that even
-the whole of a large run takes no pass over its events.
+covers it; `count` says how many. The code only searches arrays ordered by start and maxima of blocks of them, so that
+even the whole of a large run takes no pass over its events.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpuscope.dashboards.data.tracks import BLOCK, Track
 from gpuscope.trace.columns.table import Array, Times
 
 MAX_MARKS = 3_000
-"""A browser draws so many bars again in well under a second."""
+"""A browser redraws this many bars in well under a second."""
 MAX_CELLS = 1_600
-"""About the pixels of a wide screen: finer can't be seen."""
+"""About the pixels of a wide screen; finer cells would not be visible."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Marks:
     count: Times
     """Events in each."""
     place: Times
-    """Place in the track of the longest event in each."""
+    """Index in the track of the longest event in each."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -63,7 +63,7 @@ def count_in(track: Track, window: tuple[int, int]) -> int:
 
 
 def _bounds(track: Track, window: tuple[int, int]) -> tuple[int, int, int]:
-    """Places [low, inside) may reach into the window from before it, [inside, high) start in it."""
+    """Events [low, inside) may reach into the window from before it, [inside, high) start in it."""
     low = int(np.searchsorted(track.reach, window[0], "right"))
     inside = int(np.searchsorted(track.start, window[0], "left"))
     high = int(np.searchsorted(track.start, window[1], "left"))

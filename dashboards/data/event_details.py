@@ -1,4 +1,4 @@
-"""Everything the trace tells of one event: its operator, launch, stack, step, collective, and the other ranks."""
+"""Everything recorded about one event: its operator, launch, stack, step, collective, and the other ranks."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Details:
-    """An event, and what surrounds it."""
+    """An event and its context."""
 
     event: Event
     facts: list[tuple[str, int | str]] = field(default_factory=list)
-    """Columns of its row that have a value."""
+    """Columns of its row that have values."""
     step: int | None = None
     on_host: bool = False
-    """A CPU run's training thread stands for the device: `launch` is the very event, seen by the host."""
+    """The training thread of a CPU run is its device: `launch` is the same event, seen by the host."""
     launch: Event | None = None
     operator: Event | None = None
     ranges: list[Event] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Details:
 
 
 def event(events: Events, ref: str) -> Event | None:
-    """The event that a reference names (`d12`: row 12 of device_events, `h3`: of host_events); None if it is none."""
+    """The event of a reference (`d12`: row 12 of device_events, `h3`: of host_events); None if invalid."""
     names = {"d": "device_events", "h": "host_events"}
     if not ref[1:].isascii() or not ref[1:].isdigit() or ref[0] not in names:
         return None
@@ -71,7 +71,7 @@ def event(events: Events, ref: str) -> Event | None:
     what = Kind(int(table["kind"][row])).name if device else Category(int(table["category"][row])).name
     return Event(
         ref, rank, _where(events, ref[0], row), what.lower(), events.trace.names[int(table["name"][row])],
-        start, end - start, events.ties.shown(rank, start),
+        start, end - start, events.clock.shown(rank, start),
     )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def _where(events: Events, letter: str, row: int) -> str:
 
 
 def details(events: Events, ref: str) -> Details | None:
-    """All that is told of the event `ref` names; None where there is no such event."""
+    """Everything known about the event `ref`; None if there is no such event."""
     found = event(events, ref)
     if found is None:
         return None
@@ -120,7 +120,7 @@ def enclosing(events: Events, row: int) -> Iterator[int]:
     """Rows of the host events of the same thread that are open when this one starts, outermost first."""
     host = events.trace["host_events"]
     thread, rank = int(host["thread"][row]), int(host["rank"][row])
-    at = events.ties.shown(rank, int(host["start"][row]))
+    at = events.clock.shown(rank, int(host["start"][row]))
     open_now: list[tuple[int, int, int]] = []
     for track in events.tracks_of_thread.get(thread, ()):
         low, high = int(np.searchsorted(track.reach, at, "right")), int(np.searchsorted(track.start, at, "right"))
@@ -168,7 +168,7 @@ def _collective(events: Events, ref: str) -> tuple[list[tuple[str, int | str]], 
         return [], []
     left_out = {"rank", "start", "end", "event", "host_event"}
     partners = []
-    for other in events.ties.same(row).tolist():
+    for other in events.clock.same(row).tolist():
         if other != row:
             seen = events.event_of_collective(int(other))
             partners += [found] if (found := event(events, seen)) is not None else []

@@ -1,4 +1,4 @@
-"""The events of a run for the timeline: tracks on one clock, and what ties events to collectives."""
+"""The events of a run for the timeline: tracks on one clock, and links from events to collectives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.dashboards.data.run_clock import Ties
+from gpuscope.dashboards.data.run_clock import RunClock
 from gpuscope.dashboards.data.tracks import GROUPS, Group, Track, tracks
 from gpuscope.report.schema.document import Evidence
 from gpuscope.trace.columns.table import Times
@@ -16,24 +16,24 @@ from gpuscope.trace.trace import Trace
 
 SHOWN_AT_FIRST: tuple[Group, ...] = ("steps", "streams", "ranges", "threads")
 MAX_TRACKS = 60
-"""Rows drawn at once; more can't be told apart on a screen."""
+"""Rows drawn at once; more can't be distinguished on a screen."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Tracks to draw, and how many are left out for want of room."""
+    """Tracks to draw, and how many did not fit."""
 
     tracks: list[Track]
     left_out: int
 
 
 class Events:
-    """All events of a run, laid out once; only read afterwards."""
+    """All events of a run, laid out once; read-only afterwards."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.ties = Ties(trace)
-        self.tracks: Sequence[Track] = tracks(trace, self.ties)
+        self.clock = RunClock(trace)
+        self.tracks: Sequence[Track] = tracks(trace, self.clock)
         self.tracks_of_thread = _by_thread(trace, self.tracks)
         table = trace["collectives"]
         self._collective_of = {"d": _rows_by(table["event"]), "h": _rows_by(table["host_event"])}
@@ -43,7 +43,7 @@ class Events:
 
     @property
     def window(self) -> tuple[int, int]:
-        """All events, with a little room on both sides."""
+        """All events, with a small margin on both sides."""
         room = max((self.last - self.first) // 100, 1)
         return self.first - room, self.last + room
 
@@ -57,7 +57,7 @@ class Events:
         found = [one for one in self.tracks if one.group in groups and (ranks is None or one.rank in ranks)]
         if len(found) <= MAX_TRACKS:
             return Choice(found, 0)
-        # The busiest of each rank, so that no rank is missing because another has many threads.
+        # The busiest of each rank, so that a rank with many threads does not crowd out another.
         share = max(MAX_TRACKS // len({one.rank for one in found}), 1)
         kept: list[Track] = []
         for rank in dict.fromkeys(one.rank for one in found):
@@ -77,7 +77,7 @@ class Events:
         if not len(rows):
             return None
         shown = [
-            [self.ties.shown(int(table["rank"][row]), int(table[column][row])) for row in rows.tolist()]
+            [self.clock.shown(int(table["rank"][row]), int(table[column][row])) for row in rows.tolist()]
             for column in ("start", "end")
         ]
         return min(shown[0]), max(shown[1])
@@ -105,7 +105,7 @@ class Events:
             return None
         table, row = self.trace[name], int(ref[1:])
         rank = int(table["rank"][row])
-        start, end = (self.ties.shown(rank, int(table[column][row])) for column in ("start", "end"))
+        start, end = (self.clock.shown(rank, int(table[column][row])) for column in ("start", "end"))
         for track in self.tracks:
             if track.table == name and track.rank == rank:
                 low, high = np.searchsorted(track.start, [start, start + 1])
@@ -116,7 +116,7 @@ class Events:
     def locate(self, evidence: Evidence) -> str:
         """The event (`d12`, `h3`) that a piece of evidence lies in, by name and time; empty where it is only a span."""
         code = self.trace.names.find(evidence["name"])
-        at = self.ties.shown(evidence["rank"], evidence["start_ns"])
+        at = self.clock.shown(evidence["rank"], evidence["start_ns"])
         for letter, name in (("d", "device_events"), ("h", "host_events")):
             for track in self.tracks:
                 if track.table != name or track.rank != evidence["rank"]:

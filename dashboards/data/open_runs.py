@@ -1,4 +1,4 @@
-"""The runs a dashboard was opened on: each analysed once, then only read."""
+"""The runs of a dashboard: each analysed once, then read-only."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ REPORT_ONLY = "this is a report without its trace: open the trace itself (gpusco
 ALWAYS = frozenset(
     ("trace", "verdict", "ranks", "steps", "collectives", "stragglers", "kernels", "findings", "problems", "analyzers")
 )
-"""Keys that every report has had since the first schema; what came later may be missing from an older file."""
+"""Keys of every report since the first schema; later ones may be missing from an older file."""
 
 
 @dataclass(frozen=True)
 class OpenRun:
-    """One run. `key` stands in addresses, `label` is for people, `report` the document of `analyze --json`."""
+    """One run. `key` is used in addresses, `label` is shown, `report` the document of `analyze --json`."""
 
     key: str
     label: str
@@ -37,11 +37,11 @@ class OpenRun:
     events: Events | None = None
     """The events laid out for the timeline; None where there are none."""
     predict: Predict | None = None
-    """What the replay says of changes made together; None for a report alone."""
+    """Predict changes made together by replay; None for a report alone."""
 
     @property
     def why_no_events(self) -> str:
-        """What to say, and to record, where `events` is None."""
+        """Why `events` is None, and what to record."""
         return REPORT_ONLY if self.trace is None else "the files of this run hold no events, only records"
 
     @property
@@ -51,14 +51,14 @@ class OpenRun:
 
 
 class Runs(Mapping[str, OpenRun]):
-    """The opened runs by key, in the order they were named; nothing is added later."""
+    """The opened runs by key, in the order given; nothing is added later."""
 
     def __init__(self, runs: Sequence[OpenRun], store: Path | None = None) -> None:
         if not runs:
             raise ValueError("a dashboard needs a run")
         self._runs = {one.key: one for one in runs}
         self.store = store
-        """The run store whose history may be shown; None for none."""
+        """The run store for the history; None if there is none."""
 
     def __getitem__(self, key: str) -> OpenRun:
         return self._runs[key]
@@ -71,7 +71,7 @@ class Runs(Mapping[str, OpenRun]):
 
     @property
     def first(self) -> OpenRun:
-        """The run shown where an address names none."""
+        """The run shown if an address names none."""
         return next(iter(self._runs.values()))
 
     def named(self, key: str) -> OpenRun:
@@ -82,7 +82,7 @@ class Runs(Mapping[str, OpenRun]):
 def open_run(key: str, path: str, options: Options, begun: Callable[[str], None] = lambda _: None) -> OpenRun:
     """Open and analyse one run: anything `gpuscope analyze` takes, or the JSON report it wrote.
 
-    Raises what reading and analysing raise.
+    Raises the errors of reading and analysing.
     """
     label = Path(path).name or path
     report = read_report(Path(path), ALWAYS)

@@ -1,4 +1,4 @@
-"""What ties ranks together: one clock for all, and which collectives are the same operation."""
+"""A common clock for all ranks, and the matching of collectives across ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 
-class Ties:
-    """The clocks and matched collectives of a run; computed once, then only read."""
+class RunClock:
+    """The clocks and matched collectives of a run; computed once, then read-only."""
 
     def __init__(self, trace: Trace) -> None:
         facts = RunFacts(trace, ())
@@ -19,7 +19,7 @@ class Ties:
 
     @property
     def error(self) -> int | None:
-        """Bound on the error of times compared across ranks, ns; None where nothing ties the clocks."""
+        """Bound on the error of times compared across ranks, ns; None if the clocks are not aligned."""
         return self._clocks.error
 
     def common(self, rank: int, times: Times) -> Times:
@@ -33,7 +33,7 @@ class Ties:
         return int(self.common(rank, np.array([time], np.int64))[0])
 
     def same(self, row: int) -> Times:
-        """The rows of `collectives` that are the same operation on all its ranks; empty where not matched."""
+        """The rows of `collectives` of the same operation on all its ranks; empty if not matched."""
         instance = int(self._matched.of_row[row])
         if instance == NA:
             return np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""Stored runs of one job, for the page of trends: only read, and opened anew each time."""
+"""Stored runs of one job, for trends: read-only, and reopened each time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gpuscope.analyzers.comparison.job_history import StoredRun, TrendPoint, tre
 from gpuscope.store.store import opened
 
 MOST = 50
-"""Runs of a trend: their reports are read for each drawing."""
+"""Runs of a trend, whose reports are read for each drawing."""
 
 
 def jobs(store: Path) -> list[str]:
-    """What stored runs are called: their label, else their paths; those with most runs first."""
+    """Job names of stored runs: their label, else their paths; most runs first."""
     with opened(store) as open_store:
         names = [_name(row) for row in open_store.runs()]
     return sorted(dict.fromkeys(names), key=lambda name: -names.count(name))

@@ -15,7 +15,7 @@ SHOWN = 40
 
 @dataclass(frozen=True)
 class Found:
-    """How many events match, and the first of them from some time on."""
+    """How many events match, and the first of them after a time."""
 
     count: int
     events: list[Event]

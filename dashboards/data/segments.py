@@ -11,14 +11,14 @@ from gpuscope.report.view import units
 from gpuscope.trace.trace import Trace
 
 MOST = 40
-"""Segments drawn; more can't be told apart on a screen."""
+"""Segments drawn; more can't be distinguished on a screen."""
 MOST_BLOCKS = 4_000
 """Blocks drawn, as for the timeline's marks."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment with its blocks in order of address: (bytes, BlockState, innermost frame or nothing)."""
+    """A segment with its blocks in order of address: (bytes, BlockState, innermost frame or empty)."""
 
     label: str
     blocks: Sequence[tuple[int, int, str]]

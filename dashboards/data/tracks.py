@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.dashboards.data.run_clock import Ties
+from gpuscope.dashboards.data.run_clock import RunClock
 from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Table, Times
@@ -34,11 +34,11 @@ OF_CATEGORY: dict[Category, Group] = {
     Category.OS: "os",
 }
 DEEPEST = 12
-"""Rows of one thread and group; what is nested deeper shares the last one."""
+"""Rows of one thread and group; deeper nesting shares the last one."""
 NESTED = "└ "
-"""Labels of nested levels begin with it; the thread's name stands at the level above."""
+"""Prefix of the labels of nested levels; the thread's name is at the level above."""
 BLOCK = 64
-"""Events whose maxima are kept, so that long runs of events are answered without looking at each."""
+"""Events per block whose maxima are stored, so that long ranges need no scan."""
 STEP = len(Kind) + len(Category)
 """Look of a step; device events have their `Kind` as look, host events `len(Kind) + Category`."""
 
@@ -61,7 +61,7 @@ class Track:
     look: Array
     """What each is, for its colour (int8)."""
     reach: Times
-    """The latest end so far: rises, so that it can be searched."""
+    """The latest end so far: monotonic, so that it can be searched."""
     shorter: Array
     """How many are shorter, ties broken by row (int32): the greatest of some events is the longest."""
     by_length: Array
@@ -95,9 +95,9 @@ def block_max(values: Array) -> Array:
     return np.asarray(values[:whole].reshape(-1, BLOCK).max(axis=1)) if whole else values[:0]
 
 
-def tracks(trace: Trace, ties: Ties) -> list[Track]:
+def tracks(trace: Trace, clock: RunClock) -> list[Track]:
     """All tracks: rank by rank, and there steps, streams, ranges, threads, Python, system calls."""
-    shift = _Shift(trace, ties)
+    shift = _Shift(trace, clock)
     found = [*_steps(trace, shift), *_streams(trace, shift), *_threads(trace, shift)]
     order = list(GROUPS)
     return sorted(found, key=lambda track: (track.rank, order.index(track.group)))
@@ -106,12 +106,12 @@ def tracks(trace: Trace, ties: Ties) -> list[Track]:
 class _Shift:
     """Times of a table's rows on the run's clock."""
 
-    def __init__(self, trace: Trace, ties: Ties) -> None:
-        self.trace, self.ties = trace, ties
+    def __init__(self, trace: Trace, clock: RunClock) -> None:
+        self.trace, self.clock = trace, clock
 
     def track(self, key: str, rank: int, group: Group, label: str, table: TableName, rows: Times, look: Array) -> Track:
         own = self.trace[table]
-        start, end = (self.ties.common(rank, own[column][rows]) for column in ("start", "end"))
+        start, end = (self.clock.common(rank, own[column][rows]) for column in ("start", "end"))
         return make_track(key, rank, group, label, table, rows, start, end, look)
 
 

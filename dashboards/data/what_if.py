@@ -1,4 +1,4 @@
-"""What can be switched on the page of advice, and what a state of its switches means for the replay."""
+"""The what-if controls of the advice page, and the changes of the replay they stand for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Slider:
     stops: tuple[float, ...]
     unit: str
 
-    def told(self, value: float) -> str:
+    def describe(self, value: float) -> str:
         """A stop in words."""
         number = f"{value:g}"
         return f"×{number}" if self.unit == "×" else f"{number} {self.unit}".strip()
@@ -60,13 +60,13 @@ SWITCHED, RANK = "without", "replaced"
 
 
 def chosen(state: Mapping[str, str]) -> list[tuple[str, Change]]:
-    """The changes that the address asks for, each with its label; what it can't mean is left out."""
+    """The changes in the address, each with its label; invalid ones are ignored."""
     found: list[tuple[str, Change]] = []
     for slider in SLIDERS:
         place = _whole(state.get(slider.key))
         if place is not None and 1 <= place <= len(slider.stops):
             value = slider.stops[place - 1]
-            found.append((f"{slider.label}: {slider.told(value)}", _change(slider.key, value)))
+            found.append((f"{slider.label}: {slider.describe(value)}", _change(slider.key, value)))
     for name in state.get(SWITCHED, "").split(","):
         if name in SWITCHES:
             found.append(SWITCHES[name])

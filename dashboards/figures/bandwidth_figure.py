@@ -14,7 +14,7 @@ from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry
 from gpuscope.report.view import palette, units
 
 POINTS = 60
-"""Of a fitted curve: more than a screen tells apart."""
+"""Points of a fitted curve: more than a screen resolves."""
 
 OPEN = 100
 """What plotly adds to a marker symbol's number for its open form."""
@@ -51,11 +51,11 @@ def _points(fig: go.Figure, key: Series, rows: Sequence[BandwidthEntry], colour:
             "color": colour, "size": 9,
             "symbol": [place % 8 + (OPEN if row["lower_bound"] else 0) for row in rows],
         },
-        text=[_told(row) for row in rows], hovertemplate="%{text}<extra></extra>",
+        text=[_hover(row) for row in rows], hovertemplate="%{text}<extra></extra>",
     )  # fmt: skip
 
 
-def _told(row: BandwidthEntry) -> str:
+def _hover(row: BandwidthEntry) -> str:
     lines = [
         _name((row["op"], row["group"])),
         f"{units.memory(row['bytes'])}, {units.duration(row['dur_ns'])}, {row['count']} times",

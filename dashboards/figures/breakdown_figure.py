@@ -1,4 +1,4 @@
-"""Stacked bars: where the time of each rank goes."""
+"""Stacked bars of each rank's time breakdown."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pieces(ranks: Sequence[RankEntry]) -> list[Piece]:
         values = [idle_of(entry, cause) for entry in ranks]
         rest = [left - value for left, value in zip(rest, values, strict=True)]
         found.append(Piece(f"idle: {cause_label(cause.code)}", cause.look.colour, cause.look.fill, values))
-    # A pipeline stage without work idles by another class's cause.
+    # A pipeline stage without work is idle by a cause of another class.
     found.append(Piece("idle: other classes' causes", palette.GREY, "-", [max(left, 0) for left in rest]))
     return [piece for piece in found if any(piece.values)]
 
@@ -54,13 +54,13 @@ def bars(ranks: Sequence[RankEntry], dark: bool) -> go.Figure:
     windows = [entry["window_ns"] for entry in ranks]
     fig = go.Figure()
     for piece in pieces(ranks):
-        told = [
+        texts = [
             f"{units.duration(value)}, {units.share(value / window if window else None)}"
             for value, window in zip(piece.values, windows, strict=True)
         ]
         shares = [100 * value / window if window else 0 for value, window in zip(piece.values, windows, strict=True)]
         fig.add_bar(
-            orientation="h", y=labels, x=shares, name=piece.label, text=told, textposition="none",
+            orientation="h", y=labels, x=shares, name=piece.label, text=texts, textposition="none",
             marker_color=piece.colour, marker_line_width=0,
             marker_pattern=theme.pattern(piece.pattern),
             hovertemplate="%{y}<br>" + piece.label + ": %{text}<extra></extra>",

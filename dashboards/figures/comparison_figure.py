@@ -44,7 +44,7 @@ def parts(diff: Diff, dark: bool) -> go.Figure:
 
 
 def trend(points: Sequence[TrendPoint], dark: bool) -> go.Figure:
-    """Step time of each run with its 95 % interval; marks tell what became of it against the run before."""
+    """Step time of each run with its 95 % interval; marks show the change from the previous run."""
     timed = [point for point in points if point.step_ns is not None]
     size, unit = units.time_unit(max((point.step_ns or 0 for point in timed), default=1))
     places = list(range(len(timed)))
@@ -66,7 +66,7 @@ def trend(points: Sequence[TrendPoint], dark: bool) -> go.Figure:
                 "array": [_above(point) / size for _, point in own],
                 "arrayminus": [_below(point) / size for _, point in own],
             },
-            text=[_told(point) for _, point in own], hovertemplate="%{text}<extra></extra>",
+            text=[_hover(point) for _, point in own], hovertemplate="%{text}<extra></extra>",
         )  # fmt: skip
     fig.update_layout(template=theme.template(dark), hovermode="closest")
     fig.update_xaxes(
@@ -84,7 +84,7 @@ def _below(point: TrendPoint) -> int:
     return 0 if point.low_ns is None or point.step_ns is None else point.step_ns - point.low_ns
 
 
-def _told(point: TrendPoint) -> str:
+def _hover(point: TrendPoint) -> str:
     change = "" if point.change_frac is None else f", {100 * point.change_frac:+.1f} %"
     return (
         f"run {point.number}, {point.recorded_at[:16].replace('T', ' ')} UTC<br>{units.duration(point.step_ns)}{change}"

@@ -1,4 +1,4 @@
-"""Predicted step times against the step as it is."""
+"""Predicted step times vs. the recorded step."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Step:
     high: int
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """Its time and range."""
         return f"{units.duration(self.after)} ({units.duration(self.low)} to {units.duration(self.high)})"
 
 
 def steps(before: int, predicted: Sequence[Step], dark: bool) -> go.Figure:
-    """The step as it is, and each prediction with its range."""
+    """The recorded step, and each prediction with its range."""
     size, unit = units.time_unit(max(before, *(one.high for one in predicted), 1))
     fig = go.Figure()
     fig.add_bar(
@@ -42,7 +42,7 @@ def steps(before: int, predicted: Sequence[Step], dark: bool) -> go.Figure:
             "type": "data", "symmetric": False, "array": [(one.high - one.after) / size for one in predicted],
             "arrayminus": [(one.after - one.low) / size for one in predicted], "thickness": 1.5,
         },
-        text=[one.told for one in predicted],
+        text=[one.text for one in predicted],
         textposition="none", hovertemplate="%{text}<extra></extra>",
     )  # fmt: skip
     fig.update_layout(template=theme.template(dark), bargap=0.3)

@@ -10,7 +10,7 @@ from gpuscope.dashboards import theme
 from gpuscope.report.view import units
 
 WRITTEN = 120
-"""Up to so many cells are wide enough for their number."""
+"""Cells that are wide enough to show their number."""
 
 
 def heatmap(cells: Mapping[tuple[int, int], int], what: str, dark: bool) -> go.Figure:
@@ -24,7 +24,7 @@ def heatmap(cells: Mapping[tuple[int, int], int], what: str, dark: bool) -> go.F
 
     fig = go.Figure(
         go.Heatmap(
-            # As categories: a gap in the numbers is no gap in the table.
+            # As categories: missing numbers leave no gap in the table.
             x=[str(step) for step in steps],
             y=[str(rank) for rank in ranks],
             z=[[None if value is None else value / size for value in row(rank)] for rank in ranks],
@@ -32,7 +32,7 @@ def heatmap(cells: Mapping[tuple[int, int], int], what: str, dark: bool) -> go.F
             hovertemplate="rank %{y}, step %{x}<br>" + what + ": %{text}<extra></extra>",
             colorscale=theme.SEQUENTIAL,
             colorbar={"title": {"text": unit}, "thickness": 14},
-            # From nothing: a scale that starts at the shortest step would make much of little.
+            # From zero: a scale from the shortest step would exaggerate small differences.
             zmin=0,
             zmax=max(cells.values(), default=0) / size or 1,
             texttemplate="%{text}" if len(cells) <= WRITTEN else None,

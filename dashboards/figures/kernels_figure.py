@@ -26,14 +26,14 @@ def categories(kernels: Sequence[KernelEntry], dark: bool) -> go.Figure:
     order = sorted(time, key=lambda name: -time[name])
     size, unit = units.time_unit(max(time.values(), default=0))
     everything = sum(time.values())
-    told = [
+    texts = [
         f"{units.duration(time[name])}, {units.share(time[name] / everything if everything else None)}, "
         f"{units.plural(count[name], 'event')}"
         for name in order
     ]
     fig = go.Figure()
     fig.add_bar(
-        orientation="h", y=order, x=[time[name] / size for name in order], text=told, textposition="auto",
+        orientation="h", y=order, x=[time[name] / size for name in order], text=texts, textposition="auto",
         marker_color=palette.BLUE, hovertemplate="%{y}: %{text}<extra></extra>", cliponaxis=False,
     )  # fmt: skip
     fig.update_layout(template=theme.template(dark), bargap=0.3)

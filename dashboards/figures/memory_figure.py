@@ -1,4 +1,4 @@
-"""The caching allocator over time, what is in use at the peak, and the segments with their holes."""
+"""The caching allocator over time, its contents at the peak, and the segments with their holes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def over_time(entry: MemoryEntry, dark: bool) -> go.Figure:
 
 
 def at_peak(held: Sequence[HeldEntry], dark: bool) -> go.Figure:
-    """Bytes in use at the peak by the stack that asked for them."""
+    """Bytes in use at the peak by allocating stack."""
     drawn = held[:STACKS]
     fig = go.Figure()
     fig.add_bar(
@@ -76,7 +76,7 @@ def segments(drawn: Sequence[Segment], dark: bool) -> go.Figure:
     """One bar per segment, its blocks in order of address."""
     fig = go.Figure()
     for state, (name, colour, pattern) in enumerate(STATES):
-        y, base, x, told = [], [], [], []
+        y, base, x, hover = [], [], [], []
         for segment in drawn:
             at = 0
             for nbytes, own, frame in segment.blocks:
@@ -84,14 +84,14 @@ def segments(drawn: Sequence[Segment], dark: bool) -> go.Figure:
                     y.append(segment.label)
                     base.append(at / (1 << 20))
                     x.append(nbytes / (1 << 20))
-                    told.append(
+                    hover.append(
                         f"{name}, {units.memory(nbytes)}" + (f"<br>{plain(units.crop(frame, 90))}" if frame else "")
                     )
                 at += nbytes
         if y:
             fig.add_bar(
                 orientation="h", y=y, base=base, x=x, name=name, marker_color=colour, marker_line_width=0,
-                marker_pattern={"shape": pattern, "size": 5, "fgopacity": 0.5, "fillmode": "overlay"}, customdata=told,
+                marker_pattern={"shape": pattern, "size": 5, "fgopacity": 0.5, "fillmode": "overlay"}, customdata=hover,
                 hovertemplate="%{customdata}<extra></extra>",
             )  # fmt: skip
     fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.2)

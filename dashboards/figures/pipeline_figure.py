@@ -19,11 +19,11 @@ PARTS = (
     ("imbalance", "imbalance", palette.VERMILLION, "/"),
 )
 MOST_NUMBERS = 400
-"""Bars with a micro-batch's number in them; in more it could not be read."""
+"""Bars labelled with the micro-batch's number; beyond this it would be unreadable."""
 
 
 def schedule(computations: Sequence[PipelineComputation], span_ns: int, dark: bool) -> go.Figure:
-    """One row per stage; what is empty within the pipeline's span is bubble. `span_ns`: both drawings on one scale."""
+    """One row per stage; gaps within the pipeline's span are bubble. `span_ns` puts both figures on one scale."""
     fig = go.Figure()
     first = min((one["start_ns"] for one in computations), default=0)
     size, unit = units.time_unit(span_ns)
@@ -38,7 +38,7 @@ def schedule(computations: Sequence[PipelineComputation], span_ns: int, dark: bo
             marker={"color": colour, "line": {"width": 0.5, "color": "white"},
                     "pattern": {"shape": pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"}},
             text=[str(one["micro_batch"]) if numbered else "" for one in own], textposition="inside",
-            insidetextanchor="middle", customdata=[_told(one) for one in own],
+            insidetextanchor="middle", customdata=[_hover(one) for one in own],
             hovertemplate="%{customdata}<extra></extra>",
         )  # fmt: skip
     fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.15)
@@ -48,7 +48,7 @@ def schedule(computations: Sequence[PipelineComputation], span_ns: int, dark: bo
     return fig
 
 
-def _told(one: PipelineComputation) -> str:
+def _hover(one: PipelineComputation) -> str:
     chunk = f", model chunk {one['model_chunk']}" if one["model_chunk"] else ""
     return (
         f"{NAMES[one['kind']]} of micro-batch {one['micro_batch']}{chunk}<br>rank {one['rank']}, "

@@ -22,9 +22,9 @@ def series(steps: Sequence[StepEntry], dark: bool) -> go.Figure:
     size, unit = units.time_unit(longest)
     for place, (rank, device) in enumerate(lanes):
         own = [one for one in steps if (one["rank"], one["device"]) == (rank, device) and one["step"] is not None]
-        told = [f"{units.duration(one['dur_ns'])}, {_bound(one)}" for one in own]
+        texts = [f"{units.duration(one['dur_ns'])}, {_bound(one)}" for one in own]
         fig.add_scatter(
-            x=[one["step"] for one in own], y=[one["dur_ns"] / size for one in own], text=told,
+            x=[one["step"] for one in own], y=[one["dur_ns"] / size for one in own], text=texts,
             name=f"rank {rank}" + (f" gpu {device}" if many else ""), mode="lines+markers",
             marker={"size": 6, "symbol": place % 8},
             line={"width": 1.5, "color": theme.SERIES[place % len(theme.SERIES)]},

@@ -19,7 +19,7 @@ from gpuscope.trace.schema import Category, Kind
 ROW = 22
 """Pixels per track."""
 WIDTH = 900
-"""About the pixels that the plot is wide: what text fits into a bar is estimated from it."""
+"""About the pixels that the plot is wide: used to estimate what text fits into a bar."""
 _CHARACTER = 7
 NAME = 140
 
@@ -36,7 +36,7 @@ LOOKS: dict[int, tuple[str, str, str]] = {
     len(Kind) + Category.COMMUNICATION: ("communication call", palette.ORANGE, "/"),
     STEP: ("step", "#BBBBBB", ""),
 }
-"""Per look of an event: what it is called, its colour and pattern."""
+"""Per look of an event: its label, colour and pattern."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ Name = Callable[[Track, int], str]
 def timeline(marks: Sequence[Marks], name: Name, frame: Frame) -> dict[str, Any]:
     """One row per track, in this order, with its marks as bars; `customdata` holds the reference of each event.
 
-    A plain dict: a `go.Figure` looks at each of thousands of values, and copies them, for longer than all the rest.
+    A plain dict: validating and copying thousands of values in a `go.Figure` takes longer than all the rest.
     """
     bars = [_bars(look, columns) for look, columns in _by_look(marks, name, frame)]
     ticks, rows = _ticks(frame), list(range(len(marks)))

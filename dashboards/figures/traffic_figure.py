@@ -1,4 +1,4 @@
-"""Who sends to whom: a matrix, and the links inside a host as a drawing."""
+"""Traffic matrix, and a drawing of the links inside a host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuscope.report.view import palette, units
 
 LINK_LOOKS = {"nvlink": (palette.GREEN, "solid"), "nvswitch": (palette.GREEN, "solid"), "pcie": (palette.BLUE, "dot"),
               "net": (palette.ORANGE, "dash")}  # fmt: skip
-"""Colour and dash of each kind of link; paths of `topo -m` are looked up by what they cross."""
+"""Colour and dash of each kind of link; paths of `topo -m` by what they cross."""
 
 
 def matrix(rows: Sequence[TrafficEntry], dark: bool) -> go.Figure:
@@ -23,18 +23,18 @@ def matrix(rows: Sequence[TrafficEntry], dark: bool) -> go.Figure:
     at = {rank: place for place, rank in enumerate(ranks)}
     sized = all(row["bytes"] is not None for row in rows)
     values: list[list[int | None]] = [[None] * len(ranks) for _ in ranks]
-    told = [[""] * len(ranks) for _ in ranks]
+    texts = [[""] * len(ranks) for _ in ranks]
     for row in rows:
         y, x = at[row["rank"]], at[row["peer"]]
         values[y][x] = row["bytes"] if sized else row["dur_ns"]
-        told[y][x] = (
+        texts[y][x] = (
             f"rank {row['rank']} to rank {row['peer']}: {units.size(row['bytes'])}, {row['count']} messages, "
             f"{units.duration(row['dur_ns'])}"
         )
     names = [str(rank) for rank in ranks]
     fig = go.Figure(
         go.Heatmap(
-            z=values, x=names, y=names, text=told, hovertemplate="%{text}<extra></extra>", colorscale=theme.SEQUENTIAL,
+            z=values, x=names, y=names, text=texts, hovertemplate="%{text}<extra></extra>", colorscale=theme.SEQUENTIAL,
             xgap=1, ygap=1, colorbar={"title": "bytes" if sized else "ns", "tickformat": ".3s"},
         )
     )  # fmt: skip
@@ -69,7 +69,7 @@ def topology(rows: Sequence[TopologyEntry], dark: bool) -> go.Figure:
         )  # fmt: skip
     fig.add_scatter(
         x=[place[node][0] for node in nodes], y=[place[node][1] for node in nodes], mode="markers+text",
-        text=[plain(units.crop(node, 20)) for node in nodes], textposition=[_beside(place[node]) for node in nodes],
+        text=[plain(units.crop(node, 20)) for node in nodes], textposition=[_anchor(place[node]) for node in nodes],
         marker={"size": 16, "color": [palette.SKY if "GPU" in node.upper() else palette.GREY for node in nodes]},
         showlegend=False, hoverinfo="skip",
     )  # fmt: skip
@@ -96,6 +96,6 @@ def _link(row: TopologyEntry) -> str:
     return plain(f"{row['node']} – {row['peer']}: {row['link']}{width}{rate}")
 
 
-def _beside(at: tuple[float, float]) -> str:
+def _anchor(at: tuple[float, float]) -> str:
     vertical = "top" if at[1] > 0.3 else "bottom" if at[1] < -0.3 else "middle"
     return f"{vertical} {'right' if at[0] > 0.05 else 'left' if at[0] < -0.05 else 'center'}"

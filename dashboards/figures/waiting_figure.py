@@ -1,4 +1,4 @@
-"""Waiting apart from transferring, per operation and group."""
+"""Wait and transfer time per operation and group."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def bars(rows: Sequence[CollectiveEntry], dark: bool) -> go.Figure:
     fig = go.Figure()
     known = [row["wait_ns"] is not None for row in rows]
     for name, values, colour, pattern in (
-        ("transfer", [value if told else 0 for value, told in zip(rest, known, strict=True)], palette.BLUE, ""),
+        ("transfer", [value if matched else 0 for value, matched in zip(rest, known, strict=True)], palette.BLUE, ""),
         ("wait for the last rank", waits, palette.ORANGE, "/"),
-        ("not matched: wait and transfer can't be told apart",
-         [0 if told else value for value, told in zip(rest, known, strict=True)], palette.GREY, "."),
+        ("not matched: wait and transfer can't be separated",
+         [0 if matched else value for value, matched in zip(rest, known, strict=True)], palette.GREY, "."),
     ):  # fmt: skip
         if any(values):
             fig.add_bar(

@@ -1,4 +1,4 @@
-"""Page 8: what to change, what each change would bring, and switches that replay at once."""
+"""Page 8: suggestions, their predicted gains, and what-if switches that replay at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpuscope.report.view.prediction_sentences import step_change
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return html.Div([*_suggestions(shown), *_untold(shown), *_whatif(shown)])
+    return html.Div([*_suggestions(shown), *_not_estimated(shown), *_whatif(shown)])
 
 
 def _suggestions(shown: Shown) -> Iterator[Component]:
@@ -40,7 +40,7 @@ def _suggestions(shown: Shown) -> Iterator[Component]:
         "What to change",
         parts.figure(fig, "advice", 120 + 40 * len(drawn)),
         *[_suggestion(one) for one in found],
-        note="Each change by itself: gains do not add up, since findings overlap.",
+        note="Each change alone: gains don't add up, since findings overlap.",
         corner=parts.csv_link(shown.run.key, "suggestions"),
     )
 
@@ -61,12 +61,12 @@ def _titled(action: str, finding: str, pairs: list[tuple[str, Any]]) -> Componen
     return html.Div([head, parts.facts(pairs)], className="finding", style={"marginBottom": 14})
 
 
-def _untold(shown: Shown) -> Iterator[Component]:
-    untold: list[UnpredictedEntry] = shown.run.report["advice"]["unpredicted"]
-    if untold:
+def _not_estimated(shown: Shown) -> Iterator[Component]:
+    unpredicted: list[UnpredictedEntry] = shown.run.report["advice"]["unpredicted"]
+    if unpredicted:
         yield parts.card(
-            "May help, gain not told",
-            *[_titled(one["action"], one["finding"], _reasons(one)) for one in untold],
+            "May help, gain not estimated",
+            *[_titled(one["action"], one["finding"], _reasons(one)) for one in unpredicted],
         )
 
 
@@ -85,14 +85,14 @@ def _whatif(shown: Shown) -> Iterator[Component]:
         _chips(shown),
         _rank(shown),
         *_outcome(shown),
-        note="The trace is replayed with the changes made; each switch stands in the address.",
+        note="Replays the trace with the selected changes; the address keeps every switch.",
     )
 
 
 def _slider(slider: Slider, shown: Shown) -> Component:
     value = shown.view.extra.get(slider.key, "0")
     at = int(value) if value.isdecimal() and int(value) <= len(slider.stops) else 0
-    labels = ["as recorded", *(slider.told(stop) for stop in slider.stops)]
+    labels = ["as recorded", *(slider.describe(stop) for stop in slider.stops)]
     return html.Div(
         [
             dmc.Text(slider.label, size="sm"),
@@ -130,18 +130,18 @@ def _outcome(shown: Shown) -> Iterator[Component]:
     if not asked:
         yield dmc.Text("Move a slider or press a switch.", size="sm", c="dimmed", mt="md")
         return
-    told = [(label, shown.run.predict([change])) for label, change in asked]
-    possible = [change for (_, change), (_, one) in zip(asked, told, strict=True) if isinstance(one, Predicted)]
+    outcomes = [(label, shown.run.predict([change])) for label, change in asked]
+    possible = [change for (_, change), (_, one) in zip(asked, outcomes, strict=True) if isinstance(one, Predicted)]
     if len(possible) > 1:
-        told.append(("all of these together", shown.run.predict(possible)))
-    good = [(label, one) for label, one in told if isinstance(one, Predicted)]
+        outcomes.append(("all of these together", shown.run.predict(possible)))
+    good = [(label, one) for label, one in outcomes if isinstance(one, Predicted)]
     if good:
         drawn = [gains_figure.Step(label, one.after, one.low, one.high) for label, one in good]
         yield parts.figure(gains_figure.steps(good[0][1].before, drawn, shown.dark), "what-if", 120 + 40 * len(drawn))
         yield parts.facts([(label, _sentence(one)) for label, one in good])
-    for label, outcome in told:
+    for label, outcome in outcomes:
         if isinstance(outcome, Refused):
-            yield parts.empty(f"Can't be told: {label}", units.clean(outcome.why))
+            yield parts.empty(f"Can't be predicted: {label}", units.clean(outcome.why))
 
 
 def _sentence(one: Predicted) -> str:

@@ -1,4 +1,4 @@
-"""Page 4: how fast the wire was, who waited, who talks to whom, and what NCCL chose."""
+"""Page 4: bus bandwidth, waiting, traffic between ranks, and NCCL's choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl,
 from gpuscope.report.view import units
 
 BARS = 20
-"""Operations drawn, the longest first; the table holds all."""
+"""Operations drawn, longest first; the table has all."""
 
 
 def layout(shown: Shown) -> Component:
@@ -52,9 +52,9 @@ def _fits(fits: list[FitEntry], dark: bool) -> Component:
     rows = [
         {
             "op": fit["op"], "group": units.clean(fit["group"] or ""), "sizes": fit["sizes"], "alpha": fit["alpha_ns"],
-            "alpha_told": _with_error(units.duration(fit["alpha_ns"]), units.duration(fit["alpha_error_ns"])),
+            "alpha_text": _with_error(units.duration(fit["alpha_ns"]), units.duration(fit["alpha_error_ns"])),
             "busbw": fit["busbw_gbps"],
-            "busbw_told": _with_error(units.bandwidth(fit["busbw_gbps"]), units.bandwidth(fit["busbw_error_gbps"])),
+            "busbw_text": _with_error(units.bandwidth(fit["busbw_gbps"]), units.bandwidth(fit["busbw_error_gbps"])),
             "why": units.clean(fit["why"]),
         }
         for fit in fits
@@ -62,8 +62,8 @@ def _fits(fits: list[FitEntry], dark: bool) -> Component:
     columns = [
         parts.column("op", "operation"), parts.column("group", "group"),
         parts.column("sizes", "distinct sizes", type="rightAligned"),
-        parts.number("alpha", "α, fixed cost", "alpha_told"),
-        parts.number("busbw", "B, busbw without it", "busbw_told"),
+        parts.number("alpha", "α, fixed cost", "alpha_text"),
+        parts.number("busbw", "B, busbw without it", "busbw_text"),
         parts.column("why", "why there is none", flex=1),
     ]  # fmt: skip
     return parts.grid(rows, columns, "fits", dark)
@@ -82,7 +82,7 @@ def _waiting(shown: Shown) -> Component:
     drawn = rows[:BARS]
     note = "Sums over instances and ranks of the whole run."
     if len(rows) > BARS:
-        note += f" The {BARS} longest of {len(rows)}; the CSV holds all."
+        note += f" The {BARS} longest of {len(rows)}; the CSV has all."
     return parts.card(
         "Waiting and transferring",
         parts.figure(waiting_figure.bars(drawn, shown.dark), "waiting", 110 + 30 * len(drawn)),
@@ -108,32 +108,32 @@ def _traffic(shown: Shown) -> Component:
 
 
 def _nccl(shown: Shown) -> Component:
-    told: Nccl | None = _section(shown, "nccl")
-    if told is None:
+    nccl: Nccl | None = _section(shown, "nccl")
+    if nccl is None:
         return parts.empty(
-            "NCCL's own facts are not known",
+            "No NCCL log",
             "Record with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING,ENV (gpuscope record does) and "
-            "open the log beside the traces: it tells algorithm, protocol, channels and transports.",
+            "open the log with the traces: it records algorithm, protocol, channels and transports.",
         )
-    pairs: list[tuple[str, Any]] = [("version", ", ".join(told["versions"]) or units.NONE)]
+    pairs: list[tuple[str, Any]] = [("version", ", ".join(nccl["versions"]) or units.NONE)]
     pairs += [
         (f"{one['count']} × {one['size']} ranks",
          f"{units.count(one['channels'])} channels, {units.count(one['rings'])} rings, "
          f"{units.count(one['trees'])} trees")
-        for one in told["communicators"]
+        for one in nccl["communicators"]
     ]  # fmt: skip
     pairs += [
         (one["transport"], f"{units.plural(one['pairs'], 'pair')}{_where(one['same_node'])}")
-        for one in told["transports"]
+        for one in nccl["transports"]
     ]
-    pairs += [(one["name"], one["value"]) for one in told["environment"]]
+    pairs += [(one["name"], one["value"]) for one in nccl["environment"]]
     choices = [
         {
             "op": one["op"] or "", "bytes": one["bytes"], "size": units.size(one["bytes"]),
             "algorithm": one["algorithm"], "protocol": one["protocol"], "channels": one["channels"],
             "count": one["count"],
         }
-        for one in told["choices"]
+        for one in nccl["choices"]
     ]  # fmt: skip
     columns = [
         parts.column("op", "operation"), parts.number("bytes", "size", "size"), parts.column("algorithm", "algorithm"),
@@ -154,8 +154,8 @@ def _topology(shown: Shown) -> Iterator[Component]:
     rows: list[TopologyEntry] = _section(shown, "topology") or []
     if not rows:
         yield parts.empty(
-            "The topology is not known",
-            "Open the output of `nvidia-smi topo -m`, or the file of NCCL_TOPO_DUMP_FILE, beside the traces "
+            "The topology was not recorded",
+            "Open the output of `nvidia-smi topo -m`, or the file of NCCL_TOPO_DUMP_FILE, with the traces "
             "(gpuscope record keeps it in the run folder).",
         )
     for source in dict.fromkeys(row["source"] for row in rows):

@@ -22,7 +22,7 @@ from gpuscope.report.view import units
 from gpuscope.report.view.causes import cause_label
 
 WITH = "with"
-"""The address's own parameters: the run compared with, and the job whose history is drawn."""
+"""Parameters of the address: the run compared with, and the job of the history."""
 JOB = "job"
 COLOURS = {"improvement": "green", "regression": "red", "neutral": "yellow"}
 
@@ -77,7 +77,7 @@ def _sides(diff: Diff) -> Component:
 def _causes(diff: Diff, dark: bool) -> Component:
     moved = [row for row in diff["causes"] if row["change_ns"]]
     if not moved:
-        return parts.empty("No cause moved", "Time that is not compute has the same causes, as long as before.")
+        return parts.empty("No cause moved", "Time that is not compute has the same causes with the same durations.")
     rows = [
         {"cause": cause_label(row["cause"]), **_times(row["before_ns"], row["after_ns"])} for row in moved
     ]  # fmt: skip
@@ -98,9 +98,9 @@ def _kernels(diff: Diff, dark: bool) -> Component:
 
 
 _COLUMNS = (
-    parts.number("before", "before", "before_told"),
-    parts.number("after", "after", "after_told"),
-    parts.number("change", "change", "change_told"),
+    parts.number("before", "before", "before_text"),
+    parts.number("after", "after", "after_text"),
+    parts.number("change", "change", "change_text"),
 )
 
 
@@ -108,8 +108,8 @@ def _times(before: int, after: int) -> dict[str, Any]:
     change = after - before
     sign = "+" if change > 0 else "−" if change < 0 else ""
     return {
-        "before": before, "before_told": units.duration(before), "after": after, "after_told": units.duration(after),
-        "change": change, "change_told": f"{sign}{units.duration(abs(change))}",
+        "before": before, "before_text": units.duration(before), "after": after, "after_text": units.duration(after),
+        "change": change, "change_text": f"{sign}{units.duration(abs(change))}",
     }  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def _proof(one: Proof) -> str:
 
 def _history(shown: Shown) -> Iterator[Component]:
     store = shown.runs.store
-    how = "`gpuscope analyze` keeps every run in a store; name another than the default with --store."
+    how = "`gpuscope analyze` keeps every run in a store; choose another with --store."
     if store is None or not store.exists():
         yield parts.empty("No history", how)
         return
@@ -148,14 +148,12 @@ def _history(shown: Shown) -> Iterator[Component]:
             for name in names[:20]
         ]  # fmt: skip
         body.append(dmc.Group(links, gap="md", mt="xs"))
-    note = (
-        f"{units.clean(job)}: step time of its stored runs with the 95 % interval; marks tell each from the one before."
-    )
+    note = f"{units.clean(job)}: step time of its stored runs with the 95 % interval; marks show changes."
     yield parts.card("History", *body, note=note)
 
 
 def _own(shown: Shown, names: Sequence[str]) -> str:
-    """The job of the run shown: whose paths it came from, else the one with most runs."""
+    """The job of the run shown, by its paths; else the one with most runs."""
     paths = [source["path"] for source in shown.run.report["trace"]["sources"]]
     return next((name for name in names if any(path.startswith(name) for path in paths)), names[0] if names else "")
 

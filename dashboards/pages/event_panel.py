@@ -1,4 +1,4 @@
-"""What is known of an event, in words, with links to the events around it."""
+"""Details of an event as text, with links to related events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BYTES = {"bytes"}
 
 
 def link(event: Event, events: Events, view: View, window: tuple[int, int] | None = None) -> Component:
-    """An event in words, as a link that shows it in the timeline."""
+    """An event as text, with a link to it in the timeline."""
     at = units.offset(event.shown - events.first)
     text = f"rank {event.rank} {event.where} at {at} for {units.duration(event.duration)}: {event.name}"
     ranks = view.ranks if view.has_rank(event.rank) else None
@@ -29,7 +29,7 @@ def link(event: Event, events: Events, view: View, window: tuple[int, int] | Non
 
 
 def panel(found: Details, events: Events, view: View) -> Component:
-    """Everything the trace tells of the selected event."""
+    """Everything recorded about the selected event."""
     event = found.event
     step = "" if found.step is None else f", step {found.step}"
     rows: list[tuple[str, Any]] = [
@@ -80,7 +80,7 @@ def _no_stack(events: Events) -> str:
 
 def _partners(found: Details, events: Events, view: View) -> Any:
     if not found.partners:
-        return "not matched: the other ranks of its group are not open, or their records don't tell which it is"
+        return "not matched: the other ranks of its group are not open, or their records don't identify it"
     spans = [one.span for one in (found.event, *found.partners)]
     window = around(min(start for start, _ in spans), max(end for _, end in spans))
     lines = [html.Li(link(one, events, view, window)) for one in found.partners[:16]]

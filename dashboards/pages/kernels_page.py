@@ -1,4 +1,4 @@
-"""Page 6: what ran on the devices, by category and by name, and how fast."""
+"""Page 6: device kernels by category and by name, and their FLOP rates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def layout(shown: Shown) -> Component:
             "By category",
             parts.figure(drawing.categories(kernels, shown.dark), "categories",
                          130 + 30 * len({one["category"] for one in kernels})),
-            note="Device time of all ranks; what runs side by side counts twice." + whole,
+            note="Device time of all ranks; concurrent kernels count in full each." + whole,
         ),
         _table(shown),
         _rates(shown),
@@ -46,21 +46,21 @@ def _table(shown: Shown) -> Component:
     rows = [
         {
             "name": units.clean(one["name"]), "category": one["category"], "count": one["count"],
-            "dur": one["dur_ns"], "dur_told": units.duration(one["dur_ns"]),
-            "mean": one["mean_ns"], "mean_told": units.duration(one["mean_ns"]),
-            "share": one["share_frac"], "share_told": units.share(one["share_frac"]),
-            "rate": one["flops_per_s"], "rate_told": units.flop_rate(one["flops_per_s"]),
+            "dur": one["dur_ns"], "dur_text": units.duration(one["dur_ns"]),
+            "mean": one["mean_ns"], "mean_text": units.duration(one["mean_ns"]),
+            "share": one["share_frac"], "share_text": units.share(one["share_frac"]),
+            "rate": one["flops_per_s"], "rate_text": units.flop_rate(one["flops_per_s"]),
         }
         for one in kernels
     ]  # fmt: skip
     columns = [
         parts.column("name", "kernel", flex=1, minWidth=300, tooltipField="name"),
         parts.column("category", "category", width=130),
-        parts.number("share", "share", "share_told", width=100),
-        parts.number("dur", "time", "dur_told", width=120, sort="desc"),
+        parts.number("share", "share", "share_text", width=100),
+        parts.number("dur", "time", "dur_text", width=120, sort="desc"),
         parts.column("count", "count", type="rightAligned", filter="agNumberColumnFilter", width=110),
-        parts.number("mean", "mean", "mean_told", width=120),
-        parts.number("rate", "rate", "rate_told", width=140),
+        parts.number("mean", "mean", "mean_text", width=120),
+        parts.number("rate", "rate", "rate_text", width=140),
     ]
     return parts.card(
         "Kernels",
@@ -75,7 +75,7 @@ def _rates(shown: Shown) -> Component:
     if not any(one["flops_per_s"] for one in kernels):
         return parts.empty(
             "No floating-point rates",
-            "They are counted from the operators' shapes: torch.profiler.profile(record_shapes=True), or under nsys "
+            "FLOPs are counted from the operators' shapes: torch.profiler.profile(record_shapes=True), or under nsys "
             "torch.autograd.profiler.emit_nvtx(record_shapes=True). Only matrix products, convolutions and "
             "attention are counted.",
         )
@@ -89,12 +89,12 @@ def _rates(shown: Shown) -> Component:
         if known
         else "The device's peak is not drawn: its model is not recorded, or not in the table. "
     )
-    note += "The trace does not hold the bytes a kernel moves, so there is no roof for memory: ask Nsight Compute."
+    note += "The trace does not record the bytes a kernel moves, so there is no memory roof: use Nsight Compute."
     return parts.card("Achieved rate", parts.figure(drawing.rates(kernels, known, shown.dark), "rates", 380), note=note)
 
 
 def peaks(report: Report) -> dict[str, float]:
-    """The peaks of the devices of a run that the table knows, FLOP/s, by what they are called."""
+    """Peaks of a run's devices that are in the table, FLOP/s by label."""
     found: dict[str, float] = {}
     for model in sorted({entry["device_name"] for entry in report["ranks"] if entry["device_name"]}):
         for precision, label in PRECISIONS.items():
@@ -105,7 +105,7 @@ def peaks(report: Report) -> dict[str, float]:
 
 
 def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
-    """A kernel's name leads to a search for it in the timeline."""
+    """A click on a kernel's name searches for it in the timeline."""
     app.clientside_callback(
         ClientsideFunction("gpuscope", "kernel"),
         Output(ids.URL, "pathname", allow_duplicate=True),

@@ -1,4 +1,4 @@
-"""Page 7: what the caching allocator held over time, at its peak, and in which segments with which holes."""
+"""Page 7: the caching allocator over time, its contents at the peak, and its segments with their holes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.view import units
 
 PICK = "memory"
-"""The address's own parameter: which entry of the report's section is shown."""
+"""Parameter of the address: the entry of the report's section to show."""
 
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    told: list[MemoryEntry] = cast("dict[str, Any]", shown.run.report).get("memory") or []
-    entries = [entry for entry in told if shown.view.has_rank(entry["rank"])]
+    memory: list[MemoryEntry] = cast("dict[str, Any]", shown.run.report).get("memory") or []
+    entries = [entry for entry in memory if shown.view.has_rank(entry["rank"])]
     if not entries:
         return parts.empty(
             "No record of the allocator",
             "Open an allocator snapshot (torch.cuda.memory._dump_snapshot; gpuscope record --memory writes them), or "
             "record with profile_memory=True."
-            if not told
-            else "The filter leaves out all ranks with such a record.",
+            if not memory
+            else "The filter excludes all ranks with such a record.",
         )
     chosen = shown.view.extra.get(PICK, "0")
     entry = entries[int(chosen)] if chosen.isdecimal() and int(chosen) < len(entries) else entries[0]
@@ -76,8 +76,8 @@ def _facts(entry: MemoryEntry) -> Component:
     ]  # fmt: skip
     replay = entry["replay"]
     if replay is not None:
-        told = f"reserved peak within {units.share(abs(replay['error_frac']))} of the recorded one"
-        pairs.append(("model of the allocator", told if replay["usable"] else f"{told}; not used: {replay['why']}"))
+        error = f"reserved peak within {units.share(abs(replay['error_frac']))} of the recorded one"
+        pairs.append(("model of the allocator", error if replay["usable"] else f"{error}; not used: {replay['why']}"))
         if replay["best"] is not None:
             best = replay["best"]
             pairs.append(
@@ -86,7 +86,7 @@ def _facts(entry: MemoryEntry) -> Component:
                     f"{units.memory(best['peak_reserved_bytes'])} reserved at peak",
                 )
             )
-    return parts.card("Memory", parts.facts(pairs), note="Reserved above allocated is mostly cache: it is lost only "
+    return parts.card("Memory", parts.facts(pairs), note="Reserved above allocated is mostly cache: it is wasted only "
                       "where a request could not use it.")  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def _fragmentation(entry: MemoryEntry) -> str:
     largest = units.memory(found["largest_request_bytes"])
     return (
         f"{units.memory(found['reserved_bytes'])} reserved for {units.plural(found['requests'], 'request')} "
-        f"while enough free bytes lay in blocks too small; the largest asked for {largest}"
+        f"while enough free bytes lay in blocks too small; the largest requested {largest}"
     )
 
 
@@ -113,9 +113,11 @@ def _over_time(entry: MemoryEntry, shown: Shown) -> Component:
 
 def _peak(entry: MemoryEntry, shown: Shown) -> Component:
     if not entry["at_peak"]:
-        return parts.empty("What is in use at the peak is not known", "The record tells sums, not single allocations.")
+        return parts.empty(
+            "What is in use at the peak is not known", "The record holds totals, not single allocations."
+        )
     held = entry["at_peak"]
-    note = "By the stack that asked for it; hover for the stack."
+    note = "By the stack that allocated it; hover for the stack."
     if len(held) > figures.STACKS:
         note += f" The {figures.STACKS} largest of {len(held)}."
     drawn = min(len(held), figures.STACKS)
@@ -145,7 +147,7 @@ def _segments(entry: MemoryEntry, shown: Shown) -> Iterator[Component]:
 def _failures(entry: MemoryEntry) -> Iterator[Component]:
     if entry["failures"]:
         lines = [
-            f"{units.memory(one['requested_bytes'])} asked for with {_bytes(one['device_free_bytes'])} free on the "
+            f"{units.memory(one['requested_bytes'])} requested with {_bytes(one['device_free_bytes'])} free on the "
             f"device and {units.memory(one['free_bytes'])} free in the cache: {one['why']}"
             for one in entry["failures"]
         ]

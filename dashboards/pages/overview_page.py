@@ -1,4 +1,4 @@
-"""Page 1: the verdict, where the time goes, the gravest findings, and what is missing."""
+"""Page 1: the verdict, the time breakdown, the most severe findings, and what is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuscope.report.view import arrangement, headline, units
 FINDINGS_SHOWN = 8
 EVIDENCE_SHOWN = 3
 MOST_BARS = 64
-"""Bars that are still readable; the ranks with the least and most compute stand for more."""
+"""Bars that are still readable; of more ranks, those with the least and most compute are shown."""
 
 
 def layout(shown: Shown) -> Component:
@@ -28,7 +28,7 @@ def layout(shown: Shown) -> Component:
         _breakdown(shown),
         _steps(shown),
         _findings(shown),
-        _doubts(shown),
+        _uncertainties(shown),
     ])  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def _verdict(shown: Shown) -> Component:
     body.append(dmc.Text(units.clean(headline.context_line(report)), size="sm", c="dimmed", mt="xs"))
     if shown.view.ranks is not None or shown.view.steps is not None:
         body.append(
-            dmc.Text("The verdict is of the whole run; the filters choose what is drawn below.", size="sm", mt="xs")
+            dmc.Text("The verdict is for the whole run; the filters apply to the figures below.", size="sm", mt="xs")
         )
     return dmc.Alert(
         body, title=dmc.Text(headline.verdict_line(report), size="xl", fw=700), color=colour, variant="light", mb="md"
@@ -63,9 +63,9 @@ def _breakdown(shown: Shown) -> Component:
             "No device time to break down",
             "Record the device's activity: ProfilerActivity.CUDA, or nsys profile -t cuda,nvtx,osrt.",
         )
-    note = "Compute, communication and copies that nothing hides, and idle time by its cause; together the window."
+    note = "Compute, exposed communication, exposed copies, and idle time by cause; they sum to the window."
     if shown.view.steps is not None:
-        note += " Of the whole window, not only of the steps chosen: `gpuscope analyze --steps` breaks these down."
+        note += " Over the whole window, whatever steps are chosen: use `gpuscope analyze --steps` for those."
     if len(ranks) > MOST_BARS:
         by_compute = sorted(ranks, key=arrangement.compute_share)
         chosen = by_compute[: MOST_BARS // 2] + by_compute[-MOST_BARS // 2 :]
@@ -92,7 +92,7 @@ def _steps(shown: Shown) -> Component:
             "No steps to draw",
             "Call prof.step() once per iteration under torch.profiler, or put an NVTX range «step N» around it."
             if not report["steps"]
-            else "The filters leave out all steps of this run.",
+            else "The filters exclude all steps of this run.",
         )
     basis = f"Steps from {units.clean(report['steps_basis'])}." if report["steps_basis"] else ""
     return parts.card(
@@ -110,7 +110,7 @@ def _findings(shown: Shown) -> Component:
     ]  # fmt: skip
     if not found:
         return parts.empty(
-            "No findings", "Nothing in this run costs enough time to be named, or no analysis could tell."
+            "No findings", "No cause in this run costs enough time to report, or no analysis could determine it."
         )
     body: list[Component] = [_finding(finding, shown) for finding in found[:FINDINGS_SHOWN]]
     if len(found) > FINDINGS_SHOWN:
@@ -139,7 +139,7 @@ def _finding(finding: FindingEntry, shown: Shown) -> Component:
     )
 
 
-def _doubts(shown: Shown) -> Component:
+def _uncertainties(shown: Shown) -> Component:
     found = arrangement.doubts(shown.run.report)
     if not found:
         return parts.card("What is uncertain", dmc.Text("Nothing was lost or is missing."))

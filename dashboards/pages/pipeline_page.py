@@ -19,53 +19,55 @@ from gpuscope.report.view.prediction_sentences import with_basis
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    told: Pipeline | None = cast("dict[str, Any]", shown.run.report).get("pipeline")
-    if told is None:
+    pipeline: Pipeline | None = cast("dict[str, Any]", shown.run.report).get("pipeline")
+    if pipeline is None:
         return parts.empty(
             "No pipeline",
-            "This run shows no pipeline stages. Where it has them, record all ranks of a pipeline, with ranges that "
+            "No pipeline stages were found. If the run has some, record all ranks of a pipeline, with ranges that "
             "name stage and micro-batch (gpuscope train and gpuscope.span write them).",
         )
-    return html.Div([_facts(told), *_drawn(told, shown), *_bubbles(told, shown)])
+    return html.Div([_facts(pipeline), *_drawn(pipeline, shown), *_bubbles(pipeline, shown)])
 
 
-def _facts(told: Pipeline) -> Component:
-    stages = sorted({one["stage"] for one in told["stages"]})
+def _facts(pipeline: Pipeline) -> Component:
+    stages = sorted({one["stage"] for one in pipeline["stages"]})
     pairs: list[tuple[str, Any]] = [
-        ("stages", ", ".join(f"{stage}: rank {units.ranks(_ranks(told, stage))}" for stage in stages)),
-        ("told by", told["basis"]),
+        ("stages", ", ".join(f"{stage}: rank {units.ranks(_ranks(pipeline, stage))}" for stage in stages)),
+        ("found from", pipeline["basis"]),
     ]
-    if "schedule" in told:
-        schedule = told["schedule"]
+    if "schedule" in pipeline:
+        schedule = pipeline["schedule"]
         pairs += [
             ("schedule", f"{schedule['name']}: {schedule['why']}"),
             ("micro-batches", str(schedule["micro_batches"])),
             ("ideal bubble", f"{units.share(schedule['ideal_bubble_frac'])} ({schedule['ideal_basis']})"),
         ]
-    if "bubble_frac" in told:
-        pairs.append(("bubble", f"{units.share(told['bubble_frac'])} of the pipeline's part of the step, {BUBBLE}"))
-    if "more_micro_batches" in told:
-        gain = told["more_micro_batches"]
+    if "bubble_frac" in pipeline:
+        pairs.append(("bubble", f"{units.share(pipeline['bubble_frac'])} of the pipeline's part of the step, {BUBBLE}"))
+    if "more_micro_batches" in pipeline:
+        gain = pipeline["more_micro_batches"]
         pairs.append((f"with {gain['micro_batches']} micro-batches", with_basis(gain)))
-    if "even_split" in told:
-        pairs.append(("with stages of equal cost", with_basis(told["even_split"])))
-    if told.get("steps_left_out"):
-        pairs.append(("left out", f"{told['steps_left_out']} steps without all computations"))
+    if "even_split" in pipeline:
+        pairs.append(("with stages of equal cost", with_basis(pipeline["even_split"])))
+    if pipeline.get("steps_left_out"):
+        pairs.append(("left out", f"{pipeline['steps_left_out']} steps without all computations"))
     return parts.card("The pipeline", parts.facts(pairs))
 
 
-def _ranks(told: Pipeline, stage: int) -> list[int]:
-    return [one["rank"] for one in told["stages"] if one["stage"] == stage]
+def _ranks(pipeline: Pipeline, stage: int) -> list[int]:
+    return [one["rank"] for one in pipeline["stages"] if one["stage"] == stage]
 
 
-def _drawn(told: Pipeline, shown: Shown) -> Iterator[Component]:
-    if "timeline" not in told or not told["timeline"]["computations"]:
-        yield parts.empty("No stages × time to draw", units.clean(told["untold"]) or "No step holds all computations.")
+def _drawn(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
+    if "timeline" not in pipeline or not pipeline["timeline"]["computations"]:
+        yield parts.empty(
+            "No stages × time to draw", units.clean(pipeline["untold"]) or "No step holds all computations."
+        )
         return
-    timeline = told["timeline"]
+    timeline = pipeline["timeline"]
     drawings = [("As it was", "pipeline", timeline["computations"])]
     if timeline.get("ideal"):
-        drawings.append(("As it would be with stages of equal cost, replayed", "pipeline-ideal", timeline["ideal"]))
+        drawings.append(("With stages of equal cost, replayed", "pipeline-ideal", timeline["ideal"]))
     spans = [_span(computations) for _, _, computations in drawings]
     stages = len({one["stage"] for one in timeline["computations"]})
     for title, name, computations in drawings:
@@ -82,9 +84,9 @@ def _span(computations: Any) -> int:
     return int(max(one["start_ns"] + one["dur_ns"] for one in computations) - first)
 
 
-def _bubbles(told: Pipeline, shown: Shown) -> Iterator[Component]:
+def _bubbles(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
     rows = [
-        row for row in told.get("rows", [])
+        row for row in pipeline.get("rows", [])
         if shown.view.has_rank(row["rank"]) and shown.view.has_step(row["step"])
     ]  # fmt: skip
     if not rows:

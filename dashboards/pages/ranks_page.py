@@ -1,4 +1,4 @@
-"""Page 3: rank by step, who waits for whom, how well the clocks compare."""
+"""Page 3: rank by step, stragglers, and clock alignment."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _heatmap(shown: Shown) -> Component:
             id=ids.RANKS_HEATMAP,
         )  # fmt: skip
     elif every:
-        body = parts.empty("The filters leave out every cell", "Choose other ranks or steps.")
+        body = parts.empty("The filters exclude every cell", "Choose other ranks or steps.")
     elif measure == "step_ns":
         body = parts.empty("No steps", "Call prof.step() once per iteration, or put an NVTX range «step N» around it.")
     else:
@@ -81,14 +81,14 @@ def _stragglers(shown: Shown) -> Component:
             "No rank that others waited for",
             "No rank came last in a matched collective, or none could be matched: see «What is uncertain»."
             if several
-            else "One rank alone can't tell: open the traces of all ranks together.",
+            else "One rank alone is not enough: open the traces of all ranks together.",
         )
     rows = [
         {
-            "rank": one["rank"], "caused": one["caused_wait_ns"], "caused_told": units.duration(one["caused_wait_ns"]),
+            "rank": one["rank"], "caused": one["caused_wait_ns"], "caused_text": units.duration(one["caused_wait_ns"]),
             "each": one.get("caused_wait_ns_per_step"),
-            "each_told": units.duration(one.get("caused_wait_ns_per_step")),
-            "root": one.get("root_wait_ns"), "root_told": units.duration(one.get("root_wait_ns")),
+            "each_text": units.duration(one.get("caused_wait_ns_per_step")),
+            "root": one.get("root_wait_ns"), "root_text": units.duration(one.get("root_wait_ns")),
             "recurrent": "yes" if one["recurrent"] else "no", "phase": units.clean(one["phase"] or units.NONE),
             "operation": units.clean(one.get("operation") or units.NONE),
         }
@@ -96,9 +96,9 @@ def _stragglers(shown: Shown) -> Component:
     ]  # fmt: skip
     columns = [
         parts.column("rank", "rank", type="rightAligned", maxWidth=100),
-        parts.number("caused", "caused wait", "caused_told"),
-        parts.number("each", "per step", "each_told"),
-        parts.number("root", "goes back to it", "root_told"),
+        parts.number("caused", "caused wait", "caused_text"),
+        parts.number("each", "per step", "each_text"),
+        parts.number("root", "root cause of", "root_text"),
         parts.column("recurrent", "again and again", maxWidth=150),
         parts.column("phase", "late in"),
         parts.column("operation", "operation"),
@@ -106,7 +106,7 @@ def _stragglers(shown: Shown) -> Component:
     return parts.card(
         "Ranks that others waited for",
         parts.grid(rows, columns, "stragglers", shown.dark),
-        note=f"{CAUSED_WAIT} «Goes back to it» follows waits on to their first cause.",
+        note=f"{CAUSED_WAIT} «Root cause of» follows waits back to their first cause.",
         corner=parts.csv_link(shown.run.key, "stragglers"),
     )
 
@@ -115,41 +115,43 @@ def _clocks(shown: Shown) -> Component:
     trace = shown.run.report["trace"]
     error = trace["clock_error_ns"]
     if len(trace["ranks_present"]) < 2:
-        told = "One rank: there are no clocks to compare."
+        note = "One rank: there are no clocks to compare."
     elif error is None:
-        told = (
-            "Nothing ties the ranks' clocks together, so no times are compared across ranks: record collectives "
+        note = (
+            "The ranks' clocks could not be aligned, so no times are compared across ranks: record collectives "
             "that all ranks take part in."
         )
     else:
-        told = f"Times of different ranks compare to within {units.duration(error)}; no claim about ranks is finer."
-    return parts.card("Clocks", dmc.Text(told))
+        note = (
+            f"Times of different ranks compare to within {units.duration(error)}; differences below that mean nothing."
+        )
+    return parts.card("Clocks", dmc.Text(note))
 
 
 def _ranks(shown: Shown) -> Component:
     entries = [entry for entry in shown.run.report["ranks"] if shown.view.has_rank(entry["rank"])]
     if not entries:
         return parts.empty(
-            "No rank did any device work", "Record the device's activity (torch.profiler, nsys -t cuda)."
+            "No device work was recorded", "Record the device's activity (torch.profiler, nsys -t cuda)."
         )
     rows = []
     for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True):
         step = arrangement.rank_step_ns(shown.run.report, entry)
         rows.append({
             "rank": label, "device": units.clean(entry["device_name"] or units.NONE),
-            "window": entry["window_ns"], "window_told": units.duration(entry["window_ns"]),
-            "steps": entry["steps"], "step": step, "step_told": units.duration(step),
-            "compute": arrangement.compute_share(entry), "compute_told": units.share(arrangement.compute_share(entry)),
-            "overlap": entry["overlap_frac"], "overlap_told": units.share(entry["overlap_frac"]),
+            "window": entry["window_ns"], "window_text": units.duration(entry["window_ns"]),
+            "steps": entry["steps"], "step": step, "step_text": units.duration(step),
+            "compute": arrangement.compute_share(entry), "compute_text": units.share(arrangement.compute_share(entry)),
+            "overlap": entry["overlap_frac"], "overlap_text": units.share(entry["overlap_frac"]),
         })  # fmt: skip
     columns = [
         parts.column("rank", "rank", maxWidth=130),
         parts.column("device", "device"),
-        parts.number("window", "window", "window_told"),
+        parts.number("window", "window", "window_text"),
         parts.column("steps", "steps", type="rightAligned", maxWidth=100),
-        parts.number("step", "step time", "step_told"),
-        parts.number("compute", "compute", "compute_told"),
-        parts.number("overlap", "communication hidden", "overlap_told"),
+        parts.number("step", "step time", "step_text"),
+        parts.number("compute", "compute", "compute_text"),
+        parts.number("overlap", "communication hidden", "overlap_text"),
     ]
     return parts.card(
         "Ranks", parts.grid(rows, columns, "ranks", shown.dark), corner=parts.csv_link(shown.run.key, "ranks")
@@ -157,7 +159,7 @@ def _ranks(shown: Shown) -> Component:
 
 
 def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
-    """A cell of the heatmap leads to its rank and step in the timeline."""
+    """A click on a heatmap cell opens its rank and step in the timeline."""
     app.clientside_callback(
         ClientsideFunction("gpuscope", "cell"),
         Output(ids.URL, "pathname", allow_duplicate=True),

@@ -48,8 +48,8 @@ def layout(shown: Shown) -> Component:
                 draw(events, choice, window, view, shown.dark), "timeline", drawing.height(len(choice.tracks)),
                 id=ids.TIMELINE_GRAPH, config={"scrollZoom": True, "doubleClick": False},
             ),
-            note="Drag to pan, scroll to zoom, click an event for what is known of it. "
-            "Where events are too narrow to be seen, neighbours share a mark that says how many it stands for.",
+            note="Drag to pan, scroll to zoom, click an event for its details. "
+            "Events too narrow to be seen share a mark that says how many it stands for.",
         ),
         html.Div(_selected(events, view), id=ids.TIMELINE_SELECTED, **parts.attributes(aria_live="polite")),
         parts.card(
@@ -97,13 +97,13 @@ def _window(view: View, events: Events) -> tuple[int, int]:
 def _note(choice: Choice, events: Events) -> Component | None:
     said = []
     if not choice.tracks:
-        return parts.empty("No tracks", "The filters leave out every track: choose other ranks or kinds of tracks.")
+        return parts.empty("No tracks", "The filters exclude every track: choose other ranks or kinds of tracks.")
     if choice.left_out:
         said.append(f"{choice.left_out} more tracks don't fit: filter ranks or kinds of tracks.")
     if len(events.trace.ranks) > 1:
-        error = events.ties.error
+        error = events.clock.error
         said.append(
-            "Nothing ties the ranks' clocks together: compare no times across ranks."
+            "The ranks' clocks could not be aligned: times can't be compared across ranks."
             if error is None
             else f"Times of different ranks compare to within {units.duration(error)}."
         )
@@ -125,7 +125,7 @@ def draw(events: Events, choice: Choice, window: tuple[int, int], view: View, da
 
 
 def _marked(view: View) -> tuple[int, int] | None:
-    """The span that a link points at: `mark=START:END`, ns on the run's clock."""
+    """The span marked by a link: `mark=START:END`, ns on the run's clock."""
     try:
         start, end = (int(part) for part in view.extra.get("mark", "").split(":"))
     except ValueError:
@@ -152,8 +152,8 @@ def _found(events: Events, view: View, window: tuple[int, int]) -> Component | N
             f"No event is called «{units.clean(text)}»", "Part of a name is enough; case does not matter."
         )
     lines = [html.Li(event_panel.link(one, events, view)) for one in found.events]
-    told = f"{units.plural(found.count, 'event')}; from the start of the window on: " + ("" if lines else "none")
-    return html.Div([dmc.Text(told, size="sm", mt="xs"), html.Ul(lines, style={"paddingLeft": 20})])
+    summary = f"{units.plural(found.count, 'event')}; from the start of the window on: " + ("" if lines else "none")
+    return html.Div([dmc.Text(summary, size="sm", mt="xs"), html.Ul(lines, style={"paddingLeft": 20})])
 
 
 def _export(run: OpenRun, view: View) -> str:
@@ -161,7 +161,7 @@ def _export(run: OpenRun, view: View) -> str:
 
 
 def register(app: Dash, runs: Runs) -> None:
-    """Zoom, pan, tracks, selection, search; what they lead to stands in the address."""
+    """Zoom, pan, tracks, selection and search; the address keeps their state."""
 
     def browser(function: str) -> ClientsideFunction:
         return ClientsideFunction("gpuscope", function)
@@ -208,7 +208,7 @@ def register(app: Dash, runs: Runs) -> None:
         view = parse(search_text)
         run = runs.named(view.run)
         events = run.events
-        assert events is not None  # else these components would not be there
+        assert events is not None  # otherwise these components do not exist
         window = _window(view, events)
         choice = events.choose(view.ranks, _groups(view, events))
         fig = draw(events, choice, window, view, theme == "dark")

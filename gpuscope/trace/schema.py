@@ -239,6 +239,7 @@ COLLECTIVES = TableSchema(
         Column("group_ranks", "name", "ranks in the group, as recorded", True),
         Column("seq", "int", "sequence number within the group", True),
         Column("bytes", "int", "size of the whole array, as nccl-tests counts it", True),
+        Column("received", "int", "of an all-to-all: bytes that this rank receives", True),
         Column("dtype", "name", "element type", True),
         Column("peer", "int", "the other rank of a point-to-point operation", True),
         Column("peer_place", "int", "the same by its place in the group, where only that is recorded", True),

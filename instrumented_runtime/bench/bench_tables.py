@@ -1,4 +1,4 @@
-"""The bench reports as rich tables: what a person reads, where `--json` is what a program reads."""
+"""The bench reports as rich tables, for people; `--json` is for programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def print_collectives(report: CollectivesReport, console: Console, link: Link | 
 
 
 def print_transfers(report: TransfersReport, console: Console) -> None:
-    """Bandwidth per kind of copy; says first where it could measure host memory only."""
+    """Bandwidth per kind of copy; states first if only host memory could be measured."""
     if report.note:
         console.print(f"Note: {report.note}.")
     table = _table(

@@ -143,7 +143,7 @@ def _average_ns(prepared: Prepared, options: CollectiveOptions, device: torch.de
     prepared.reset(False)
     for _ in range(options.warmup):
         prepared.call()
-    _settle(device)
+    _synchronize(device)
     start = time.perf_counter_ns()
     for _ in range(options.iterations):
         prepared.call()
@@ -166,7 +166,7 @@ def _over_ranks(value: int, device: torch.device) -> list[int]:
     return [int(one.item()) for one in values]
 
 
-def _settle(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     dist.barrier()

@@ -37,7 +37,7 @@ class TransferRow:
 
 @dataclass(frozen=True)
 class TransfersReport:
-    """All rows; `devices` is empty where only host memory could be measured, and `note` says so."""
+    """All rows; `devices` is empty if only host memory could be measured, and `note` says so."""
 
     devices: tuple[str, ...]
     torch_version: str
@@ -109,7 +109,7 @@ def _time(copy: _Copy, nbytes: int, iterations: int, warmup: int) -> TransferRow
 
 
 def _bytes(nbytes: int, device: str = "cpu", pinned: bool = False) -> Tensor:
-    # Written once, so that every page exists before the first copy is timed.
+    # Written once, so that every page is mapped before the first copy is timed.
     return torch.zeros(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
 
 

@@ -1,6 +1,6 @@
-"""What Linux says of a node without any driver's help: NUMA nodes, GPUs on the PCI bus, network ports.
+"""A node's NUMA nodes, GPUs on the PCI bus and network ports, from Linux without any driver.
 
-Everything is read from sysfs below a given root, so that a test can hand in a small tree of its own.
+Everything is read from sysfs below a given root, so that a test can pass a small tree.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _read(path: Path) -> str | None:
 
 def _node(path: Path) -> int | None:
     text = _read(path)
-    # The kernel writes -1 where it does not know.
+    # The kernel writes -1 for unknown.
     return int(text) if text and text.isdecimal() else None
 
 
@@ -91,7 +91,7 @@ def _pci_link(folder: Path, which: str) -> Link | None:
     width = _read(folder / f"{which}_link_width")
     if not speed or speed[1] not in _GENERATIONS or not width or not width.isdecimal():
         return None
-    # Zero and 255 are the kernel's words for a link that is down or unknown.
+    # The kernel reports 0 and 255 for a link that is down or unknown.
     return pcie(_GENERATIONS[speed[1]], int(width)) if 0 < int(width) <= 32 else None
 
 

@@ -1,4 +1,4 @@
-"""Runs a function on so many processes with a process group between them, and hands back rank 0's result."""
+"""Runs a function on several processes in one process group and returns rank 0's result."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 def default_backend() -> str:
-    """NCCL where there is a CUDA device, else gloo."""
+    """NCCL with a CUDA device, else gloo."""
     return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
 
 
 def check_backend(backend: str, nprocs: int) -> None:
-    """Refuse a backend that this machine can't run with so many processes, before starting any."""
+    """Raise before starting any process if this machine can't run the backend with so many."""
     if nprocs < 1:
         raise UsageError(f"--nproc must be at least 1, not {nprocs}")
     if backend == "nccl" and not torch.cuda.is_available():
@@ -61,8 +61,8 @@ def run_processes(function: Callable[..., T], nprocs: int, backend: str, *args: 
             cause = str(error).strip().rsplit("\n", 1)[-1]
             raise GpuscopeError(f"rank {error.error_index} failed: {cause}") from error
         except ProcessExitedException as error:
-            raise GpuscopeError(f"rank {error.error_index} ended without a word: {error}") from error
-        # Written by rank 0 of our own, in a folder only this user can read.
+            raise GpuscopeError(f"rank {error.error_index} exited without an error message: {error}") from error
+        # Written by our own rank 0, in a folder only this user can read.
         result: T = pickle.loads(Path(folder, "result.pkl").read_bytes())
         return result
 

@@ -1,7 +1,7 @@
 """Scaling efficiency: the demo trainer's throughput on 1 to n processes of this machine.
 
-Efficiency is throughput(n) / (n × throughput(1)); where one process was not among those measured, the
-smallest number stands in for it. Weak scaling keeps the batch of each process, strong scaling the sum.
+Efficiency is throughput(n) / (n × throughput(1)); if one process was not measured, the smallest
+number is the reference. Weak scaling keeps the batch of each process, strong scaling the sum.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ SHARED_CPU = (
 
 
 def measure(options: ScalingOptions) -> ScalingReport:
-    """Train on each number of processes in turn. Raises `UsageError` for options that do not fit."""
+    """Train on each number of processes in turn. Raises `UsageError` for invalid options."""
     if under_torchrun():
         raise UsageError("scaling starts its own processes", hint="run it without torchrun")
     plans = [(n, *plan(options, n)) for n in options.nprocs]  # every check before the first run
@@ -151,7 +151,7 @@ def time_steps(config: TrainConfig, degrees: Degrees, warmup: int, threads: int)
     ends: list[int] = []
 
     def after_step(_: object) -> None:
-        # Waits for the device only where the clock is read: at the warm-up's end and at the last step.
+        # Synchronises the device only when the clock is read: after the warm-up and after the last step.
         if on_gpu and len(ends) + 1 in (warmup, config.train.steps):
             torch.cuda.synchronize(device)
         ends.append(time.perf_counter_ns())

@@ -1,7 +1,7 @@
 """The collectives under test: how each is set up for a total size, called, and checked.
 
-An operation is given the number of elements of the whole array, as nccl-tests counts them: what an
-all-gather ends up with, what a reduce-scatter starts from, what a rank sends in an all-to-all.
+An operation gets the number of elements of the whole array, as in nccl-tests: the output of an all-gather,
+the input of a reduce-scatter, what a rank sends in an all-to-all.
 """
 
 from __future__ import annotations

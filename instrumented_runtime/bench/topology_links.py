@@ -1,4 +1,4 @@
-"""What the link between each two GPUs of a node should give, from `nvidia-smi topo -m` and sysfs.
+"""Expected bandwidth between each pair of GPUs of a node, from `nvidia-smi topo -m` and sysfs.
 
 Rates are GB/s per direction, assumed from the links' data sheets (`gpuscope/hardware/links.toml`), not measured.
 """
@@ -18,7 +18,7 @@ from gpuscope.hardware.topology_matrix import PATHS, Topology, parse_topology
 from gpuscope.instrumented_runtime.bench.machine import NumaNode, PciGpu, Port, numa_nodes, pci_gpus, ports
 
 _QUERY = "index,name,pcie.link.gen.max,pcie.link.width.max,pcie.link.width.current"
-# Farther than several PCIe switches, NCCL by default prefers a copy through host memory (NCCL_P2P_LEVEL).
+# Beyond several PCIe switches NCCL prefers copying through host memory by default (NCCL_P2P_LEVEL).
 _FAR = ("PHB", "NODE", "SYS", "SOC")
 
 
@@ -61,7 +61,7 @@ class TopologyReport:
 
 
 def read_matrix(path: Path | None) -> str | None:
-    """The text of `nvidia-smi topo -m`, from a file or from the command; None where there is no nvidia-smi.
+    """The text of `nvidia-smi topo -m`, from a file or from the command; None without nvidia-smi.
 
     Raises `InputError` when the file can't be read or the command fails.
     """
@@ -95,13 +95,13 @@ def parse_gpus(text: str) -> dict[str, Gpu]:
     return found
 
 
-def _nvidia_smi(*words: str) -> str:
+def _nvidia_smi(*arguments: str) -> str:
     try:
-        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"nvidia-smi: {error}") from error
     if done.returncode:
-        raise InputError(f"nvidia-smi {' '.join(words)} failed: {(done.stdout + done.stderr).strip()}")
+        raise InputError(f"nvidia-smi {' '.join(arguments)} failed: {(done.stdout + done.stderr).strip()}")
     return done.stdout
 
 
@@ -113,7 +113,7 @@ def report(
 ) -> TopologyReport:
     """Join the matrix with the GPUs' names and the machine.
 
-    `gpu_name` stands in where names are missing; `sysfs` is None for a matrix of another machine.
+    `gpu_name` replaces missing names; `sysfs` is None for a matrix of another machine.
     """
     topology = parse_topology(matrix) if matrix else None
     known = dict(gpus)
@@ -144,7 +144,7 @@ def _pairs(topology: Topology, known: Mapping[str, Gpu]) -> list[PairRow]:
 
 
 def _switched(topology: Topology) -> bool:
-    """Whether the GPUs hang on NVSwitches: more than two, and the same NVLinks between every pair."""
+    """Whether the GPUs are joined by NVSwitches: more than two, and the same NVLinks between every pair."""
     cells = {topology.paths[a, b] for a in topology.gpus for b in topology.gpus if a != b}
     return len(topology.gpus) > 2 and len(cells) == 1 and next(iter(cells)).startswith("NV")
 
@@ -169,14 +169,14 @@ def _nvlink(a: str, b: str, path: str, known: Mapping[str, Gpu], switched: bool)
 def _over_pcie(a: str, b: str, path: str, known: Mapping[str, Gpu], _switched: bool) -> PairRow:
     ends = [known[gpu].pcie or gpu_pcie(known[gpu].name) for gpu in (a, b) if gpu in known]
     slower = min((end for end in ends if end), key=lambda end: end.peak, default=None)
-    note = "NCCL's default keeps off peer-to-peer here and copies through host memory" if path in _FAR else ""
+    note = "by default NCCL does not use peer-to-peer here and copies through host memory" if path in _FAR else ""
     if path in ("SYS", "SOC"):
         note += "; the link between sockets can be slower than PCIe (NCCL assumes 6-40 GB/s by CPU)"
     where = PATHS.get(path, path)
     if len(ends) < 2 or slower is None:
         return PairRow(a, b, path, where, None, None, note or "PCIe generation unknown")
     link = f"{slower.name} ×{slower.units}, {where}"
-    # Across sockets PCIe is only the upper bound: what is usable depends on a link we can't see.
+    # Across sockets PCIe is only the upper bound: what is usable depends on an unknown link.
     usable = None if path in ("SYS", "SOC") else slower.usable
     return PairRow(a, b, path, link, slower.peak, usable, note)
 

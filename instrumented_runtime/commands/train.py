@@ -45,7 +45,7 @@ def _list_options(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Show every SECTION.OPTION with its default, and exit.",
 )
 @click.option("--launched", is_flag=True, hidden=True, help="Started by another `gpuscope train`.")
-def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_restarts: int, **words: Any) -> int:
+def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_restarts: int, **options: Any) -> int:
     """Train a small GPT and record a trace per rank into a run folder.
 
     Starts torchrun for --nproc processes, or joins the torchrun that started it. A fault's ground truth
@@ -55,12 +55,12 @@ def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_
     from gpuscope.instrumented_runtime.train.settings.assemble import assemble
     from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
 
-    again = _words(out=out, faults=faults, **words)
+    again = _arguments(out=out, faults=faults, **options)
     joined = "WORLD_SIZE" in os.environ
     world_size = int(os.environ["WORLD_SIZE"]) if joined else nproc
-    resume = words.pop("resume")
-    more = {"train.steps": words.pop("steps"), "checkpoint.resume": None if resume is None else str(resume)}
-    config = assemble(world_size=world_size, more=more, **words)
+    resume = options.pop("resume")
+    more = {"train.steps": options.pop("steps"), "checkpoint.resume": None if resume is None else str(resume)}
+    config = assemble(world_size=world_size, more=more, **options)
     injected = parse_faults(faults)
     for fault in injected:
         config = fault.configure(config, world_size)
@@ -81,7 +81,7 @@ def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_
     return 0
 
 
-def _words(
+def _arguments(
     out: Path,
     faults: tuple[str, ...],
     parallel: str,
@@ -91,7 +91,7 @@ def _words(
     settings: tuple[str, ...],
     resume: Path | None,
 ) -> list[str]:
-    """The same call again, as words; for the workers and for the manifest."""
+    """This call's arguments, for the workers and the manifest."""
     pairs: list[tuple[str, object]] = [("--parallel", parallel), ("--out", out), ("--preset", preset)]
     pairs += [("--steps", steps)] * (steps is not None) + [("--config", file)] * (file is not None)
     pairs += [("--set", text) for text in settings] + [("--fault", text) for text in faults]

@@ -30,7 +30,7 @@ class GpuscopeCallback(Callback):
         self._global_step = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the session: now the rank is known."""
+        """Open the session: the rank is known now."""
         del pl_module
         self._session = self._session.open()
         close_at_the_end(self._session)

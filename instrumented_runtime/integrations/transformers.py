@@ -32,7 +32,7 @@ class GpuscopeCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Open the session: now the rank is known."""
+        """Open the session: the rank is known now."""
         del control, kwargs
         self._session = self._session.open()
         close_at_the_end(self._session)
@@ -78,7 +78,7 @@ class GpuscopeCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Close the session; an exception that skips this is told at the script's end."""
+        """Close the session; an exception that skips this is recorded when the script ends."""
         del args, state, control, kwargs
         self._session.close()
 

@@ -14,13 +14,13 @@ ENV_OPTIONS = "GPUSCOPE_RECORD"
 
 @dataclass(frozen=True)
 class OptionText:
-    """What is known of an option besides its name, type and default."""
+    """Help text and command-line spelling of an option."""
 
     help: str
     flag: str = ""
-    """Its name on the command line where that is not the field's."""
+    """Its name on the command line, if not the field's."""
     unit: str = ""
-    """What stands for the value in the usage; the type where empty."""
+    """Metavar of the value in the usage; the type if empty."""
     choices: tuple[str, ...] = ()
     least: int | None = None
     """Smallest value."""
@@ -32,7 +32,7 @@ def _option(default: Any, help: str, **more: Any) -> Any:
 
 @dataclass(kw_only=True, frozen=True)
 class RecordOptions:
-    """Options of a recording; the defaults cost little beside the profiler itself."""
+    """Options of a recording; the defaults cost little compared with the profiler itself."""
 
     profiler: str = _option(
         "torch", "What records kernels and operators; a session with nsys opens the range of an nsys around it.",
@@ -64,7 +64,7 @@ class RecordOptions:
     environment: bool = _option(True, "Record versions, variables, processors, GPUs and topology.")
 
     def check(self) -> RecordOptions:
-        """Self, or `UsageError` naming the option that can't be."""
+        """Self, or `UsageError` naming the invalid option."""
         for name, text in option_texts().items():
             value = getattr(self, name)
             if text.choices and value not in text.choices:
@@ -83,12 +83,12 @@ class RecordOptions:
 
 
 def option_texts() -> dict[str, OptionText]:
-    """Every option's text by its field, in the order of declaration."""
+    """Every option's help text by field, in order of declaration."""
     return {one.name: one.metadata["text"] for one in fields(RecordOptions)}
 
 
 def options_from(**chosen: object) -> RecordOptions:
-    """Options by keyword: what the launcher says, else the caller, else the defaults.
+    """Options by keyword: the launcher's, else the caller's, else the defaults.
 
     Raises `UsageError` on an option that does not exist or a value of the wrong type.
     """

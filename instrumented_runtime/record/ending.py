@@ -13,10 +13,10 @@ from typing import NoReturn
 from gpuscope.instrumented_runtime.record.session import Session, status_of
 
 
-def _heed_exit(session: Session) -> None:
-    """Have `sys.exit(n)` count as a failure: it passes no excepthook, and atexit is not told of n.
+def _watch_exit(session: Session) -> None:
+    """Have `sys.exit(n)` count as a failure: it bypasses excepthook, and atexit does not get n.
 
-    A script that catches it and goes on to another step takes it back.
+    Undone if the script catches it and goes on to another step.
     """
     leave = sys.exit
 
@@ -29,9 +29,9 @@ def _heed_exit(session: Session) -> None:
 
 
 def close_at_the_end(session: Session) -> None:
-    """Have `session` closed however this process ends, short of SIGKILL; the end itself goes its way."""
+    """Close `session` however this process ends, short of SIGKILL, without changing how it ends."""
     atexit.register(session.close_at_exit)
-    # A process that multiprocessing forked runs no atexit, but this.
+    # Processes forked by multiprocessing run this instead of atexit.
     Finalize(None, session.close_at_exit, exitpriority=100)
     excepthook = sys.excepthook
 
@@ -40,11 +40,11 @@ def close_at_the_end(session: Session) -> None:
         session.close(*status_of(error))
 
     sys.excepthook = on_exception
-    _heed_exit(session)
+    _watch_exit(session)
 
     def on_terminate(number: int, frame: object) -> None:
         del frame
-        if session.closing:  # torchrun terminates the others when one fails: let this one finish writing
+        if session.closing:  # torchrun terminates the other ranks when one fails: let this one finish writing
             return
         session.close("interrupted", "terminated by SIGTERM")
         sys.exit(128 + number)

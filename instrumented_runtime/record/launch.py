@@ -1,4 +1,4 @@
-"""What `gpuscope record` does around the command: folder and variables before it, the manifest after."""
+"""`gpuscope record` around the command: folder and variables before it, the manifest after."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gpuscope.instrumented_runtime.record.manifest import Manifest
 from gpuscope.instrumented_runtime.record.run_folder import RunFolder
 
 SHIM = Path(__file__).with_name("shim")
-# How long ranks may take to write their traces after Ctrl-C, before a second one is not needed.
+# How long ranks may take to write their traces after Ctrl-C before they are killed.
 GRACE_S = 60.0
 
 
 def record(command: Sequence[str], out: Path, options: RecordOptions) -> int:
-    """Run `command`, record it into `out`, say what was recorded, and return the command's exit code.
+    """Run `command`, record it into `out`, report what was recorded, and return the command's exit code.
 
     Raises `InputError` if the command does not exist, `UsageError` if `out` does or nsys is missing, and
     `GpuscopeError` if the command succeeded and nothing was recorded.
@@ -47,11 +47,11 @@ def record(command: Sequence[str], out: Path, options: RecordOptions) -> int:
         folder.add_file(path, "nsys", rank=rank)
     status = "interrupted" if interrupted else "completed" if exit_code == 0 else "failed"
     manifest = folder.finish(status, exit_code=exit_code)
-    _tell(folder.path, manifest)
+    _report(folder.path, manifest)
     if exit_code == 0 and not manifest.files:
         raise GpuscopeError(
-            f"{command[0]} ended well, but nothing of it was recorded",
-            hint="no process stepped a torch optimizer: --whole records without steps",
+            f"{command[0]} succeeded, but nothing of it was recorded",
+            hint="no process called a torch optimizer's step(): --whole records without steps",
         )
     return exit_code
 
@@ -66,7 +66,7 @@ def rank_environment(folder: RunFolder, options: RecordOptions, given: Mapping[s
     if options.flight_recorder:
         dumps = path / "flight_recorder"
         dumps.mkdir(exist_ok=True)
-        # Not an empty string, which makes torch abort; NCCL's watchdog dumps by itself, gloo through ours.
+        # Not an empty string, on which torch aborts; NCCL's watchdog dumps by itself, gloo through ours.
         environment.setdefault("TORCH_FR_BUFFER_SIZE", str(options.flight_recorder))
         environment.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         environment.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(dumps / "nccl_trace_rank_"))
@@ -78,7 +78,7 @@ def rank_environment(folder: RunFolder, options: RecordOptions, given: Mapping[s
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool]:
-    """Exit code as a shell tells it (128 + signal), and whether somebody stopped it, which then is that signal."""
+    """Exit code as a shell reports it (128 + signal), and whether Ctrl-C or SIGTERM stopped the command."""
     process = subprocess.Popen(command, env=environment)
     interrupted = 0
 
@@ -95,7 +95,7 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool
                 code = process.wait(GRACE_S if interrupted else None)
                 break
             except KeyboardInterrupt:
-                # The terminal has sent it to the command as well: let it write its traces.
+                # The terminal sent it to the command as well: let it write its traces.
                 if interrupted:
                     kill_tree(process.pid)
                 interrupted = signal.SIGINT
@@ -103,13 +103,13 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool
                 kill_tree(process.pid)
     finally:
         signal.signal(signal.SIGTERM, before)
-    if interrupted:  # launchers end with codes of their own then
+    if interrupted:  # launchers then exit with codes of their own
         return 128 + interrupted, True
     return (code if code >= 0 else 128 - code), False
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all it started: a launcher that is killed leaves its ranks behind, hung as they are.
+    """Kill a process and its descendants: a killed launcher leaves hung ranks behind.
 
     Children are found in /proc; elsewhere than on Linux only the process itself is killed.
     """
@@ -119,27 +119,27 @@ def kill_tree(pid: int) -> None:
             # The name of the command stands in parentheses and may hold anything.
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
-    doomed = [pid]
-    for parent in doomed:
-        doomed += children.get(parent, [])
-    for each in doomed:
+    tree = [pid]
+    for parent in tree:
+        tree += children.get(parent, [])
+    for each in tree:
         with contextlib.suppress(OSError):
             os.kill(each, signal.SIGKILL)
 
 
 def _is_python(command: Sequence[str]) -> bool:
-    """Whether the command is one plain Python script: no launcher will give its process a RANK."""
+    """Whether the command is a plain Python script, whose process gets no RANK from a launcher."""
     name = Path(command[0]).name
     return name.startswith("python") and not any("torch.distributed" in word for word in command)
 
 
-def _tell(folder: Path, manifest: Manifest) -> None:
-    """Say on stderr what came of it; stdout belongs to the command."""
+def _report(folder: Path, manifest: Manifest) -> None:
+    """Report the outcome on stderr; stdout belongs to the command."""
 
     def say(*words: Any) -> None:
         print("gpuscope:", *words, file=sys.stderr)
 
-    # Whoever ended first is the likelier cause; one that was killed could not tell when.
+    # The rank that ended first is the likelier cause; a killed rank has no end time.
     for rank in sorted(manifest.ranks, key=lambda rank: rank.ended_ns or 0):
         if rank.status != "completed":
             say(f"rank {rank.rank} {rank.status}" + (f": {rank.error}" if rank.error else ""))

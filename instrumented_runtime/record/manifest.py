@@ -1,4 +1,4 @@
-"""What `manifest.json` holds, and how the parts of launcher and ranks become one."""
+"""The contents of `manifest.json`, and how the launcher's and ranks' parts are merged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Problem(msgspec.Struct, kw_only=True):
 
 
 class RankStatus(msgspec.Struct, kw_only=True):
-    """How one rank (one life of it, if torchrun restarted it) fared."""
+    """How one rank ended (one restart of it, if torchrun restarted it)."""
 
     rank: int
     restart: int = 0
@@ -89,7 +89,7 @@ class RunPart(msgspec.Struct, kw_only=True):
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """The merged manifest. Times are ns since the epoch; `started` and `ended` say the same for people."""
+    """The merged manifest. Times are ns since the epoch; `started` and `ended` are the same in readable form."""
 
     schema_version: int = SCHEMA_VERSION
     gpuscope_version: str = __version__
@@ -107,7 +107,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     parallelism: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
     versions: dict[str, Any] = {}
-    faults: list[dict[str, Any]] = []  # ground truth of what was injected; empty: nothing was
+    faults: list[dict[str, Any]] = []  # ground truth of the injected faults; empty: none
     ranks: list[RankStatus] = []
     files: list[FileEntry] = []
     problems: list[Problem] = []
@@ -116,12 +116,12 @@ class Manifest(msgspec.Struct, kw_only=True):
 def merge(run: RunPart, parts: Sequence[RankPart]) -> Manifest:
     """One manifest from the launcher's part and the ranks'.
 
-    A rank that never closed its part in a launched run that has ended was killed. Without a launcher the
+    A rank that did not close its part of an ended, launched run was killed. Without a launcher the
     run has ended when every rank of the world has.
     """
     parts = sorted(parts, key=lambda part: (part.restart, part.rank))
     facts: dict[str, Any] = {}
-    for part in reversed(parts):  # the lowest rank's word counts
+    for part in reversed(parts):  # the lowest rank's facts win
         facts.update(part.facts)
     world_size = max((part.world_size for part in parts), default=None)
     status, ended_ns = (run.status, run.ended_ns) if run.launched else _status_of(parts)
@@ -149,7 +149,7 @@ def merge(run: RunPart, parts: Sequence[RankPart]) -> Manifest:
 
 
 def _with_injected(truths: list[dict[str, Any]], parts: Sequence[RankPart]) -> list[dict[str, Any]]:
-    """What was planned, and under `injected` what each rank really did of it (`faults.ledger`)."""
+    """What was planned, and under `injected` what each rank did (`faults.ledger`)."""
     rows = [row for part in parts for row in part.facts.get("injected", [])]
     return [
         {

@@ -1,7 +1,7 @@
 """The NVTX domain «gpuscope»: category, colour and payload of a range, for every nvtx package in use.
 
-`connect()` answers None unless a tool listens, so that the caller can skip NVTX altogether. Tools attach
-when the process starts (`nsys profile`, `NVTX_INJECTION64_PATH`): asking once is enough.
+`connect()` returns None unless a tool listens, so that the caller can skip NVTX altogether. Tools attach
+when the process starts (`nsys profile`, `NVTX_INJECTION64_PATH`), so one check is enough.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Connection(Protocol):
     def pop(self) -> None: ...
 
     def start(self, name: str, payload: dict[str, int]) -> Any:
-        """A range that need not nest with others; ended by giving `end` what this returns."""
+        """Start a range that need not nest with others; pass the result to `end`."""
 
     def end(self, started: Any) -> None: ...
 
 
 @cache
 def connect() -> Connection | None:
-    """The domain, or None where nvtx is missing, switched off (`NVTX_DISABLE`) or nobody listens."""
+    """The domain, or None if nvtx is missing or disabled (`NVTX_DISABLE`) or no tool listens."""
     try:
         import nvtx
     except ImportError:
@@ -64,7 +64,7 @@ def connect() -> Connection | None:
     if not nvtx.enabled():
         return None
     if not hasattr(nvtx, "get_domain"):
-        # nvtx < 0.2.11 can't say whether a tool listens; both ways for one to attach leave a variable.
+        # nvtx < 0.2.11 can't report whether a tool listens; both ways to attach set a variable.
         listens = any(name.startswith(("NVTX_INJECTION", "NSYS_")) for name in os.environ)
         return _OldPackage(nvtx) if listens else None
     domain = nvtx.get_domain(DOMAIN)
@@ -104,24 +104,24 @@ class _Domain:
 
 
 class _OldPackage:
-    """nvtx 0.2.10, the last one that old nsys can record: one number per range, bytes before step."""
+    """nvtx 0.2.10, the last that an old nsys can record: one number per range, bytes before step."""
 
     def __init__(self, nvtx: Any) -> None:
         self._nvtx = nvtx
 
     def push(self, name: str, label: str, payload: dict[str, int]) -> None:
-        self._nvtx.push_range(*self._words(name, label, payload))
+        self._nvtx.push_range(*self._arguments(name, label, payload))
 
     def pop(self) -> None:
         self._nvtx.pop_range(DOMAIN)
 
     def start(self, name: str, payload: dict[str, int]) -> Any:
-        return self._nvtx.start_range(*self._words(name, name, payload))
+        return self._nvtx.start_range(*self._arguments(name, name, payload))
 
     def end(self, started: Any) -> None:
         self._nvtx.end_range(started)
 
-    def _words(self, name: str, label: str, payload: dict[str, int]) -> tuple[Any, ...]:
+    def _arguments(self, name: str, label: str, payload: dict[str, int]) -> tuple[Any, ...]:
         kind, colour = category(name)
         return label, colour, DOMAIN, kind, payload.get("bytes", payload.get("step"))
 

@@ -1,4 +1,4 @@
-"""Named ranges in a training script, for whoever listens: an NVTX tool, torch's profiler, or nobody.
+"""Named ranges in a training script, recorded by an NVTX tool or torch's profiler if one is attached.
 
 >>> with gpuscope.span("forward", step=3, micro_batch=2, stage=1):
 ...     loss = model(batch)
@@ -10,8 +10,8 @@ What a listener sees:
 * torch.profiler: a user annotation `gpuscope::forward#micro_batch=2,stage=1`. With `record_shapes=True`
   its `Concrete Inputs` are step, micro_batch, stage, layer, bytes, in this order, '' where absent.
 
-The label keeps what there are few of, so that listeners keep few names; step and bytes are payload only.
-With nobody listening a range costs two look-ups. Neither torch nor nvtx has to be installed.
+The label holds only values with few variants, so that tools store few names; step and bytes are payload only.
+With no listener a range costs two look-ups. Neither torch nor nvtx has to be installed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def span(
 ) -> Span:
     """A range over a `with` block, or over each call of a function it decorates: `gpuscope.span`.
 
-    `name` is one of few words (`data`, `forward`, `backward`, `optimizer`, `all_reduce`, `send`,
+    `name` comes from a small set (`data`, `forward`, `backward`, `optimizer`, `all_reduce`, `send`,
     `checkpoint`…; `nvtx_domain.CATEGORIES` colours these). `nbytes` is what the range moves,
     in bytes; the others are numbers from 0. Works without torch and nvtx, and raises nothing.
     """
@@ -61,20 +61,20 @@ def span(
         key: str | _Key = name
     else:
         key = (name, micro_batch, stage, layer)
-    quiet = _known.get(key)
-    if quiet is None:
-        quiet = _known[key] = _Quiet(name, micro_batch, stage, layer)
+    idle = _known.get(key)
+    if idle is None:
+        idle = _known[key] = _IdleRange(name, micro_batch, stage, layer)
     # `listening()`, written out: the call would double what an idle range costs.
     if _nvtx is None and not _profiler._is_profiler_enabled and (_profiler is not _NO_TORCH or not listening()):
-        return quiet
-    return _Loud(quiet, step, nbytes)
+        return idle
+    return _RecordedRange(idle, step, nbytes)
 
 
 def listening() -> bool:
-    """Whether a range would be recorded by anyone right now."""
+    """Whether any tool would record a range now."""
     global _profiler
     if _profiler is _NO_TORCH:
-        # Never import torch for a range: who has not imported it is not profiling with it. The flag is
+        # Never import torch for a range: a process without it can't be profiling with it. The flag is
         # missing only while torch itself is half imported.
         module = sys.modules.get("torch.autograd.profiler")
         if module is not None and hasattr(module, "_is_profiler_enabled"):
@@ -88,8 +88,8 @@ _NO_TORCH: Any = SimpleNamespace(_is_profiler_enabled=False)
 _profiler: Any = _NO_TORCH  # torch.autograd.profiler once the script has imported it
 
 
-class _Quiet:
-    """A range nobody listens to, shared by all its uses: it holds only what does not change."""
+class _IdleRange:
+    """A range without a listener, shared by all its uses: it holds only constants."""
 
     __slots__ = ("label", "layer", "micro_batch", "name", "stage")
 
@@ -99,7 +99,7 @@ class _Quiet:
         suffix = ",".join(f"{key}={value}" for key, value in few.items() if value is not None)
         self.label = f"{name}#{suffix}" if suffix else name
 
-    def __enter__(self) -> _Quiet:
+    def __enter__(self) -> _IdleRange:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -109,26 +109,26 @@ class _Quiet:
         return _wrap(function, self, None, None)
 
 
-class _Loud:
-    """A range somebody listens to; remembers who heard its start, so that only they hear its end."""
+class _RecordedRange:
+    """A range with a listener; keeps which listeners got its start, so that only they get its end."""
 
-    __slots__ = ("_in_nvtx", "_in_profiler", "nbytes", "quiet", "step")
+    __slots__ = ("_in_nvtx", "_in_profiler", "idle", "nbytes", "step")
 
-    def __init__(self, quiet: _Quiet, step: int | None, nbytes: int | None) -> None:
-        self.quiet, self.step, self.nbytes = quiet, step, nbytes
+    def __init__(self, idle: _IdleRange, step: int | None, nbytes: int | None) -> None:
+        self.idle, self.step, self.nbytes = idle, step, nbytes
         self._in_nvtx = False
         self._in_profiler: Any = None
 
-    def __enter__(self) -> _Loud:
-        quiet = self.quiet
-        listening()  # finds torch's profiler where only NVTX brought us here
+    def __enter__(self) -> _RecordedRange:
+        idle = self.idle
+        listening()  # finds torch's profiler if only NVTX was listening before
         if _nvtx is not None:
-            _nvtx.push(quiet.name, quiet.label, self._payload())
+            _nvtx.push(idle.name, idle.label, self._payload())
             self._in_nvtx = True
         if _profiler._is_profiler_enabled:
             # Not record_function: this is its C entry, the same event at a quarter of the cost.
             self._in_profiler = _autograd()._record_function_with_args_enter(
-                PREFIX + quiet.label, self.step, quiet.micro_batch, quiet.stage, quiet.layer, self.nbytes
+                PREFIX + idle.label, self.step, idle.micro_batch, idle.stage, idle.layer, self.nbytes
             )
         return self
 
@@ -141,34 +141,34 @@ class _Loud:
             self._in_nvtx = False
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
-        return _wrap(function, self.quiet, self.step, self.nbytes)
+        return _wrap(function, self.idle, self.step, self.nbytes)
 
     def _payload(self) -> dict[str, int]:
-        quiet = self.quiet
+        idle = self.idle
         values = {
             "step": self.step,
-            "micro_batch": quiet.micro_batch,
-            "stage": quiet.stage,
-            "layer": quiet.layer,
+            "micro_batch": idle.micro_batch,
+            "stage": idle.stage,
+            "layer": idle.layer,
             "bytes": self.nbytes,
         }
         return {key: value for key, value in values.items() if value is not None}
 
 
-_known: dict[str | _Key, _Quiet] = {}
+_known: dict[str | _Key, _IdleRange] = {}
 
 
 def _autograd() -> Any:
     return sys.modules["torch"]._C._autograd
 
 
-def _wrap(function: Callable[P, R], quiet: _Quiet, step: int | None, nbytes: int | None) -> Callable[P, R]:
+def _wrap(function: Callable[P, R], idle: _IdleRange, step: int | None, nbytes: int | None) -> Callable[P, R]:
     @functools.wraps(function)
     def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Asked at each call: a profiler may come and go between decoration and call.
+        # Checked at each call: a profiler may start or stop between decoration and call.
         if not listening():
             return function(*args, **kwargs)
-        with _Loud(quiet, step, nbytes):
+        with _RecordedRange(idle, step, nbytes):
             return function(*args, **kwargs)
 
     return inside

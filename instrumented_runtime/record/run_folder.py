@@ -33,7 +33,7 @@ MANIFEST = "manifest.json"
 ENV_FOLDER = "GPUSCOPE_RUN_FOLDER"
 ENV_RUN_ID = "GPUSCOPE_RUN_ID"
 
-# Given back when the disk is full, so that the last word, why the run failed, still fits.
+# Freed when the disk is full, so that the reason of the failure can still be written.
 _RESERVE = "reserve"
 _RESERVE_BYTES = 64 * 1024
 
@@ -57,7 +57,7 @@ class RunFolder:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(
                 f"{folder} exists already",
-                hint="name a new folder, or remove this one if you no longer need it",
+                hint="choose a new folder, or remove this one if you no longer need it",
             )
         run = RunPart(run_id=_new_run_id(), command=list(command), started_ns=time.time_ns(), **facts)
         created = cls(folder, run)
@@ -76,7 +76,7 @@ class RunFolder:
         self.run.files.append(_entry(self.path, Path(path), kind, rank, None))
 
     def problem(self, code: str, message: str, *, severity: str = "error") -> None:
-        """Note what was lost or went wrong, for whoever analyses the run."""
+        """Record a loss or an error for the analysis."""
         self.run.problems.append(Problem(severity=severity, code=code, message=message))
 
     def save(self) -> None:
@@ -86,7 +86,7 @@ class RunFolder:
             refresh(self.path)
 
     def finish(self, status: str, *, exit_code: int | None = None) -> Manifest:
-        """Close the run: `completed`, `failed` or `interrupted`. A rank still open then was killed."""
+        """Close the run: `completed`, `failed` or `interrupted`. A rank that is still open was killed."""
         self.run.status, self.run.exit_code, self.run.ended_ns = status, exit_code, time.time_ns()
         self.save()
         with contextlib.suppress(OSError):
@@ -100,15 +100,15 @@ class RankFolder:
     def __init__(self, path: Path, part: RankPart) -> None:
         self.path = path.resolve()
         self.part = part
-        # After an elastic restart the same rank runs again; its first life's files stay what they were.
+        # After an elastic restart the same rank runs again; the files of the first run are kept.
         self.files = self.path / f"restart{part.restart}" if part.restart else self.path
 
     @classmethod
     def join(
         cls, path: str | os.PathLike[str], *, rank: int, world_size: int, command: Sequence[str] | None = None
     ) -> RankFolder:
-        """Enter `path` as `rank`, creating it where no launcher has. Raises `UsageError` if this rank has
-        already recorded there, which is another run's folder."""
+        """Join `path` as `rank`; create it if no launcher has. Raises `UsageError` if this rank has already
+        recorded there: it is another run's folder."""
         folder = Path(path)
         restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         with _writing(folder):
@@ -130,7 +130,7 @@ class RankFolder:
             except FileExistsError:
                 raise UsageError(
                     f"{folder} already holds a recording of rank {rank}",
-                    hint="name a new folder, or remove this one if you no longer need it",
+                    hint="choose a new folder, or remove this one if you no longer need it",
                 ) from None
             joined.files.mkdir(exist_ok=True)
         joined.save()
@@ -142,38 +142,38 @@ class RankFolder:
         return self.path / PARTS / f"rank{self.part.rank}{life}.json"
 
     def file(self, name: str) -> Path:
-        """Where to write a file of this rank; its folder is made."""
+        """Path for a file of this rank; creates its folder."""
         path = self.files / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def add_file(self, path: str | os.PathLike[str], kind: str, *, note: str | None = None) -> None:
-        """List a file that is complete. A file listed before is listed anew."""
+        """List a complete file; replaces an earlier entry of it."""
         entry = _entry(self.path, Path(path), kind, self.part.rank, note)
         self.part.files = [other for other in self.part.files if other.path != entry.path] + [entry]
         self.save()
 
     def note(self, **facts: Any) -> None:
-        """Keep facts about the run that a rank knows first: versions, backend, parallelism, faults…"""
+        """Record facts that ranks know first: versions, backend, parallelism, faults…"""
         self.part.facts.update(facts)
         self.save()
 
     def problem(self, code: str, message: str, *, severity: str = "error") -> None:
-        """Note what was lost or went wrong, and say it on stderr: a recorder must never fail in silence."""
+        """Record a loss or an error, and print it on stderr: a recorder must never fail silently."""
         self.part.problems.append(Problem(severity=severity, code=code, message=message, rank=self.part.rank))
         if severity != "info":
             print(f"gpuscope: rank {self.part.rank}: {message}", file=sys.stderr, flush=True)
         self.save()
 
     def save(self) -> None:
-        """Write this rank's part. A disk that can't take it is told on stderr and does not stop the job."""
+        """Write this rank's part. A full disk is reported on stderr and does not stop the job."""
         try:
             _write_json(self._part_path, self.part)
         except OSError as error:
             print(f"gpuscope: rank {self.part.rank}: {self._part_path}: {error.strerror}", file=sys.stderr)
 
     def finish(self, status: str, *, error: str | None = None) -> None:
-        """Close this rank's part, once: the first word (say, the exception) is the one that counts."""
+        """Close this rank's part; only the first call (say, with the exception) counts."""
         if self.part.ended_ns is not None:
             return
         self.part.status, self.part.error, self.part.ended_ns = status, error, time.time_ns()
@@ -183,9 +183,9 @@ class RankFolder:
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """The manifest of a run folder, from its parts, so that it is right while the job still runs too.
+    """The manifest of a run folder, merged from its parts, so that it is valid while the job still runs.
 
-    Raises `InputError` if the folder is none of a run.
+    Raises `InputError` if it is not a run folder.
     """
     folder = Path(path)
     run = _read_json(folder / PARTS / "run.json", RunPart)
@@ -209,7 +209,7 @@ def _new_run_id() -> str:
 
 
 def _start_run_once(folder: Path, command: Sequence[str] | None) -> None:
-    """Without a launcher the first rank to come writes the run's part; the others find it there."""
+    """Without a launcher the first rank writes the run's part; the others find it."""
     part = folder / PARTS / "run.json"
     if part.exists():
         return
@@ -220,7 +220,7 @@ def _start_run_once(folder: Path, command: Sequence[str] | None) -> None:
         os.link(temporary, part)  # unlike rename, fails where another rank was first
     except FileExistsError:
         pass
-    except OSError:  # a file system without hard links, or a full one, which the copy will tell
+    except OSError:  # no hard links here, or a full disk, which the copy will report
         if not part.exists():
             shutil.copyfile(temporary, part)
     finally:
@@ -242,7 +242,7 @@ def _encode(value: Any) -> bytes:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    """Replace `path` in one instant. On a full disk the reserve is given up for a second attempt."""
+    """Replace `path` atomically. On a full disk the reserve is freed for a second attempt."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(_encode(value))
@@ -261,7 +261,7 @@ def _folder_of(path: Path) -> Path:
 
 
 def _read_json(path: Path, kind: type[T]) -> T | None:
-    """The record in `path`, or None where there is none: a rank killed while it joined left an empty one."""
+    """The record in `path`, or None: a rank killed while joining leaves an empty file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
@@ -278,13 +278,13 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"can't write the run folder {folder}: {error.strerror}", hint="name another folder with --out"
+            f"can't write the run folder {folder}: {error.strerror}", hint="choose another folder with --out"
         ) from None
 
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """One merger at a time, where the file system can lock; a lost race only delays the merge."""
+    """One merge at a time, if the file system has locks; a lost race only delays the merge."""
     try:
         import fcntl
     except ImportError:

@@ -1,4 +1,4 @@
-"""Which captures a set of options asks for, in the order they start (and, reversed, stop)."""
+"""The captures that the options select, in the order they start (and, reversed, stop)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording from inside somebody else's training script, in three lines:
+"""Recording from inside any training script, in three lines:
 
 >>> import gpuscope
 >>> with gpuscope.session("runs/first") as session:
@@ -25,7 +25,7 @@ from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, 
 from gpuscope.instrumented_runtime.record.run_folder import ENV_FOLDER, RankFolder
 from gpuscope.instrumented_runtime.record.selection import captures_for
 
-# Set by the rank that records, so that the processes it starts (data loader workers) do not.
+# Set by a recording rank, so that processes it starts (data loader workers) do not record.
 ENV_RECORDER = "GPUSCOPE_RECORDER_PID"
 
 _active: Session | None = None
@@ -44,7 +44,7 @@ def gpuscope_session(
     `init_process_group`, so that gloo's collectives are seen too, and call `step()` on it at the end of each step;
     `auto_step` takes an `optimizer.step()` for that instead. `metadata` goes into the run folder's manifest.
 
-    Raises `UsageError` on wrong options, a second session, or a folder that is another run's, and
+    Raises `UsageError` on wrong options, a second session, or another run's folder, and
     `MissingExtraError` (a `UsageError` and an `ImportError`) without torch.
     """
     if find_spec("torch") is None:
@@ -76,7 +76,7 @@ class Session:
         self.steps = 0
         self.closing = False
         self.at_exit: tuple[str, str | None] | None = None
-        """How the script said it would end, since its last step: status and error."""
+        """How the script announced its end, since its last step: status and error."""
         self._auto_step = auto_step
         self._stepped_by_script = self._stepped_by_optimizer = False
         self._metadata = dict(metadata or {})
@@ -100,9 +100,9 @@ class Session:
         self.close(*status_of(error))
 
     def open(self) -> Session:
-        """Join the folder and start the captures; returns the session to drive.
+        """Join the folder and start the captures; returns the active session.
 
-        Where `gpuscope record` has opened one in this process, that is the one, and it outlives the block.
+        If `gpuscope record` has opened one in this process, that one is returned, and it outlives the block.
         """
         global _active
         if _active is not None and _active is not self and os.environ.get(ENV_FOLDER):
@@ -117,7 +117,7 @@ class Session:
         if self._metadata:
             self._folder.note(**self._metadata)
         for capture in captures_for(self.options):
-            if self._tried(capture, "start", self._folder):
+            if self._attempt(capture, "start", self._folder):
                 self._captures.append(capture)
         if self._auto_step:
             from gpuscope.instrumented_runtime.record.capture.optimizer_steps import on_optimizer_step
@@ -133,20 +133,20 @@ class Session:
             self._advance()
 
     def optimizer_stepped(self) -> None:
-        """An optimizer has stepped: the end of a step, unless the script itself tells of these."""
+        """An optimizer has stepped: the end of a step, unless the script calls `step()` itself."""
         if not self._stepped_by_script:
             self._stepped_by_optimizer = True
             self._advance()
 
     def _advance(self) -> None:
         for capture in list(self._captures):
-            if not self._tried(capture, "step", self.steps):
+            if not self._attempt(capture, "step", self.steps):
                 self._captures.remove(capture)
         self.steps += 1
         self.at_exit = None
 
     def close_at_exit(self) -> None:
-        """Close as the script has said that it ends; completed where it said nothing."""
+        """Close with the end the script announced; `completed` where it announced none."""
         self.close(*(self.at_exit or ("completed",)))
 
     def close(self, status: str = "completed", error: str | None = None) -> None:
@@ -158,7 +158,7 @@ class Session:
         if self._unhook is not None:
             self._unhook()
         for capture in reversed(self._captures):
-            self._tried(capture, "stop")
+            self._attempt(capture, "stop")
         self._captures.clear()
         self._folder.note(steps=self.steps)
         self._folder.finish(status, error=error)
@@ -166,19 +166,19 @@ class Session:
         _active = None
         os.environ.pop(ENV_RECORDER, None)
 
-    def _tried(self, capture: Capture, action: str, *args: Any) -> bool:
-        """Whether a capture could do something; if not, the manifest says why and the script goes on."""
+    def _attempt(self, capture: Capture, action: str, *args: Any) -> bool:
+        """Run a capture's method; on failure record it in the manifest, return False and let the script go on."""
         try:
             getattr(capture, action)(*args)
         except Exception as error:
-            said = str(error) if isinstance(error, GpuscopeError | OSError) else repr(error)
-            self.folder.problem(f"{capture.name}_failed", f"{capture.name}: {said}", severity="data_loss")
+            reason = str(error) if isinstance(error, GpuscopeError | OSError) else repr(error)
+            self.folder.problem(f"{capture.name}_failed", f"{capture.name}: {reason}", severity="data_loss")
             return False
         return True
 
 
 def status_of(error: BaseException | None) -> tuple[str, str | None]:
-    """How a run ended that `error` ended, and the error in one line."""
+    """Status of a run that ended with `error`, and the error in one line."""
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return "completed", None
     status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"

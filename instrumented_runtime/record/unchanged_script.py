@@ -1,4 +1,4 @@
-"""Recording a script that knows nothing of it, from inside each of its Python processes.
+"""Recording an unmodified script from inside each of its Python processes.
 
 `install` runs before the script. It waits for torch to be imported, and then for a sign that the process
 is a rank: the launcher's RANK, or an optimizer's first step. So neither torchrun itself nor data loader
@@ -28,12 +28,12 @@ def install() -> None:
         return
     from gpuscope.instrumented_runtime.record.capture.nsys_capture import enter_nsys
 
-    enter_nsys()  # does not return where this rank has yet to start under nsys
+    enter_nsys()  # does not return if this rank must re-execute under nsys
     sys.meta_path.insert(0, _AfterImport("torch", _attach))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls `then` once module `name` has been imported, by whoever imports it first."""
+    """Calls `then` once module `name` has been imported."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then
@@ -54,7 +54,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             execute(module)
             try:
                 then()
-            except Exception as error:  # whatever it is, it must not stop somebody else's job
+            except Exception as error:  # no error of ours may stop the user's job
                 print(f"gpuscope: pid {os.getpid()} does not record: {error!r}", file=sys.stderr)
 
         spec.loader.exec_module = execute_then  # type: ignore[method-assign]
@@ -62,7 +62,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _attach() -> None:
-    """torch is there: record from now where this is a rank for sure, else from the first optimizer step."""
+    """torch is imported: record from now if this is surely a rank, else from the first optimizer step."""
     import gpuscope.instrumented_runtime.record.session as sessions
     from gpuscope.instrumented_runtime.record.capture.optimizer_steps import on_optimizer_step
     from gpuscope.instrumented_runtime.record.capture_options import options_from
@@ -76,7 +76,7 @@ def _attach() -> None:
         _open()
 
     def stepped() -> None:
-        if sessions.active_session() is None and not _tried:
+        if sessions.active_session() is None and not _attempted:
             _open()
         elif _ours is not None:
             _ours.optimizer_stepped()
@@ -85,23 +85,23 @@ def _attach() -> None:
 
 
 _ours: Any = None
-_tried = False
+_attempted = False
 
 
 def _open() -> None:
-    """Open this process's session; a failure is told and leaves the script alone."""
-    global _ours, _tried
+    """Open this process's session; a failure is printed and leaves the script alone."""
+    global _ours, _attempted
     from gpuscope.errors import GpuscopeError
     from gpuscope.instrumented_runtime.record.ending import close_at_the_end
     from gpuscope.instrumented_runtime.record.run_folder import ENV_FOLDER
     from gpuscope.instrumented_runtime.record.session import gpuscope_session
 
-    _tried = True
+    _attempted = True
     try:
         _ours = gpuscope_session(os.environ[ENV_FOLDER]).open()
     except Exception as error:
-        said = error if isinstance(error, GpuscopeError | OSError) else repr(error)
-        print(f"gpuscope: pid {os.getpid()} does not record: {said}", file=sys.stderr)
+        reason = error if isinstance(error, GpuscopeError | OSError) else repr(error)
+        print(f"gpuscope: pid {os.getpid()} does not record: {reason}", file=sys.stderr)
         return
     close_at_the_end(_ours)
 

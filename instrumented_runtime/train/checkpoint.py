@@ -1,8 +1,8 @@
-"""Distributed checkpoints: each rank writes its own shards, and any mesh can read them back.
+"""Distributed checkpoints: each rank writes its own shards, and any mesh can load them.
 
-A job that comes
-back with other parallelisms, or with fewer ranks, loads the same parameters and optimizer state, and
-goes on with the next sample.
+A job that resumes
+with other parallelisms, or with fewer ranks, loads the same parameters and optimizer state and continues
+with the next sample.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 @dataclass(slots=True)
 class Progress:
-    """How far the job is: steps done, samples read by all ranks, and goodput's clock."""
+    """Progress of the job: steps done, samples read by all ranks, and goodput's clock."""
 
     step: int = 0
     samples: int = 0
@@ -63,7 +63,7 @@ class Checkpoints:
                     shutil.rmtree(path)
 
     def load(self, checkpoint: Path) -> Progress:
-        """Read one back, in place; every rank calls it. Raises `InputError` if it is of another model."""
+        """Load one in place; every rank calls it. Raises `InputError` if it is of another model."""
         progress = Progress()
         state = self._state() | {"progress": _as_tensor(progress)}
         try:

@@ -1,7 +1,7 @@
 """Tokens through a real DataLoader: generated, or bytes of a file.
 
-Sample i of step s is the same for every way of cutting the run over ranks, which is what lets a
-parallel run be compared with a single process, and a resumed one go on where it stopped.
+Sample i of step s is the same however the run is divided over ranks, so that a parallel run can be compared
+with a single process, and a resumed one continues where it stopped.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FileTokens(Tokens):
 
 
 def make_dataset(config: TrainConfig) -> Tokens:
-    """The dataset that `config.data` asks for."""
+    """The dataset of `config.data`."""
     model, data, seed = config.model, config.data, config.train.seed
     if data.path:
         return FileTokens(data.path, model.vocabulary, data.sequence, seed)
@@ -74,7 +74,7 @@ def make_dataset(config: TrainConfig) -> Tokens:
 
 
 class ShardSampler(Sampler[list[int]]):
-    """Endless batches of indexes: each step's samples are dealt to the ranks in contiguous runs."""
+    """Endless batches of indexes: each step's samples are divided over the ranks in contiguous runs."""
 
     def __init__(self, batch: int, rank: int, ranks: int, first_sample: int = 0) -> None:
         self.batch, self.rank, self.ranks, self.first_sample = batch, rank, ranks, first_sample

@@ -1,4 +1,4 @@
-"""The world a process is in, and one DeviceMesh from which every parallelism takes its part."""
+"""The world of a process, and one DeviceMesh from which every parallelism takes its dimensions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATA_DIMENSIONS = ("replicate", "shard", "ep")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process among its peers, from torchrun's environment or alone."""
+    """This process's rank and peers, from torchrun's environment or alone."""
 
     rank: int
     size: int
@@ -37,7 +37,7 @@ class World:
 
 @contextmanager
 def join_world(config: TrainConfig) -> Iterator[World]:
-    """The world of this process; a process group is made under torchrun and destroyed at the end."""
+    """The world of this process; the process group is created under torchrun and destroyed at the end."""
     rank, size, local = (int(os.environ.get(name, d)) for name, d in _TORCHRUN)
     device = _device(config, local)
     if "WORLD_SIZE" not in os.environ:
@@ -56,7 +56,7 @@ def join_world(config: TrainConfig) -> Iterator[World]:
 
 
 def leave_world() -> None:
-    """Destroy all process groups, neither hanging in that nor leaving a thread that aborts Python's end."""
+    """Destroy all process groups without hanging or leaving a thread that aborts Python's exit."""
     gloo_threads.rest()
     dist.destroy_process_group()
 
@@ -104,7 +104,7 @@ class Mesh:
         if first is None or second is None:
             view = self.view(outer, *inner)
             if view is None:
-                raise UsageError("parallel.data: there is nobody to share data with")
+                raise UsageError("parallel.data: there is no other data-parallel rank")
             return view
         assert self.device_mesh is not None
         assert first.mesh_dim_names is not None
@@ -121,7 +121,7 @@ class Mesh:
 
     @property
     def data_rank(self) -> int:
-        """Which run of sequences this process reads."""
+        """Which contiguous range of sequences this process reads."""
         return self.rank(*DATA_DIMENSIONS)
 
 

@@ -27,7 +27,7 @@ def adamw_options(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    """AdamW with one group per mesh: its multi-tensor kernels take no mix of plain and sharded."""
+    """AdamW with one group per mesh: its multi-tensor kernels can't mix plain and sharded parameters."""
     groups = [{"params": group} for group in by_mesh(parameters).values()]
     return AdamW(groups, **adamw_options(config))
 

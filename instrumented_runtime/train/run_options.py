@@ -1,4 +1,4 @@
-"""What a configuration says to the recorder and to the manifest. No torch: the launcher needs it too."""
+"""The recorder's options and the manifest's facts of a configuration. No torch: the launcher needs it too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees
 
 
 def describe(config: TrainConfig, degrees: Degrees, faults: tuple[Fault, ...], world_size: int) -> dict[str, Any]:
-    """What the manifest says of a run before it starts."""
+    """The manifest's facts of a run before it starts."""
     return {
         "parallelism": {"data": config.parallel.data, "mesh": degrees.as_dict()},
         "config": config.as_dict(),
@@ -20,7 +20,7 @@ def describe(config: TrainConfig, degrees: Degrees, faults: tuple[Fault, ...], w
 
 
 def record_options(config: TrainConfig) -> dict[str, Any]:
-    """`capture.*` as options of a session."""
+    """`capture.*` as session options."""
     capture = config.capture
     return {
         **{name: getattr(capture, name) for name in option_texts() if hasattr(capture, name)},

@@ -25,18 +25,18 @@ def launch(
     degrees: Degrees,
     faults: tuple[Fault, ...],
     out: Path,
-    words: Sequence[str],
+    arguments: Sequence[str],
     *,
     nproc: int,
     max_restarts: int = 0,
 ) -> None:
-    """Run the job that `words` describe in `nproc` processes and close its run folder.
+    """Run the job that `arguments` describe in `nproc` processes and close its run folder.
 
     Raises `AnalysisError` naming the first failure if it fails; what was recorded stays.
     """
     folder = RunFolder.create(
         out,
-        command=["gpuscope", "train", "--nproc", str(nproc), *words],
+        command=["gpuscope", "train", "--nproc", str(nproc), *arguments],
         **describe(config, degrees, faults, nproc),
     )
     status, code = "failed", 1
@@ -51,7 +51,7 @@ def launch(
                 run_rank(config, faults, out)
                 code = 0
             else:
-                code = _torchrun(config, folder, words, nproc, max_restarts)
+                code = _torchrun(config, folder, arguments, nproc, max_restarts)
         status = "completed" if code == 0 else "failed"
     except KeyboardInterrupt:
         status, code = "interrupted", 130
@@ -59,28 +59,28 @@ def launch(
     finally:
         folder.finish(status, exit_code=code)
     if code:
-        told = ended(out)
-        first = f": {told.failures[0]}" if told is not None and told.failures else ""
-        raise AnalysisError(f"the training failed{first}", hint=f"{out} holds what was recorded until then")
+        manifest = ended(out)
+        first = f": {manifest.failures[0]}" if manifest is not None and manifest.failures else ""
+        raise AnalysisError(f"the training failed{first}", hint=f"what was recorded until then is in {out}")
 
 
-def _torchrun(config: TrainConfig, folder: RunFolder, words: Sequence[str], nproc: int, max_restarts: int) -> int:
+def _torchrun(config: TrainConfig, folder: RunFolder, arguments: Sequence[str], nproc: int, max_restarts: int) -> int:
     """torchrun's exit status."""
     environment = rank_environment(folder, options_from(**record_options(config)), os.environ)
-    # The workers open their session themselves: no need of the shim that opens one in any script.
+    # The workers open their own session: the shim that opens one in any script is not needed.
     environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
-    environment.setdefault("KINETO_LOG_LEVEL", "6")  # its two lines per rank and trace say nothing
+    environment.setdefault("KINETO_LOG_LEVEL", "6")  # two uninformative lines per rank and trace
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     if max_restarts:
-        # Else the store of the first life serves the next one too, with gloo's addresses of the dead (torch 2.13).
+        # Otherwise the store survives the restart with gloo's addresses of dead processes (torch 2.13).
         environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     agent = ["torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     agent += [f"--max-restarts={max_restarts}", "-m"]
-    worker = ["gpuscope.instrumented_runtime.commands.train", "train", "--launched", *words]
+    worker = ["gpuscope.instrumented_runtime.commands.train", "train", "--launched", *arguments]
     process = subprocess.Popen([sys.executable, "-m", *agent, *worker], env=environment)
     try:
         return process.wait()
     except KeyboardInterrupt:
-        # The terminal has told the workers too: let them write what they have.
+        # The terminal signalled the workers too: let them write what they have.
         process.wait()
         raise

@@ -24,11 +24,11 @@ from gpuscope.instrumented_runtime.train.trainer import Trainer
 def run_rank(config: TrainConfig, faults: tuple[Fault, ...], out: Path, facts: Mapping[str, Any] | None = None) -> None:
     """Train as this rank and record into the run folder `out`.
 
-    `facts` go into the manifest where no launcher wrote them (`run_options.describe`).
+    `facts` go into the manifest if no launcher wrote them (`run_options.describe`).
     """
     for fault in faults:
         fault.before_join(int(os.environ.get("RANK", "0")))
-    # The recorder before the world: it also looks into the process groups made from then on.
+    # The recorder before the process group: it also wraps the groups created after it.
     with recording(config, out, facts or {}) as session, join_world(config) as world:
         trainer = Trainer(config, world, validate(config, world.size), faults)
         _checkpoints(trainer, config, out, session.folder)
@@ -54,7 +54,7 @@ def _checkpoints(trainer: Trainer, config: TrainConfig, out: Path, rank_folder: 
     folder = Path(config.checkpoint.folder) if config.checkpoint.folder else out / "checkpoints"
     if config.checkpoint.every:
         trainer.checkpoint_into(folder)
-    # A life after the first goes on from what the job itself has saved.
+    # After a restart the job resumes from its own checkpoint.
     own = newest(folder) if rank_folder.part.restart else None
     start = own or (find(Path(config.checkpoint.resume)) if config.checkpoint.resume else None)
     if start is not None:
@@ -68,7 +68,7 @@ def _train(trainer: Trainer, world: World, session: Session) -> None:
     if path is not None:
         meter.write_to(path, folder.part.restart)
         folder.add_file(path, "measures")  # listed now, in case this rank is killed
-    with LiveView(trainer.config.train.steps, trainer.progress.step, shown=trainer.speaks) as view:
+    with LiveView(trainer.config.train.steps, trainer.progress.step, shown=trainer.shows_progress) as view:
 
         def after_step(record: StepRecord) -> None:
             view.show(record)

@@ -1,4 +1,4 @@
-"""The demo trainer: a plain loop whose every part is in a range, measured, and open to faults."""
+"""The demo trainer: a plain loop whose parts are ranges, measured, and hooks for faults."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Trainer:
         self.checkpoints = Checkpoints(folder, self.parallel, keep=self.config.checkpoint.keep)
 
     def resume(self, checkpoint: Path) -> None:
-        """Go on where `checkpoint` was written, by whatever number of ranks. Raises `InputError`."""
+        """Resume from `checkpoint`, written by any number of ranks. Raises `InputError`."""
         self.progress = Checkpoints(checkpoint.parent, self.parallel, keep=1).load(checkpoint)
         self.meter.job.started_ns, self.meter.job.useful_ns = self.progress.started_ns, self.progress.useful_ns
 
     @property
-    def speaks(self) -> bool:
-        """Whether this rank shows the run's progress: the first one that knows the loss."""
+    def shows_progress(self) -> bool:
+        """Whether this rank shows the run's progress: the first that has the loss."""
         first = self.mesh.rank("replicate", "shard", "cp", "ep", "tp") == 0
         return first and self.parallel.micro_step.knows_loss
 
@@ -75,7 +75,7 @@ class Trainer:
         )
 
     def run(self, after_step: AfterStep = lambda _: None) -> None:
-        """Train to the last step; `after_step` is told of each."""
+        """Train to the last step; calls `after_step` after each."""
         batches = self.batches()
         self.meter.collector.start()
         try:
@@ -90,7 +90,7 @@ class Trainer:
             self.meter.collector.stop()
 
     def step(self, step: int, batches: Iterator[Tensor]) -> Tensor | None:
-        """One optimizer step; the mean loss of its micro-steps, or None where it isn't known."""
+        """One optimizer step; the mean loss of its micro-steps, or None if unknown."""
         context, accumulate = self.context, self.config.train.accumulate
         context.step = step
         for fault in self.faults:
@@ -133,7 +133,7 @@ class Trainer:
                 optimizer.zero_grad()
 
     def _save(self) -> None:
-        """Count the step that has ended, and save if it is time."""
+        """Count the finished step, and save if due."""
         self.progress.step += 1
         self.progress.samples += self.samples_per_step
         every = self.config.checkpoint.every

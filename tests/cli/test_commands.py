@@ -98,7 +98,7 @@ def test_a_broken_analysis_hides_no_other(trace: Path) -> None:
 def test_ranks_that_are_absent_are_told(trace: Path) -> None:
     report = json.loads(gpuscope("analyze", trace, "--ranks", "0,9", "--json").stdout)
     assert [p["message"] for p in report["problems"] if p["code"] == "ranks_absent"] == [
-        "ranks asked for that no file holds: 9"
+        "ranks asked for that are in no file: 9"
     ]
 
 

@@ -82,8 +82,8 @@ def test_every_page_is_drawn_without_complaint(browser: Browser, served: str, ru
 def test_from_a_finding_to_its_event(browser: Browser, served: str) -> None:
     browser.open(f"{served}/", "/")
     link = browser.find(".finding a.evidence")
-    told = link.text
-    assert re.match(r"rank 0 at \+\S+ s for \S+ ms: gloo:all_reduce", told)
+    label = link.text
+    assert re.match(r"rank 0 at \+\S+ s for \S+ ms: gloo:all_reduce", label)
     link.click()
     browser.drawn("/timeline")
     assert "gloo:all_reduce" in browser.text("#timeline-selected")
@@ -106,7 +106,7 @@ def test_zoom_and_pan_ask_the_server_for_detail_and_stand_in_the_address(browser
     assert half[1] - half[0] == pytest.approx((whole[1] - whole[0]) / 2)
     asked = query(browser)
     assert int(asked["to"]) - int(asked["from"]) == pytest.approx(half[1] - half[0])
-    # What plotly tells of a drag or scroll: ten milliseconds from 100 ms on.
+    # What plotly reports of a drag or scroll: ten milliseconds from 100 ms on.
     browser.script(f"{TIMELINE}.emit('plotly_relayout', {{'xaxis.range[0]': 100000000, 'xaxis.range[1]': 110000000}})")
     browser.wait(lambda: shown_range(browser) == [100_000_000, 110_000_000])
     assert 0 < marks(browser) <= 3000
@@ -122,10 +122,10 @@ def test_names_with_html_are_text_everywhere(browser: Browser, served: str) -> N
     click_mark(browser, "&lt;script&gt;")
     browser.wait(lambda: "event" in query(browser))
     browser.wait(lambda: "launched by" in browser.text("#timeline-selected"))
-    told = browser.text("#timeline-selected")
-    assert SCRIPT in told
-    assert "aten::mm" in told
-    assert "train.py(7): step" in told
+    panel = browser.text("#timeline-selected")
+    assert SCRIPT in panel
+    assert "aten::mm" in panel
+    assert "train.py(7): step" in panel
     for page in ("/kernels", "/"):
         browser.open(f"{served}{page}?run=2", page)
     browser.open(f"{served}/kernels?run=2", "/kernels")

@@ -90,11 +90,11 @@ def test_a_slider_replays_at_once_and_stands_in_the_address(browser: Browser, ou
     assert browser.errors() == []
 
 
-def test_what_cannot_be_told_says_why(browser: Browser, ours: str) -> None:
+def test_what_cannot_be_predicted_says_why(browser: Browser, ours: str) -> None:
     browser.open(f"{ours}/advice?run=1&micro=3&without=graphs", "/advice")
     text = browser.text("main")
-    assert "Can't be told: micro-batches: 8" in text
-    assert "Can't be told: CUDA graphs" in text
+    assert "Can't be predicted: micro-batches: 8" in text
+    assert "Can't be predicted: CUDA graphs" in text
 
 
 def test_comparison_and_history(browser: Browser, ours: str) -> None:

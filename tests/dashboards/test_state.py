@@ -19,7 +19,7 @@ def test_the_default_view_has_no_query() -> None:
     assert parse("") == parse(None) == View()
 
 
-def test_what_is_no_such_thing_is_left_out_and_told() -> None:
+def test_an_invalid_parameter_is_ignored_and_listed() -> None:
     view = parse("?ranks=x&steps=9-3&from=5&to=4")
     assert (view.ranks, view.steps, view.window) == (None, None, None)
     assert set(view.wrong) == {"ranks", "steps", "from"}
@@ -32,5 +32,5 @@ def test_filters() -> None:
     assert View().has_step(None)
 
 
-def test_a_link_changes_only_what_it_is_told() -> None:
+def test_a_link_changes_only_what_it_names() -> None:
     assert parse("?run=2&ranks=1").link("/timeline", event="h3") == "/timeline?run=2&ranks=1&event=h3"

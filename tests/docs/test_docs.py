@@ -138,9 +138,10 @@ def test_every_cause_and_finding_is_documented_and_no_other() -> None:
     assert documented_codes("## Causes and findings") == codes
 
 
-def test_every_cause_says_how_it_is_recognised_what_helps_and_what_fools_it() -> None:
+def test_every_cause_says_how_it_is_found_what_helps_and_what_fools_it() -> None:
     for part in section("findings.md", "## Causes and findings").split("\n### ")[1:]:
-        assert all(f"**{word}**:" in part for word in ("Recognised by", "Usually helps", "Fooled by")), part.splitlines()[0]
+        words = ("Recognised by", "Usually helps", "Fooled by")
+        assert all(f"**{word}**:" in part for word in words), part.splitlines()[0]
 
 
 def test_every_problem_is_documented_and_no_other() -> None:

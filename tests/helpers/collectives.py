@@ -10,6 +10,7 @@ from helpers.kineto import Event, kernel, write
 
 KERNELS = {
     "allreduce": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+    "alltoall": "ncclDevKernel_SendRecv(x)",
     "send": "ncclDevKernel_SendRecv(x)",
     "recv": "ncclDevKernel_SendRecv(x)",
 }

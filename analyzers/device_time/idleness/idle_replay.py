@@ -1,5 +1,5 @@
 """One rank replayed alone, as recorded and with its blocking calls returning at once: what of its idle time is
-the price of blocking, and what is a host that launches too slowly (definitions: «Stalls», sync against launch).
+the price of blocking, and what is kernel launch overhead (definitions: «Stalls», sync against launch).
 
 A queue that a blocking call drained is paid for over many launches after it, so no gap shows its cause by itself.
 """

@@ -3,7 +3,7 @@
 MFU of a step = Σ FLOPs at a precision / peak at that precision, over precisions, / step time: with one precision the
 usual FLOPs / step time / peak. The FLOPs are those of matrix products, convolutions and attention whose shapes were
 recorded, outside the optimizer, as PyTorch's FLOP counter counts them; what activation checkpointing computes again
-counts again. `coverage_frac` says how much of the time of such kernels that is, so what is missing is seen.
+counts again. `coverage_frac` says how much of the time of such kernels that is, so that gaps show.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ def _by_operator(trace: Trace, launch: Times) -> Labels:
     )
     for candidates, says in layers:  # the later one overrides
         around = innermost(host, candidates, thread, start)
-        told = np.flatnonzero(around != NA)
-        known = told[says[around[told]] != NO_NAME]
+        inside = np.flatnonzero(around != NA)
+        known = inside[says[around[inside]] != NO_NAME]
         result[known] = says[around[known]]
     return result
 

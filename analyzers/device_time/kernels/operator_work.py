@@ -19,7 +19,7 @@ from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
 SINGLE_UNKNOWN = "fp32 or tf32"
-"""Inputs are float, and the kernel's name does not tell whether it multiplied them as TF32."""
+"""Inputs are float, and the kernel's name does not say whether it multiplied them as TF32."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gpuscope.trace.trace import Trace
 
 
 def from_ranges(trace: Trace) -> bool:
-    """Whether the operations are a pipeline's, told from its ranges and not by timers of the job."""
+    """Whether the operations are a pipeline's, known from its ranges and not from timers of the job."""
     timed = any("workers" in source.facts for source in trace.sources)
     return not timed and bool((trace["operations"]["global_chunk"] != NA).any())
 

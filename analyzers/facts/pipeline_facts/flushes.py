@@ -16,7 +16,7 @@ from gpuscope.trace.schema import NA
 
 KINDS = {FORWARD: "F", BACKWARD: "B", WEIGHT: "W"}
 Key = tuple[str, int, int]
-"""Kind, model chunk and micro-batch: what tells a computation from the others of its flush."""
+"""Kind, model chunk and micro-batch: what identifies a computation within its flush."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Computation:
 
     @property
     def key(self) -> Key:
-        """What tells it from the others of its flush."""
+        """What identifies it within its flush."""
         return self.kind, self.model_chunk, self.micro_batch
 
 
@@ -121,13 +121,13 @@ def _computations(table: Table, names: NamePool, stages: StageMap) -> Iterator[t
     order = computing[np.lexsort((table["start"][computing], table["rank"][computing]))]
     seen: Counter[tuple[int, ...]] = Counter()
     for row in zip(*(table[column][order].tolist() for column in columns), strict=True):
-        rank, step, op, start, end, told, chunk, model_chunk = row
+        rank, step, op, start, end, recorded, chunk, model_chunk = row
         pipeline, stage = stages.places[rank]
         if model_chunk == NA:  # chunks go round the stages, where timers number them at all
             model_chunk = stage + (chunk * stages.stages if chunk != NA else 0)
         key = (rank, step, op, model_chunk)
-        micro_batch = told if told != NA else seen[key]
+        micro_batch = recorded if recorded != NA else seen[key]
         seen[key] += 1
-        number = seen[*key, micro_batch] if told != NA else 0
+        number = seen[*key, micro_batch] if recorded != NA else 0
         seen[*key, micro_batch] += 1
         yield pipeline, stage, step, number, Computation(codes[op], micro_batch, model_chunk, start, end)

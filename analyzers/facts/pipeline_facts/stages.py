@@ -30,7 +30,7 @@ class StageMap:
     basis: str
     provenance: Provenance
     incomplete: str = ""
-    """Why ranks are missing from it, or what it can't tell; empty where it is whole."""
+    """Why ranks are missing from it, or what it leaves open; empty where it is complete."""
 
     @property
     def stages(self) -> int:
@@ -39,7 +39,7 @@ class StageMap:
 
 
 def stage_map(trace: Trace, world: int | None) -> StageMap | None:
-    """The map as timers of the job, its ranges, its process groups or its messages tell it, in this order; None where
+    """The map from the job's timers, its ranges, its process groups or its messages, in this order; None where
     nothing looks like a pipeline. `world` is the number of ranks of the job, where that is known."""
     table = trace["operations"]
     timed = any("workers" in source.facts for source in trace.sources)
@@ -57,8 +57,8 @@ def _from_timers(trace: Trace, table: Table) -> StageMap | None:
     rows = zip(*(table[name].tolist() for name in ("rank", "dp_rank", "stage")), strict=True)
     places = {rank: (replica, stage) for rank, replica, stage in dict.fromkeys(rows)}
     workers = max(int(source.facts.get("workers", 0)) for source in trace.sources)
-    lacking = f"only {len(places)} of {workers} ranks taken" if len(places) < workers else ""
-    return StageMap(places, "the stage that the job's own timers name with each operation", "measured", lacking)
+    lacking = f"only {len(places)} of {workers} ranks are analysed" if len(places) < workers else ""
+    return StageMap(places, "the stage recorded by the job's own timers", "measured", lacking)
 
 
 def _from_ranges(trace: Trace, table: Table, world: int | None) -> StageMap | None:
@@ -69,7 +69,7 @@ def _from_ranges(trace: Trace, table: Table, world: int | None) -> StageMap | No
         return None
     if len(stage) < world:
         return StageMap({rank: (0, own) for rank, own in stage.items()}, basis, "measured",
-                        f"only {len(stage)} of {world} ranks have computations here: record all ranks")  # fmt: skip
+                        f"only {len(stage)} of {world} ranks have computations: record all ranks")  # fmt: skip
     stages = list(range(max(stage.values()) + 1))
     of_stage = [sorted(rank for rank, own in stage.items() if own == at) for at in stages]
     width = len(stage) // len(stages)
@@ -78,7 +78,7 @@ def _from_ranges(trace: Trace, table: Table, world: int | None) -> StageMap | No
                         "stages with different numbers of ranks")  # fmt: skip
     linked = [
         _Linked(_components(_messages(trace, world)), "; ranks that send to each other are one pipeline", "measured"),
-        _Linked(_group_members(trace), "; process groups tell which ranks are one pipeline", "measured"),
+        _Linked(_group_members(trace), "; process groups show which ranks are one pipeline", "measured"),
         _Linked(
             [set(own) for own in zip(*of_stage, strict=True)],
             "; pipelines take the ranks of each stage in their order",
@@ -86,13 +86,13 @@ def _from_ranges(trace: Trace, table: Table, world: int | None) -> StageMap | No
         ),
     ]
     ordered = ((_by_stage(one.ranks, stage), one) for one in linked)
-    pipelines, told = next(
+    pipelines, linked_by = next(
         (found, one)
         for found, one in ordered  # the last one always fits
         if len(found) == width and all([stage[rank] for rank in own] == stages for own in found)
     )
     places = {rank: (at, stage[rank]) for at, own in enumerate(pipelines) for rank in own}
-    return StageMap(places, basis + told.how, told.provenance)
+    return StageMap(places, basis + linked_by.how, linked_by.provenance)
 
 
 class _Linked(NamedTuple):
@@ -119,7 +119,7 @@ def _from_groups(trace: Trace) -> StageMap | None:
 
 
 _NO_ORDER = (
-    "no ranges tell forward from backward and one micro-batch from another: record with `gpuscope train`, with "
+    "no ranges distinguish forward from backward and one micro-batch from another: record with `gpuscope train`, with "
     "ranges `forward#micro_batch=0,stage=0` of gpuscope.instrumented_runtime.record.ranges, or with a schedule of "
     "torch.distributed.pipelining that writes `PP:0F0`"
 )
@@ -166,7 +166,7 @@ def _components(messages: Table) -> list[set[int]]:
 
 def _from_messages(trace: Trace, world: int | None) -> StageMap | None:
     """Chains of ranks that send to each other. The first stage is the end that begins with a send alone; a ring, or
-    ends that begin alike, may be anything."""
+    ends that begin in the same way, may be anything."""
     messages = _messages(trace, world)
     peers: dict[int, set[int]] = defaultdict(set)
     for rank, peer in zip(messages["rank"].tolist(), messages["peer"].tolist(), strict=True):

@@ -26,7 +26,7 @@ from gpuscope.analyzers.replay.record.graph_builder import (
     median,
     not_before,
 )
-from gpuscope.analyzers.replay.record.recorded_steps import UNTOLD_FRAC, Window
+from gpuscope.analyzers.replay.record.recorded_steps import UNLINKED_FRAC, Window
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.table import Array, Table, Times
 from gpuscope.trace.intervals import Spans, measure_within, union
@@ -62,7 +62,7 @@ class Operations:
     at: Times
     """When it was launched, or its start."""
     call: Times
-    """The same number for what one call launched; NA where the launch is not told."""
+    """The same number for what one call launched; NA where the launch is not recorded."""
     before: Times
     """Place of the operation before it on its stream, `NONE` of the first."""
 
@@ -80,12 +80,14 @@ class Delays:
 def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     """The graph of one lane. Raises `UnreplayableError` where launches are not recorded."""
     ops = _operations(trace, view, window)
-    untold = int((ops.call == NA).sum())
-    if untold > UNTOLD_FRAC * len(ops.rows) or bool((ops.launch == NA).all()):
+    unlinked = int((ops.call == NA).sum())
+    if unlinked > UNLINKED_FRAC * len(ops.rows) or bool((ops.launch == NA).all()):
         how = "profile a warm-up step first, for profilers lose calls as they start"
-        if bool((trace["device_events"]["correlation"][ops.rows] == NA).mean() > UNTOLD_FRAC):
+        if bool((trace["device_events"]["correlation"][ops.rows] == NA).mean() > UNLINKED_FRAC):
             how = "no call launched them, as it is with migrations of unified memory, or their ids are not recorded"
-        raise UnreplayableError(f"the launches of {untold} of {len(ops.rows)} device operations are not told: {how}")
+        raise UnreplayableError(
+            f"the launches of {unlinked} of {len(ops.rows)} device operations are not recorded: {how}"
+        )
     builder = Builder(view.lane.rank)
     rows = np.flatnonzero(trace["host_events"]["rank"] == view.lane.rank)
     step_of = np.searchsorted([step.start for step in window.steps], ops.start, "right") - 1
@@ -141,8 +143,8 @@ def _staging(trace: Trace, ops: Operations) -> Spans:
     """When the host was in a call that copies from pageable memory to the device: it stages the data itself."""
     device, host = trace["device_events"], trace["host_events"]
     staged = trace.names.matching(lambda name: name.startswith("HtoD pageable"))
-    told = (ops.launch != NA) & (device["copy_kind"][ops.rows] != NO_NAME)
-    calls = np.unique(ops.launch[told][staged[device["copy_kind"][ops.rows][told]]])
+    linked = (ops.launch != NA) & (device["copy_kind"][ops.rows] != NO_NAME)
+    calls = np.unique(ops.launch[linked][staged[device["copy_kind"][ops.rows][linked]]])
     return union(host["start"][calls], host["end"][calls])
 
 
@@ -187,9 +189,9 @@ def _labels(trace: Trace, calls: Times, rows: Times) -> list[str]:
 
 def _points(ops: Operations, step_of: Times, returns: Returns) -> tuple[list[Point], Times, list[int]]:
     """What the host does in order; per operation the place of its launch (or `NONE`), per return its place."""
-    told = np.flatnonzero(ops.call != NA)
-    _, first = np.unique(ops.call[told], return_index=True)
-    entries = [(int(ops.at[op]), 0, int(op)) for op in told[first].tolist()]
+    linked = np.flatnonzero(ops.call != NA)
+    _, first = np.unique(ops.call[linked], return_index=True)
+    entries = [(int(ops.at[op]), 0, int(op)) for op in linked[first].tolist()]
     entries += [(int(end), 1, place) for place, end in enumerate(returns.end.tolist())]
     entries.sort()
     points: list[Point] = []
@@ -210,8 +212,8 @@ def _points(ops: Operations, step_of: Times, returns: Returns) -> tuple[list[Poi
 
 def _delays(ops: Operations) -> Delays:
     previous = np.where(ops.before >= 0, ops.end[ops.before], ops.at)
-    told = (ops.launch != NA) & (ops.before >= 0)
-    idle = told & (previous + CLOCK_NS < ops.at)
+    linked = (ops.launch != NA) & (ops.before >= 0)
+    idle = linked & (previous + CLOCK_NS < ops.at)
     # Several operations of one call: only the first waits for the call.
     idle &= np.concatenate(([True], ops.launch[1:] != ops.launch[:-1]))
     waited = (ops.start - ops.at)[idle]
@@ -220,7 +222,7 @@ def _delays(ops: Operations) -> Delays:
     for kind in Kind:
         own = (ops.start - ops.at)[idle & (ops.work == kind)]
         by_kind[kind] = median(own, overall) if len(own) >= 5 else overall
-    queued = told & (ops.at + 2 * overall < previous)
+    queued = linked & (ops.at + 2 * overall < previous)
     pause = (ops.start - previous)[queued]
     return Delays(by_kind, median(pause[(pause >= 0) & (pause <= PAUSE_NS)], 1_500), 2_000)
 
@@ -300,7 +302,7 @@ def _between_streams(
     rows: Times,
     waitable: Times,
 ) -> None:
-    """What one stream waited for on another: told by its start, and by how frameworks issue collectives."""
+    """What one stream waited for on another: inferred from its start, and by how frameworks issue collectives."""
     previous = np.where(ops.before >= 0, ops.end[ops.before] + delays.queue, NA)
     base = np.maximum(ops.at + delays.launch[ops.work], previous)
     late = np.flatnonzero(ops.start - base > CLOCK_NS)
@@ -381,13 +383,13 @@ def _waits(
     own_copy = np.array([copied.get(call, NONE) for call in returns.rows.tolist()], np.int64)
     sources = _waited_for(ops, returns, own_copy)
     reached = [max((int(ops.end[source]) for source in found), default=NA) for found in sources]
-    # Calls of one name that copy in one direction return alike.
+    # Calls of one name that copy in one direction return in the same way.
     copy_kind = np.where(own_copy < 0, NO_NAME, trace["device_events"]["copy_kind"][ops.rows][own_copy])
     names = trace["host_events"]["name"][returns.rows].tolist()
-    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    same: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, key in enumerate(zip(names, copy_kind.tolist(), strict=True)):
-        alike[key].append(place)
-    for places in alike.values():
+        same[key].append(place)
+    for places in same.values():
         held = [place for place in places if reached[place] > returns.begin[place] + CLOCK_NS]
         delay = median(np.array([returns.end[place] - reached[place] for place in held], np.int64), 0)
         free = [int(returns.end[place] - returns.begin[place]) for place in places if place not in held]

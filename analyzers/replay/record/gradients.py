@@ -1,6 +1,6 @@
-"""Which gradients a bucket holds, and when each was there: what tells how else they could be put together.
+"""Which gradients a bucket holds, and when each was there: what other buckets rest on.
 
-DDP's reducer hooks on the accumulation of each gradient; operators recorded with their shapes tell its elements
+DDP's reducer hooks on the accumulation of each gradient; operators recorded with their shapes give its elements
 (torch/csrc/autograd/functions/accumulate_grad.h, torch/csrc/distributed/c10d/reducer.cpp).
 """
 
@@ -54,7 +54,7 @@ def with_gradients(
     A call that a gradient's hook issued holds those that became ready since the one before was issued (and since
     `since`). Calls behind the backward pass, with no gradient between them, hold all since then together, and are
     taken to send them in the order in which they became ready. Where recorded gradients do not make up a call's bytes,
-    nothing is told of it.
+    they stay unknown.
     """
     at, elements = accumulated(trace, rank)
     hooked = in_hooks(hooks, issued)

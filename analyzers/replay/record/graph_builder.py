@@ -96,7 +96,7 @@ class Builder:
 
 
 def causes(trace: Trace, rows: Times, threads: Times) -> dict[str, Spans]:
-    """Where host events (`rows`: of one rank) of these threads tell a cause that a change can take away."""
+    """Where host events (`rows`: of one rank) of these threads show a cause that a change can remove."""
     host = trace["host_events"]
     rows = rows[np.isin(host["thread"][rows], threads)]
     found: dict[str, Spans] = {}
@@ -111,7 +111,7 @@ def causes(trace: Trace, rows: Times, threads: Times) -> dict[str, Spans]:
 
 
 def backward(trace: Trace, rows: Times) -> Spans:
-    """When a rank was in its backward pass, as its host events tell."""
+    """When a rank was in its backward pass, from its host events."""
     host = trace["host_events"]
     picked = rows[np.isin(host["category"][rows], (Category.OP, Category.ANNOTATION))]
     named = trace.names.matching(lambda name: name.startswith(_BACKWARD))

@@ -22,13 +22,13 @@ RUN_KEPT = 400_000
 """Device events over all ranks: a graph of them takes some hundred MB, a prediction some ten seconds."""
 
 
-UNTOLD_FRAC = 0.05
+UNLINKED_FRAC = 0.05
 """Share of operations whose launch may be unknown: each keeps its measured start, and no change moves it."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """The steps replayed, whole and in a row; where the trace tells no steps, one of all it holds."""
+    """The steps replayed, whole and in a row; where the trace has no steps, one of all it holds."""
 
     steps: tuple[StepWindow, ...]
     closed: bool
@@ -55,7 +55,7 @@ def window(trace: Trace, view: LaneView, ranks: int = 1) -> Window | None:
     device = trace["device_events"]
     bounds = np.array([step.start for step in steps] + [steps[-1].end])
     places = np.searchsorted(device["start"][view.rows], bounds)
-    low, high = _longest(_told(device, view.rows, places)) if view.lane.device != NA else (0, len(steps))
+    low, high = _longest(_linked(device, view.rows, places)) if view.lane.device != NA else (0, len(steps))
     largest = max(1, int(np.diff(places)[low:high].max()))
     share = RUN_KEPT // ranks
     if largest > min(LARGEST_STEP, share):
@@ -74,18 +74,18 @@ def _steady(view: LaneView) -> list[StepWindow]:
     return [step for step, _ in chosen]
 
 
-def _told(device: Table, rows: Times, places: Times) -> Mask:
-    """Per step, whether the launches of its operations can be told, but for a few."""
+def _linked(device: Table, rows: Times, places: Times) -> Mask:
+    """Per step, whether the launches of its operations are recorded, but for a few."""
     lost = np.concatenate(([0], np.cumsum((device["launch"][rows] == NA) & (device["correlation"][rows] != NA))))
     counts = np.diff(places)
-    return np.asarray(lost[places[1:]] - lost[places[:-1]] <= UNTOLD_FRAC * counts)
+    return np.asarray(lost[places[1:]] - lost[places[:-1]] <= UNLINKED_FRAC * counts)
 
 
-def _longest(told: Mask) -> tuple[int, int]:
+def _longest(linked: Mask) -> tuple[int, int]:
     """The longest run, as [low, high); all where there is none: then the graph says what is missing."""
     best, begin = (0, 0), 0
-    for place, good in enumerate([*told.tolist(), False]):
+    for place, good in enumerate([*linked.tolist(), False]):
         if not good:
             best = max(best, (begin, place), key=lambda run: run[1] - run[0])
             begin = place + 1
-    return best if best[1] else (0, len(told))
+    return best if best[1] else (0, len(linked))

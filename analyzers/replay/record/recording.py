@@ -34,7 +34,7 @@ class Recorded:
     rank: int
     graph: Graph | None
     numbers: tuple[int, ...] = ()
-    """The steps' numbers; one `NA` where the trace tells no steps."""
+    """The steps' numbers; one `NA` where the trace has no steps."""
     steps_ns: tuple[int, ...] = ()
     why: str = ""
     closed: bool = False
@@ -44,9 +44,9 @@ class Recorded:
     core_waits: tuple[int, ...] = ()
     """ns that the training thread waited for a core in each replayed step, where the recorder counted that."""
     fixed: Mapping[str, float] = field(default_factory=dict)
-    """By kind of a pipeline's computations, the share that does not shrink with the micro-batch, where that is told."""
+    """By kind of a pipeline's computations, the share that does not shrink with the micro-batch, where known."""
     broken: bool = False
-    """Whether `why` tells of a fault of the program, not of the trace."""
+    """Whether `why` is a fault of the program, not of the trace."""
 
 
 def record(trace: Trace, lanes: Sequence[LaneView], operations: Table, files: int = 1) -> list[Recorded]:
@@ -82,8 +82,8 @@ def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks
 
 
 def _core_waits(trace: Trace, rank: int, numbers: Sequence[int]) -> tuple[int, ...]:
-    told = waits(trace, rank)
-    return tuple(told[number] for number in numbers) if set(numbers) <= set(told) else ()
+    waited = waits(trace, rank)
+    return tuple(waited[number] for number in numbers) if set(numbers) <= set(waited) else ()
 
 
 def variation(entry: Recorded) -> float | None:

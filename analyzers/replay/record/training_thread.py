@@ -71,9 +71,9 @@ class Collectives:
     worker: Mask
     """Carried out on a thread of gloo's own."""
     waitable: Times
-    """ns before which nobody waits for it."""
+    """ns before which nothing waits for it."""
     cost: Times
-    """ns of the training thread that issuing it took; 0 where that is not told."""
+    """ns of the training thread that issuing it took; 0 where that is unknown."""
 
 
 def thread_graph(trace: Trace, view: LaneView, window: Window) -> Graph:

@@ -23,7 +23,7 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     if change.size < 1:
         raise UnreplayableError("a bucket needs at least a byte")
     if not setting.complete:
-        raise UnreplayableError("what a bucket costs, and what is waiting, only all ranks tell: record every rank")
+        raise UnreplayableError("only all ranks together separate a bucket's cost from waiting: record every rank")
     calls, found = gradients(graph), costs(graph, setting)
     if any(graph.calls[call].op == "reduce_scatter" for call in calls):
         raise UnreplayableError("gradients are scattered module by module here: there are no buckets, group modules")
@@ -31,15 +31,15 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     scale = scales(graph, calls, found, setting)
     first = change.size if change.first is None else change.first
     changed = regrouped(graph, calls, lambda own: buckets(own, change.size, first), found, scale)
-    told = all(graph.calls[call].gradients for call in calls)
-    when = "gradients as they were ready" if told else "gradients within a bucket taken to become ready evenly"
+    known = all(graph.calls[call].gradients for call in calls)
+    when = "gradients as they became ready" if known else "gradients within a bucket assumed to become ready evenly"
     return Rewritten(changed, f"{found.basis(graph, calls)}; {when}", found.provenance(graph, calls))
 
 
 def buckets(calls: Sequence[Call], size: int, first: int) -> list[Bucket]:
     """Old buckets cut and joined into new ones that close with at least `size` bytes.
 
-    They are cut between gradients where these are told, else into even parts.
+    They are cut between gradients where these are known, else into even parts.
     """
     made: list[list[Piece]] = [[]]
     for old, call in enumerate(calls):
@@ -122,11 +122,11 @@ def overlap(graph: Graph, change: Overlap, setting: Setting) -> Rewritten:
 
 
 def _need_cores(setting: Setting) -> None:
-    """Raises `UnreplayableError` where buckets would take cores from the backward pass and nobody knows how many."""
-    if not setting.gpu and not setting.cores_told:
+    """Raises `UnreplayableError` where buckets would take cores from the backward pass and it is unknown how many."""
+    if not setting.gpu and not setting.cores_known:
         raise UnreplayableError(
-            "on a CPU the threads that communicate take cores from the backward pass, and the trace does not tell what "
-            "that costs: gpuscope record counts it, where nothing else holds the cores"
+            "on a CPU the threads that communicate take cores from the backward pass, and the trace does not record "
+            "what that costs: gpuscope record counts it, where nothing else holds the cores"
         )
 
 
@@ -136,7 +136,7 @@ def _beside(graph: Graph, setting: Setting) -> Rewritten:
     early = {place: ns for place, ns in early.items() if ns > 0}
     if not early:
         raise UnreplayableError(
-            "gradients are sent during the backward pass already, or the trace does not tell when each is ready: "
+            "gradients are sent during the backward pass already, or the trace does not record when each is ready: "
             "record operators with their shapes"
         )
     _need_cores(setting)

@@ -18,7 +18,7 @@ HAND_OVER_NS = 1_000_000
 def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rewritten:
     """Batches of B ns each come from w workers every B/w; the consumer waits for what that exceeds its own step.
 
-    B is what the training thread itself spends on loading per step: so only a loader without workers tells it.
+    B is what the training thread itself spends on loading per step: so it is known only for a loader without workers.
     Where it turns out badly, a batch takes `HAND_OVER_NS` to be handed over; where it turns out well, none.
     """
     loading = np.where(on_host(graph), graph.nodes["input"], 0)
@@ -30,7 +30,7 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
             "num_workers=0"
         )
     if change.workers < 1:
-        raise UnreplayableError("without workers the training thread loads itself; the trace does not tell how long")
+        raise UnreplayableError("without workers the training thread loads itself; how long is not recorded")
     batch = {rank: _per_step(graph, loading, rank) for rank in graph.ranks}
     free = graph.with_nodes(dur=graph.nodes["dur"] - loading, input=graph.nodes["input"] - loading)
     steps = replay(free).steps(free)
@@ -46,7 +46,7 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
     return Rewritten(
         free.with_nodes(dur=dur),
         f"{longest / 1e6:.1f} ms of loading per batch spread over {units.plural(change.workers, 'worker')}, "
-        "taken to have a core each",
+        "assumed to have a core each",
     )
 
 

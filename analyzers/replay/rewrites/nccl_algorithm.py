@@ -19,7 +19,7 @@ from gpuscope.analyzers.replay.rewrites.transfer_cost import rescaled
 def algorithm(graph: Graph, change: Algorithm, setting: Setting) -> Rewritten:
     """Each transfer times what NCCL's cost model says of the other choice, held to the costs fitted to the run.
 
-    Refused as a whole where it can't be told for one of the calls: half a change is none that anyone can set.
+    Refused as a whole where it is unknown for one of the calls: half a change can't be set.
     """
     found = costs(graph, setting)
     models = _models(graph, found, setting)
@@ -30,33 +30,35 @@ def algorithm(graph: Graph, change: Algorithm, setting: Setting) -> Rewritten:
         if (change.op is not None and own.op != change.op) or not size or not own.bytes or (own.group_size or 0) < 2:
             continue
         if setting.nccl is None:
-            raise UnreplayableError("nothing is known of NCCL's choices: record with NCCL_DEBUG=INFO")
+            raise UnreplayableError("NCCL's choices are not recorded: record with NCCL_DEBUG=INFO")
         place = setting.nccl.place(own.group_size or 0)
         if isinstance(place, Refused):
             raise UnreplayableError(place.why)
         now = setting.nccl.choice(own.op, own.bytes, own.group_size or 0)
         then = changed(now, change) if now is not None else None
         model = models[call]
-        told = predict(own.op, own.bytes, place, now, then or now, model)
-        if isinstance(told, Refused):
-            raise UnreplayableError(told.why)
-        ratio[call] = {-1: told.low, 0: told.ns, 1: told.high}[setting.bias] / max(model.expected(size), 1)
-        basis.add(told.basis)
+        predicted = predict(own.op, own.bytes, place, now, then or now, model)
+        if isinstance(predicted, Refused):
+            raise UnreplayableError(predicted.why)
+        ratio[call] = {-1: predicted.low, 0: predicted.ns, 1: predicted.high}[setting.bias] / max(
+            model.expected(size), 1
+        )
+        basis.add(predicted.basis)
     if not ratio:
         raise UnreplayableError(f"the replayed steps hold no {change.op or 'collective'} of known size")
     return Rewritten(rescaled(graph, found, ratio), "; ".join(sorted(basis)))
 
 
 def _models(graph: Graph, found: Costs, setting: Setting) -> dict[int, CostModel]:
-    """The cost model of each call: fitted to the calls of its operation and group that NCCL carried out alike."""
-    alike: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    """The cost model of each call: fitted to the calls of its operation and group with the same choice of NCCL."""
+    by_choice: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for call, own in enumerate(graph.calls):
         now = setting.nccl.choice(own.op, own.bytes or 0, own.group_size or 0) if setting.nccl is not None else None
-        alike[own.op, own.group, f"{now.algorithm}/{now.protocol}" if now else ""].append(call)
+        by_choice[own.op, own.group, f"{now.algorithm}/{now.protocol}" if now else ""].append(call)
     models: dict[int, CostModel] = {}
-    for (op, group, _), calls in alike.items():
+    for (op, group, _), calls in by_choice.items():
         model = found.models[op, group]
-        if sum(key[:2] == (op, group) for key in alike) > 1:
+        if sum(key[:2] == (op, group) for key in by_choice) > 1:
             sizes = np.array([bus_bytes(graph, call) or 0.0 for call in calls])
             model = fit(sizes, found.transfer[np.array(calls)]) or replace(model, error=None, provenance="assumed")
         models |= dict.fromkeys(calls, model)

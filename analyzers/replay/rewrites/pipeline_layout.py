@@ -27,8 +27,8 @@ from gpuscope.trace.columns.table import Times
 
 PipelineChange = EvenStages | MicroBatches | Schedule
 FIXED_SHARE = 0.125
-"""Share of a micro-batch's time that does not shrink with it (launches, small kernels), where the trace tells none. An
-assumption; at best none is, at worst twice as much. So it is with what a trace tells, for it is an estimate too."""
+"""Share of a micro-batch's time that does not shrink with it (launches, small kernels), where none is recorded. An
+assumption; at best none is, at worst twice as much. The same holds for a recorded share, for it is an estimate too."""
 CHUNKS = 2
 """Model chunks per stage that an interleaved schedule is given where the job has one."""
 
@@ -45,7 +45,7 @@ class Task:
 
     @property
     def key(self) -> Key:
-        """What tells it from the others of its flush."""
+        """What identifies it within its flush."""
         return self.kind, self.model_chunk, self.micro_batch
 
 
@@ -135,7 +135,7 @@ class PipelineReplay:
         return fmean(median(own.values()) for own in values.values())
 
     def savings(self, change: PipelineChange) -> tuple[float, float, float]:
-        """`saved` with what is assumed turned out well, as expected, and badly. Raises `UnreplayableError`."""
+        """`saved` in the best, the expected and the worst case of what is assumed. Raises `UnreplayableError`."""
         expected = self.saved(change, 0)
         if not isinstance(change, MicroBatches):  # nothing is assumed
             return expected, expected, expected
@@ -179,11 +179,11 @@ class PipelineReplay:
             share = fmean(self.fixed.get(kind, FIXED_SHARE) for kind in "FB")
             why = "operators' dispatch, as recorded" if self.fixed else "an assumption"
             how = f"{change.count} micro-batches" + (
-                f" of the same batch, {share:.0%} of a micro-batch's time taken to be fixed ({why})"
+                f" of the same batch, {share:.0%} of a micro-batch's time assumed to be fixed ({why})"
                 if change.keep_batch
                 else ""
             )
-        return f"the pipelines of {steps} steps replayed, {self.error_frac:.1%} off unchanged; {how}"
+        return f"the pipelines of {steps} steps replayed, baseline replay error {self.error_frac:.1%}; {how}"
 
 
 def pipeline_replay(facts: RunFacts, fixed: Mapping[str, float]) -> PipelineReplay:
@@ -245,7 +245,7 @@ def _ordered(flush: Flush, name: str, micro_batches: int, scale: Mapping[str, fl
     chunks = max(len({one.model_chunk for one in own}) for own in flush.stages)
     wanted = chunks if name == "looped_bfs" else max(chunks, CHUNKS) if name == "interleaved_1f1b" else 1
     if name not in ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs"):
-        raise UnreplayableError(f"{name} computes weight gradients apart: how long these take, the trace does not tell")
+        raise UnreplayableError(f"{name} computes weight gradients apart: how long these take is not recorded")
     plans: list[list[Task]] = []
     for stage, own in enumerate(flush.stages):
         total = {kind: fmean(one.duration for one in own if one.kind == kind) for kind in ("F", "B")}

@@ -124,16 +124,16 @@ class _Work:
 
     def _bucket(self, rank: int, calls: list[int], bucket: Bucket, is_last: bool) -> tuple[int, int]:
         last = bucket[0] if self.at_first else bucket[-1]
-        like = calls[last.old]
+        old = calls[last.old]
         size = sum(piece.bytes for piece in bucket)
         call = len(self.graph.calls) + len(self.calls)
-        self.calls.append(replace(self.graph.calls[like], bytes=size))
-        bus = bus_bytes(self.graph, like, size) or 0.0
+        self.calls.append(replace(self.graph.calls[old], bytes=size))
+        bus = bus_bytes(self.graph, old, size) or 0.0
         scale = self.scale.last if is_last else self.scale.beside
-        dur = round(scale * self.found.model(self.graph, like).expected(bus))
-        step = int(self.graph.nodes["step"][self.arrival[like]])
+        dur = round(scale * self.found.model(self.graph, old).expected(bus))
+        step = int(self.graph.nodes["step"][self.arrival[old]])
         common = {"rank": rank, "step": step, "call": call, "work": int(Kind.COMMUNICATION)}
-        common["lane"] = int(self.graph.nodes["lane"][self.arrival[like]])
+        common["lane"] = int(self.graph.nodes["lane"][self.arrival[old]])
         arrival = self._node(kind=Node.ARRIVAL, **common)
         transfer = self._node(kind=Node.TRANSFER, dur=dur, **common)
         self.edges.append((arrival, transfer, 0, Edge.JOIN))
@@ -164,7 +164,7 @@ class _Work:
             return max(0, ready[which] - ready[which - 1])
         rest = sum(self.graph.calls[call].bytes or 0 for call in calls[1:])
         if not rest:
-            raise UnreplayableError("all gradients go in one bucket: when parts of it are ready is not told")
+            raise UnreplayableError("all gradients go in one bucket: when parts of it are ready is not recorded")
         return round(max(0, ready[-1] - ready[0]) * (self.graph.calls[calls[0]].bytes or 0) / rest)
 
     def _source(self, call: int) -> int:
@@ -221,7 +221,7 @@ class _Work:
         return bool(self.graph.nodes["end"][consumer] < issued)
 
     def finish(self, calls: Sequence[int]) -> Graph:
-        """The old ones take no time and hold nobody; the new ones are there."""
+        """The old ones take no time and block nothing; the new ones are there."""
         graph = self.graph
         gone = np.zeros(len(graph), np.bool_)
         chosen = list(calls)

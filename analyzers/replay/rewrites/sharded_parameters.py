@@ -33,7 +33,7 @@ def keep_parameters(graph: Graph, change: KeepParameters, setting: Setting) -> R
     for kind in (Node.ARRIVAL, Node.TRANSFER):
         gone[nodes_by_call(graph, kind)[calls]] = True
     gone |= graph.of(Node.JOIN) & np.isin(graph.nodes["call"], calls)
-    # Stream order goes on through them, at no cost; nobody waits for other ranks or for compute there.
+    # Stream order goes on through them, at no cost; they wait for neither other ranks nor compute.
     kept = ~(
         edges_into(graph, gone, Edge.EVENT)
         | (gone[graph.edges["src"]] & np.isin(graph.edges["why"], (Edge.SYNC, Edge.EVENT)))
@@ -41,7 +41,7 @@ def keep_parameters(graph: Graph, change: KeepParameters, setting: Setting) -> R
     joins = graph.of(Node.JOIN) & gone
     kept &= ~(joins[graph.edges["src"]] | joins[graph.edges["dst"]])
     found = graph.with_nodes(dur=np.where(gone, 0, graph.nodes["dur"])).keep_edges(kept)
-    return Rewritten(found, f"{len(calls)} all-gathers of the backward pass gone, their host time kept")
+    return Rewritten(found, f"{len(calls)} all-gathers of the backward pass removed, their host time kept")
 
 
 def prefetch(graph: Graph, change: Prefetch, setting: Setting) -> Rewritten:
@@ -78,7 +78,7 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
     if change.count < 2:
         raise UnreplayableError("grouping needs at least two modules")
     if not setting.complete:
-        raise UnreplayableError("what a joined collective costs only all ranks tell: record every rank")
+        raise UnreplayableError("only all ranks together show what a joined collective costs: record every rank")
     found = costs(graph, setting)
     parameters = gathers(graph)
     scatters = [place for place, call in enumerate(graph.calls) if call.op == "reduce_scatter" and call.backward]

@@ -21,7 +21,7 @@ def gradients(graph: Graph) -> list[int]:
     ]
     if not calls:
         raise UnreplayableError(
-            "no gradient communication is told apart: record operators or ranges of the backward pass, "
+            "gradient communication can't be identified: record operators or ranges of the backward pass, "
             "and the collectives' sizes"
         )
     total: dict[str, int] = defaultdict(int)
@@ -48,7 +48,7 @@ def _fixed_share(graph: Graph, found: Costs, call: int, size: float, worse: floa
 
 
 def link_speed(graph: Graph, change: LinkSpeed, setting: Setting) -> Rewritten:
-    """Fixed cost and cost of the bytes scaled apart, in the proportion that the model tells."""
+    """Fixed cost and cost of the bytes scaled apart, in the proportion of the model."""
     if change.bandwidth <= 0 or change.latency < 0:
         raise UnreplayableError("a link needs a bandwidth above 0 and a latency of at least 0")
     found = costs(graph, setting)
@@ -66,7 +66,7 @@ def link_speed(graph: Graph, change: LinkSpeed, setting: Setting) -> Rewritten:
 
 
 def wire_bytes(graph: Graph, change: WireBytes, setting: Setting) -> Rewritten:
-    """Gradient transfers with fewer bytes. Casting and compressing cost compute, which the trace can't tell."""
+    """Gradient transfers with fewer bytes. Casting and compressing cost compute, which the trace doesn't record."""
     if not change.factor > 0:
         raise UnreplayableError("bytes can't shrink to nothing")
     calls, found = gradients(graph), costs(graph, setting)
@@ -77,7 +77,7 @@ def wire_bytes(graph: Graph, change: WireBytes, setting: Setting) -> Rewritten:
         ratio[call] = share + (1 - share) * change.factor
     return Rewritten(
         rescaled(graph, found, ratio),
-        found.basis(graph, calls) + "; the cost of casting or compressing is not in it",
+        found.basis(graph, calls) + "; without the cost of casting or compressing",
         found.provenance(graph, calls),
     )
 

@@ -51,9 +51,16 @@ def _told(told: CommunicationArguments, name: str) -> dict[str, Any]:
         "seq": told.seq,
         # The larger of input and output is the whole array for every operation.
         "bytes": max(sizes) * item if sizes and item != NA else NA,
+        "received": _received(op, told, item),
         "dtype": told.dtype,
         "peer": told.destination if op == "send" else told.source if op == "recv" else None,
     }
+
+
+def _received(op: str, told: CommunicationArguments, item: int) -> int:
+    """Bytes that a rank receives in an all-to-all; uneven where experts have uneven numbers of tokens."""
+    elements = told.elements_out
+    return elements * item if op == "all_to_all" and isinstance(elements, int) and item != NA else NA
 
 
 def add_gloo_collectives(

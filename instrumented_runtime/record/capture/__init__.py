@@ -1,1 +1,1 @@
-"""What is recorded while a job runs: one capture per file; none of them can stop the job."""
+"""Captures that run during a job, one per file; a failing capture never stops the job."""

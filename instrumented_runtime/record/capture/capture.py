@@ -1,4 +1,4 @@
-"""What every capture is: it starts, it is told of steps, it stops, and writes into one rank's folder."""
+"""The protocol of a capture: start, step, stop; it writes into one rank's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Capture(Protocol):
 
 
 class Quiet:
-    """A capture that has no interest in steps."""
+    """A capture that ignores steps."""
 
     def step(self, step: int) -> None:
         del step

@@ -1,8 +1,8 @@
-"""How long the training thread ran and how long it waited for a core, step by step, as Linux counts it.
+"""Time the training thread ran and waited for a core in each step, as Linux counts it.
 
 `/proc/thread-self/schedstat` (Documentation/scheduler/sched-stats.rst): ns on a core, ns runnable without one. On a
-machine whose cores are all taken (by gloo's threads, loader workers, other jobs) the second tells what that costs; no
-profiler event does.
+machine whose cores are all busy (gloo's threads, loader workers, other jobs) the second is the cost of that; no
+profiler event shows it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 KEY = "gpuscope_cores"
-"""Of the trace's metadata."""
+"""Key in the trace's metadata."""
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 @dataclass
 class CoreTime:
-    """Of the thread that calls; says nothing where the kernel does not count."""
+    """Counts the calling thread; empty where the kernel does not count."""
 
     steps: list[tuple[int, int, int]] = field(default_factory=list)
     """(step, ns on a core, ns waiting for one)."""
@@ -29,13 +29,13 @@ class CoreTime:
         self._last = _read()
 
     def step(self, number: int) -> None:
-        """The step of that number, which began last, ends."""
+        """End the step that began last, numbered `step`."""
         before, now = self._last, _read()
         if before is not None and now is not None:
             self.steps.append((number, now[0] - before[0], now[1] - before[1]))
 
     def metadata(self) -> dict[str, object] | None:
-        """For the trace; None where nothing was counted."""
+        """The metadata for the trace; None if nothing was counted."""
         columns = ("step", "ran_ns", "waited_ns")
         if not self.steps:
             return None
@@ -47,7 +47,7 @@ def _read() -> tuple[int, int] | None:
         ran, waited, *_ = map(int, _SCHEDSTAT.read_text().split())
     except (OSError, ValueError):
         return None
-    # A kernel that does not count says 0.
+    # A kernel that does not count reports 0.
     return (ran, waited) if ran else None
 
 

@@ -1,4 +1,4 @@
-"""The machine and the software of a rank: what explains a trace later, when both have changed."""
+"""A rank's machine and software versions, recorded because both will have changed when the trace is read."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ class Environment:
                 folder.add_file(path, "topology")
 
     def step(self, step: int) -> None:
-        """Add what torch.distributed is: the groups are there after a step, and may be gone at the end."""
+        """Add torch.distributed's state: the groups exist after a step and may be gone at the end."""
         if step == 0:
             self._add_groups()
 
     def stop(self) -> None:
-        """Add what torch.distributed is by now, if it is still there."""
+        """Add torch.distributed's current state, if it is still initialised."""
         self._add_groups()
 
     def _add_groups(self) -> None:
         facts = self._folder.part.facts
         if "framework" not in facts and framework() is not None:
             self._folder.note(framework=framework())
-        told = distributed()
-        if told:
-            self._found["distributed"] = told
-            self._folder.note(backend=told["backend"])
-            degrees = parallelism(told["groups"])
+        info = distributed()
+        if info:
+            self._found["distributed"] = info
+            self._folder.note(backend=info["backend"])
+            degrees = parallelism(info["groups"])
             if degrees and "parallelism" not in facts:
                 self._folder.note(parallelism=degrees)
             self._write()
@@ -112,7 +112,7 @@ def describe() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what takes part in training; only of what is installed."""
+    """Versions of the installed packages that take part in training."""
     import torch
 
     found: dict[str, str | None] = {"gpuscope": __version__, "python": sys.version.split()[0]}
@@ -178,5 +178,5 @@ def framework(modules: Iterable[str] | None = None) -> str | None:
 
 
 def parallelism(groups: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Degree per kind of parallelism, of groups as torch's `_get_all_pg_configs` lists them."""
+    """Degree of each parallelism, from the groups that torch's `_get_all_pg_configs` lists."""
     return degrees_by_kind((str(group.get("pg_desc") or ""), group["pg_size"]) for group in groups)

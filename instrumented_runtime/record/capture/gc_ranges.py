@@ -1,4 +1,4 @@
-"""Python's garbage collections as ranges (`gc`), so that a trace tells them from other host work."""
+"""Python's garbage collections as ranges (`gc`), so that a trace distinguishes them from other host work."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class GcRanges(Quiet):
         self._open: Span | None = None
 
     def start(self, folder: RankFolder) -> None:
-        """Hear of collections."""
+        """Subscribe to collections."""
         del folder
-        gc.callbacks.append(self._hear)
+        gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:
-        """Hear no more of them."""
-        gc.callbacks.remove(self._hear)
+        """Unsubscribe."""
+        gc.callbacks.remove(self._on_collection)
 
-    def _hear(self, phase: str, info: dict[str, Any]) -> None:
+    def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
         # The collector itself runs under a lock: one collection at a time.
         if phase == "start" and listening():
             self._open = span(f"gc.generation{info['generation']}").__enter__()

@@ -32,14 +32,14 @@ class MemorySnapshots(Quiet):
         self._folder = folder
         if not torch.cuda.is_available():
             return
-        # Stacks cost microseconds per allocation: only where somebody asked for the history itself.
+        # Stacks cost microseconds per allocation: only if the history itself was requested.
         context = "all" if self._mode == "on" else None
         torch.cuda.memory._record_memory_history(context=context, stacks="python", max_entries=HISTORY_ENTRIES)
         torch._C._cuda_attach_out_of_memory_observer(self._on_oom)  # type: ignore[attr-defined]
         self._running = True
 
     def stop(self) -> None:
-        """The snapshot at the end, if asked for; and no more history."""
+        """Take the final snapshot, if requested, and stop the history."""
         if not self._running:
             return
         import torch
@@ -50,7 +50,7 @@ class MemorySnapshots(Quiet):
         self._running = False
 
     def on_demand(self, name: str) -> None:
-        """A snapshot that somebody asked for while the job runs."""
+        """Take a snapshot on demand while the job runs."""
         if self._running and self._mode == "on":
             self.dump(name)
 

@@ -12,7 +12,7 @@ FOLDER = "nccl"
 
 
 def nccl_variables(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """What to set so that NCCL logs into `folder`; a choice the user has made already is kept."""
+    """Variables that make NCCL log into `folder`; what the user has set already is kept."""
     wanted = {
         "NCCL_DEBUG": "INFO",
         # TUNING names algorithm and protocol of every operation; COLL and CALL would log every call.
@@ -41,7 +41,7 @@ def find_inspector(environment: Mapping[str, str]) -> Path | None:
 
 
 def written_files(folder: Path) -> list[tuple[Path, str]]:
-    """The files NCCL wrote, each with its kind. Logs of no bytes are removed: gloo runs leave none."""
+    """The files NCCL wrote, each with its kind. Empty logs are removed, so that gloo runs leave none."""
     files = []
     for log in sorted((folder / FOLDER).glob("*.log")):
         if log.stat().st_size:

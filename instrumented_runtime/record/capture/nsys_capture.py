@@ -1,7 +1,7 @@
 """Nsight Systems around each rank: one report per rank, opened and closed by cudaProfilerStart/Stop.
 
-A rank that starts finds itself outside nsys and starts itself again inside: so any launcher works, and
-no torchrun command line has to be taken apart. Light to import: see `unchanged`.
+A rank that starts outside nsys re-executes itself inside it, so any launcher works and no torchrun command
+line has to be parsed. Light to import: see `unchanged_script`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPORT = "rep.%q{RANK}"
 def nsys_command(nsys: str, output: str, *, version: tuple[int, ...], has_cuda: bool, whole: bool = False) -> list[str]:
     """The `nsys profile …` that goes before a rank's own command.
 
-    Kernels of CUDA graphs one by one, no sampling (it costs and says little here), allocations, NVTX, and
+    Kernels of CUDA graphs one by one, no sampling (it costs much and shows little here), allocations, NVTX, and
     NCCL's own trace from 2025.6. Without a GPU there is no cudaProfilerStart to wait for.
     """
     trace = ["cuda", "nvtx", "osrt"] if has_cuda else ["nvtx", "osrt"]
@@ -38,7 +38,7 @@ def nsys_command(nsys: str, output: str, *, version: tuple[int, ...], has_cuda: 
 
 
 def nsys_version(nsys: str) -> tuple[int, ...]:
-    """(2024, 6, 2) of «NVIDIA Nsight Systems version 2024.6.2.225-…»; () where it can't be told."""
+    """(2024, 6, 2) of «NVIDIA Nsight Systems version 2024.6.2.225-…»; () if unknown."""
     try:
         answer = subprocess.run([nsys, "--version"], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -48,12 +48,12 @@ def nsys_version(nsys: str) -> tuple[int, ...]:
 
 
 def has_cuda_device() -> bool:
-    """Whether this machine has an NVIDIA driver with a device, asked without starting CUDA."""
+    """Whether this machine has an NVIDIA driver with a device, found without starting CUDA."""
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def enter_nsys() -> None:
-    """Replace this process by itself under nsys, where it is a rank that should be and is not yet."""
+    """Re-execute this process under nsys, if it is a rank that should run there and does not yet."""
     options = json.loads(os.environ.get("GPUSCOPE_RECORD", "{}"))
     if options.get("profiler") != "nsys" or ENV_INSIDE in os.environ or "RANK" not in os.environ:
         return
@@ -68,7 +68,7 @@ def enter_nsys() -> None:
 def command_under_nsys(command: Sequence[str], folder: Path, *, whole: bool) -> list[str]:
     """`command` of one rank under nsys, its report in the run folder."""
     nsys = shutil.which("nsys") or "nsys"
-    # Another life of the rank, after torchrun has started it again, must not meet the report of the one before.
+    # A rank restarted by torchrun must not meet the report of its previous run.
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     output = folder / "nsys" / (f"restart{restart}.{REPORT}" if restart else REPORT)
     output.parent.mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ def reports(folder: Path) -> list[tuple[Path, int | None]]:
 class NsysRange:
     """Opens nsys's capture range after the warm-up, closes it after the active steps, and marks these.
 
-    With `whole` nsys records all of it, and every step is marked.
+    With `whole` nsys records everything, and every step is marked.
     """
 
     name = "nsys"
@@ -98,7 +98,7 @@ class NsysRange:
         self._step_range: Any = None
 
     def start(self, folder: object) -> None:
-        """Open at once where nothing is to be skipped."""
+        """Open at once if no step is skipped."""
         from gpuscope.instrumented_runtime.record.nvtx_domain import connect
 
         del folder
@@ -117,7 +117,7 @@ class NsysRange:
         self._mark(step + 1)
 
     def stop(self) -> None:
-        """Close where the script ended early."""
+        """Close if the script ended early."""
         self._unmark()
         self._end()
 

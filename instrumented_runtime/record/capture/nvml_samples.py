@@ -24,7 +24,7 @@ COLUMNS = {
     "memory_percent": "share of the last period in which memory was accessed, %",
     "used_bytes": "memory in use by every process, bytes",
     "celsius": "temperature, °C",
-    "throttle_reasons": "NVML's bit mask of what holds the clocks down",
+    "throttle_reasons": "NVML's bit mask of clock throttling reasons",
 }
 
 
@@ -40,7 +40,7 @@ class Nvml(Quiet):
         self._thread: threading.Thread | None = None
 
     def start(self, folder: RankFolder) -> None:
-        """Start sampling, where there is something to sample."""
+        """Start sampling, if there is a GPU to sample."""
         found = self._device()
         if found is None:
             return
@@ -51,7 +51,7 @@ class Nvml(Quiet):
         self._thread.start()
 
     def stop(self) -> None:
-        """End with one last sample."""
+        """Stop after one last sample."""
         if self._thread is not None:
             self._stopped.set()
             self._thread.join(timeout=5)
@@ -68,7 +68,7 @@ class Nvml(Quiet):
 
 
 def current_device() -> tuple[Any, Any] | None:
-    """NVML and its handle of this process's current CUDA device; None where there is neither.
+    """NVML and its handle of this process's current CUDA device; None if either is missing.
 
     The device is found by its UUID: CUDA_VISIBLE_DEVICES renumbers.
     """
@@ -89,7 +89,7 @@ def current_device() -> tuple[Any, Any] | None:
 
 
 def sample(nvml: Any, handle: Any) -> dict[str, int | None]:
-    """One row of `COLUMNS`; None for what this GPU does not tell."""
+    """One row of `COLUMNS`; None for what this GPU does not report."""
 
     def ask(question: Callable[[], Any]) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Steps of a script that was not written for it: an `optimizer.step()` ends one."""
+"""Steps of an unmodified script: each `optimizer.step()` ends one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def on_optimizer_step(stepped: Callable[[], None]) -> Callable[[], None]:
-    """Call `stepped` after each step of the script's leading optimizer; returns what undoes this.
+    """Call `stepped` after each step of the script's leading optimizer; returns a function that undoes this.
 
     A script may have several optimizers per iteration (a GAN's two, one per parameter): the first one
-    seen leads, and the next one takes over when the leader is gone.
+    seen leads, and the next one takes over when the leader is garbage-collected.
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 

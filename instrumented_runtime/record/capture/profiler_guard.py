@@ -1,4 +1,4 @@
-"""Two profilers in one process: torch can run only one, and crashes on the second. The script's goes first."""
+"""torch runs one profiler per process and crashes on a second. The script's own profiler takes precedence."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from gpuscope.errors import InputError
 
 
-def guard(is_ours: Callable[[Any], bool], give_way: Callable[[], None]) -> Callable[[], None]:
-    """Watch every torch profiler of this process; returns what ends the watch.
+def guard(is_ours: Callable[[Any], bool], release: Callable[[], None]) -> Callable[[], None]:
+    """Watch every torch profiler of this process; returns a function that ends the watch.
 
-    Before a profiler of the script prepares its trace, `give_way` is called. While one is running, ours
-    can't prepare: that raises `InputError`.
+    `release` is called before a profiler of the script prepares its trace. While one is running, ours
+    can't prepare and raises `InputError`.
     """
     from torch.autograd.profiler import profile
 
@@ -23,7 +23,7 @@ def guard(is_ours: Callable[[Any], bool], give_way: Callable[[], None]) -> Calla
     def guarded_prepare(self: Any) -> None:
         if not is_ours(self):
             theirs.add(id(self))
-            give_way()
+            release()
         elif theirs:
             raise InputError("the script runs a torch.profiler of its own", hint="record one thing at a time")
         prepare(self)

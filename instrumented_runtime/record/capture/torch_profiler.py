@@ -1,4 +1,4 @@
-"""torch.profiler on a schedule: one `rank{r}.json.gz` per rank, complete or not there at all."""
+"""torch.profiler on a schedule: one `rank{r}.json.gz` per rank, complete or absent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 
 class TorchProfiler:
-    """Skips `wait` steps, warms up, records `active` steps, and writes the trace as soon as it has them.
+    """Skips `wait` steps, warms up, records `active` steps, then writes the trace.
 
     `whole` records from start to stop instead. `metadata` is written into the trace as JSON values.
     `rewrite` may change the finished JSON file before it is compressed.
@@ -51,7 +51,7 @@ class TorchProfiler:
         self._cores = CoreTime()
 
     def start(self, folder: RankFolder) -> None:
-        """Raises `InputError` where the script profiles itself: torch has one profiler per process."""
+        """Raises `InputError` if the script profiles itself: torch has one profiler per process."""
         import torch.autograd.profiler
         from torch.profiler import profile, schedule, supported_activities
 
@@ -73,7 +73,7 @@ class TorchProfiler:
         for key, value in {"gpuscope_run": identity, **self._metadata}.items():
             # Preset, because metadata added before the active window is lost.
             self._profiler.preset_metadata_json(key, json.dumps(value))
-        self._unguard = guard(lambda profiler: profiler is self._profiler.profiler, self._give_way)
+        self._unguard = guard(lambda profiler: profiler is self._profiler.profiler, self._release)
         self._profiler.start()
         self._begin(0)
 
@@ -87,13 +87,13 @@ class TorchProfiler:
             self._profiler.step()
             self._begin(step + 1)
         except Exception:
-            # What torch's profiler is now is unknown: never touch it again, nor stand in another one's way.
+            # The profiler's state is unknown now: never touch it again, nor block another one.
             self._gave_way = True
             self._unguard()
             raise
 
     def stop(self) -> None:
-        """Write what the active window holds so far; say so if it never opened."""
+        """Write what the active window holds so far; report it if the window never opened."""
         self._unguard()
         if self._gave_way:
             return
@@ -113,7 +113,7 @@ class TorchProfiler:
             )
 
     def _counts(self, step: int) -> bool:
-        """Whether what a step waited for cores is told: of recorded steps, and of no other."""
+        """Whether to record the wait for cores: in recorded steps only."""
         return self._schedule is not None and self.first_step <= step <= self.last_step
 
     def _begin(self, step: int) -> None:
@@ -121,13 +121,13 @@ class TorchProfiler:
             self._cores.begin()
 
     def _count(self, step: int) -> None:
-        """What the step waited for cores. Told anew each time, since a script may end early."""
+        """Record the step's wait for cores; written again after each step, since a script may end early."""
         if self._counts(step):
             self._cores.step(step)
-            if told := self._cores.metadata():
-                self._profiler.add_metadata_json(KEY, json.dumps(told))
+            if cores := self._cores.metadata():
+                self._profiler.add_metadata_json(KEY, json.dumps(cores))
 
-    def _give_way(self) -> None:
+    def _release(self) -> None:
         from torch.profiler import ProfilerAction
 
         if self._gave_way or self._profiler.current_action is ProfilerAction.NONE:
@@ -135,7 +135,7 @@ class TorchProfiler:
         self._gave_way = True
         self._folder.problem(
             "gave_way",
-            f"recording ended in step {self._steps}: there the script starts a torch.profiler of its own",
+            f"recording ended in step {self._steps}, where the script starts its own torch.profiler",
             severity="data_loss",
         )
         self._profiler.stop()
@@ -157,7 +157,7 @@ class TorchProfiler:
 
 
 def check_complete(path: Path) -> None:
-    """Raises `OSError` if the trace's JSON is missing or cut off: Kineto does not tell of a full disk."""
+    """Raises `OSError` if the trace's JSON is missing or cut off: Kineto does not report a full disk."""
     if not path.exists():
         raise OSError("torch.profiler could not write its trace: is the disk full?")
     with path.open("rb") as file:
@@ -168,7 +168,7 @@ def check_complete(path: Path) -> None:
 
 
 def compress(source: Path, target: Path) -> None:
-    """Gzip `source` to `target`, which appears whole or not at all."""
+    """Gzip `source` to `target` atomically."""
     partial = target.with_name(target.name + ".partial")
     try:
         with source.open("rb") as plain, gzip.open(partial, "wb", compresslevel=6) as packed:
@@ -179,7 +179,7 @@ def compress(source: Path, target: Path) -> None:
 
 
 def _sync_events() -> Any:
-    """CUDA synchronisations as events of their own, where this torch has the switch."""
+    """Options to record CUDA synchronisations as events, if this torch supports it."""
     from torch._C._profiler import _ExperimentalConfig
 
     takes = "enable_cuda_sync_events" in (inspect.getdoc(_ExperimentalConfig.__init__) or "")

@@ -1,1 +1,1 @@
-"""What gloo itself does not record: its collectives, with group, sequence, size and end."""
+"""Records what gloo does not: its collectives with group, sequence number, size and end."""

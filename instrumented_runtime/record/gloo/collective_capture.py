@@ -20,7 +20,7 @@ from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 
 class Collectives:
-    """Writes the log out as it fills, so that a rank that is killed leaves all but its last step."""
+    """Writes the log as it fills, so that a killed rank leaves all but its last step."""
 
     name = "collectives"
 
@@ -30,7 +30,7 @@ class Collectives:
         self._groups: set[str] = set()
 
     def start(self, folder: RankFolder) -> None:
-        """Nothing is written, nor a file made, before there is a collective."""
+        """No file is created before the first collective."""
         import torch.distributed as dist
 
         self._folder = folder
@@ -49,14 +49,14 @@ class Collectives:
         self._write(LOG.drain())
 
     def stop(self) -> None:
-        """Write the rest, the unfinished ones too."""
+        """Write the rest, including unfinished ones."""
         self._write(LOG.drain() + LOG.pending())
         if self._file is not None:
             self._file.close()
             self._folder.add_file(self._path, self.name)
 
     def rewrite(self, trace: Path) -> None:
-        """Give the gloo annotations of a trace the arguments that are known here."""
+        """Add the logged arguments to a trace's gloo annotations."""
         self._write(LOG.drain())
         if self.seen:
             text = trace.read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def _fields(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
 
 
-# What gloo calls the operation that carries out another one.
+# gloo's name of the operation that implements another one.
 TITLES = {"reduce_scatter": "all_reduce"}
 
 _ANNOTATION = re.compile(
@@ -102,11 +102,11 @@ _DIMS = re.compile(r'"Input Dims": (\[.*?\])(?:, "|\s*$)', re.DOTALL)
 
 
 def with_arguments(text: str, collectives: Sequence[Collective], rank: int) -> str:
-    """The trace's text with arguments in its gloo annotations; every other byte stays.
+    """The trace's text with arguments in its gloo annotations, otherwise unchanged.
 
-    gloo starts operations of one kind in the order of their issue, so those in the trace are a run of those
-    in the log. Where the run begins is found by the times; an annotation whose recorded size is another
-    than the log's stays as it was.
+    gloo starts operations of one kind in order of issue, so those in the trace are consecutive in the log.
+    Where they begin is found from the times; an annotation whose recorded size differs from the log's stays
+    unchanged.
     """
     base = _BASE.search(text)
     offset_ns = int(base.group(1)) if base else 0
@@ -129,13 +129,13 @@ def with_arguments(text: str, collectives: Sequence[Collective], rank: int) -> s
 
 
 def _nanoseconds(microseconds: str) -> int:
-    """From the text: through a float, an epoch stamp would lose its last digits."""
+    """Parsed from the text: a float would lose the last digits of an epoch timestamp."""
     whole, _, fraction = microseconds.partition(".")
     return int(whole) * 1000 + int((fraction + "000")[:3])
 
 
 def _first_of_run(starts: Sequence[int], ends: Sequence[int], logged: Sequence[Collective]) -> int:
-    """Where in `logged` the run of annotations begins: where they fit best between issue and completion."""
+    """Index in `logged` at which the annotations fit best between issue and completion."""
     near = bisect.bisect_left([entry.issued_ns for entry in logged], starts[0])
     candidates = range(max(0, near - 16), min(len(logged), near + 16))
 
@@ -150,7 +150,7 @@ def _first_of_run(starts: Sequence[int], ends: Sequence[int], logged: Sequence[C
 
 
 def _same_size(args: str, entry: Collective) -> bool:
-    """Whether the recorded input shapes, where there are any, hold as many elements as were logged."""
+    """Whether the recorded input shapes, if any, hold as many elements as were logged."""
     found = _DIMS.search(args)
     if found is None or entry.is_p2p:
         return True

@@ -1,4 +1,4 @@
-"""The collectives of this process: what was called, when, and whether it has ended."""
+"""Log of this process's collectives: what was called, when, and whether it completed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class CollectiveLog:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_group(self, group: Group) -> None:
-        """A group has been made. One of the same name may have been destroyed before: counting starts anew."""
+        """A group has been made. One of the same name may have been destroyed before: counting restarts."""
         with self._lock:
             self.groups[group.name] = group
             for key in [key for key in self._sequence if key[0] == group.name]:
@@ -96,7 +96,7 @@ class CollectiveLog:
                 op=op,
                 group=group,
                 seq=0 if p2p else self._next(group.name),
-                # A receive from anyone is counted when its sender is known.
+                # A receive from any source is counted once its sender is known.
                 p2p_seq=self._next(group.name, src, dst) if p2p and src is not None else 0,
                 elements_in=sum(t.numel() for t in tensors_in),
                 elements_out=sum(t.numel() for t in tensors_out),
@@ -116,7 +116,7 @@ class CollectiveLog:
         return entry
 
     def name_source(self, entry: Collective, src: int) -> None:
-        """A receive from anyone turned out to be from `src`."""
+        """A receive from any source turned out to be from `src`."""
         with self._lock:
             entry.src, entry.p2p_seq = src, self._next(entry.group.name, src, entry.dst)
 
@@ -125,19 +125,19 @@ class CollectiveLog:
         return self._sequence[key]
 
     def complete(self, entry: Collective, error: str | None = None) -> None:
-        """It has ended, or failed with `error`; a second word about it is not heard."""
+        """Mark it completed, or failed with `error`; a second call is ignored."""
         now = time.time_ns()
         with self._lock:
             if self._pending.pop(id(entry), None) is not None:
                 entry.completed_ns, entry.error = now, error
 
     def pending(self) -> list[Collective]:
-        """Those issued and not completed, the oldest first."""
+        """Those issued and not completed, oldest first."""
         with self._lock:
             return list(self._pending.values())
 
     def drain(self) -> list[Collective]:
-        """The completed ones not drained yet, in order, up to the first that runs still."""
+        """Remove and return the completed ones in order, up to the first still running."""
         with self._lock:
             done = 0
             while done < len(self._new) and self._new[done].completed_ns is not None:

@@ -1,12 +1,12 @@
-"""Gloo's worker threads, which must be at rest before a group is destroyed or Python ends.
+"""gloo's worker threads, which must be idle before a group is destroyed or Python exits.
 
-A gloo thread lets go of a collective a moment after whoever waited for it went on, and needs the GIL for that:
-to free tensors that Python made, to run a future's callback. Meanwhile (torch 2.13, Python 3.11)
+A gloo thread releases a collective shortly after its waiter resumes, and needs the GIL for that: to free tensors
+that Python created, to run a future's callback. Meanwhile (torch 2.13, Python 3.11)
 
-- the destructor of the group, which holds the GIL, joins the thread: both wait for ever;
-- Python ends: taking the GIL then unwinds the thread through a destructor, and the process aborts with
+- the destructor of the group, which holds the GIL, joins the thread: deadlock;
+- Python exits: taking the GIL then unwinds the thread through a destructor, and the process aborts with
   «terminate called without an active exception» (pytorch issue 38228). Groups that a DeviceMesh or a DDP module
-  still refers to outlive `destroy_process_group`, so that it alone is no protection.
+  still refers to outlive `destroy_process_group`, so that alone is not enough.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import time
 from pathlib import Path
 
 THREAD = "pt_gloo_runloop"
-"""ProcessGroupGloo's name for its workers, cut as the kernel cuts it to 15 characters."""
+"""ProcessGroupGloo's thread name, truncated to 15 characters by the kernel."""
 LONGEST_S = 5.0
-"""A thread not at rest after so long is in a collective that goes on: not ours to wait for."""
+"""A thread still busy after so long is in a running collective: don't wait for it."""
 BLIND_S = 0.05
-"""Where the kernel does not show threads: many times what a thread needs on a machine that is not overloaded."""
+"""Used where the kernel does not list threads: many times what a thread needs on a machine that is not overloaded."""
 
 
 def rest() -> None:
-    """Return when gloo's threads have nothing left to do, or wait for another process; needs the GIL released.
+    """Return when gloo's threads are idle or wait for another process; call with the GIL released.
 
-    A thread is at rest if it sleeps and has not woken up for four of Python's switch intervals: one that
+    A thread is idle if it sleeps and has not woken up for four of Python's switch intervals: one that
     waits for the GIL wakes once in each, and one that was preempted does not sleep.
     """
     tasks = Path("/proc/self/task")

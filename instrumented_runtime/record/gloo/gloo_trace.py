@@ -1,8 +1,8 @@
-"""What gloo's collectives are: gloo itself tells a profiler neither group, sequence, size nor end.
+"""Logs gloo's collectives: gloo reports to a profiler neither group, sequence number, size nor end.
 
-`install()`, before `init_process_group`, puts a process group of our own before each gloo group. It hands
-every call on to the real one and logs it in `collective_log.LOG`: operation, group, sequence number,
-elements, dtype, and the times of issue and completion. The group still calls itself gloo. DDP's reducer,
+`install()`, before `init_process_group`, wraps each gloo group in a process group of our own. It forwards
+every call to the real one and logs it in `collective_log.LOG`: operation, group, sequence number,
+elements, dtype, and the times of issue and completion. Its backend name is still gloo. DDP's reducer,
 FSDP2, tensor and pipeline parallelism go through it, because torch calls a Python subclass of ProcessGroup
 from C++ too.
 """
@@ -18,7 +18,7 @@ from gpuscope.instrumented_runtime.record.gloo import gloo_threads
 from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective, Group
 
 # Method of ProcessGroup -> (operation, where its input and its output are among the arguments). Old and
-# new names of one operation both stand here; a torch calls those that it has.
+# new names of an operation are both listed; each torch calls those it has.
 METHODS: dict[str, tuple[str, int, int]] = {
     "allreduce": ("all_reduce", 0, 0),
     "allreduce_coalesced": ("all_reduce", 0, 0),
@@ -45,7 +45,7 @@ METHODS: dict[str, tuple[str, int, int]] = {
     "recv": ("recv", 0, 0),
     "recv_anysource": ("recv", 0, 0),
 }
-HANDED_ON = (
+FORWARDED = (
     "get_group_store",
     "monitored_barrier",
     "abort",
@@ -70,7 +70,7 @@ def installed() -> bool:
 
 
 def install() -> bool:
-    """Log the gloo groups made from now on; False where this torch is made otherwise than we know."""
+    """Log the gloo groups made from now on; False if this torch's internals are unknown."""
     global _installed
     from torch.distributed import distributed_c10d as c10d
 
@@ -80,27 +80,27 @@ def install() -> bool:
     make, register = c10d._new_process_group_helper, c10d._register_pg_in_world
     outer: dict[int, Any] = {}
 
-    def register_ours(pg: Any, *args: Any, **kwargs: Any) -> Any:
+    def register_and_log(pg: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_gloo(str(kwargs.get("backend_config", ""))):
             inner, pg = pg, _logged_group(pg)
             outer[id(inner)] = pg
         return register(pg, *args, **kwargs)
 
-    def make_ours(*args: Any, **kwargs: Any) -> Any:
+    def make_logged(*args: Any, **kwargs: Any) -> Any:
         pg, store = make(*args, **kwargs)
         pg = outer.pop(id(pg), pg)
         if hasattr(pg, "gpuscope_group"):
             pg.gpuscope_group.ranks = _members(args, kwargs, pg)
         return pg, store
 
-    c10d._register_pg_in_world, c10d._new_process_group_helper = register_ours, make_ours
-    atexit.register(gloo_threads.rest)  # many a script ends without destroying its groups
+    c10d._register_pg_in_world, c10d._new_process_group_helper = register_and_log, make_logged
+    atexit.register(gloo_threads.rest)  # many scripts end without destroying their groups
     _installed = True
     return True
 
 
 def _is_gloo(backend_config: str) -> bool:
-    """Whether «cpu:gloo,cuda:gloo» or the like names gloo for every device: else NCCL is behind it too."""
+    """Whether a backend such as «cpu:gloo,cuda:gloo» is gloo on every device; else NCCL is used too."""
     backends = {entry.rpartition(":")[2] for entry in backend_config.lower().split(",")}
     return backends == {"gloo"}
 
@@ -124,7 +124,7 @@ _class: Any = None
 
 
 def _group_class() -> Any:
-    """The subclass of ProcessGroup, made when torch is there to be subclassed."""
+    """The subclass of ProcessGroup, defined once torch is imported."""
     global _class
     if _class is not None:
         return _class
@@ -140,13 +140,13 @@ def _group_class() -> Any:
 
     body: dict[str, Any] = {"__init__": __init__}
     body |= {name: _logging(name, *METHODS[name]) for name in METHODS if hasattr(ProcessGroup, name)}
-    body |= {name: _handing_on(name) for name in HANDED_ON if hasattr(ProcessGroup, name)}
+    body |= {name: _forwarding(name) for name in FORWARDED if hasattr(ProcessGroup, name)}
     body["shutdown"] = _shutdown
     _class = type("LoggedProcessGroup", (ProcessGroup,), body)
     return _class
 
 
-def _handing_on(name: str) -> Callable[..., Any]:
+def _forwarding(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.inner, name)(*args, **kwargs)
 
@@ -154,7 +154,7 @@ def _handing_on(name: str) -> Callable[..., Any]:
 
 
 def _shutdown(self: Any) -> None:
-    """What `destroy_process_group` calls first: our callbacks give gloo's threads more to do than gloo does."""
+    """What `destroy_process_group` calls first: our callbacks add work to gloo's threads."""
     gloo_threads.rest()
     self.inner.shutdown()
 
@@ -173,13 +173,13 @@ def _logging(name: str, op: str, input_at: int, output_at: int) -> Callable[...,
         except Exception as error:
             LOG.complete(entry, _first_line(error))
             raise
-        return _followed(work, entry)
+        return _with_logged_end(work, entry)
 
     return method
 
 
-def _followed(work: Any, entry: Collective) -> Any:
-    """`work`, whose end will be logged: by its future where it has one, else when it is waited for."""
+def _with_logged_end(work: Any, entry: Collective) -> Any:
+    """`work`, with its end logged: by its future if it has one, else when it is waited for."""
     if work is None:
         LOG.complete(entry)
         return work
@@ -188,7 +188,7 @@ def _followed(work: Any, entry: Collective) -> Any:
             work.get_future().add_done_callback(lambda future: LOG.complete(entry, _failure(future)))
             return work
         except RuntimeError:
-            pass  # an operation of a gloo that gives no future for it
+            pass  # gloo has no future for this operation
     return _work_class()(work, entry)
 
 
@@ -197,13 +197,13 @@ _held: deque[Any] = deque(maxlen=4096)
 
 
 def _work_class() -> Any:
-    """A Work that logs the end of its wait: gloo's sends and receives have no other sign of it."""
+    """A Work that logs the end of its wait: nothing else marks the end of gloo's sends and receives."""
     global _Work
     if _Work is not None:
         return _Work
     from torch.distributed import Work
 
-    class FollowedWork(Work):
+    class LoggedWork(Work):
         def __init__(self, inner: Any, entry: Collective) -> None:
             super().__init__()
             self.inner, self.entry = inner, entry
@@ -216,19 +216,19 @@ def _work_class() -> Any:
             except Exception as error:
                 LOG.complete(self.entry, _first_line(error))
                 raise
-            if self.entry.op == "recv" and self.entry.src is None:  # from anyone: now it is known whom
+            if self.entry.op == "recv" and self.entry.src is None:  # from any source: now known
                 LOG.name_source(self.entry, self.entry.group.ranks[self.inner._source_rank()])
             LOG.complete(self.entry)
             return result
 
-    def hand_on(name: str) -> Callable[..., Any]:
+    def forwarding(name: str) -> Callable[..., Any]:
         return lambda self, *args, **kwargs: getattr(self.inner, name)(*args, **kwargs)
 
     for name in ("is_completed", "is_success", "exception", "result", "synchronize", "get_future",
                  "source_rank", "_source_rank", "block_current_stream", "boxed"):  # fmt: skip
         if hasattr(Work, name):
-            setattr(FollowedWork, name, hand_on(name))
-    _Work = FollowedWork
+            setattr(LoggedWork, name, forwarding(name))
+    _Work = LoggedWork
     return _Work
 
 

@@ -1,1 +1,1 @@
-"""Seeing a hang from inside: Flight Recorder dumps and a watching thread."""
+"""Hang detection inside the job: Flight Recorder dumps and a watchdog thread."""

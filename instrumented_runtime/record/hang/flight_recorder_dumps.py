@@ -26,7 +26,7 @@ OURS = "instrumented_runtime/record/gloo/gloo_trace.py"
 
 
 class FlightRecorder(Quiet):
-    """Dumps at the end, unless something worse was dumped before: after a hang the end says less."""
+    """Dumps at the end, unless a hang or an error was dumped before: that dump is worth more."""
 
     name = "flight_recorder"
 
@@ -35,14 +35,14 @@ class FlightRecorder(Quiet):
         self._dumped = False
 
     def start(self, folder: RankFolder) -> None:
-        """Have torch record, where the first group is yet to be made."""
+        """Turn torch's recorder on, if no group exists yet."""
         self._folder = folder
         LOG.capacity = self._entries
-        if folder.part.restart:  # NCCL's own dumps of this life beside those of the one before, not over them
+        if folder.part.restart:  # NCCL's own dumps of this restart must not overwrite those of the one before
             for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
                 if os.environ.get(name, "").startswith(str(folder.path)):
                     os.environ[name] = str(folder.file(f"{FOLDER}/{PREFIX}"))
-        # An empty variable makes torch abort.
+        # torch aborts on an empty variable.
         if not os.environ.get("TORCH_FR_BUFFER_SIZE"):
             os.environ["TORCH_FR_BUFFER_SIZE"] = str(self._entries)
 
@@ -52,15 +52,15 @@ class FlightRecorder(Quiet):
             self.dump(note="at the end", final=False)
 
     def dump(self, *, note: str, subfolder: str = FOLDER, final: bool = True) -> Path | None:
-        """Write this rank's dump; None where there was no collective. After a `final` one, `stop` adds none.
+        """Write this rank's dump; None if there was no collective. After a `final` dump, `stop` writes none.
 
-        Can be called from any thread, also while the main one hangs in a collective.
+        Callable from any thread, also while the main thread hangs in a collective.
         """
         dump = filled(recorded(), LOG.groups.values(), list(LOG.latest))
         if not dump["entries"]:
             return None
         path = self._folder.file(f"{subfolder}/{PREFIX}{self._folder.part.rank}")
-        if path.exists() and not final:  # NCCL's watchdog was here: it saw what stopped the job
+        if path.exists() and not final:  # written by NCCL's watchdog, which saw what stopped the job
             self._folder.add_file(path, self.name, note="on timeout")
             return path
         partial = path.with_name(f".{path.name}.partial")
@@ -74,23 +74,23 @@ class FlightRecorder(Quiet):
 def filled(dump: Mapping[str, Any], groups: Iterable[Group], collectives: Sequence[Collective]) -> dict[str, Any]:
     """`dump` with the state and times of gloo's entries, its sends and receives, and its groups.
 
-    An entry is gloo's by its name; (group, sequence number) joins it to a collective. One that runs is
+    gloo's entries are recognised by name and joined to collectives by (group, sequence number). A running one is
     `started`. Collectives that torch did not record become entries of their own, without frames.
     """
     known = {(entry.group.name, entry.seq): entry for entry in collectives if not entry.is_p2p}
     entries = []
-    for told in dump.get("entries", []):
-        key = (told["process_group"][0], told["collective_seq_id"])
-        told = told | {"frames": _of_the_script(told.get("frames", []))}
-        entry = known.pop(key, None) if told["profiling_name"].startswith("gloo:") else None
-        entries.append(told if entry is None else told | _progress(entry))
+    for record in dump.get("entries", []):
+        key = (record["process_group"][0], record["collective_seq_id"])
+        record = record | {"frames": _script_frames(record.get("frames", []))}
+        entry = known.pop(key, None) if record["profiling_name"].startswith("gloo:") else None
+        entries.append(record if entry is None else record | _progress(entry))
     missing = [*known.values(), *(entry for entry in collectives if entry.is_p2p)]
     entries += [_entry(entry) for entry in missing]
     entries.sort(key=lambda entry: entry["time_created_ns"])
-    for number, told in enumerate(entries):
-        told["record_id"] = number
+    for number, record in enumerate(entries):
+        record["record_id"] = number
     groups = list(groups)
-    config = {name: told for name, told in dump.get("pg_config", {}).items() if name}
+    config = {name: group for name, group in dump.get("pg_config", {}).items() if name}
     config |= {
         group.name: {"name": group.name, "desc": group.description, "ranks": str(list(group.ranks))} for group in groups
     }
@@ -98,14 +98,14 @@ def filled(dump: Mapping[str, Any], groups: Iterable[Group], collectives: Sequen
         "version": dump.get("version", VERSION),
         "pg_config": config,
         "comm_lib_version": dump.get("comm_lib_version", ""),
-        "dumped_ns": time.time_ns(),  # torch does not say it; without it nobody knows how long the last one waited
+        "dumped_ns": time.time_ns(),  # torch does not record it; without it the last one's waiting time is unknown
         "pg_status": {**dump.get("pg_status", {}), **_status(groups, collectives)},
         "entries": entries,
     }
 
 
-def _of_the_script(frames: Any) -> Any:
-    """A stack without the innermost frame of ours, through which every call to gloo goes."""
+def _script_frames(frames: Any) -> Any:
+    """A stack without gpuscope's own innermost frame, through which every call to gloo goes."""
     if not isinstance(frames, list):
         return frames
     return [frame for frame in frames if not str(frame.get("filename", "")).endswith(OURS)]

@@ -1,4 +1,4 @@
-"""The verdict on a hang: from what every rank says of itself to who waits in what, and who did not come."""
+"""The verdict on a hang: which ranks wait in which collective, and which never joined it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Progress = Mapping[str, Any]
 
 
 def progress(groups: Sequence[Group], collectives: Sequence[Collective], *, at: str) -> dict[str, Any]:
-    """Where a rank is: per group its members, the last collective it issued and those it waits in."""
+    """A rank's progress: per group its members, the last collective issued and those it waits in."""
     state: dict[str, Any] = {"at": at, "groups": {}}
     for group in groups:
         mine = [entry for entry in collectives if entry.group is group]
@@ -40,24 +40,24 @@ class Complaint:
     sentence: str
 
 
-def verdict(told: Mapping[int, Progress], world_size: int) -> str:
-    """What hangs, in a sentence or two: who waits in which collective, and who did not come to it.
+def verdict(reports: Mapping[int, Progress], world_size: int) -> str:
+    """What hangs, in a sentence or two: who waits in which collective, and who never joined it.
 
-    `told` maps ranks to what `progress` said of them. A rank that is waited for and itself waits for another
-    is no first cause: complaints about ranks that wait for nobody go first, then those about collectives.
+    `reports` maps ranks to their `progress`. A rank that is waited for but itself waits for another is not the root
+    cause: complaints about ranks that wait for nobody come first, then those about collectives.
     """
-    complaints = [complaint for rank in sorted(told) for complaint in _complaints(told, rank)]
-    silent = sorted(set(range(world_size)) - set(told))
+    complaints = [complaint for rank in sorted(reports) for complaint in _complaints(reports, rank)]
+    silent = sorted(set(range(world_size)) - set(reports))
     if not complaints:
         return f"hang: no rank that answered waits in a collective; no answer from {_ranks(silent)}"
-    idle = {rank for rank in told if not any(group["waits"] for group in told[rank]["groups"].values())}
+    idle = {rank for rank in reports if not any(group["waits"] for group in reports[rank]["groups"].values())}
     idle |= set(silent)
     ranked = (
         [complaint for complaint in complaints if set(complaint.culprits) & idle],
         [complaint for complaint in complaints if complaint.culprits and not complaint.is_p2p],
         complaints,
     )
-    # Few against many are the likelier culprits; who is accused already is not heard.
+    # A few against many are the likelier culprits; ranks already named as culprits don't count.
     named: set[int] = set()
     sentences = []
     for complaint in sorted(next(filter(None, ranked)), key=lambda complaint: len(complaint.culprits)):
@@ -68,23 +68,23 @@ def verdict(told: Mapping[int, Progress], world_size: int) -> str:
     return "hang: " + "; ".join(sentences)
 
 
-def _complaints(told: Mapping[int, Progress], rank: int) -> Iterator[Complaint]:
-    for name, group in told[rank]["groups"].items():
+def _complaints(reports: Mapping[int, Progress], rank: int) -> Iterator[Complaint]:
+    for name, group in reports[rank]["groups"].items():
         for wait in group["waits"]:
             if wait["seq"]:
-                yield _about_collective(told, rank, name, wait)
+                yield _about_collective(reports, rank, name, wait)
             else:
                 peer = wait["dst"] if wait["src"] == rank else wait["src"]
-                sentence = f"rank {rank} waits in {wait['what']}; rank {peer}: {_doing(told, peer)}"
+                sentence = f"rank {rank} waits in {wait['what']}; rank {peer}: {_location(reports, peer)}"
                 yield Complaint(rank, (peer,) if peer is not None else (), True, sentence)
 
 
-def _about_collective(told: Mapping[int, Progress], rank: int, name: str, wait: Mapping[str, Any]) -> Complaint:
+def _about_collective(reports: Mapping[int, Progress], rank: int, name: str, wait: Mapping[str, Any]) -> Complaint:
     seq = str(wait["seq"])
-    op = told[rank]["groups"][name]["issued"][seq]
+    op = reports[rank]["groups"][name]["issued"][seq]
     waiting, absent, others = [], [], {}
-    for member in told[rank]["groups"][name]["ranks"]:
-        group = told.get(member, {}).get("groups", {}).get(name, {"issued": {}, "last": 0, "waits": []})
+    for member in reports[rank]["groups"][name]["ranks"]:
+        group = reports.get(member, {}).get("groups", {}).get(name, {"issued": {}, "last": 0, "waits": []})
         if group["last"] < wait["seq"]:
             absent.append(member)
         elif group["issued"].get(seq, op) != op:
@@ -93,16 +93,16 @@ def _about_collective(told: Mapping[int, Progress], rank: int, name: str, wait: 
             waiting.append(member)
     parts = [f"{_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'} in {wait['what']}"]
     parts += [f"rank {member} called {what} instead" for member, what in others.items()]
-    parts += [f"rank {member} never joined: {_doing(told, member)}" for member in absent]
+    parts += [f"rank {member} never joined: {_location(reports, member)}" for member in absent]
     return Complaint(rank, (*absent, *others), False, "; ".join(parts))
 
 
-def _doing(told: Mapping[int, Progress], rank: int | None) -> str:
+def _location(reports: Mapping[int, Progress], rank: int | None) -> str:
     if rank is None:
         return "its sender is unknown"
-    if rank not in told:
+    if rank not in reports:
         return "no answer"
-    return f"it is at {told[rank]['at']}"
+    return f"it is at {reports[rank]['at']}"
 
 
 def _ranks(ranks: list[int]) -> str:

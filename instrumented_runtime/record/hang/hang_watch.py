@@ -1,9 +1,9 @@
-"""A thread that sees a hang while the main thread hangs: it names the rank and the collective.
+"""A watchdog thread that detects a hang while the main thread is stuck, and names the rank and the collective.
 
-Each rank's thread polls its own pending collectives. One that is older than the limit makes it write what
-it knows into `RUN/hang/`; the threads of the other ranks see that folder and write theirs too, so that a
-rank which never joined tells where it is instead. The lowest rank that has all of it, or has waited long
-enough for it, gives the verdict. `touch RUN/dump` has every rank dump without a hang.
+Each rank's thread polls its own pending collectives. When one exceeds the limit, the thread writes its state into
+`RUN/hang/`; the threads of the other ranks see that folder and write theirs too, so that a rank that never
+joined reports where it is instead. The lowest rank that has every report, or has waited long enough for them,
+gives the verdict. `touch RUN/dump` makes every rank dump without a hang.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 POLL_S = 0.25
 NCCL_POLL_S = 5.0
-# How long the others may take to say what they do before the verdict falls without them.
+# How long to wait for the other ranks' reports before giving the verdict without them.
 PATIENCE_S = 3.0
 ON_DEMAND = "dump"
 
 
 class HangWatch(Quiet):
-    """Watches this rank's collectives. `timeout_s` of 0 only serves demands."""
+    """Watches this rank's collectives. With `timeout_s` 0 it only serves dumps on demand."""
 
     name = "hang_watch"
 
@@ -94,7 +94,7 @@ class HangWatch(Quiet):
             self._report(overdue[0].issued_ns if overdue else None)
 
     def _pending(self) -> list[Collective]:
-        """gloo's, and every few seconds NCCL's too: asking its recorder costs more."""
+        """gloo's, and every few seconds NCCL's too: reading its recorder costs more."""
         pending = LOG.pending()
         if time.monotonic() >= self._next_nccl:
             self._next_nccl = time.monotonic() + NCCL_POLL_S
@@ -123,9 +123,9 @@ class HangWatch(Quiet):
         partial.replace(self._hang / f"rank{rank}.json")
         if self._recorder is not None:
             self._recorder.dump(note="on a hang")
-        told = self._wait_for_the_others()
-        if rank == min(told):
-            message = verdict(told, self._folder.part.world_size)
+        reports = self._wait_for_the_others()
+        if rank == min(reports):
+            message = verdict(reports, self._folder.part.world_size)
             waited = f" ({(time.time_ns() - since_ns) / 1e9:.1f} s)" if since_ns else ""
             self._folder.problem("hang", message + waited)
 

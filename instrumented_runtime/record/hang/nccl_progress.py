@@ -14,13 +14,13 @@ _PEERS = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)")
 
 
 def collectives_in(dump: Mapping[str, Any]) -> tuple[list[Group], list[Collective]]:
-    """The groups and collectives of a dump; gloo's entries tell too little and are left out.
+    """The groups and collectives of a dump; gloo's entries hold too little and are skipped.
 
-    The recorder tells no element size, so `item_bytes` is 0.
+    The recorder has no element size, so `item_bytes` is 0.
     """
     groups = {
-        name: Group(name, told.get("desc", ""), tuple(ast.literal_eval(told.get("ranks") or "[]")))
-        for name, told in dump.get("pg_config", {}).items()
+        name: Group(name, config.get("desc", ""), tuple(ast.literal_eval(config.get("ranks") or "[]")))
+        for name, config in dump.get("pg_config", {}).items()
         if name
     }
     collectives = []

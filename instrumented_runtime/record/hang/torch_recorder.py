@@ -11,7 +11,7 @@ READERS = ("_dump_nccl_trace", "_dump_fr_trace")
 
 
 def recorded(*, stacks: bool = True, only_active: bool = False) -> dict[str, Any]:
-    """A dump in the recorder's format; empty on a torch that has none. Can be called while a rank hangs."""
+    """A dump in the recorder's format; empty on a torch that has none. Callable while a rank hangs."""
     try:
         from torch._C import _distributed_c10d as c10d
     except ImportError:
@@ -26,7 +26,7 @@ def _read(reader: Callable[..., bytes], stacks: bool, only_active: bool) -> dict
 
 
 def merged(dumps: list[dict[str, Any]]) -> dict[str, Any]:
-    """One dump of several: entries in the order of their creation, each once; of equal keys the first holds."""
+    """Merges several dumps: entries in order of creation, each once; the first of equal keys wins."""
     whole: dict[str, Any] = {}
     for dump in dumps:
         for key, value in dump.items():

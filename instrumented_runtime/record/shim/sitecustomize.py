@@ -1,6 +1,6 @@
 """Python runs this at start-up where `gpuscope record` put its folder on PYTHONPATH.
 
-It stands before any other `sitecustomize`, so it first runs the one it hides.
+It precedes any other `sitecustomize`, so it first runs the one it hides.
 """
 
 import importlib.machinery

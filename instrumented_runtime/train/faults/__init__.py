@@ -1,8 +1,8 @@
 """Injected faults: what the trainer calls at each point of a step, and how `--fault` names them.
 
 A fault is a frozen dataclass in a module of this package, named after it; its fields are its options
-(`--fault slow_loader:ms=30`). It overrides the hooks it needs, states its ground truth, and enters what
-it did into the ledger.
+(`--fault slow_loader:ms=30`). It overrides the hooks it needs, states its ground truth, and logs what
+it did in the ledger.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepContext:
-    """Where the trainer is; one object per run, updated in place."""
+    """The trainer's current state; one object per run, updated in place."""
 
     rank: int
     world_size: int
@@ -60,15 +60,15 @@ class Fault:
     """What the ledger counts."""
     bound_by: ClassVar[str | None] = None
     cause: ClassVar[str | None] = None
-    """The verdict a strong dose leads to, in the words of the report; None where it has no verdict."""
+    """The verdict a strong dose leads to, in the report's terms; None if it has no verdict."""
     finding: ClassVar[str | None] = None
-    """The finding it leads to where that is not a verdict (a hang)."""
+    """The finding it leads to if that is not a verdict (a hang)."""
     shows_on: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    """Devices on which a trace can lead to that verdict or finding; elsewhere only the counts grow."""
+    """Devices on which a trace can show that verdict or finding; elsewhere only the counts grow."""
 
     def truth(self, config: TrainConfig, world_size: int) -> dict[str, Any]:
         """The planned half of the ground truth, for the manifest. `ranks` None means all, `ns_per_step`
-        None that only the ledger can tell."""
+        None that only the ledger has it."""
         return {
             "fault": self.name,
             "options": self.options(),
@@ -96,41 +96,41 @@ class Fault:
         return None
 
     def configure(self, config: TrainConfig, world_size: int) -> TrainConfig:  # noqa: ARG002
-        """The configuration to run with, before anything is built and checked. Also in the launcher."""
+        """The configuration to run with, before anything is built and checked; also called in the launcher."""
         return config
 
     def launching(self, world_size: int) -> AbstractContextManager[object]:  # noqa: ARG002
-        """What must stand on the machine while the job runs; entered by the launcher alone."""
+        """Set up what the machine needs while the job runs; entered by the launcher alone."""
         return nullcontext()
 
     def before_join(self, rank: int) -> None:
-        """In every process, before it makes a connection."""
+        """Called in every process before it makes a connection."""
 
     def wrap_dataset(self, dataset: Tokens, context: StepContext) -> Tokens:  # noqa: ARG002
         """The dataset to load from."""
         return dataset
 
     def on_model(self, context: StepContext) -> None:
-        """The parallel model and the optimizer exist."""
+        """Called once the parallel model and the optimizer exist."""
 
     def on_step_begin(self, context: StepContext) -> None:
-        """A step begins; no batch is loaded yet."""
+        """Called when a step begins, before a batch is loaded."""
 
     def on_batch(self, context: StepContext, batch: Tensor) -> Tensor:  # noqa: ARG002
-        """The batch to train on, on the host; called for each micro-step."""
+        """The batch to train on, on the host; called in each micro-step."""
         return batch
 
     def before_forward(self, context: StepContext) -> None:
-        """The batch is on the device. (A pipeline runs forwards and backwards in one go after this.)"""
+        """Called once the batch is on the device. (A pipeline then runs forwards and backwards together.)"""
 
     def before_backward(self, context: StepContext) -> None:
-        """`context.loss` exists."""
+        """Called once `context.loss` exists."""
 
     def after_backward(self, context: StepContext) -> None:
-        """Gradients are synchronised or on their way; the optimizer has not run."""
+        """Called when gradients are synchronised or in flight, before the optimizer."""
 
     def on_step_end(self, context: StepContext) -> None:
-        """The optimizer ran; the profiler has not been told of the step's end yet."""
+        """Called after the optimizer, before the profiler is notified of the step's end."""
 
     def options(self) -> dict[str, Any]:
         """The options as given or by default."""
@@ -139,7 +139,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class StepFault(Fault):
-    """A fault that acts in the steps from `first` on, in one of `every`."""
+    """A fault that acts in every `every`-th step from `first` on."""
 
     first: int = 0
     every: int = 1
@@ -176,10 +176,10 @@ class DeadlockFault(Fault):
         return config
 
     alone: ClassVar[bool] = False
-    """Whether a single process can have it."""
+    """Whether it works with a single process."""
 
     def due(self, context: StepContext) -> bool:
-        """Whether the trainer is where it acts, on whatever rank: in the first micro-step of `step`."""
+        """Whether the trainer is at the point it acts at, on any rank: the first micro-step of `step`."""
         return context.step == self.step and context.micro_step == 0
 
 

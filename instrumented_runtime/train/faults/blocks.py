@@ -1,4 +1,4 @@
-"""The transformer blocks of a model, however it is wrapped, and what tells a real forward."""
+"""The transformer blocks of a model, however it is wrapped, and a test for real forwards."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def blocks(context: StepContext) -> list[nn.Module]:
 
 
 def is_shape_only(tensor: Tensor) -> bool:
-    """Whether this forward only works out shapes: before 2.13 a pipeline does so first, computing nothing."""
+    """Whether this forward only infers shapes: before 2.13 a pipeline does so first, computing nothing."""
     return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"

@@ -1,4 +1,4 @@
-"""Matrix products for a given time: what a rank or a stage that computes too long is made of."""
+"""Matrix products for a given time, to make a rank or stage compute too long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CALIBRATION = 20
 
 
 class Burner:
-    """Keeps a device busy with real kernels, without ever waiting for it in between."""
+    """Keeps a device busy with real kernels without synchronising in between."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -1,6 +1,6 @@
-"""What a rank's faults really did, step by step: the measured half of the ground truth.
+"""What a rank's faults did in each step: the measured half of the ground truth.
 
-A fault's `truth` says what was meant to happen; the ledger counts what did. Both go into the manifest.
+A fault's `truth` is the plan; the ledger counts what happened. Both go into the manifest.
 """
 
 from __future__ import annotations
@@ -39,6 +39,6 @@ class Ledger:
         ]
 
     def flush(self) -> None:
-        """Hand the rows to whoever keeps them; without anyone they stay here."""
+        """Pass the rows to the sink, if there is one."""
         if self.keep is not None:
             self.keep(self.rows())

@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of a GPU: peaks since the last reading, and counts since the process began. Of a CPU: peak RSS."""
+    """GPU: peaks since the last reading, and counts since the process began. CPU: peak RSS."""
 
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -21,7 +21,7 @@ class Memory:
 
 
 def read_memory(device: torch.device) -> Memory:
-    """Read the allocator's counters and start its peaks anew."""
+    """Read the allocator's counters and reset its peaks."""
     host = _peak_rss()
     if device.type != "cuda":
         return Memory(peak_host_bytes=host)
@@ -46,7 +46,7 @@ def _peak_rss() -> int | None:
 
 
 class EnergyMeter:
-    """Joules the device has used between readings, where NVML answers."""
+    """Joules the device used between readings, if NVML reports energy."""
 
     def __init__(self) -> None:
         from gpuscope.instrumented_runtime.record.capture.nvml_samples import current_device
@@ -55,7 +55,7 @@ class EnergyMeter:
         self._last_mj = self._total_mj()
 
     def read(self) -> float | None:
-        """Joules since the last reading; None where nobody counts them."""
+        """Joules since the last reading; None if not counted."""
         now, last = self._total_mj(), self._last_mj
         self._last_mj = now
         return None if now is None or last is None else (now - last) / 1000

@@ -1,4 +1,4 @@
-"""Exposed communication of a step, where someone knows it without a trace."""
+"""Exposed communication of a step, where it is known without a trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 class ExposedCommunication:
     """Waits of the training thread that the trainer itself makes (pipeline, all-to-all on the CPU), and
-    what DDP's reducer says its backward did not hide. Other parallelisms hide theirs from us."""
+    what DDP's reducer reports as not hidden by backward. Other parallelisms report nothing."""
 
     def __init__(self) -> None:
         self._waited_ns = 0
@@ -34,7 +34,7 @@ class ExposedCommunication:
             self._waited_ns += time.perf_counter_ns() - start
 
     def take(self, parts: list[Any]) -> int | None:
-        """Nanoseconds since the last call; None if nobody knows."""
+        """Nanoseconds since the last call; None if unknown."""
         ddp = [self._of_reducer(part) for part in parts if isinstance(part, DistributedDataParallel)]
         reduced = [ns for ns in ddp if ns is not None]
         if not self._known and not reduced:
@@ -43,7 +43,7 @@ class ExposedCommunication:
         return waited + sum(reduced)
 
     def _of_reducer(self, ddp: DistributedDataParallel) -> int | None:
-        """Of the last backward, if DDP timed it: it times the first ones, and then one in a hundred."""
+        """That of the last backward, if DDP timed it: it times the first ones, then one in a hundred."""
         data = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         start, total = data.get("backward_comm_time_start"), data.get("backward_comm_time")
         if not start or not total or start == self._seen.get(id(ddp)):
@@ -53,4 +53,4 @@ class ExposedCommunication:
 
 
 EXPOSED = ExposedCommunication()
-"""Of this process: it trains on one thread, and who waits is deep inside a schedule or an autograd node."""
+"""A process-wide instance: training is on one thread, and the waits are deep inside a schedule or an autograd node."""

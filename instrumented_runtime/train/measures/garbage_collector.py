@@ -1,4 +1,4 @@
-"""Python's garbage collector: by hand every so many steps, and timed whoever starts it."""
+"""Python's garbage collector: run every N steps on request, and timed whatever starts it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class GarbageCollector:
         self._started_ns = 0
 
     def start(self) -> None:
-        """Begin to listen, and to control."""
-        gc.callbacks.append(self._hear)
+        """Start timing, and take over collections if configured."""
+        gc.callbacks.append(self._on_collection)
         if self.every:
             gc.collect()
-            gc.freeze()  # what lives through set-up is not looked at again
+            gc.freeze()  # objects that survive set-up are not scanned again
             gc.disable()
 
     def stop(self) -> None:
-        """Give Python its collector back."""
-        gc.callbacks.remove(self._hear)
+        """Restore Python's own collector."""
+        gc.callbacks.remove(self._on_collection)
         if self.every:
             gc.enable()
             gc.unfreeze()
 
     def after_step(self, step: int) -> None:
-        """Collect, if it is time. The range is drawn by the session, as for any other collection."""
+        """Collect, if due. The session records the range, as for any other collection."""
         if self.every and (step + 1) % self.every == 0:
             gc.collect(1)
 
@@ -41,7 +41,7 @@ class GarbageCollector:
         taken, self.collected_ns = self.collected_ns, 0
         return taken
 
-    def _hear(self, phase: str, info: dict[str, Any]) -> None:  # noqa: ARG002
+    def _on_collection(self, phase: str, info: dict[str, Any]) -> None:  # noqa: ARG002
         if phase == "start":
             self._started_ns = time.perf_counter_ns()
         else:

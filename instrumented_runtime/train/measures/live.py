@@ -1,4 +1,4 @@
-"""The run as it goes, on stderr: a progress bar on a terminal, one line at the end elsewhere."""
+"""Progress on stderr: a bar on a terminal, one line at the end elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LiveView:
-    """Shows rank 0's steps; a rank that is not `shown` says nothing."""
+    """Shows rank 0's steps; a rank that is not `shown` prints nothing."""
 
     def __init__(self, steps: int, first: int, *, shown: bool) -> None:
         self._steps, self._first, self._shown = steps, first, shown
@@ -29,12 +29,12 @@ class LiveView:
                 TextColumn("step"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[said]}"),
+                TextColumn("{task.fields[status]}"),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
             self._bar.start()
-            self._task = self._bar.add_task("", total=self._steps, completed=self._first, said="")
+            self._task = self._bar.add_task("", total=self._steps, completed=self._first, status="")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -44,15 +44,15 @@ class LiveView:
     def show(self, record: StepRecord) -> None:
         """One step more."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=record.step + 1, said=_say(record))
+            self._bar.update(self._task, completed=record.step + 1, status=_status(record))
 
     def summary(self, summary: dict[str, Any]) -> None:
         """The whole run in one line."""
         if self._shown and summary["steps"]:
-            print(f"gpuscope: {in_words(summary)}", file=sys.stderr)
+            print(f"gpuscope: {summary_line(summary)}", file=sys.stderr)
 
 
-def _say(record: StepRecord) -> str:
+def _status(record: StepRecord) -> str:
     parts = [f"{record.step_ns / 1e6:.0f} ms", f"{record.tokens_per_s:,.0f} tok/s"]
     if record.loss is not None:
         parts.append(f"loss {record.loss:.3f}")
@@ -65,7 +65,7 @@ def _say(record: StepRecord) -> str:
     return "  ".join(parts)
 
 
-def in_words(summary: dict[str, Any]) -> str:
+def summary_line(summary: dict[str, Any]) -> str:
     """Such as `8 steps, 61 ms (p50; p99 80 ms), 33,000 tok/s, waits for data 1 %, goodput 93 %`."""
     times = summary["step_ns"]
     parts = [

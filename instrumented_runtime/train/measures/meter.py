@@ -1,4 +1,4 @@
-"""Per step and rank: how fast, how well used, and what it waited for; one JSON line each."""
+"""Throughput, utilisation and waits per step and rank; one JSON line each."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gpuscope.instrumented_runtime.train.measures.run_summary import summarize
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One line of `measures/rank{r}.jsonl`. Times are ns; None is what can't be known here."""
+    """One line of `measures/rank{r}.jsonl`. Times are ns; None is unknown."""
 
     step: int
     rank: int
-    restart: int  # life of the job, as torchrun counts
-    first: bool  # first step of this life: it also allocates, connects and compiles
+    restart: int  # restart count, from torchrun
+    first: bool  # first step after a (re)start: it also allocates, connects and compiles
     end_ns: int  # ns since the epoch
     step_ns: int  # from this step's begin to the next one's, without its checkpoint
     tokens: int  # of all ranks
@@ -42,7 +42,7 @@ class StepRecord:
     ooms: int | None  # since the process began
     joules: float | None  # of this rank's device
     flops_per_w: float | None  # model FLOP/s of this rank per watt
-    goodput: float  # useful step time of all lives / wall time since the job's first start
+    goodput: float  # useful step time over all restarts / wall time since the job's first start
     loss: float | None
     gradient_norm: float | None  # over all ranks, before clipping
     learning_rate: float | None
@@ -50,7 +50,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a step is worth: its tokens over all ranks, their FLOPs, and the devices' peak FLOP/s."""
+    """Work of a step: its tokens over all ranks, their FLOPs, and the devices' peak FLOP/s."""
 
     tokens: int
     flops_per_token: int
@@ -65,14 +65,14 @@ class Workload:
 
 @dataclass(slots=True)
 class Job:
-    """What goodput counts over all lives of a job; it is kept in the checkpoints."""
+    """What goodput accumulates over all restarts of a job; kept in the checkpoints."""
 
     started_ns: int
     useful_ns: int = 0
 
 
 class StepMeter:
-    """Measures steps from `begin` to `end`; writes each where `write_to` says, and keeps the records."""
+    """Measures steps from `begin` to `end`; writes each to the file of `write_to`, and keeps the records."""
 
     def __init__(
         self, workload: Workload, rank: int, device: torch.device, *, gc_every: int = 0, loss_every: int = 1
@@ -88,7 +88,7 @@ class StepMeter:
         self._begun_ns = 0
 
     def write_to(self, path: Path, restart: int) -> None:
-        """From now on write each record as a line; flushed, so that a killed rank leaves all but one."""
+        """Write each record as a line from now on; flushed, so that a killed rank loses at most one."""
         self.restart = restart
         self._file = path.open("w", encoding="utf-8")
 
@@ -114,7 +114,7 @@ class StepMeter:
         learning_rate: float | None,
         exposed_ns: int | None,
     ) -> StepRecord:
-        """The step has ended, its checkpoint too."""
+        """End the step, including its checkpoint."""
         now = time.perf_counter_ns()
         checkpoint_ns = self._spent.get("checkpoint", 0)
         step_ns = max(1, now - self._begun_ns - checkpoint_ns)

@@ -1,4 +1,4 @@
-"""A run's steps in a few numbers."""
+"""Summary statistics of a run's steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def percentile(sorted_values: Sequence[int], fraction: float) -> int:
 def summarize(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Step-time percentiles in ns, and the sums and means of the other measures.
 
-    The first step of a life (compiling, allocating, connecting) is left out where there are others.
+    The first step after a (re)start (compiling, allocating, connecting) is left out if there are others.
     """
     if not records:
         return {"steps": 0}

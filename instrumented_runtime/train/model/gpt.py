@@ -1,7 +1,7 @@
 """A small GPT: RMS norm, rotary positions, GELU, no biases, head not tied to the embedding.
 
-Written so that every parallelism can take it apart: projections are separate linear layers, positions
-live in one table that context parallelism re-indexes, and any part may be `None` on a pipeline stage.
+Every parallelism can partition it: projections are separate linear layers, positions are in one table that
+context parallelism re-indexes, and any part may be `None` on a pipeline stage.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention; `attend` is what context parallelism replaces."""
+    """Causal self-attention; context parallelism replaces `attend`."""
 
     def __init__(self, config: ModelConfig, sequence: int) -> None:
         super().__init__()

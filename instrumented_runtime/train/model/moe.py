@@ -40,12 +40,12 @@ class Experts(nn.Module):
 
 
 def _local(parameter: Tensor) -> Tensor:
-    """This rank's part of a cut parameter; any other as it is."""
+    """This rank's shard of a sharded parameter; any other unchanged."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def run_locally(tokens: Tensor, counts: Tensor, experts: Experts) -> Tensor:
-    """All experts are here: no exchange. `counts` is [experts]."""
+    """Run all experts locally, without exchange. `counts` is [experts]."""
     return experts(tokens, counts.tolist())  # type: ignore[no-any-return]
 
 

@@ -27,7 +27,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        # Each token's gradient goes back the way the token came.
+        # Each token's gradient takes the reverse path.
         return _exchange(gradients[0], ctx.group, ctx.received, ctx.sent), None, None, None
 
 

@@ -10,7 +10,7 @@ from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 
 
 def apply_compile(model: GPT) -> None:
-    """Compile each block in place; all blocks are alike, so the first one's code serves them all."""
+    """Compile each block in place; all blocks are identical, so they share the first one's code."""
     for block in model.blocks.values():
         block.compile()
 
@@ -18,8 +18,8 @@ def apply_compile(model: GPT) -> None:
 def apply_cuda_graphs(model: GPT, config: TrainConfig) -> None:
     """Capture each block's forward and backward as CUDA graphs, in place.
 
-    By block and not whole, so that DDP can reduce a block's gradients while the next one's graph runs.
-    Raises `UsageError` where there is no GPU.
+    Per block, so that DDP can reduce a block's gradients while the next one's graph runs.
+    Raises `UsageError` without a GPU.
     """
     device = next(model.parameters()).device
     if device.type != "cuda":
@@ -27,7 +27,7 @@ def apply_cuda_graphs(model: GPT, config: TrainConfig) -> None:
     blocks = tuple(model.blocks.values())
     shape = (config.data.batch, config.data.sequence, config.model.width)
     samples = tuple((torch.zeros(shape, device=device, requires_grad=True),) for _ in blocks)
-    # Autocast's cache of casted weights would be captured and go stale.
+    # Autocast's cache of cast weights would be captured and go stale.
     half = config.train.precision == "bf16"
     with torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False):
         torch.cuda.make_graphed_callables(blocks, samples)

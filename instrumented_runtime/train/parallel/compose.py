@@ -1,4 +1,4 @@
-"""All parallelisms over one mesh: in which order they take the model apart, and what is left to run."""
+"""All parallelisms over one mesh: the order in which they partition the model, and the model to run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gpuscope.instrumented_runtime.train.parallel.local import LocalMicroStep, M
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 
 ALL_DATA = ("replicate", "shard", "cp", "ep")
-"""Mesh dimensions over which gradients are averaged: ranks with other sequences, or parts of them."""
+"""Mesh dimensions over which gradients are averaged: ranks with different sequences, or parts of them."""
 SAME_EXPERTS = ("replicate", "shard", "cp")
 """Those of them whose ranks hold the same experts."""
 
 
 @dataclass(slots=True)
 class Parallelized:
-    """A model cut up for this rank, and how to run and train it."""
+    """The model partitioned for this rank, and how to run and train it."""
 
     parts: list[nn.Module]  # one, or one per pipeline stage of this rank
     optimizers: list[Optimizer]  # one per part
@@ -41,7 +41,7 @@ class Parallelized:
 
 
 def parallelize(config: TrainConfig, world: World, mesh: Mesh) -> Parallelized:
-    """Build the model, the same weights on every rank, and apply what `config.parallel` asks for."""
+    """Build the model with the same weights on every rank and apply `config.parallel`."""
     torch.manual_seed(config.train.seed)
     model = GPT(config.model, config.data.sequence)
     positions = None
@@ -75,7 +75,7 @@ def parallelize(config: TrainConfig, world: World, mesh: Mesh) -> Parallelized:
 
 
 def _cut_inside(model: GPT, config: TrainConfig, world: World, mesh: Mesh) -> list[nn.Parameter]:
-    """Apply to one model or stage what happens inside it, in place; the parameters of cut experts."""
+    """Apply the parallelisms inside one model or stage, in place; returns the parameters of sharded experts."""
     model.to(world.device)
     experts: list[nn.Parameter] = []
     if (expert_mesh := mesh.view("ep")) is not None:
@@ -99,12 +99,12 @@ def _cut_inside(model: GPT, config: TrainConfig, world: World, mesh: Mesh) -> li
 
 
 def _share_data(model: GPT, config: TrainConfig, world: World, mesh: Mesh) -> nn.Module:
-    """Have data-parallel ranks share gradients, and under ZeRO parameters too."""
+    """Make data-parallel ranks share gradients, and under ZeRO parameters too."""
     kind, view = config.parallel.data, mesh.view(*ALL_DATA)
     if view is None:
         return model
     if kind in ("none", "ddp", "zero1"):
-        # "none" comes here with context or expert parallelism, whose replicas must agree all the same.
+        # "none" gets here with context or expert parallelism, whose replicas must be synchronised all the same.
         from gpuscope.instrumented_runtime.train.parallel import ddp
 
         return ddp.apply(model, config.ddp, view, world.device.type)
@@ -122,8 +122,8 @@ def _share_data(model: GPT, config: TrainConfig, world: World, mesh: Mesh) -> nn
 
 
 def _reshard(config: TrainConfig) -> bool | int | None:
-    """FSDP2's `reshard_after_forward`: as asked for; else parameters stay whole where that is the point
-    (ZeRO-2) or where each micro-batch of a pipeline would gather them again."""
+    """FSDP2's `reshard_after_forward`: as configured; else parameters stay unsharded under ZeRO-2 and where
+    each micro-batch of a pipeline would gather them again."""
     if config.fsdp.reshard_after_forward is None and (config.parallel.data == "zero2" or config.parallel.pp > 1):
         return False
     return config.fsdp.reshard_after_forward
@@ -141,13 +141,13 @@ def _optimizer(part: nn.Module, config: TrainConfig, mesh: Mesh) -> Optimizer:
 def _expert_gradients(experts: list[nn.Parameter], config: TrainConfig, mesh: Mesh) -> ExpertGradients | None:
     view, same = mesh.view(*ALL_DATA), mesh.view(*SAME_EXPERTS)
     sharded = config.parallel.data in ("zero2", "zero3", "hsdp") and same is not None
-    if not experts or view is None or sharded:  # FSDP divides those it shards itself
+    if not experts or view is None or sharded:  # FSDP divides the ones it shards
         return None
     return ExpertGradients(experts, same, view.size())
 
 
 def _around(config: TrainConfig, world: World, mesh: Mesh) -> Callable[[], AbstractContextManager[Any]]:
-    """What forward and backward run inside of: autocast and the sharded loss."""
+    """The context of forward and backward: autocast and the sharded loss."""
     sharded_loss = mesh.view("tp") is not None and config.tensor.loss_parallel
     half = config.train.precision == "bf16"
 
@@ -166,7 +166,7 @@ def _around(config: TrainConfig, world: World, mesh: Mesh) -> Callable[[], Abstr
 
 
 def _checkpoint_blocks(model: GPT, every: int) -> None:
-    """Activation checkpointing: each `every`-th block recomputes its inside in backward instead of keeping it."""
+    """Activation checkpointing: each `every`-th block recomputes its activations in backward."""
     for index, (name, block) in enumerate(list(model.blocks.items())):
         if index % every == 0:
             model.blocks[name] = checkpoint_wrapper(block)

@@ -1,7 +1,7 @@
-"""Context parallelism: each rank holds a part of every sequence; attention brings the parts together.
+"""Context parallelism: each rank holds a part of every sequence; attention joins the parts.
 
-Ring: keys and values go round while each rank attends with its own queries. Ulysses: an all-to-all
-turns parts of the sequence into whole sequences of fewer heads, and back.
+Ring: keys and values rotate while each rank attends with its own queries. Ulysses: an all-to-all turns
+parts of the sequence into whole sequences of fewer heads, and back.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def apply(model: GPT, config: ContextConfig, mesh: DeviceMesh, sequence: int) ->
 
 
 def is_balanced(config: ContextConfig) -> bool:
-    """Whether ranks hold a head and a tail chunk each; only the ring has uneven work to even out."""
+    """Whether each rank holds a head and a tail chunk; only the ring has uneven work to balance."""
     return config.balance and config.method == "ring"
 
 
 def positions(sequence: int, rank: int, ranks: int, *, balanced: bool) -> Tensor:
-    """Where this rank's tokens are in the sequence: one run, or chunk `rank` from each end.
+    """Positions of this rank's tokens in the sequence: one contiguous range, or chunk `rank` from each end.
 
     >>> positions(8, 0, 2, balanced=True).tolist()
     [0, 1, 6, 7]
@@ -111,13 +111,13 @@ def _kernels(device_type: str) -> tuple[Any, Any]:
 
 
 def _flash_arguments(rest: list[Any]) -> dict[str, Any]:
-    """What the CUDA kernel's backward needs of its forward's other results; the CPU one has none."""
+    """The forward's other results that the CUDA kernel's backward needs; the CPU kernel has none."""
     names = ("cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset")
     return dict(zip(names, rest, strict=False)) if rest else {}
 
 
 class UlyssesAttention:
-    """Causal attention by trading sequence for heads (DeepSpeed-Ulysses, arXiv:2309.14509)."""
+    """Causal attention by exchanging sequence for heads (DeepSpeed-Ulysses, arXiv:2309.14509)."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.group, self.ranks = mesh.get_group(), mesh.size()

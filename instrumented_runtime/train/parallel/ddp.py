@@ -18,7 +18,7 @@ from gpuscope.instrumented_runtime.train.settings.config import DdpConfig
 def apply(model: nn.Module, config: DdpConfig, mesh: DeviceMesh, device_type: str) -> DistributedDataParallel:
     """Wrap `model` so that its gradients are averaged over `mesh` in buckets during backward.
 
-    Parameters of cut experts are left out: no other rank holds the same; and buffers: they are constants.
+    Parameters of sharded experts are left out, as no other rank holds them, and so are buffers, as they are constant.
     """
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
         model,

@@ -1,4 +1,4 @@
-"""Expert parallelism: each rank holds some experts; tokens travel to theirs and back by all-to-all."""
+"""Expert parallelism: each rank holds some experts; tokens are sent to theirs and back by all-to-all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuscope.instrumented_runtime.train.parallel.all_to_all import all_to_all
 
 
 def apply(model: GPT, mesh: DeviceMesh) -> list[nn.Parameter]:
-    """Cut the experts over `mesh`, in place; the parameters that are now different on each rank."""
+    """Shard the experts over `mesh`, in place; returns the parameters that now differ by rank."""
     exchange = TokenExchange(mesh.get_group())
     cut: list[nn.Parameter] = []
     for module in model.modules():
@@ -44,7 +44,7 @@ class TokenExchange:
         sent = counts.view(self.ranks, -1).sum(1).tolist()
         received = by_source.sum(1).tolist()
         arrived = all_to_all(tokens, self.group, sent, received)
-        # They arrive by source, then expert; the experts want them by expert, then source.
+        # They arrive by source, then expert; the experts take them by expert, then source.
         expert = torch.arange(by_source.shape[1], device=here.device).repeat(self.ranks)
         order = expert.repeat_interleave(here, output_size=len(arrived)).argsort(stable=True)
         done = experts(arrived[order], by_source.sum(0).tolist())
@@ -52,9 +52,9 @@ class TokenExchange:
 
 
 class ExpertGradients:
-    """Averages the gradients of cut experts where nobody else does (single replica or DDP).
+    """Averages the gradients of sharded experts where nothing else does (single replica or DDP).
 
-    A cut expert has seen the tokens of all expert-parallel ranks, each through a loss averaged over that
+    A sharded expert has seen the tokens of all expert-parallel ranks, each through a loss averaged over that
     rank's own tokens: the sum over the ranks that hold the same expert, divided by all data ranks, is
     the gradient of the mean loss.
     """

@@ -24,7 +24,7 @@ def apply(
     experts: DeviceMesh | None = None,
     expert_divisor: int = 1,
 ) -> None:
-    """Shard each block, then what is left, over `mesh` (1-D, or 2-D for HSDP: replicate × shard).
+    """Shard each block, then the rest, over `mesh` (1-D, or 2-D for HSDP: replicate × shard).
 
     `experts` is the mesh of ranks that hold the same experts, which are sharded over it alone; with
     `None` under expert parallelism they stay as they are. `expert_divisor` is what their summed
@@ -38,7 +38,7 @@ def apply(
             local |= set(module.parameters())
             continue
         sharded = fully_shard(module, mesh=experts, reshard_after_forward=reshard, **options)
-        # gloo has no scaled sum: sum, then divide by a factor of our own.
+        # gloo has no scaled sum: sum, then divide explicitly.
         sharded.set_force_sum_reduction_for_comms(True)
         sharded.set_gradient_divide_factor(float(expert_divisor))
     for part in [*blocks, model]:
@@ -61,7 +61,7 @@ def _options(config: FsdpConfig, device_type: str) -> dict[str, Any]:
 def _expert_modules(model: GPT) -> list[nn.Module]:
     from gpuscope.instrumented_runtime.train.model.moe import Experts
 
-    # Only experts cut over ranks need a mesh of their own; whole ones are part of their block.
+    # Only experts sharded over ranks need their own mesh; others are part of their block.
     return [module for module in model.modules() if isinstance(module, Experts) and module.is_cut]
 
 

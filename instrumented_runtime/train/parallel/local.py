@@ -1,4 +1,4 @@
-"""Forward and backward of one micro-step where the rank holds every layer (all but pipelines)."""
+"""Forward and backward of one micro-step on a rank that holds every layer (all but pipelines)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Hooks(Protocol):
-    """What a micro-step tells the trainer, so that faults can act at these points."""
+    """Hooks of a micro-step, at which faults can act."""
 
     def before_forward(self) -> None: ...
 
@@ -25,7 +25,7 @@ class Hooks(Protocol):
 
 
 class MicroStep(Protocol):
-    """Runs forward and backward of [batch, sequence] tokens and labels; gradients add up."""
+    """Runs forward and backward of [batch, sequence] tokens and labels; gradients accumulate."""
 
     knows_loss: bool
     """Whether this rank computes the loss."""
@@ -33,7 +33,7 @@ class MicroStep(Protocol):
     def __call__(self, inputs: Tensor, labels: Tensor, hooks: Hooks, *, last: bool) -> Tensor | None:
         """The mean loss, detached, or None on pipeline ranks without the last stage.
 
-        `last`: the optimizer follows, so gradients must be synchronised now.
+        `last`: the optimizer runs next, so gradients must be synchronised now.
         """
         ...
 
@@ -65,7 +65,7 @@ class LocalMicroStep:
 
 
 def sync_gradients(model: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
-    """Within it, backward synchronises gradients over data-parallel ranks, or only adds them up."""
+    """Inside, backward synchronises gradients over data-parallel ranks, or only accumulates them."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(wanted)
         return nullcontext()

@@ -37,7 +37,7 @@ class Stage:
 
 
 def apply(model: GPT, config: TrainConfig, mesh: DeviceMesh) -> list[Stage]:
-    """This rank's stages, cut out of `model`; one, or several under the looped and V schedules."""
+    """This rank's stages of `model`; one, or several under the looped and V schedules."""
     rank, ranks = mesh.get_local_rank(), mesh.size()
     count = ranks * stages_per_rank(config)
     layers = layers_of_stages(config.model.layers, count, config.pipeline.layers_per_stage)
@@ -47,9 +47,9 @@ def apply(model: GPT, config: TrainConfig, mesh: DeviceMesh) -> list[Stage]:
 
 
 def layers_of_stages(layers: int, stages: int, wanted: str = "") -> list[range]:
-    """Which layers each stage holds: as `wanted` ("3,1") says, else as evenly as it goes.
+    """Layers of each stage: as `wanted` ("3,1") gives them, else as even as possible.
 
-    The earlier stages take the remainder: the last one has the head besides.
+    The earlier stages take the remainder, since the last one also has the head.
     """
     if wanted:
         counts = [int(part) for part in wanted.split(",") if part.strip().isdigit()]

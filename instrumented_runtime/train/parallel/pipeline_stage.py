@@ -1,6 +1,6 @@
-"""A pipeline stage whose computing and whose sends and receives are ranges with stage and micro-batch.
+"""A pipeline stage whose computations, sends and receives are ranges with stage and micro-batch.
 
-PyTorch's stages add no annotation of their own to a trace.
+PyTorch's stages add no annotations to a trace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TAG = "_gpuscope_transfer"
 
 
 class RangedStage(PipelineStage):
-    """Ranges `forward`, `backward`, `backward_weight`; its P2P operations know what they carry."""
+    """Ranges `forward`, `backward`, `backward_weight`; its P2P operations record what they carry."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with span("forward", micro_batch=fwd_chunk_id, stage=self.stage_index):
@@ -50,10 +50,10 @@ class RangedStage(PipelineStage):
 
 
 def range_transfers() -> None:
-    """Have the schedules wait for sends and receives inside ranges.
+    """Put the schedules' waits for sends and receives inside ranges.
 
-    The wait is what blocks the rank; when it starts and ends only the schedule's own helper knows, so
-    that helper is wrapped. A PyTorch without it loses these ranges and nothing else.
+    The wait blocks the rank, and only the schedule's own helper knows when, so that helper is wrapped.
+    A PyTorch without it loses only these ranges.
     """
     start = getattr(schedules, "_batch_p2p", None)
     if start is None or hasattr(start, _TAG):

@@ -1,4 +1,4 @@
-"""Tensor parallelism: column- and row-cut linear layers, with sequence and loss parallelism."""
+"""Tensor parallelism: column- and row-sharded linear layers, with sequence and loss parallelism."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuscope.instrumented_runtime.train.settings.config import TensorConfig
 
 
 class ReplicatedNorm(ParallelStyle):
-    """A norm that every rank computes whole: its weight becomes a replicated DTensor like the others."""
+    """A norm that every rank computes in full: its weight becomes a replicated DTensor."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         from torch.distributed.tensor import distribute_module
@@ -28,7 +28,7 @@ class ReplicatedNorm(ParallelStyle):
         return distribute_module(
             module,
             device_mesh,
-            # Both may return a replacement, says their documentation, unlike their annotation.
+            # Both may return a replacement by their documentation, unlike their annotation.
             input_fn=_as_replicated,  # type: ignore[arg-type]
             output_fn=_as_local,  # type: ignore[arg-type]
         )
@@ -47,10 +47,10 @@ def _gathered(between: Placement) -> PrepareModuleInput:
 
 
 def apply(model: GPT, config: TensorConfig, mesh: DeviceMesh) -> None:
-    """Cut `model` (or a pipeline stage of it) over `mesh`, in place.
+    """Shard `model` (or a pipeline stage of it) over `mesh`, in place.
 
     Between layers the activations are whole on each rank, or with sequence parallelism each rank's
-    slice of the sequence: then an all-gather and a reduce-scatter stand in for each all-reduce.
+    slice of the sequence: then an all-gather and a reduce-scatter replace each all-reduce.
     """
     between: Placement = Shard(1) if config.sequence_parallel else Replicate()
     norm = SequenceParallel() if config.sequence_parallel else ReplicatedNorm()

@@ -1,4 +1,4 @@
-"""ZeRO-1: DDP whose optimizer state is divided over the ranks, each of which updates its share."""
+"""ZeRO-1: DDP with the optimizer state sharded over the ranks, each of which updates its shard."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def apply(model: nn.Module, config: DdpConfig, mesh: DeviceMesh, device_type: str) -> DistributedDataParallel:
-    """The model side is DDP's own; only the optimizer differs."""
+    """The model is wrapped as in DDP; only the optimizer differs."""
     return ddp.apply(model, config, mesh, device_type)
 
 
 def make_optimizer(
     parameters: Iterable[nn.Parameter], config: OptimizerConfig, mesh: DeviceMesh
 ) -> ZeroRedundancyOptimizer:
-    """AdamW over this rank's share of `parameters`; the updated values are broadcast after the step."""
+    """AdamW over this rank's shard of `parameters`; the updated values are broadcast after the step."""
     return ZeroRedundancyOptimizer(parameters, AdamW, process_group=mesh.get_group(), **adamw_options(config))
 
 
 def get_state(part: nn.Module, optimizer: ZeroRedundancyOptimizer) -> dict[str, Any]:
-    """This rank's share of the optimizer state, named as `get_optimizer_state_dict` names that of an
-    undivided AdamW, so that either loads what the other saved. Nothing is sent."""
+    """This rank's shard of the optimizer state, named as `get_optimizer_state_dict` names that of an
+    unsharded AdamW, so that either loads what the other saved. No communication."""
     flat: dict[str, Any] = {}
     for name, parameter, group in _share(part, optimizer):
-        # Before the first step there is no state: zeros are what the step starts from.
+        # Before the first step there is no state; the step starts from zeros.
         known = optimizer.optim.state.get(parameter, {})
         flat[f"state.{name}.step"] = known.get("step", torch.tensor(0.0))
         for moment in _MOMENTS:
@@ -47,7 +47,7 @@ def get_state(part: nn.Module, optimizer: ZeroRedundancyOptimizer) -> dict[str, 
 
 
 def set_state(part: nn.Module, optimizer: ZeroRedundancyOptimizer, flat: dict[str, Any]) -> None:
-    """Take over this rank's share out of a state that holds it."""
+    """Load this rank's shard from a state that holds it."""
     for name, parameter, group in _share(part, optimizer):
         optimizer.optim.state[parameter] = {key: flat[f"state.{name}.{key}"] for key in ("step", *_MOMENTS)}
         for key in group:

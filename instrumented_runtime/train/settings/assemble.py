@@ -1,4 +1,4 @@
-"""From the words of a command line to a checked configuration: preset, then file, then options."""
+"""From command-line arguments to a checked configuration: preset, then file, then options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def assemble(
     """The configuration; later ones win: preset, TOML file, `parallel`, `settings`, then `more`.
 
     `settings` are `section.option=value` texts, `more` maps `section.option` to a value or None (not
-    given). Raises `UsageError` or `InputError` that names the word at fault.
+    given). Raises `UsageError` or `InputError` that names the invalid argument.
     """
     if preset not in PRESETS:
         raise UsageError(f"--preset: no preset {preset!r}", hint=f"one of {', '.join(PRESETS)}")
@@ -60,5 +60,5 @@ def _read(file: Path) -> Sections:
         raise InputError(f"--config: {file} is not TOML: {error}") from None
     for section, values in read.items():
         if not isinstance(values, dict):
-            raise UsageError(f"--config: {file}: {section!r} stands outside a section")
+            raise UsageError(f"--config: {file}: {section!r} is outside a section")
     return read

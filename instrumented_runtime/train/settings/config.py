@@ -1,4 +1,4 @@
-"""What a training run is told: nested frozen dataclasses that check themselves and name the option.
+"""The configuration of a training run: nested frozen dataclasses that validate themselves and name the option.
 
 An option is written `section.name`, on the command line (`--set ddp.bucket_cap_mb=1`), in a TOML file
 and in every message about it. No torch here: the command line reads this before it starts any worker.
@@ -22,7 +22,7 @@ def _option(default: Any, text: str) -> Any:
 
 
 def _recording_option(name: str, default: Any) -> Any:
-    """An option of recordings; the default may be another one here."""
+    """An option of recordings, with possibly another default."""
     text = option_texts()[name].help
     return _option(default, text[0].lower() + text[1:].rstrip("."))
 
@@ -70,7 +70,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class DataConfig:
-    """What is read, how much of it per rank, and by how many loader processes."""
+    """Training data, batch size per rank, and loader processes."""
 
     path: str = _option("", "text or byte file to train on; empty = generated tokens")
     batch: int = _option(8, "sequences per data-parallel rank and micro-step")
@@ -168,7 +168,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """Distributed checkpoints: when, where, and from where to go on."""
+    """Distributed checkpoints: when, where, and from where to resume."""
 
     every: int = _option(0, "steps between checkpoints; 0 = none")
     folder: str = _option("", "where; empty = checkpoints/ in the run folder")
@@ -182,7 +182,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True)
 class CaptureConfig:
-    """What is recorded. The profiler skips `wait` steps, warms up, and records `active` ones."""
+    """Recording. The profiler skips `wait` steps, warms up, and records `active` ones."""
 
     profile: bool = _option(True, "record a torch.profiler trace per rank")
     wait: int = _recording_option("wait", 2)
@@ -201,7 +201,7 @@ class CaptureConfig:
 
 @dataclass(frozen=True, slots=True)
 class MeasureConfig:
-    """What each step is measured by."""
+    """Measures of each step."""
 
     write: bool = _option(True, "write measures/rank{r}.jsonl")
     peak_tflops: float = _option(0.0, "peak of a device, for MFU; 0 = by its name")

@@ -50,8 +50,8 @@ class Degrees:
 def parse_parallel(text: str, world_size: int) -> dict[str, Any]:
     """Options of section `parallel` for a `--parallel` value such as `ddp`, `tp=2+fsdp` or `3d`.
 
-    A model parallelism without a size takes the world that the others leave over.
-    Raises `UsageError` on a name or size that can't be meant.
+    A model parallelism without a size takes the processes that the others leave.
+    Raises `UsageError` on an invalid name or size.
     """
     if text == "3d":
         # The smallest worlds have no rank left for sharding; the mesh keeps its third dimension of size one.
@@ -73,10 +73,10 @@ def parse_parallel(text: str, world_size: int) -> dict[str, Any]:
             raise UsageError(f"--parallel: {part!r}: the size must be a positive integer")
         else:
             result[key] = int(size)
-    return result | _sizes_left_over(result, unsized, world_size, text)
+    return result | _remaining_sizes(result, unsized, world_size, text)
 
 
-def _sizes_left_over(given: dict[str, Any], unsized: list[str], world_size: int, text: str) -> dict[str, Any]:
+def _remaining_sizes(given: dict[str, Any], unsized: list[str], world_size: int, text: str) -> dict[str, Any]:
     if "dp" in unsized:
         unsized.remove("dp")  # worked out from the world size when the mesh is made
         if unsized:

@@ -1,4 +1,4 @@
-"""Named sizes, from one that a laptop trains to ones that fill an H100."""
+"""Named model sizes, from one for a laptop to ones that fill an H100."""
 
 from __future__ import annotations
 

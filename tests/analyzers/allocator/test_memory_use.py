@@ -120,7 +120,7 @@ def test_a_full_device_is_no_fragmentation(tmp_path: Path) -> None:
     told = events(("segment_alloc", A, 120 * MIB), ("alloc", A, 120 * MIB), ("oom", 10 * MIB, 100 * MIB))
     entry, findings = analysed(snapshot(tmp_path / "s.pickle", [segment(A, (120 * MIB, "active_allocated"))], told))
     assert entry["failures"][0]["kind"] == "full"
-    assert "no setting of the allocator makes room" in findings[0]["message"]
+    assert "no allocator setting helps" in findings[0]["message"]
     assert entry["replay"] is not None
     assert entry["replay"]["best"] is None
 

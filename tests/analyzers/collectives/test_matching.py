@@ -74,7 +74,7 @@ def test_messages_pair_by_sender_and_receiver() -> None:
 
 def test_a_message_without_its_other_end() -> None:
     rows = [coll(0, 100, 120, "pp:0,1,2", "send"), coll(1, 100, 120, "pp:0,1,2", "recv"), coll(2, 0, 9, "pp:0,1,2")]
-    assert match(run(rows)).unmatched["peer_untold"] == 2
+    assert match(run(rows)).unmatched["peer_unknown"] == 2
 
 
 def test_ranks_that_disagree_on_the_size() -> None:
@@ -106,7 +106,7 @@ def test_ends_tell_which_step_is_which() -> None:
 def test_perfectly_regular_steps_tell_nothing() -> None:
     ops = (("all_gather", 4), ("all_reduce", 8))
     trace = run(steps(0, range(8), ops, jitter=False) + steps(1, range(2, 7), ops, jitter=False))
-    assert match(trace).unmatched == {"order_untold": 10, "outside_window": 16}
+    assert match(trace).unmatched == {"order_unknown": 10, "outside_window": 16}
 
 
 def test_on_one_clock_even_regular_steps_tell() -> None:

@@ -51,8 +51,8 @@ def test_one_rank_of_two_is_a_lower_bound(tmp_path: Path) -> None:
         ("NVIDIA A100-SXM4-80GB", 300.0, "all links"),
         ("AMD Instinct MI300X", 448.0, "all links"),
         ("NVIDIA GeForce RTX 4090", 31.50768, "all links"),
-        ("NVIDIA A100 80GB PCIe", None, "whether NVLink joins these GPUs"),
-        ("Some other accelerator", None, "whether NVLink joins these GPUs"),
+        ("NVIDIA A100 80GB PCIe", None, "whether NVLink connects these GPUs"),
+        ("Some other accelerator", None, "whether NVLink connects these GPUs"),
     ],
 )
 def test_peak_by_model_only_where_the_model_tells(tmp_path: Path, gpu: str, peak: float | None, basis: str) -> None:

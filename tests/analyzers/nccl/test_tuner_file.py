@@ -82,5 +82,5 @@ def test_a_gap_would_leave_one_channel() -> None:
     whole = [TunerRow(op, 0, LARGEST, Choice("ring", "simple", 8)) for op in OPERATIONS]
     check(whole)
     for broken in (whole[1:], [*whole, TunerRow("reduce", 0, 9, Choice("ring", "simple", -1))]):
-        with pytest.raises(ValueError, match=r"no such row|without a row"):
+        with pytest.raises(ValueError, match=r"invalid row|without a row"):
             check(broken)

@@ -271,7 +271,7 @@ def test_the_unbalanced_stage_is_named(tmp_path: Path) -> None:
     assert (finding["ranks"], finding["cost_ns_per_step"]) == ([1], 30_000)
     assert "With an even split: step 135.0 µs → 120.0 µs (" in finding["message"]
     assert "stage 1 (the last) computes 60.00 µs per micro-batch, the others 30.00 µs" in finding["message"]
-    assert finding["message"].endswith("an uneven split and a slow rank look alike")
+    assert finding["message"].endswith("an uneven split can't be distinguished from a slow rank")
     assert (finding["evidence"][0]["rank"], finding["evidence"][0]["dur_ns"]) == (1, 40_000)
     slowdown = report["slowdown"]
     assert (slowdown["replayed_step_ns"], slowdown["ideal_step_ns"]) == (150_000, 135_000)
@@ -307,7 +307,7 @@ def test_a_stage_that_is_slow_in_some_pipelines_only(tmp_path: Path) -> None:
     assert report["pipeline"]["basis"].endswith("pipelines take the ranks of each stage in their order")
     (finding,) = (one for one in report["findings"] if one["code"] == "pipeline_imbalance")
     assert finding["ranks"] == [4, 5]
-    assert finding["message"].endswith("only in 2 of 3 pipelines, so a slow rank is likelier than the split")
+    assert finding["message"].endswith("only in 2 of 3 pipelines, so a slow rank is more likely than an uneven split")
 
 
 def test_a_missing_rank_leaves_the_stages_and_says_what_to_record(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_missing_rank_leaves_the_stages_and_says_what_to_record(tmp_path: Path
     report = gpuscope.analyze(tmp_path).report
     told = report["pipeline"]
     assert "schedule" not in told
-    assert told["untold"] == "only 1 of 2 ranks have computations here: record all ranks"
+    assert told["untold"] == "only 1 of 2 ranks have computations: record all ranks"
     assert "slowdown" not in report
 
 
@@ -369,7 +369,7 @@ def test_stages_with_tensor_parallel_ranks(samples: Path) -> None:
     places = {one["rank"]: (one["pipeline"], one["stage"]) for one in pipeline(report)["stages"]}
     assert places == {0: (0, 0), 2: (0, 1), 1: (1, 0), 3: (1, 1)}
     (why,) = (one["why"] for one in report["analyzers"] if one["name"] == "slowdown")
-    assert "collectives inside its computing" in why
+    assert "collectives within its computations" in why
 
 
 @pytest.mark.parametrize("name", ["cp_healthy", "ddp_healthy", "tp_healthy", "ep_healthy"])
@@ -387,14 +387,14 @@ def test_messages_of_our_own_recording_without_its_ranges(samples: Path, tmp_pat
     told = report(tmp_path)["pipeline"]
     assert [(one["rank"], one["stage"]) for one in told["stages"]] == [(0, 0), (1, 1)]
     assert "schedule" not in told
-    assert "no ranges tell forward from backward" in told["untold"]
+    assert "no ranges distinguish forward from backward" in told["untold"]
 
 
 def test_messages_alone_tell_the_stages_and_nothing_else(shared_traces: Path) -> None:
     told = report(shared_traces / "cpu_gloo" / "pp")["pipeline"]
     assert [(one["rank"], one["stage"]) for one in told["stages"]] == [(0, 0), (1, 1)]
     assert "schedule" not in told
-    assert "no ranges tell forward from backward" in told["untold"]
+    assert "no ranges distinguish forward from backward" in told["untold"]
 
 
 @pytest.mark.parametrize(("job", "pipelines", "micro_batches"), [("ST", 2, 4), ("AR", 4, 32)])

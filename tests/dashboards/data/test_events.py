@@ -82,7 +82,7 @@ def test_search_counts_all_and_shows_from_a_time_on(pair: OpenRun) -> None:
 def test_an_exported_window_holds_its_events_on_the_common_clock(pair: OpenRun, tmp_path: Path) -> None:
     events = events_of(pair)
     window = (events.first + 1_000_000, events.last)  # the second step
-    chrome_trace_export.write(cut(events.trace, events.ties, window, {0}), tmp_path / "w.json.gz")
+    chrome_trace_export.write(cut(events.trace, events.clock, window, {0}), tmp_path / "w.json.gz")
     document = json.loads(gzip.decompress((tmp_path / "w.json.gz").read_bytes()))
     drawn = [event["name"] for event in document["traceEvents"] if event["ph"] == "X" and event["cat"] != "op"]
     assert sorted(name for name in drawn if name in (SCRIPT, IMAGE)) == [IMAGE, SCRIPT]

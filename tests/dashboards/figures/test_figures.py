@@ -45,11 +45,11 @@ def test_names_are_text_in_a_figure(pair: OpenRun) -> None:
     events = pair.events
     assert events is not None
     fig = draw(events, events.choose(None, ["streams"]), events.window, View(), dark=False)
-    told = " ".join(text for bars in fig["data"] for text in [*bars["hovertext"], *bars["text"]])
-    assert "&lt;script&gt;window.broken" in told
-    assert "&lt;img src=x" in told
-    assert SCRIPT not in told
-    assert IMAGE not in told
+    texts = " ".join(text for bars in fig["data"] for text in [*bars["hovertext"], *bars["text"]])
+    assert "&lt;script&gt;window.broken" in texts
+    assert "&lt;img src=x" in texts
+    assert SCRIPT not in texts
+    assert IMAGE not in texts
     rates = kernels_figure.categories(pair.report["kernels"], dark=False)
     assert "<script" not in str(rates.to_json())
 

@@ -128,7 +128,7 @@ def test_machine_from_sysfs(tmp_path: Path) -> None:
 
 
 def matrix(gpus: int, path: str) -> str:
-    """What `nvidia-smi topo -m` prints of a machine whose GPUs are all linked alike; synthetic."""
+    """What `nvidia-smi topo -m` prints of a machine whose GPUs are all linked the same way; synthetic."""
     names = [f"GPU{number}" for number in range(gpus)]
     rows = ["\t".join(["", *names, "CPU Affinity", "NUMA Affinity"])]
     for name in names:

@@ -1,8 +1,8 @@
-/* A minimal NVTX tool, for NVTX_INJECTION64_PATH: writes every range it is told of to the file that
+/* A minimal NVTX tool, for NVTX_INJECTION64_PATH: writes every range it gets to the file that
    NVTX_LISTENER_OUT names, or only listens where that is not set. The layouts are those of NVTX v3's
    nvtxTypes.h and nvToolsExtPayload.h: module 5 is CORE2, its entries 2, 3, 4, 5, 8, 10 and 12 are start,
    end, push, pop, name a category, register a string and create a domain; extension 2 is payloads, whose entries 0 and 7
-   register a schema and tell whether a domain is enabled. */
+   register a schema and report whether a domain is enabled. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -63,7 +63,7 @@ lightning.Trainer(max_steps=4, accelerator="cpu", devices=1, logger=False, enabl
     assert len(ranges_and_steps(done.folder)[1]) == 2
 
 
-def told(folder: Path) -> Manifest:
+def manifest_of(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     assert manifest.status == "completed"
     return manifest
@@ -92,7 +92,7 @@ def test_hugging_face_trainer(tmp_path: Path) -> None:
     data = [{"x": torch.ones(4)} for _ in range(16)]
     Trainer(model=Model(), args=arguments, train_dataset=data, callbacks=[recording]).train()
 
-    manifest = told(tmp_path / "run")
+    manifest = manifest_of(tmp_path / "run")
     assert manifest.framework == "transformers"
     assert manifest.config is not None
     assert manifest.config["accumulate"] == 2
@@ -126,7 +126,7 @@ def test_lightning(tmp_path: Path) -> None:
 
     loader = torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=2)
     trainer("run").fit(Module(), loader)  # type: ignore[attr-defined]
-    assert told(tmp_path / "run").framework == "lightning"
+    assert manifest_of(tmp_path / "run").framework == "lightning"
     ranges, steps = ranges_and_steps(tmp_path / "run")
     assert ranges == {"gpuscope::backward"}
     assert steps == {"ProfilerStep#2", "ProfilerStep#3"}
@@ -162,5 +162,5 @@ def test_accelerate(tmp_path: Path) -> None:
                 optimizer.zero_grad()
     assert accelerator.backward == before
     assert session.steps == 4  # of 8 micro-batches
-    assert told(tmp_path / "run").framework == "accelerate"
+    assert manifest_of(tmp_path / "run").framework == "accelerate"
     assert ranges_and_steps(tmp_path / "run") == ({"gpuscope::backward"}, {"ProfilerStep#2"})

@@ -29,4 +29,4 @@ def test_grandchildren_die_too() -> None:
         time.sleep(0.05)
     else:
         os.kill(grandchild, 9)
-        pytest.fail("the grandchild lives on")
+        pytest.fail("the grandchild is still running")

@@ -1,4 +1,4 @@
-"""Ranges: what listeners see of them, and that nobody has to listen."""
+"""Ranges: what listeners see of them, and that no listener is needed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_profiler_sees_label_and_payload(tmp_path: Path) -> None:
 
 
 def test_a_decorated_function_is_a_range_at_each_call(tmp_path: Path) -> None:
-    @span("checkpoint", stage=1)  # decorated while nobody listens
+    @span("checkpoint", stage=1)  # decorated while no listener
     def save(x: int) -> int:
         """Doc."""
         return x + 1
@@ -90,10 +90,10 @@ with span("forward", step=3, micro_batch=2, nbytes=7):
     with span("all_reduce"):
         pass
 """
-    told = tmp_path / "told.txt"
-    environment = {**os.environ, "NVTX_INJECTION64_PATH": str(listener), "NVTX_LISTENER_OUT": str(told)}
+    listened = tmp_path / "listened.txt"
+    environment = {**os.environ, "NVTX_INJECTION64_PATH": str(listener), "NVTX_LISTENER_OUT": str(listened)}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
-    assert told.read_text().splitlines() == [
+    assert listened.read_text().splitlines() == [
         "category gpuscope 1 compute",
         "push gpuscope forward#micro_batch=2 category=1 color=ff59a14f 3 2 7",
         "category gpuscope 2 communication",

@@ -1,4 +1,4 @@
-"""`gpuscope record` on scripts that know nothing of it, and on what can go wrong with them."""
+"""`gpuscope record` on unmodified scripts, and on what can go wrong with them."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def kinds(manifest: dict[str, Any], rank: int) -> set[str]:
 def test_an_unchanged_script_on_two_ranks(healthy_run: SimpleNamespace) -> None:
     done = healthy_run
     assert done.out.count("done") == 2  # what the script prints is untouched
-    told = done.manifest
-    assert (told["status"], told["world_size"], told["backend"]) == ("completed", 2, "gloo")
-    assert told["command"][-1] == str(done.script)
-    assert [rank["status"] for rank in told["ranks"]] == ["completed", "completed"]
+    manifest = done.manifest
+    assert (manifest["status"], manifest["world_size"], manifest["backend"]) == ("completed", 2, "gloo")
+    assert manifest["command"][-1] == str(done.script)
+    assert [rank["status"] for rank in manifest["ranks"]] == ["completed", "completed"]
     for rank in (0, 1):
         wanted = {"torch_profiler", "collectives", "flight_recorder", "environment"}
-        assert kinds(told, rank) == wanted
+        assert kinds(manifest, rank) == wanted
         trace = trace_of(done.folder, rank)
         assert trace["distributedInfo"]["rank"] == rank
         steps = {e["name"] for e in trace["traceEvents"] if e["name"].startswith("ProfilerStep#")}
         assert steps == {"ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"}  # one skipped, one warm-up
-    assert all((done.folder / entry["path"]).stat().st_size == entry["bytes"] for entry in told["files"])
+    assert all((done.folder / entry["path"]).stat().st_size == entry["bytes"] for entry in manifest["files"])
 
 
 @pytest.mark.xdist_group("healthy_run")
@@ -106,24 +106,24 @@ def test_ctrl_c_ends_in_a_readable_folder(tmp_path: Path, torchrun: tuple[str, .
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    told = json.loads((tmp_path / "run/manifest.json").read_text())
-    assert told["status"] == "interrupted"
-    assert {rank["status"] for rank in told["ranks"]} <= {"interrupted", "failed"}
-    assert all((tmp_path / "run" / entry["path"]).exists() for entry in told["files"])
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert manifest["status"] == "interrupted"
+    assert {rank["status"] for rank in manifest["ranks"]} <= {"interrupted", "failed"}
+    assert all((tmp_path / "run" / entry["path"]).exists() for entry in manifest["files"])
 
 
 def test_a_job_that_torchrun_starts_again(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
-    # Else torch 2.13 leaves gloo's old addresses in the store, and the second life connects to the dead.
+    # Else torch 2.13 leaves gloo's old addresses in the store, and the restarted ranks connect to dead ones.
     own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     words = ["--wait", "1", "--active", "3", "--", *torchrun, "--max-restarts", "1", ddp_script]
     done = record(*words, timeout=180, FAIL="once", **own_store)
     assert done.code == 0, done.err
-    lives = {(rank["restart"], rank["rank"]): rank for rank in done.manifest["ranks"]}
-    assert [lives[key]["status"] for key in ((0, 1), (1, 0), (1, 1))] == ["failed", "completed", "completed"]
-    assert lives[0, 1]["error"] == "SystemExit: 3"
+    ranks = {(rank["restart"], rank["rank"]): rank for rank in done.manifest["ranks"]}
+    assert [ranks[key]["status"] for key in ((0, 1), (1, 0), (1, 1))] == ["failed", "completed", "completed"]
+    assert ranks[0, 1]["error"] == "SystemExit: 3"
     traces = {entry["path"] for entry in done.manifest["files"] if entry["kind"] == "torch_profiler"}
     assert traces == {f"{life}rank{rank}.json.gz" for life in ("", "restart1/") for rank in (0, 1)}
-    # Ranks of two lives never ran together: the last life is analysed, the other one named.
+    # Ranks of two restarts never ran together: the last one is analysed, the other is named.
     assert [item.path.parent.name for item in inputs([done.folder])] == ["restart1", "restart1"]
     assert "Left out: the first life" in left_out(done.folder, [done.folder / "restart1/rank0.json.gz"])
 
@@ -184,7 +184,7 @@ with gpuscope_session("mine", active=1, metadata={"lr": 0.1}) as session:
     assert done.code == 0, done.err
     assert not (tmp_path / "mine").exists()
     facts = json.loads((done.folder / "manifest.d/rank0.json").read_text())["facts"]
-    assert (facts["lr"], facts["steps"]) == (0.1, 11)  # the first optimizer step came before the script's word
+    assert (facts["lr"], facts["steps"]) == (0.1, 11)  # the first optimizer step came before the script's first call
     assert len([e for e in trace_of(done.folder, 0)["traceEvents"] if e["name"].startswith("ProfilerStep#")]) == 2
 
 
@@ -217,7 +217,7 @@ def test_a_folder_that_holds_something_is_left_alone(record: Run, tmp_path: Path
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
 
 
-def test_a_full_disk_is_told_and_stops_nobody(tmp_path: Path, ddp_script: Path) -> None:
+def test_a_full_disk_is_reported_and_stops_no_job(tmp_path: Path, ddp_script: Path) -> None:
     # A limit on file size fails writes just as a full disk does, and needs no root.
     command = [*RECORD, "-o", "run", "--", sys.executable, ddp_script]
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -226,7 +226,7 @@ def test_a_full_disk_is_told_and_stops_nobody(tmp_path: Path, ddp_script: Path) 
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
     )  # fmt: skip
     assert done.stdout == "done 0\n", done.stderr
-    told = json.loads((tmp_path / "run/manifest.json").read_text())
-    assert [problem["code"] for problem in told["problems"]] == ["torch_profiler_failed"]
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert [problem["code"] for problem in manifest["problems"]] == ["torch_profiler_failed"]
     assert "torch_profiler" in done.stderr
     assert not list((tmp_path / "run").glob("*rank0.json*"))  # nor half of it

@@ -23,8 +23,8 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_every_option_is_there_and_no_other() -> None:
-    told = {name for row in rows("## Three lines") for name in re.findall(r"`(\w+)`", row[0])}
-    assert told == set(option_texts())
+    documented = {name for row in rows("## Three lines") for name in re.findall(r"`(\w+)`", row[0])}
+    assert documented == set(option_texts())
 
 
 def test_the_command_line_has_every_option_with_the_same_default() -> None:
@@ -46,8 +46,8 @@ def test_what_the_command_line_chooses_reaches_the_ranks(monkeypatch: pytest.Mon
 
 
 def test_every_kind_of_file_is_there() -> None:
-    told = {row[1].strip("`") for row in rows("## The run folder")} - {""}
-    assert told == set(KINDS) - {"measures"}  # which is of `gpuscope train`
+    documented = {row[1].strip("`") for row in rows("## The run folder")} - {""}
+    assert documented == set(KINDS) - {"measures"}  # which is of `gpuscope train`
 
 
 def test_the_flags_of_nsys_are_those_in_use() -> None:

@@ -23,16 +23,16 @@ def test_a_run_of_two_ranks(tmp_path: Path) -> None:
         folder.finish("completed")
     run.finish("completed", exit_code=0)
 
-    told = json.loads((run.path / "manifest.json").read_text())
-    assert (told["schema_version"], told["status"], told["exit_code"]) == (1, "completed", 0)
-    assert (told["command"], told["world_size"]) == (["torchrun", "train.py"], 2)
-    assert (told["backend"], told["versions"]) == ("gloo", {"torch": "2.13"})
-    assert told["faults"] == [{"name": "slow_rank"}]
-    assert told["files"] == [
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    assert (manifest["schema_version"], manifest["status"], manifest["exit_code"]) == (1, "completed", 0)
+    assert (manifest["command"], manifest["world_size"]) == (["torchrun", "train.py"], 2)
+    assert (manifest["backend"], manifest["versions"]) == ("gloo", {"torch": "2.13"})
+    assert manifest["faults"] == [{"name": "slow_rank"}]
+    assert manifest["files"] == [
         {"path": f"rank{rank}.json.gz", "kind": "torch_profiler", "rank": rank, "bytes": 5, "note": None}
         for rank in (0, 1)
     ]
-    assert told["started_ns"] <= told["ranks"][0]["started_ns"] <= told["ended_ns"]
+    assert manifest["started_ns"] <= manifest["ranks"][0]["started_ns"] <= manifest["ended_ns"]
 
 
 def test_a_rank_that_never_closed_was_killed(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_a_rank_that_never_closed_was_killed(tmp_path: Path) -> None:
     RankFolder.join(run.path, rank=0, world_size=2).finish("failed", error="RuntimeError: peer is gone")
     RankFolder.join(run.path, rank=1, world_size=2)
     assert [rank.status for rank in read_manifest(run.path).ranks] == ["failed", "running"]
-    told = run.finish("failed", exit_code=1)
-    assert [(rank.status, rank.error) for rank in told.ranks] == [
+    manifest = run.finish("failed", exit_code=1)
+    assert [(rank.status, rank.error) for rank in manifest.ranks] == [
         ("failed", "RuntimeError: peer is gone"),
         ("killed", None),
     ]

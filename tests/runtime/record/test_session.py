@@ -27,10 +27,10 @@ def test_three_lines(tmp_path: Path) -> None:
     with gpuscope_session(tmp_path / "run", wait=0, active=1) as session:
         for _ in range(4):
             session.step()
-    told = read_manifest(tmp_path / "run")
-    assert (told.status, told.world_size) == ("completed", 1)
-    assert [entry.path for entry in told.files if entry.kind == "torch_profiler"] == ["rank0.json.gz"]
-    assert told.versions["torch"] == torch.__version__
+    manifest = read_manifest(tmp_path / "run")
+    assert (manifest.status, manifest.world_size) == ("completed", 1)
+    assert [entry.path for entry in manifest.files if entry.kind == "torch_profiler"] == ["rank0.json.gz"]
+    assert manifest.versions["torch"] == torch.__version__
 
 
 def test_optimizer_steps_count_as_steps_and_the_first_optimizer_leads(tmp_path: Path) -> None:

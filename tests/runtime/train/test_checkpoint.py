@@ -89,7 +89,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 
 
 def test_nothing_to_resume_from(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no whole checkpoint"):
+    with pytest.raises(InputError, match="holds no complete checkpoint"):
         find(tmp_path)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from gpuscope.hardware.device_peaks import peak_flops
 from gpuscope.instrumented_runtime.train.measures.garbage_collector import GarbageCollector
-from gpuscope.instrumented_runtime.train.measures.live import LiveView, in_words
+from gpuscope.instrumented_runtime.train.measures.live import LiveView, summary_line
 from gpuscope.instrumented_runtime.train.measures.meter import StepMeter, Workload
 from gpuscope.instrumented_runtime.train.measures.run_summary import percentile, summarize
 from gpuscope.instrumented_runtime.train.model.gpt import GPT, flops_per_token
@@ -139,4 +139,4 @@ def test_the_last_line_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
         "1 steps, 2.0 ms (p50; p99 2.0 ms), 50,000 tok/s, waits for data 25%, MFU 40.0%, goodput 90%, loss 1.2500"
     )
     assert capsys.readouterr().err == f"gpuscope: {expected}\n"
-    assert in_words(summary) == expected
+    assert summary_line(summary) == expected

@@ -102,7 +102,7 @@ def test_measures_of_a_step(trained: Trained) -> None:
     assert 0 < last["data_wait_ns"] < last["step_ns"]
     assert 0 <= last["exposed_communication_ns"] < last["step_ns"]
     assert 0 < last["goodput"] <= 1
-    assert last["mfu"] is None  # nobody told a CPU's peak
+    assert last["mfu"] is None  # a CPU's peak is unknown
 
 
 def test_checkpoints_and_resuming(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from gpuscope.instrumented_runtime.train.faults import Fault, StepContext, requi
 if TYPE_CHECKING:
     from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 
-# How the workers learn the namespace's name, from which the rest follows.
+# Passes the namespace's name, from which the rest follows, to the workers.
 _ENV = "GPUSCOPE_SLOW_LINK"
 _NAMESPACES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
@@ -30,7 +30,7 @@ _CLONE_NEWNET = 0x40000000
 
 @dataclass(frozen=True)
 class SlowLink(Fault):
-    """Everything `rank` sends or receives passes a link of `mbit` Mbit/s per direction."""
+    """Everything `rank` sends or receives goes through a link of `mbit` Mbit/s per direction."""
 
     name = "slow_link"
     what = "the link between the rank and all others"
@@ -77,7 +77,7 @@ class SlowLink(Fault):
             yield
         finally:
             os.environ.pop(_ENV, None)
-            # The cable goes with the namespace; once the last process in it has gone, that goes too.
+            # The cable is deleted with the namespace, which is deleted with the last process in it.
             subprocess.run(["ip", "link", "del", outside], check=False, capture_output=True)
             _run("ip", "netns", "del", namespace)
 
@@ -94,7 +94,7 @@ class SlowLink(Fault):
             os.environ["MASTER_ADDR"] = addresses(namespace)[0]
         mine = inside if rank == self.rank else outside
         os.environ.update(GLOO_SOCKET_IFNAME=mine, NCCL_SOCKET_IFNAME=mine)
-        # NCCL would otherwise pass the link by: through NVLink, shared memory or InfiniBand.
+        # NCCL would otherwise bypass the link through NVLink, shared memory or InfiniBand.
         os.environ.update(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1", NCCL_IB_DISABLE="1")
 
     def on_step_begin(self, context: StepContext) -> None:
@@ -151,11 +151,11 @@ def _remove_left_behind() -> None:
             subprocess.run(["ip", "netns", "del", namespace.name], check=False, capture_output=True)
 
 
-def _run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UsageError(
-            f"--fault slow_link: `{' '.join(words)}` failed: {(done.stderr or done.stdout).strip()}",
+            f"--fault slow_link: `{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}",
             hint="network namespaces and tc tbf must be allowed here (not in every container)",
         )
 

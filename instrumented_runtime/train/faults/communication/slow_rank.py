@@ -1,4 +1,4 @@
-"""A rank that computes longer than its peers, who then wait for it in the next collective."""
+"""A rank that computes longer than its peers, which then wait for it in the next collective."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks whose sequences differ in length: who has the short ones waits for the long ones."""
+"""Ranks whose sequences differ in length: those with short ones wait for those with long ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class UnevenSequences(StepFault):
         if self.rank >= 0:
             share = 1.0 if rank == self.rank else self.short
         else:
-            # Its own generator per step and rank: the same wherever and in whatever order it is asked.
+            # Its own generator per step and rank: the same wherever and in whatever order it is called.
             share = random.Random(f"{self.seed} {step} {rank}").uniform(self.short, 1)
         return max(1, round(whole * share))
 

@@ -10,8 +10,8 @@ from gpuscope.instrumented_runtime.train.faults import DeadlockFault, StepContex
 
 @dataclass(frozen=True)
 class Hang(DeadlockFault):
-    """In `step`, before its forward, `rank` waits for a lock that nobody gives back; after `seconds` it
-    goes on (0 = never)."""
+    """In `step`, before its forward, `rank` waits for a lock that is never released; after `seconds` it
+    continues (0 = never)."""
 
     name = "hang"
     what = "a lock on the training thread, before the forward"
@@ -26,7 +26,7 @@ class Hang(DeadlockFault):
         if context.rank != self.rank or not self.due(context):
             return
         context.ledger.add(self.name, context.step, ns=self.ns_per_step())
-        context.ledger.flush()  # nobody may come back to do it
+        context.ledger.flush()  # the process may never return to do it
         lock = threading.Lock()
         lock.acquire()
         lock.acquire(timeout=self.seconds or -1)

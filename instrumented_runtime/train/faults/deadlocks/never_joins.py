@@ -1,4 +1,4 @@
-"""A collective behind an `if`: all ranks but one enter it, and the one never comes."""
+"""A collective behind an `if`: all ranks but one enter it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many operators that do next to nothing: the host can't launch as fast as the device finishes."""
+"""Many tiny operators: the host launches more slowly than the device executes."""
 
 from __future__ import annotations
 

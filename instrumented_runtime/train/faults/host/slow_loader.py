@@ -35,7 +35,7 @@ class _Slow(Dataset["Tensor"]):
 @dataclass(frozen=True)
 class SlowLoader(StepFault):
     """Loading takes `ms` longer per step, on `rank` (-1 = all ranks): in the training process, or in `workers`
-    processes of its own, which hide it behind the steps before; they act in every step and enter no ledger."""
+    worker processes, which hide it behind the preceding steps; those act in every step and keep no ledger."""
 
     name = "slow_loader"
     what = "DataLoader.__next__ on the training thread"

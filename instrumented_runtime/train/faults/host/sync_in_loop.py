@@ -10,7 +10,7 @@ from gpuscope.instrumented_runtime.train.faults import StepContext, StepFault
 
 @dataclass(frozen=True)
 class SyncInLoop(StepFault):
-    """Every block's output is read on the host `times` times, as debugging prints and finite checks do."""
+    """Reads every block's output on the host `times` times, as debugging prints and finite checks do."""
 
     name = "sync_in_loop"
     what = "Tensor.item() after every transformer block's forward"

@@ -1,4 +1,4 @@
-"""Memory taken from the system and given back in every step instead of being kept."""
+"""Memory allocated from and returned to the system in every step instead of being cached."""
 
 from __future__ import annotations
 

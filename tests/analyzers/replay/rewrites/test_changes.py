@@ -34,7 +34,7 @@ from gpuscope.analyzers.replay.graph import Gradient, Graph, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 
-ALL_RANKS = Setting(backend="gloo", gpu="", complete=True, cores_told=True)
+ALL_RANKS = Setting(backend="gloo", gpu="", complete=True, cores_known=True)
 ON_GPU = Setting(backend="nccl", gpu="NVIDIA A100", complete=True)
 
 
@@ -153,7 +153,7 @@ def test_a_bucket_is_cut_between_its_gradients() -> None:
         6000,
         6000,
     ]
-    assert found.basis.endswith("gradients as they were ready")
+    assert found.basis.endswith("gradients as they became ready")
 
 
 def test_fewer_buckets_are_issued_in_less_time() -> None:
@@ -178,8 +178,8 @@ def test_gradients_sent_as_they_become_ready() -> None:
     told = replace(graph, calls=tuple(replace(call, gradients=early[call.bytes or 0]) for call in graph.calls))
     assert (steps(told), after(told, Overlap(), ON_GPU)) == ([10_000], 7000)
     for change in (Overlap(), BucketSize(1000)):
-        with pytest.raises(UnreplayableError, match=r"take cores|no gradient communication"):
-            after(told, change, replace(ALL_RANKS, cores_told=False))
+        with pytest.raises(UnreplayableError, match=r"take cores|gradient communication can"):
+            after(told, change, replace(ALL_RANKS, cores_known=False))
 
 
 def test_a_faster_link() -> None:

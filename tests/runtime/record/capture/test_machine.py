@@ -48,9 +48,9 @@ def test_nccl_logs_into_the_folder_unless_the_user_has_chosen(tmp_path: Path) ->
 def test_the_inspector_is_used_where_its_plugin_is(tmp_path: Path) -> None:
     plugin = tmp_path / "libnccl-profiler-inspector.so"
     plugin.touch()
-    told = nccl_variables(tmp_path / "run", {"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"})
-    assert told["NCCL_PROFILER_PLUGIN"] == str(plugin)
-    assert told["NCCL_INSPECTOR_ENABLE"] == "1"
+    variables = nccl_variables(tmp_path / "run", {"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"})
+    assert variables["NCCL_PROFILER_PLUGIN"] == str(plugin)
+    assert variables["NCCL_INSPECTOR_ENABLE"] == "1"
     assert "NCCL_PROFILER_PLUGIN" not in nccl_variables(tmp_path / "run", {"LD_LIBRARY_PATH": "/nowhere"})
 
 
@@ -62,7 +62,7 @@ def test_empty_nccl_logs_are_no_files(tmp_path: Path) -> None:
 
 
 class FakeNvml:
-    """A GPU that draws 300 W and does not tell its energy."""
+    """A GPU that draws 300 W and does not report its energy."""
 
     NVMLError = RuntimeError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0

@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> RankFolder:
     return RankFolder.join(tmp_path / "run", rank=1, world_size=2)
 
 
-def test_out_of_memory_is_written_and_told(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_written_and_reported(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = FakeAllocator(monkeypatch)
     capture = MemorySnapshots("oom")
     capture.start(folder)

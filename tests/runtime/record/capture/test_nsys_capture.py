@@ -15,7 +15,7 @@ from gpuscope.instrumented_runtime.record.capture.nsys_capture import nsys_comma
 
 Run = Callable[..., SimpleNamespace]
 
-# Stands in for nsys: tells its version, else notes its own words, leaves a report, and runs the command.
+# Replaces nsys: prints its version, else writes its own arguments as a report and runs the command.
 FAKE = """#!/bin/sh
 if [ "$1" = --version ]; then echo "NVIDIA Nsight Systems version 2025.6.1.190-256136"; exit; fi
 words="$*"
@@ -91,10 +91,10 @@ for step in range(5):
         capture.step(step)  # ends a step inside a range of the script
 capture.stop()
 """
-    told = tmp_path / "told.txt"
-    done = run(sys.executable, "-c", script, NVTX_INJECTION64_PATH=str(listener), NVTX_LISTENER_OUT=str(told))
+    listened = tmp_path / "listened.txt"
+    done = run(sys.executable, "-c", script, NVTX_INJECTION64_PATH=str(listener), NVTX_LISTENER_OUT=str(listened))
     assert done.code == 0, done.err
-    lines = [line for line in told.read_text().splitlines() if line.startswith(("start", "end"))]
+    lines = [line for line in listened.read_text().splitlines() if line.startswith(("start", "end"))]
     assert lines == [
         "start gpuscope step category=2 color=ff7f7f7f 1",
         "end gpuscope 1",

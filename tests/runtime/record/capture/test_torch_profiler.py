@@ -47,9 +47,9 @@ def test_the_active_steps_are_recorded_and_no_other(folder: RankFolder) -> None:
 
 def test_the_trace_says_whose_it_is(folder: RankFolder) -> None:
     record(TorchProfiler(wait=0, warmup=1, active=1, metadata={"parallel": {"tp": 2}}), folder, steps=3)
-    told = trace(folder)
-    assert (told["gpuscope_run"]["rank"], told["gpuscope_run"]["world_size"]) == (3, 4)
-    assert told["parallel"] == {"tp": 2}
+    recorded = trace(folder)
+    assert (recorded["gpuscope_run"]["rank"], recorded["gpuscope_run"]["world_size"]) == (3, 4)
+    assert recorded["parallel"] == {"tp": 2}
 
 
 def test_events_are_not_parsed_in_python(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,11 +71,11 @@ def test_the_trace_says_how_long_each_step_had_a_core(folder: RankFolder) -> Non
             torch.ones(2)
         profiler.step(step)
     profiler.stop()
-    told = trace(folder)["gpuscope_cores"]
-    assert told["columns"] == ["step", "ran_ns", "waited_ns"]
-    assert [row[0] for row in told["steps"]] == [2, 3]
-    assert told["steps"][1][1] > 20_000_000 > told["steps"][0][1] > 1_000_000
-    assert told["cores"] >= 1
+    recorded = trace(folder)["gpuscope_cores"]
+    assert recorded["columns"] == ["step", "ran_ns", "waited_ns"]
+    assert [row[0] for row in recorded["steps"]] == [2, 3]
+    assert recorded["steps"][1][1] > 20_000_000 > recorded["steps"][0][1] > 1_000_000
+    assert recorded["cores"] >= 1
 
 
 def test_whole_records_without_steps(folder: RankFolder) -> None:

@@ -88,12 +88,12 @@ losses = {"ddp": trained(nn.parallel.DistributedDataParallel(model())), "fsdp": 
 mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
 losses["tp"] = trained(parallelize_module(model(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}))
 losses["pp"] = pipelined()
-told = {
+answers = {
     "losses": losses,
     "backend": dist.get_backend(),
     "calls": first,
     "later": sorted({row[0] for row in rows()}) if logged else [],
 }
-with open(f"told{rank}.json", "w") as file:
-    json.dump(told, file)
+with open(f"answers{rank}.json", "w") as file:
+    json.dump(answers, file)
 leave_world()

@@ -17,13 +17,13 @@ from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective,
 Run = Callable[..., SimpleNamespace]
 WORKER = Path(__file__).with_name("gloo_worker.py")
 
-# One process of xdist runs the two jobs of `told`, once.
+# One xdist worker runs the two jobs of the fixture `jobs`, once.
 pytestmark = pytest.mark.xdist_group("gloo")
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """What both ranks told, by whether their groups were logged."""
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What both ranks reported, by whether their groups were logged."""
     import os
     import subprocess
 
@@ -33,21 +33,21 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         command = [executable(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", WORKER]
         environment = {**os.environ, "LOGGED": logged, "OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, cwd=folder, env=environment, capture_output=True, timeout=120)
-        answers[logged] = [json.loads((folder / f"told{rank}.json").read_text()) for rank in (0, 1)]
+        answers[logged] = [json.loads((folder / f"answers{rank}.json").read_text()) for rank in (0, 1)]
     return answers
 
 
-def test_training_is_the_same_through_the_logging_group(told: dict[str, list[Any]]) -> None:
-    assert [rank["losses"] for rank in told["1"]] == [rank["losses"] for rank in told["0"]]
-    assert told["1"][0]["losses"]["ddp"] is not None
-    assert told["1"][1]["losses"]["pp"] is not None
+def test_training_is_the_same_through_the_logging_group(jobs: dict[str, list[Any]]) -> None:
+    assert [rank["losses"] for rank in jobs["1"]] == [rank["losses"] for rank in jobs["0"]]
+    assert jobs["1"][0]["losses"]["ddp"] is not None
+    assert jobs["1"][1]["losses"]["pp"] is not None
 
 
-def test_the_group_still_calls_itself_gloo(told: dict[str, list[Any]]) -> None:
-    assert {rank["backend"] for rank in told["1"]} == {"gloo"}
+def test_the_group_still_calls_itself_gloo(jobs: dict[str, list[Any]]) -> None:
+    assert {rank["backend"] for rank in jobs["1"]} == {"gloo"}
 
 
-def test_every_call_is_logged_with_what_it_was(told: dict[str, list[Any]]) -> None:
+def test_every_call_is_logged_with_what_it_was(jobs: dict[str, list[Any]]) -> None:
     # op, group, seq, p2p seq, elements in, out, bytes of the whole array, source, destination
     collectives = [
         ["all_reduce", "default_pg", 1, 0, 4, 4, 16, None, None],
@@ -58,12 +58,12 @@ def test_every_call_is_logged_with_what_it_was(told: dict[str, list[Any]]) -> No
     last = ["broadcast", "default_pg", 4, 0, 4, 4, 32, None, None]  # int64
     for rank, op in ((0, "send"), (1, "recv")):
         message = [op, "default_pg", 0, 1, 4, 4, 16, 0, 1]
-        assert told["1"][rank]["calls"] == [*collectives, message, last]
+        assert jobs["1"][rank]["calls"] == [*collectives, message, last]
 
 
-def test_every_parallelism_goes_through_the_log(told: dict[str, list[Any]]) -> None:
+def test_every_parallelism_goes_through_the_log(jobs: dict[str, list[Any]]) -> None:
     # DDP: broadcast, all_reduce; FSDP2: all_gather, reduce_scatter; TP: all_reduce; PP: send, recv.
-    assert set(told["1"][0]["later"]) >= {"all_reduce", "all_gather", "broadcast", "recv", "reduce_scatter", "send"}
+    assert set(jobs["1"][0]["later"]) >= {"all_reduce", "all_gather", "broadcast", "recv", "reduce_scatter", "send"}
 
 
 WORLD = Group("0", "default_pg", (0, 1))
@@ -107,8 +107,8 @@ def test_annotations_are_matched_by_time_and_order() -> None:
     ]
     text = trace(annotation("42.125", "15.000"), annotation("72.500", "16.000"))
     events = json.loads(with_arguments(text, log, rank=1))["traceEvents"]
-    told = [[event["args"][key] for key in ("Collective name", "Seq", "Issued ns")] for event in events]
-    assert told == [["reduce_scatter", 2, 1_040_000], ["all_reduce", 3, 1_070_000]]
+    arguments = [[event["args"][key] for key in ("Collective name", "Seq", "Issued ns")] for event in events]
+    assert arguments == [["reduce_scatter", 2, 1_040_000], ["all_reduce", 3, 1_070_000]]
     assert events[0]["args"]["External id"] == 5
 
 

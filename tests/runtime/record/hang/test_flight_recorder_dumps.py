@@ -29,16 +29,16 @@ def test_state_times_and_members_are_filled_in() -> None:
     log.complete(done)
     dump = {"version": "2.10", "pg_config": {"": {"name": ""}}, "entries": [recorded(1), recorded(2)]}
 
-    told = filled(dump, [TP], list(log.latest))
-    first, second = told["entries"]
+    result = filled(dump, [TP], list(log.latest))
+    first, second = result["entries"]
     assert (first["state"], first["retired"]) == ("completed", True)
     assert first["time_discovered_started_ns"] == done.issued_ns
     assert first["time_discovered_completed_ns"] == done.completed_ns
     assert first["frames"][0]["filename"] == "train.py"
     # torch calls this one retired too; it runs.
     assert (second["state"], second["retired"], second["time_discovered_completed_ns"]) == ("started", False, None)
-    assert told["pg_config"] == {"3": {"name": "3", "desc": "mesh_tp", "ranks": "[4, 6]"}}
-    assert told["pg_status"]["3"] == {
+    assert result["pg_config"] == {"3": {"name": "3", "desc": "mesh_tp", "ranks": "[4, 6]"}}
+    assert result["pg_status"]["3"] == {
         "last_enqueued_collective": 2, "last_started_collective": 2, "last_completed_collective": 1,
     }  # fmt: skip
 
@@ -55,10 +55,10 @@ def test_sends_and_receives_are_named_by_ranks_within_the_group(monkeypatch: Any
     monkeypatch.setattr(CollectiveLog, "rank", 6)
     log.issue("send", TP, (), (), 4)
     log.issue("recv", TP, (), (), 4)
-    told = filled({}, [TP], list(log.latest))
-    assert [entry["profiling_name"] for entry in told["entries"]] == ["gloo:send 1->0", "gloo:recv 1<-0"]
-    assert [entry["is_p2p"] for entry in told["entries"]] == [True, True]
-    assert [entry["p2p_seq_id"] for entry in told["entries"]] == [1, 1]
+    result = filled({}, [TP], list(log.latest))
+    assert [entry["profiling_name"] for entry in result["entries"]] == ["gloo:send 1->0", "gloo:recv 1<-0"]
+    assert [entry["is_p2p"] for entry in result["entries"]] == [True, True]
+    assert [entry["p2p_seq_id"] for entry in result["entries"]] == [1, 1]
 
 
 def test_nccls_entries_in_a_dump_stay_as_torch_recorded_them() -> None:
@@ -90,5 +90,5 @@ def test_nccls_entries_as_collectives() -> None:
 def test_stacks_begin_in_the_script() -> None:
     ours = {"name": "method", "filename": "/x/instrumented_runtime/record/gloo/gloo_trace.py", "line": 1}
     entry = recorded(1) | {"frames": [ours, *recorded(1)["frames"]]}
-    (told,) = filled({"entries": [entry]}, [TP], [])["entries"]
-    assert [frame["filename"] for frame in told["frames"]] == ["train.py"]
+    (result,) = filled({"entries": [entry]}, [TP], [])["entries"]
+    assert [frame["filename"] for frame in result["frames"]] == ["train.py"]

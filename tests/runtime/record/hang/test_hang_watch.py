@@ -18,7 +18,7 @@ Run = Callable[..., SimpleNamespace]
 WORLD = Group("0", "default_pg", (0, 1, 2))
 
 
-def told(*ops: str, waiting: bool, at: str = "train.py:9 in main") -> dict[str, Any]:
+def rank_progress(*ops: str, waiting: bool, at: str = "train.py:9 in main") -> dict[str, Any]:
     """A rank that has issued `ops`; with `waiting`, the last one runs still."""
     log = CollectiveLog()
     for number, op in enumerate(ops):
@@ -29,22 +29,22 @@ def told(*ops: str, waiting: bool, at: str = "train.py:9 in main") -> dict[str, 
 
 
 def test_a_rank_that_never_joined_is_named_and_where_it_is() -> None:
-    waits = told("broadcast", "all_reduce", waiting=True)
-    absent = told("broadcast", waiting=False, at="train.py:40 in load")
+    waits = rank_progress("broadcast", "all_reduce", waiting=True)
+    absent = rank_progress("broadcast", waiting=False, at="train.py:40 in load")
     assert verdict({0: waits, 1: absent, 2: waits}, 3) == (
         "hang: ranks 0, 2 wait in all_reduce #2 of group default_pg; rank 1 never joined: it is at train.py:40 in load"
     )
 
 
 def test_a_rank_that_called_something_else() -> None:
-    waits, other = told("all_reduce", waiting=True), told("broadcast", waiting=True)
+    waits, other = rank_progress("all_reduce", waiting=True), rank_progress("broadcast", waiting=True)
     assert verdict({0: waits, 1: other, 2: waits}, 3) == (
         "hang: ranks 0, 2 wait in all_reduce #1 of group default_pg; rank 1 called broadcast instead"
     )
 
 
 def test_a_rank_that_does_not_answer() -> None:
-    waits = told("all_reduce", waiting=True)
+    waits = rank_progress("all_reduce", waiting=True)
     assert verdict({0: waits, 2: waits}, 3).endswith("rank 1 never joined: no answer")
 
 
@@ -71,7 +71,7 @@ def test_a_send_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CollectiveLog()
     log.issue("send", WORLD, (), (), 2)
     waits = progress([WORLD], list(log.latest), at="pipeline.py:5 in forward")
-    assert verdict({0: waits, 2: told(waiting=False)}, 3) == (
+    assert verdict({0: waits, 2: rank_progress(waiting=False)}, 3) == (
         "hang: rank 0 waits in send #1 from rank 0 to rank 2 in group default_pg; rank 2: it is at train.py:9 in main"
     )
 

@@ -38,8 +38,8 @@ def config(**sections: dict[str, object]) -> TrainConfig:
 def train(text: str) -> list[dict[str, object]]:
     """Train alone with one fault; what it entered into the ledger."""
     (fault,) = parse_faults([text])
-    told = fault.configure(config(), 1)
-    trainer = Trainer(told, World(0, 1, 0, torch.device("cpu"), None), validate(told, 1), (fault,))
+    configured = fault.configure(config(), 1)
+    trainer = Trainer(configured, World(0, 1, 0, torch.device("cpu"), None), validate(configured, 1), (fault,))
     trainer.run()
     return trainer.context.ledger.rows()
 
@@ -175,23 +175,23 @@ def test_lengths_are_drawn_anew_per_step_and_rank() -> None:
 def test_few_micro_batches_as_the_schedule_allows() -> None:
     (fault,) = parse_faults(["few_micro_batches"])
     for schedule, count, bubble in (("gpipe", 1, 1 / 2), ("1f1b", 2, 1 / 3)):  # (p-1)/(m+p-1), p = 2
-        told = fault.configure(config(parallel={"pp": 2}, pipeline={"schedule": schedule}), 2)
-        assert told.pipeline.micro_batches == count
-        assert fault.truth(told, 2)["ideal_bubble_frac"] == pytest.approx(bubble)
+        configured = fault.configure(config(parallel={"pp": 2}, pipeline={"schedule": schedule}), 2)
+        assert configured.pipeline.micro_batches == count
+        assert fault.truth(configured, 2)["ideal_bubble_frac"] == pytest.approx(bubble)
 
 
 def test_ranks_of_a_pipeline_stage() -> None:
-    told = config(parallel={"pp": 2})
-    ranks = {stage: parse_faults([f"unbalanced_stage:stage={stage}"])[0].ranks(told, 6) for stage in (0, 1, -1)}
+    configured = config(parallel={"pp": 2})
+    ranks = {stage: parse_faults([f"unbalanced_stage:stage={stage}"])[0].ranks(configured, 6) for stage in (0, 1, -1)}
     assert ranks == {0: [0, 1, 2], 1: [3, 4, 5], -1: [3, 4, 5]}
 
 
 @pytest.mark.parametrize(("rank", "extra"), [(0, 0), (1, 3 * LAYERS)])
 def test_unbalanced_stage_repeats_its_blocks_only(rank: int, extra: int) -> None:
-    told = config(parallel={"pp": 2})
+    configured = config(parallel={"pp": 2})
     (fault,) = parse_faults(["unbalanced_stage:times=3"])
-    model = GPT(told.model, told.data.sequence)
-    context = StepContext(rank, 2, torch.device("cpu"), told, parts=[model])
+    model = GPT(configured.model, configured.data.sequence)
+    context = StepContext(rank, 2, torch.device("cpu"), configured, parts=[model])
     fault.on_model(context)
     model(torch.zeros(1, 8, dtype=torch.int64))
     assert sum(sum(row["counts"]) for row in context.ledger.rows()) == extra
