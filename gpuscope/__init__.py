@@ -58,8 +58,8 @@ _HOME = {
     "session": "gpuscope.instrumented_runtime.record.session:gpuscope_session",
     "span": "gpuscope.instrumented_runtime.record.ranges:span",
 }
-"""Where each public name lives, `module:name` or a module. Looked up when asked for, so that `import gpuscope` stays
-quick; type checkers read the imports above, and a test holds the two to each other."""
+"""Where each public name is defined, `module:name` or a module. Looked up when asked for, so that `import gpuscope`
+stays quick; type checkers read the imports above, and a test compares the two."""
 
 __all__ = [
     "Analysis",

@@ -80,7 +80,7 @@ class _ReaderGoneError(Exception):
 @click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gpuscope")
 def cli() -> None:
-    """Where the time of a multi-GPU training step goes, whose fault it is, and what to change."""
+    """Where the time of a multi-GPU training step goes, what causes it, and what to change."""
 
 
 cli.params.append(_debug_option(envvar="GPUSCOPE_DEBUG", help="Show the traceback of an error."))
@@ -130,7 +130,7 @@ def _exit_unexpected(error: Exception, run: Run) -> NoReturn:
     what = " ".join(f"{type(error).__name__}: {error}".split())
     click.echo(f"Error: unexpected {what}", err=True)
     if not run.debug:
-        click.echo("Hint: this is a bug of gpuscope; --debug or GPUSCOPE_DEBUG=1 shows the traceback", err=True)
+        click.echo("Hint: this is a bug in gpuscope; --debug or GPUSCOPE_DEBUG=1 shows the traceback", err=True)
     sys.exit(GpuscopeError.exit_code)
 
 

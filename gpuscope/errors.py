@@ -1,10 +1,10 @@
-"""One base class for everything a user can mend; only `gpuscope.cli.main` turns it into an exit code."""
+"""One base class for everything a user can fix; only `gpuscope.cli.main` turns it into an exit code."""
 
 from __future__ import annotations
 
 
 class GpuscopeError(Exception):
-    """What went wrong, in which file, and how to mend it. `exit_code` is the process's exit status."""
+    """What went wrong, in which file, and how to fix it. `exit_code` is the process's exit status."""
 
     exit_code = 4
 
@@ -18,7 +18,7 @@ class GpuscopeError(Exception):
 
 
 class UsageError(GpuscopeError):
-    """The call's words are off: options that contradict, ranks that two files both claim."""
+    """Wrong usage: contradictory options, or two files of one rank."""
 
     exit_code = 2
 

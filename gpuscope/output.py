@@ -1,4 +1,4 @@
-"""Writing files for the user: never over what is there, never half."""
+"""Writing output files: atomically, and never over an existing file without --force."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuscope.errors import InputError, UsageError
 def check_free(paths: Iterable[Path], force: bool, inputs: Iterable[str] = ()) -> None:
     """Raise `UsageError`, before any work is done, where an output is in the way of something.
 
-    What is read is never written over, nor is what is no plain file, whatever `force` says.
+    What is read is never written over, nor is what is not a regular file, whatever `force` says.
     """
     read = {os.path.realpath(name) for name in inputs}
     for path in paths:
@@ -22,7 +22,7 @@ def check_free(paths: Iterable[Path], force: bool, inputs: Iterable[str] = ()) -
         if os.path.realpath(path) in read:
             raise UsageError(f"{path} is the input", hint="name another file to write")
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise UsageError(f"{path} is no plain file", hint="name another, or print to stdout with --json")
+            raise UsageError(f"{path} is not a regular file", hint="name another, or print to stdout with --json")
         occupied = any(path.iterdir()) if path.is_dir() else path.exists()
         if occupied and not force:
             raise UsageError(f"{path} exists already", hint="name another, or pass --force to overwrite it")

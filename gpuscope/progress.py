@@ -1,4 +1,4 @@
-"""Progress on stderr for what takes longer than a second; silent where nobody looks on."""
+"""Progress on stderr for what takes longer than a second; silent unless stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Reading:
         self.say(name)
 
     def say(self, text: str) -> None:
-        """What is going on now, as `ReadOptions.status` is told."""
+        """What is going on now; called as `ReadOptions.status`."""
         self.label = text
         self._draw()
 
@@ -132,7 +132,7 @@ def reading(total_bytes: int | None, label: str, *, files: int = 1) -> Iterator[
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """A spinner while something runs that can't tell how far it is, such as `nsys export`."""
+    """A spinner while something runs without reporting progress, such as `nsys export`."""
     if not watched():
         yield
         return

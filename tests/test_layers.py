@@ -70,7 +70,7 @@ def test_no_folder_holds_too_many_files() -> None:
 
 
 def test_every_file_has_a_name_of_its_own() -> None:
-    """No two files need their folders to be told apart."""
+    """No two files need their folders to be distinguished."""
     names = Counter(name.rpartition(".")[2] for name in MODULES if name not in FOLDERS)
     assert not [name for name, count in names.items() if count > 1]
 

@@ -49,7 +49,7 @@ def _finding(cause: Cause, own: Mapping[LaneKey, Attributed], share: float, run:
         operations=sum(attributed.operations for attributed in own.values()),
         busy_ns=sum(attributed.busy for attributed in own.values()),
         stragglers=run.stragglers,
-        could_tell=run.testable,
+        testable=run.testable,
         clock_error_ns=run.clock_error,
     )
     return {

@@ -194,7 +194,7 @@ def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> l
         )
     if job.without_dump:
         found.append(f"What {ranks(job.without_dump)} did: there is no dump.")
-    unknown = sorted({wait.awaited for wait in waits if wait.reason == "untold"})
+    unknown = sorted({wait.awaited for wait in waits if wait.reason == "unknown"})
     if unknown:
         found.append(f"How far {ranks(unknown)} had got in groups that are missing from their dumps.")
     if any(wait.record.p2p and len(job.members[wait.record.group]) > 2 for wait in waits):

@@ -15,14 +15,14 @@ from typing import Literal
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record
 
-Reason = Literal["absent", "untold", "no_dump", "blocked", "mismatch"]
+Reason = Literal["absent", "unknown", "no_dump", "blocked", "mismatch"]
 
 
 @dataclass(frozen=True)
 class Wait:
     """`waiter` waits in its operation `record` for rank `awaited`.
 
-    absent: that rank has not enqueued it. untold: its dump doesn't say whether it has. no_dump: it wrote
+    absent: that rank has not enqueued it. unknown: its dump doesn't say whether it has. no_dump: it wrote
     none. blocked: it has enqueued it, behind another operation that is unfinished. mismatch: it called
     something else.
     """
@@ -69,7 +69,7 @@ def _for_members(job: Job, head: Record, own: Sequence[Record], pending: Pending
             continue
         come = job.enqueued(member, head.group)
         if come is None or head.group in job.incomparable:
-            unsure.append(Wait(head.rank, member, head, "untold"))
+            unsure.append(Wait(head.rank, member, head, "unknown"))
         elif come < own[-1].seq:
             waits.append(Wait(head.rank, member, next(record for record in own if record.seq > come), "absent"))
     if not waits:

@@ -39,12 +39,12 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
     whole, left_out = facts.flushes
     section: Pipeline = {
         "basis": stages.basis, "provenance": stages.provenance, "stages": _stages(stages, whole),
-        "untold": stages.incomplete,
+        "incomplete": stages.incomplete,
     }  # fmt: skip
     result.sections[PIPELINE] = section
     if not whole:
-        section["untold"] = section["untold"] or "no step holds all computations of a pipeline"
-        result.status, result.why = "skipped", section["untold"]
+        section["incomplete"] = section["incomplete"] or "no step holds all computations of a pipeline"
+        result.status, result.why = "skipped", section["incomplete"]
         return result
     rows = [row for flush in whole for row in _rows(flush, stages)]
     schedule = _schedule(whole)

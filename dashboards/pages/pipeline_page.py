@@ -61,7 +61,7 @@ def _ranks(pipeline: Pipeline, stage: int) -> list[int]:
 def _drawn(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
     if "timeline" not in pipeline or not pipeline["timeline"]["computations"]:
         yield parts.empty(
-            "No stages × time to draw", units.clean(pipeline["untold"]) or "No step holds all computations."
+            "No stages × time to draw", units.clean(pipeline["incomplete"]) or "No step holds all computations."
         )
         return
     timeline = pipeline["timeline"]

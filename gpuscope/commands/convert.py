@@ -25,7 +25,7 @@ EVENTS = "events"
 @click.option(
     "--table", metavar="NAME", default=EVENTS, show_default=True, help="Which table to write into OUT.parquet."
 )
-@click.option("--force", is_flag=True, help="Overwrite what is there.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 def command(
     paths: tuple[str, ...],
     out: Path,

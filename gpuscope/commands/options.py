@@ -27,7 +27,7 @@ class RankSet(click.ParamType[frozenset[int]]):
                     raise ValueError(part)
                 ranks.update(range(first, last + 1))
         except ValueError:
-            self.fail(f"{value!r} is no set of ranks; write for instance 0-7,64", param, ctx)
+            self.fail(f"{value!r} is not a set of ranks; use for example 0-7,64", param, ctx)
         return frozenset(ranks)
 
 
@@ -43,7 +43,7 @@ class StepRange(click.ParamType[tuple[int, int]]):
         try:
             first, last = int(low), int(high or low)
         except ValueError:
-            self.fail(f"{value!r} is no range of steps; write for instance 3-8", param, ctx)
+            self.fail(f"{value!r} is not a range of steps; use for example 3-8", param, ctx)
         if first > last:
             self.fail(f"{value!r} ends before it starts", param, ctx)
         return first, last
@@ -62,15 +62,17 @@ class Percent(click.ParamType[float]):
         except ValueError:
             number = -1.0
         if not str(value).endswith("%") or not 0 <= number < 1e6:
-            self.fail(f"{value!r} is no percentage; write for instance 5%", param, ctx)
+            self.fail(f"{value!r} is not a percentage; use for example 5%", param, ctx)
         return number
 
 
 def reading(command: Command) -> Command:
     """The options of everything that opens traces."""
     for decorate in (
-        click.option("--nsys", metavar="PROGRAM", envvar="GPUSCOPE_NSYS", help="The nsys that exports reports."),
-        click.option("--partial", is_flag=True, help="Take what is there of a file that is cut off."),
+        click.option(
+            "--nsys", metavar="PROGRAM", envvar="GPUSCOPE_NSYS", help="nsys executable for exporting reports."
+        ),
+        click.option("--partial", is_flag=True, help="Analyse what is left of a truncated file."),
         click.option("--ranks", type=RankSet(), metavar="SET", help="Only these ranks, e.g. 0-7,64."),
     ):
         command = decorate(command)

@@ -20,11 +20,11 @@ CLASSES = ("cpu", "communication", "memory", "compute")
 @click.group(invoke_without_command=True, short_help="List, show and delete the runs that were analysed.")
 @store_option
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many, the last ones.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Show at most this many, the latest.")
 @click.option("--bound-by", type=click.Choice(CLASSES), help="Only these verdicts.")
 @click.option("--cause", metavar="CAUSE", help="Only verdicts with this cause, e.g. straggler.")
-@click.option("--path", "path", metavar="TEXT", help="Only runs whose paths hold this text.")
-@click.option("--label", metavar="TEXT", help="Only runs whose label holds this text.")
+@click.option("--path", "path", metavar="TEXT", help="Only runs whose paths contain this text.")
+@click.option("--label", metavar="TEXT", help="Only runs whose label contains this text.")
 @click.pass_context
 def command(
     ctx: click.Context, store: Path | None, as_json: bool, limit: int | None, bound_by: str | None, cause: str | None,
@@ -58,7 +58,7 @@ def command(
 @command.command(short_help="Show the report of a run.")
 @click.argument("run", type=int)
 @store_option
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, as it was printed then.")
+@click.option("--json", "as_json", is_flag=True, help="Print the stored report as JSON.")
 @click.pass_context
 def show(ctx: click.Context, run: int, store: Path | None, as_json: bool) -> None:
     """Show the report of the run of that number, as `gpuscope analyze` showed it."""

@@ -1,7 +1,7 @@
 """Bandwidth of a collective as nccl-tests defines it: `algbw` and `busbw`, both in GB/s (1e9 B/s).
 
 `algbw` is size over time. `busbw` corrects it by a factor of the operation and the number of ranks, so
-that it can be held against the peak of the link, whatever the number of ranks. Source of the factors:
+that it can be compared with the peak of the link, whatever the number of ranks. Source of the factors:
 NVIDIA/nccl-tests, doc/PERFORMANCE.md, «Summary», and the `GetBw` function of each test's `.cu` file
 (gather, scatter, send/receive and all-to-all are only there).
 

@@ -111,7 +111,7 @@ def gpu_pcie(gpu_name: str) -> Link | None:
 
 
 def gpu_fabric(gpu_name: str) -> Link | None:
-    """All links of a GPU to other GPUs (NVLink, Infinity Fabric), where its name tells that they are connected.
+    """All links of a GPU to other GPUs (NVLink, Infinity Fabric), where its name shows that they are connected.
 
     None for a card that may be joined by a bridge or not at all, and for one without such links.
     """

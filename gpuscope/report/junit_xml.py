@@ -11,7 +11,7 @@ from gpuscope.report.view import units
 
 
 def dumps(cases: Sequence[CheckCase], subject: str) -> str:
-    """One test suite of one case per check; what could not be told is skipped."""
+    """One test suite of one case per check; what could not be decided is skipped."""
     number = Counter(case["status"] for case in cases)
     suite = ElementTree.Element(
         "testsuite",

@@ -15,7 +15,7 @@ _HEAD = 1 << 16
 
 
 def read_report(path: Path, needed: Collection[str]) -> Report | None:
-    """The report in a file, told by its head whatever the order of its keys; None where it is something else.
+    """The report in a file, recognised by its head whatever the order of its keys; None where it is something else.
 
     Raises `InputError` for one that is cut off, of another schema, or without a key that the caller needs: what later
     versions added may be missing from an older file.
@@ -29,7 +29,7 @@ def read_report(path: Path, needed: Collection[str]) -> Report | None:
     try:
         document: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     except msgspec.DecodeError as error:
-        raise InputError(f"{path}: a report that is cut off or damaged, no JSON: {error}") from error
+        raise InputError(f"{path}: report is cut off or damaged, not valid JSON: {error}") from error
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise InputError(

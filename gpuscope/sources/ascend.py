@@ -1,6 +1,6 @@
 """Ascend's Chrome trace (`trace_view.json`), as torch_npu's profiler writes it.
 
-A Chrome trace whose rows are told apart by the name of their process, not by category. Work is read from
+A Chrome trace whose rows are distinguished by the name of their process, not by category. Work is read from
 the rows «Ascend Hardware» and «HCCL» (or «Communication»); the vendor's own «Overlap Analysis» is not
 used. Task types as in Ascend's profiler documentation (`kernel_details.csv`, `task_time.csv`).
 """
@@ -86,7 +86,7 @@ class AscendSource:
         if document.losses.truncated and not options.partial:
             raise InputError(document.losses.truncated, hint="copy it again, or pass --partial")
         if not document.losses.events:
-            raise InputError(f"{path}: holds no trace events")
+            raise InputError(f"{path}: contains no events")
         report_losses(builder, document.losses, path)
         rank = self.peek_rank(path, b"") or 0
         source = builder.source(path, self.name, _version(path), document.losses.events, {"header": document.header})
@@ -169,16 +169,16 @@ class _Rows:
             "stream": np.array([integer(e.tid) for e in whole], np.int64), "kind": Kind.COMMUNICATION,
             "name": self.builder.names.codes([e.name for e in whole]),
         })  # fmt: skip
-        told = []
+        communication = []
         for index, event in enumerate(whole):
             match = _HCOM.match(event.name)
             assert match
             arguments = _arguments(event)
-            told.append((first + index, CommunicationArguments(
+            communication.append((first + index, CommunicationArguments(
                 collective=match["op"], group=match["group"], seq=int(match["seq"]),
                 dtype=arguments.get("data_type"), count=arguments.get("count"),
             ), event.name))  # fmt: skip
-        add_collectives(self.builder, self.rank, told)
+        add_collectives(self.builder, self.rank, communication)
 
 
 def _names_its_rows(path: Path) -> bool:
@@ -236,7 +236,7 @@ def _take_name(event: Metadata, names: dict[Any, str], builder: TraceBuilder) ->
 
 
 def rank_device(path: Path) -> int:
-    """The NPU of a rank: its rank on one host, which is all the file tells."""
+    """The NPU of a rank: its rank on one host, which is all that the file records."""
     return AscendSource().peek_rank(path, b"") or 0
 
 

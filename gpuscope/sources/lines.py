@@ -20,20 +20,20 @@ def lines(path: Path, options: ReadOptions, builder: TraceBuilder | None = None)
     """Each line without its end.
 
     Raises `InputError` for a line that does not end, and for a gzip file that was cut off; with `--partial`
-    the lines before the cut are taken, and the builder is told.
+    the lines before the cut are taken, and the loss is reported.
     """
     rest = b""
     try:
         for block in stream.blocks(path, options.advance if builder else None):
             *whole, rest = (rest + block).split(b"\n")
             if len(rest) > LONGEST:
-                raise InputError(f"{path}: has a line without end")
+                raise InputError(f"{path}: has a line without an end")
             yield from (line.removesuffix(b"\r") for line in whole)
     except stream.TruncatedError as error:
         if not options.partial:
-            raise InputError(f"{path}: is cut off ({error})", hint="--partial takes what is there") from error
+            raise InputError(f"{path}: cut off ({error})", hint="--partial analyses what is left") from error
         if builder is not None:
-            builder.problem("data_loss", "truncated", 1, f"{path.name}: is cut off; what is there was taken")
+            builder.problem("data_loss", "truncated", 1, f"{path.name}: cut off; the lines before the cut were read")
     if rest:
         yield rest.removesuffix(b"\r")
 

@@ -92,7 +92,7 @@ def number(files: Mapping[Path, Processes]) -> dict[Path, Numbered]:
         if not _has_ranks(one) and not _has_ranks(other) and one.apart(other):
             raise UsageError(
                 f"{first} and {second} were recorded on {one.host} one after the other, and neither records its ranks",
-                hint="name the traces of one run only; `gpuscope diff` holds two runs against each other",
+                hint="name the traces of one run only; `gpuscope diff` compares two runs",
             )
     ranks = {path: own.rank for path, own in files.items()}
     ranks |= _by_name({path: own for path, own in files.items() if own.rank is None and not own.recorded})

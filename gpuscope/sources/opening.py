@@ -13,7 +13,7 @@ import numpy as np
 from gpuscope.errors import InputError, UsageError
 from gpuscope.sources import nodes, run_manifest
 from gpuscope.sources.records import files_of, is_timeline, records_below, records_beside
-from gpuscope.sources.restarts import last_life
+from gpuscope.sources.restarts import last_attempt
 from gpuscope.sources.run_manifest import ended
 from gpuscope.sources.source import ReadOptions, Role, Source, all_sources, check_readable, source_for, suffixes_of
 from gpuscope.trace.builder import TraceBuilder
@@ -28,7 +28,7 @@ NOTHING_RECORDED = "record fewer steps sooner (--wait, --warmup, --active), or -
 
 @dataclass(frozen=True)
 class Input:
-    """A file (or export directory) to read, and the rank its name or head tells."""
+    """A file (or export directory) to read, and the rank from its name or head."""
 
     path: Path
     source: Source
@@ -42,7 +42,7 @@ class Input:
 def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> list[Input]:
     """What to read for `paths`: each a file, a folder of ranks, or a glob.
 
-    Files whose rank is told by name or head and not in `ranks` are left out unread. Raises `InputError`
+    Files whose rank is known by name or head and not in `ranks` are left out unread. Raises `InputError`
     where a path is missing or nothing in it is a trace.
     """
     found: list[Input] = []
@@ -56,7 +56,7 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
             found.append(Input(path, source, rank, beside=beside))
     if not found:
         named = ", ".join(os.fspath(path) for path in paths)
-        raise InputError(f"{named}: holds none of the ranks asked for" if ranks else f"{named}: no traces")
+        raise InputError(f"{named}: contains none of the requested ranks" if ranks else f"{named}: no traces")
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
 
 
@@ -71,16 +71,16 @@ def _expand(named: PathLike) -> list[Path]:
     if path.is_dir():
         if _is_trace(path):
             return [path]
-        traces = last_life(path, _folder(path))
-        found = [*traces, *records_beside(path)] if traces else last_life(path, records_below(path))
-        told = ended(path)
-        if told is not None and told.hung:  # then the dumps say why, and the traces can't
-            dumps = last_life(path, records_below(path, Role.HANG_RECORD))
+        traces = last_attempt(path, _folder(path))
+        found = [*traces, *records_beside(path)] if traces else last_attempt(path, records_below(path))
+        manifest = ended(path)
+        if manifest is not None and manifest.hung:  # then the dumps say why, and the traces can't
+            dumps = last_attempt(path, records_below(path, Role.HANG_RECORD))
             found += [dump for dump in dumps if dump not in found]
         if not found:
-            if told is not None:
+            if manifest is not None:
                 raise InputError(
-                    f"{path}: the run recorded no trace; its status is «{told.status}»{told.first_failure}",
+                    f"{path}: the run recorded no trace; its status is «{manifest.status}»{manifest.first_failure}",
                     hint=NOTHING_RECORDED,
                 )
             raise InputError(
@@ -205,7 +205,7 @@ def open_inputs(
     options: ReadOptions,
     begun: Callable[[str], None] = lambda _: None,
 ) -> Trace:
-    """`open_trace` of inputs already found; `begun` is told the name of each file as it is taken up."""
+    """`open_trace` of inputs already found; `begun` is called with the name of each file as its reading starts."""
     traces: list[Trace] = []
     for item in numbered(items, options):
         begun(item.path.name)
@@ -215,7 +215,7 @@ def open_inputs(
 
 
 RanksByFile = list[tuple[Path, str, list[int], int | None]]
-"""Per file: its path, format, ranks and the world size it tells."""
+"""Per file: its path, format, ranks and the recorded world size."""
 
 
 def check_one_run(parts: Iterable[RanksByFile]) -> None:
@@ -239,6 +239,6 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
             if key in owner:
                 raise UsageError(
                     f"{owner[key]} and {path} both hold rank {rank}",
-                    hint="name one trace per rank; a file that tells no rank counts as rank 0",
+                    hint="name one trace per rank; a file without a recorded rank counts as rank 0",
                 )
             owner[key] = path

@@ -1,7 +1,7 @@
 """What the manifest of a run folder says of how the run ended.
 
 `gpuscope record` and `gpuscope train` leave a `manifest.json` beside the traces; its form stands in
-docs/recording.md. Only what tells an analysis that something went wrong is read here.
+docs/recording.md. Only what shows that something went wrong is read here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def ended(folder: Path) -> Ended | None:
     if manifest is None:
         return None
     problems = [entry for entry in _dicts(manifest.get("problems")) if entry.get("severity") == "error"]
-    ranks = sorted(_dicts(manifest.get("ranks")), key=_blame)
+    ranks = sorted(_dicts(manifest.get("ranks")), key=_order_of_failure)
     return Ended(
         status=str(manifest["status"]),
         failures=tuple(text for rank in ranks if (text := _failure(rank))),
@@ -61,8 +61,8 @@ def recorded_traces(folder: Path) -> list[str]:
 
 def mesh(folder: Path) -> dict[str, int]:
     """Ranks per kind of parallelism as `gpuscope train` noted them, those of one rank left out."""
-    told = (_read(folder) or {}).get("parallelism")
-    sizes = told.get("mesh") if isinstance(told, dict) else None
+    parallelism = (_read(folder) or {}).get("parallelism")
+    sizes = parallelism.get("mesh") if isinstance(parallelism, dict) else None
     if not isinstance(sizes, dict):
         return {}
     known = {kind: size for kind, size in sizes.items() if isinstance(size, int) and not isinstance(size, bool)}
@@ -97,7 +97,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-def _blame(rank: dict[str, Any]) -> tuple[int, int]:
+def _order_of_failure(rank: dict[str, Any]) -> tuple[int, int]:
     """Killed before failed, an error of its own before a connection that another rank's end cut."""
     error = str(rank.get("error") or "").lower()
     lost = any(words in error for words in _CONNECTION_LOST)

@@ -26,11 +26,11 @@ class ReadOptions:
     nsys: str | None = None
     """The nsys program; by default `GPUSCOPE_NSYS`, else the one on PATH."""
     advance: Callable[[int], None] | None = None
-    """Told of bytes read, for a progress bar."""
+    """Called with the number of bytes read, for a progress bar."""
     first_rank: int | None = None
     """The rank of the file's first process where the file records no ranks; None where it is the only such file."""
     status: Callable[[str], None] | None = None
-    """Told what is going on where bytes say nothing (an export under way)."""
+    """Called with what is going on where bytes show nothing (an export under way)."""
 
 
 class Role(Enum):
@@ -74,11 +74,11 @@ class Source(Protocol):
         ...
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:
-        """The rank if the file's beginning or name tells it, without reading the file."""
+        """The rank if the file's beginning or name gives it, without reading the file."""
         ...
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
-        """Read the file into the builder, and tell it what was lost.
+        """Read the file into the builder, and report what was lost.
 
         Raises `InputError` where nothing of it can be used.
         """
@@ -102,7 +102,7 @@ def _plugin(name: str) -> Source:
     if not isinstance(source, Source):
         lacking = ", ".join(part for part in _PARTS if not hasattr(source, part))
         raise UsageError(
-            f"the plug-in {name!r} of {SOURCES} is no source: it lacks {lacking}",
+            f"the plug-in {name!r} of {SOURCES} is not a source: it lacks {lacking}",
             hint="update or remove the distribution that brings it; docs/architecture.md has the protocol",
         )
     return source
@@ -127,7 +127,7 @@ def source_for(path: Path) -> tuple[Source, bytes]:
     if path.is_file() and path.stat().st_size == 0:
         raise InputError(f"{path}: is empty", hint="was the profiler still writing, or the disk full?")
     known = ", ".join(source.name for source in all_sources())
-    raise InputError(f"{path}: is no trace that gpuscope knows", hint=f"it reads: {known}")
+    raise InputError(f"{path}: unrecognised trace format", hint=f"known formats: {known}")
 
 
 def check_readable(path: Path) -> None:
@@ -139,7 +139,7 @@ def check_readable(path: Path) -> None:
         elif stat.S_ISDIR(mode):
             next(path.iterdir(), None)
         else:
-            raise InputError(f"{path}: is no plain file", hint="write it to a file first")
+            raise InputError(f"{path}: is not a regular file", hint="write it to a file first")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file or directory") from None
     except OSError as error:
@@ -150,7 +150,7 @@ _RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu|proc|procid)[-_.=]?(\d+)(?![\d.]
 
 
 def rank_in_name(path: Path) -> int | None:
-    """The rank a file's name tells (`rank3`, `worker2`), or its folder's where the file's tells none."""
+    """The rank in a file's name (`rank3`, `worker2`), else in its folder's name."""
     for part in (path.name, path.parent.name):
         if match := _RANK_IN_NAME.search(part):
             return int(match[1])

@@ -33,7 +33,7 @@ class TruncatedError(Exception):
 
 
 def blocks(path: Path, advance: Callable[[int], None] | None = None) -> Iterator[bytes]:
-    """UTF-8 blocks of about 1 MiB. `advance` is told of compressed bytes read.
+    """UTF-8 blocks of about 1 MiB. `advance` gets the number of compressed bytes read.
 
     Raises `TruncatedError` after the last whole block of a gzip file that was cut off, and `InputError` where
     the file can't be read or gunzips to absurdly much.
@@ -49,7 +49,7 @@ def blocks(path: Path, advance: Callable[[int], None] | None = None) -> Iterator
 
 
 def head(path: Path, size: int = 1 << 16) -> bytes:
-    """The first `size` bytes of the text, for telling formats apart; as many as there are when damaged."""
+    """The first `size` bytes of the text, for recognising formats; as many as there are when damaged."""
     found = b""
     with suppress(TruncatedError, InputError):
         for block in blocks(path):
@@ -80,19 +80,19 @@ def _plain(path: Path, advance: Callable[[int], None] | None) -> Iterator[bytes]
 
 def _gunzipped(path: Path, advance: Callable[[int], None] | None) -> Iterator[bytes]:
     size = path.stat().st_size
-    done = told = 0
+    done = reported = 0
     with path.open("rb") as compressed:
         for block in _inflate(compressed, path):
             done += len(block)
             if done > BOMB_FLOOR and done > BOMB_RATIO * size:
                 raise InputError(
-                    f"{path}: gunzips to more than {BOMB_RATIO} times its size; that is no trace",
+                    f"{path}: gunzips to more than {BOMB_RATIO} times its size; not a trace",
                     hint="if it really is one, gunzip it yourself and pass the result",
                 )
             if advance:
                 position = compressed.tell()
-                advance(position - told)
-                told = position
+                advance(position - reported)
+                reported = position
             yield block
 
 

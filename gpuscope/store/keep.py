@@ -27,5 +27,5 @@ def keep(
             return open_store.add(report, run_key(files, options), paths, options, label)
     except Exception as error:
         said = error.message if isinstance(error, GpuscopeError) else f"{type(error).__name__}: {error}"
-        click.echo(f"Warning: this analysis is not kept: {said} (--no-store keeps none)", err=True)
+        click.echo(f"Warning: this analysis is not stored: {said} (--no-store skips the store)", err=True)
         return None

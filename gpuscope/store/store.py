@@ -132,7 +132,7 @@ def opened(path: Path, write: bool = False) -> Iterator[Store]:
     try:
         version = _version(path)
         if version is None and not write:
-            raise InputError(f"{path}: no run store yet", hint="`gpuscope analyze` makes it, or name one with --store")
+            raise InputError(f"{path}: no run store yet", hint="`gpuscope analyze` creates it, or pass --store")
         stale = (version or 0) < SCHEMA_VERSION
         if write:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,13 +156,13 @@ def _version(path: Path) -> int | None:
     if not path.exists():
         return None
     if not path.is_file():
-        raise InputError(f"{path}: is no file", hint="name a file with --store or GPUSCOPE_STORE")
+        raise InputError(f"{path}: is not a file", hint="name a file with --store or GPUSCOPE_STORE")
     with path.open("rb") as handle:
         header = handle.read(_HEADER)
     if not header:
         return None
     if not header.startswith(b"SQLite format 3\0") or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
-        raise InputError(f"{path}: is no run store of gpuscope; it is left as it is", hint="name another with --store")
+        raise InputError(f"{path}: is not a gpuscope run store; left unchanged", hint="name another with --store")
     version = int.from_bytes(header[60:64], "big")
     if version > SCHEMA_VERSION:
         raise InputError(f"{path}: written by a newer gpuscope (schema {version})", hint="update gpuscope")
@@ -177,7 +177,7 @@ def sqlite_utils() -> ModuleType:
     """
     if "sqlite_utils" in sys.modules or "pandas" in sys.modules:
         return importlib.import_module("sqlite_utils")
-    sys.modules["pandas"] = None  # type: ignore[assignment]  # how Python is told that there is no such module
+    sys.modules["pandas"] = None  # type: ignore[assignment]  # how Python marks a module as missing
     try:
         return importlib.import_module("sqlite_utils")
     finally:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sqlite_utils import Database, Migrations
 
 APPLICATION_ID = 0x47505343
-"""«GPSC» in the file's header (SQLite's application_id): what tells a run store from other databases."""
+"""«GPSC» in the file's header (SQLite's application_id): identifies a run store."""
 SCHEMA_VERSION = 2
 """Migrations there are; stands in the header as user_version."""
 
@@ -82,7 +82,7 @@ TABLES = (
     _table(
         "sources", "files of a run",
         "run integer: the run", "path text: as it was found", "format text: kineto, nsys…",
-        "format_version text: as the file tells it", "rank integer: NULL where it holds several",
+        "format_version text: as recorded in the file", "rank integer: NULL where it holds several",
         "events integer: events in the file",
     ),
     _table(

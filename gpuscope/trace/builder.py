@@ -50,7 +50,7 @@ class TraceBuilder:
         return first
 
     def problem(self, severity: Severity, code: str, count: int, message: str) -> None:
-        """Count a trouble; nothing is recorded for a count of zero."""
+        """Record a problem and its count; a count of zero records nothing."""
         if count:
             self._problems.append(Problem(severity, code, int(count), message))
 
@@ -64,7 +64,7 @@ class TraceBuilder:
         return self._threads.setdefault((rank, pid, tid), len(self._threads))
 
     def name_thread(self, pid: int, tid: int, name: str) -> None:
-        """Tell a thread's name; the last one told stands."""
+        """Set a thread's name; the last one set stands."""
         self._thread_names[pid, tid] = name
 
     def host_is_device(self, rank: int) -> None:
@@ -72,7 +72,7 @@ class TraceBuilder:
         self._host_is_device.add(rank)
 
     def recording(self, **values: int) -> None:
-        """Tell of how whole the file is: optional columns of `recording` by name."""
+        """Record how complete the file is: optional columns of `recording` by name."""
         self._recording.update(values)
 
     def finish(self) -> Trace:
@@ -128,13 +128,13 @@ class TraceBuilder:
                 "data_loss",
                 "negative_duration",
                 int(negative.sum()),
-                f"{name}: events that end before they start were left out",
+                f"{name}: events that end before they start were dropped",
             )
             self.problem(
                 "data_loss",
                 "impossible_time",
                 int(astray.sum()),
-                f"{name}: events more than a day away from all others were left out",
+                f"{name}: events more than a day from all others were dropped",
             )
             bad = negative | astray
             if bool(bad.any()):
@@ -194,7 +194,7 @@ class TraceBuilder:
             "data_loss",
             "records_dropped",
             self._recording.get("dropped", 0),
-            "records that the profiler says it dropped or lost",
+            "records that the profiler reports as dropped or lost",
         )
 
     def _layers_only(self, basis: str) -> bool:

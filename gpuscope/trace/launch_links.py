@@ -77,7 +77,7 @@ def unmatched(device: Table, host: Table, launching: Mask, cut_off: bool) -> tup
 def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
     """The innermost of the `candidates` that covers instant `at` on `thread`, or NA; shape as `at`.
 
-    Ranges of one thread nest, so the depth at an instant (ranges opened less ranges closed) tells which
+    Ranges of one thread nest, so the depth at an instant (ranges opened less ranges closed) gives which
     of the disjoint ranges of that depth covers it: one search per depth, no walk over events.
     """
     result = np.full(len(at), NA, np.int64)

@@ -1,4 +1,4 @@
-"""What a source lost or found amiss; lost data lowers the confidence of what rests on it."""
+"""Problems of an input: data loss and warnings; lost data lowers the confidence of dependent results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Severity = Literal["info", "data_loss", "error"]
 
 @dataclass(frozen=True)
 class Problem:
-    """`count` occurrences of one trouble, under a stable code; the message names the file where it helps."""
+    """`count` occurrences of one problem, under a stable code; the message names the file where it helps."""
 
     severity: Severity
     code: str

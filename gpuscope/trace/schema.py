@@ -128,7 +128,7 @@ RANKS = TableSchema(
             "where world_size was recorded: distributed_info (also where absent), communicators, environment, manifest",
             True,
         ),
-        Column("device_id", "name", "what tells the device from all others: its UUID, else its PCI address", True),
+        Column("device_id", "name", "identifies the device: its UUID, else its PCI address", True),
         Column("host_devices", "name", "devices of its host as its file lists them, comma-separated", True),
         Column("backend", "name", "communication backend: nccl, gloo, hccl, mpi", True),
     ),
@@ -137,20 +137,20 @@ RANKS = TableSchema(
 
 RECORDING = TableSchema(
     "recording",
-    "what shows whether a file holds all that happened while it was recorded; one row per file with a timeline",
+    "completeness of a recording: one row per file with a timeline",
     (
         Column("source", "int", "row in Trace.sources of the file"),
         Column(
             "operator_ids",
             "int",
-            "External ids of operators that are there, 1 % trimmed off at both ends; absent where none are recorded",
+            "External ids of operators present, 1 % trimmed at both ends; absent where none are recorded",
             True,
         ),
         Column("operator_id_span", "int", "ids from the first to the last of these: whole files have nearly all", True),
         Column("kernels", "int", "kernels on the device"),
-        Column("kernels_without_launch", "int", "kernels whose launching call is not there"),
+        Column("kernels_without_launch", "int", "kernels without a recorded launching call"),
         Column("launches", "int", "calls that launched a kernel or a graph before the last kernel began"),
-        Column("launches_without_kernel", "int", "those of them whose kernel is not there"),
+        Column("launches_without_kernel", "int", "launches without a recorded kernel"),
         Column("dropped", "int", "records that the profiler says it dropped or lost", True),
         Column("incomplete", "int", "warnings of the profiler that it may not have collected all events", True),
     ),
@@ -333,7 +333,7 @@ OPERATIONS = TableSchema(
     sort=("rank", "start"),
 )
 
-_ANY_RANK = Column("rank", "int", "rank in the distributed job; absent where the record tells none", True)
+_ANY_RANK = Column("rank", "int", "rank in the distributed job; absent where not recorded", True)
 
 FLIGHT_RECORDS = TableSchema(
     "flight_records",
@@ -349,7 +349,7 @@ FLIGHT_RECORDS = TableSchema(
         Column("dtype", "name", "element type", True),
         Column("sizes", "name", "input sizes, as JSON", True),
         Column("state", "name", "scheduled, started or completed, as recorded"),
-        Column("done", "int", "1 where it completed or was retired, 0 where not; absent where untold", True),
+        Column("done", "int", "1 where it completed or was retired, 0 where not; absent where unknown", True),
         Column("created", "time", "when it was enqueued, ns", True),
         Column("frames", "name", "the Python stack that enqueued it, innermost first, one frame per line", True),
     ),
@@ -370,16 +370,20 @@ GROUP_STATUS = TableSchema(
 
 COMMUNICATORS = TableSchema(
     "communicators",
-    "communicators as NCCL itself tells them, one row per rank in each",
+    "communicators as NCCL records them, one row per rank in each",
     (
         _ANY_RANK,
-        Column("communicator", "name", "what all its ranks call it; where untold, host:pid:pointer of this rank's own"),
+        Column(
+            "communicator",
+            "name",
+            "name shared by all its ranks; if not recorded, host:pid:pointer of this rank",
+        ),
         Column("size", "int", "ranks in it", True),
         Column("nodes", "int", "hosts in it", True),
         Column("channels", "int", "channels for collectives", True),
         Column("p2p_channels", "int", "channels for point-to-point operations", True),
-        Column("rings", "int", "rings told of", True),
-        Column("trees", "int", "trees told of", True),
+        Column("rings", "int", "number of rings", True),
+        Column("trees", "int", "number of trees", True),
         Column("version", "name", "NCCL's version", True),
         Column("host", "name", "host name", True),
         Column("device", "int", "device ordinal", True),
@@ -426,7 +430,7 @@ MEASUREMENTS = TableSchema(
         Column("group_size", "int", "ranks that took part"),
         Column("bytes", "int", "size of the whole array, as nccl-tests counts it"),
         Column("dur", "int", "time of one operation, ns"),
-        Column("busbw", "int", "bus bandwidth as the tool tells it, B/s", True),
+        Column("busbw", "int", "bus bandwidth as the tool reports it, B/s", True),
         Column("count", "int", "operations that the time is the mean of", True),
         Column("variant", "name", "in-place or out-of-place; what timed it", True),
         Column("wrong", "int", "elements with a wrong value", True),
@@ -442,7 +446,7 @@ TOPOLOGY = TableSchema(
         Column("peer", "name", "the other end"),
         Column("link", "name", "nvlink, nvswitch, pcie, net, or a path of `topo -m` (NV12, PIX, PHB, SYS…)"),
         Column("width", "int", "NVLinks, PCIe lanes or ports", True),
-        Column("rate", "int", "bytes per second and direction over all of them, where told", True),
+        Column("rate", "int", "bytes per second and direction over all of them, where recorded", True),
     ),
 )
 

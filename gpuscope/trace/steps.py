@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\d+")
 KERNEL_SEQUENCE = "repetition of the kernel sequence"
 """Basis of steps that were found on the device's clock, not the host's."""
 MIN_PERIODS = 3
-"""A kernel sequence must repeat at least so often before its period is called a step."""
+"""Minimum repetitions of a kernel sequence before its period counts as a step."""
 MIN_AGREEMENT = 0.95
 """Share of kernels that must have the same name one period later."""
 AS_EXACT = 0.001
@@ -129,7 +129,7 @@ def _repeating_kernels(device: Table, rows: Mask) -> FoundSteps | None:
     period = _period(sequence)
     if period is None:
         return None
-    # Where a step begins within the period is not told; the longest pause is the likeliest place.
+    # Where a step begins within the period is not recorded; the longest pause is the likeliest place.
     starts = device["start"][kernels]
     pause = starts[1:] - device["end"][kernels][:-1]
     whole = len(pause) // period

@@ -80,7 +80,7 @@ class Trace:
         return [int(rank) for rank in np.unique(self["ranks"]["rank"])]
 
     def ranks_by_file(self) -> list[tuple[Path, str, list[int], int | None]]:
-        """Per source file: its path, format, the ranks it holds and the world size it tells."""
+        """Per source file: its path, format, the ranks it holds and the world size it records."""
         ranks = self["ranks"]
         result: list[tuple[Path, str, list[int], int | None]] = []
         for index, source in enumerate(self.sources):

@@ -17,7 +17,7 @@ WorldBasis = Literal["distributed_info", "communicators", "environment", "manife
 _RECORDED: tuple[WorldBasis, ...] = get_args(WorldBasis)[:-1]
 _SOURCE = {
     "distributed_info": "distributedInfo",
-    "communicators": "the largest communicator on record",
+    "communicators": "the largest recorded communicator",
     "environment": "the environment of the recorded program (WORLD_SIZE)",
     "manifest": "the manifest of the run",
 }

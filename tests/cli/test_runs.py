@@ -73,7 +73,7 @@ def test_a_file_that_is_no_store_is_kept_and_the_analysis_is_done(gpuscope: Call
     done = gpuscope("analyze", trace, "--json", store=mine)
     assert (done.returncode, mine.read_text()) == (0, "mine")
     assert json.loads(done.stdout)["verdict"]["cause"] == "launch"
-    assert done.stderr.startswith("Warning: this analysis is not kept")
+    assert done.stderr.startswith("Warning: this analysis is not stored")
     assert gpuscope("runs", store=mine).returncode == 3
 
 

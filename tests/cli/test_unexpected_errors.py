@@ -13,7 +13,7 @@ from helpers.kineto import kernel, write
 from gpuscope.analyzers.run import runner
 
 LINE = "Error: unexpected ZeroDivisionError: broken on purpose, over two lines\n"
-HINT = "Hint: this is a bug of gpuscope; --debug or GPUSCOPE_DEBUG=1 shows the traceback\n"
+HINT = "Hint: this is a bug in gpuscope; --debug or GPUSCOPE_DEBUG=1 shows the traceback\n"
 
 
 def broken(*_: object, **__: object) -> None:

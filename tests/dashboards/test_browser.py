@@ -149,7 +149,7 @@ def test_search_and_filters(browser: Browser, served: str) -> None:
     assert rows == ["1"]
     assert browser.find("#filter-ranks").get_attribute("value") == "1"
     browser.type("#filter-ranks", "\b,x\n")
-    browser.wait(lambda: "is no set of ranks" in browser.text())
+    browser.wait(lambda: "is not a set of ranks" in browser.text())
     assert browser.errors() == []
 
 

@@ -73,7 +73,7 @@ def kernel(name: str, category: str, count: int, dur_ns: int, share: float, rate
 
 
 def straggler(rank: int, caused_ms: int, phase: str | None) -> StragglerEntry:
-    """A rank that comes last again and again, by its own fault."""
+    """A rank that is consistently last, by its own delay."""
     ns = caused_ms * MS
     return StragglerEntry(
         rank=rank, caused_wait_ns=ns, caused_wait_ns_per_step=ns // 10, root_wait_ns=ns, phase=phase, operation=None,

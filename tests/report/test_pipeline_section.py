@@ -27,7 +27,7 @@ def told() -> Pipeline:
     return {
         "basis": "a test",
         "stages": [{"pipeline": 0, "stage": at, "rank": at, "model_chunks": [at]} for at in (0, 1)],
-        "untold": "",
+        "incomplete": "",
         "schedule": {
             "name": "1f1b", "stages": 2, "micro_batches": 4, "chunks_per_stage": 1, "why": "it alternates",
             "ideal_bubble_frac": 0.2, "ideal_basis": "a formula",
@@ -55,11 +55,11 @@ def written(report: Report) -> list[str]:
 
 def test_terminal(healthy: Report, told: Pipeline) -> None:
     assert written(healthy | {"pipeline": told})[1:10] == [  # type: ignore[operator]
-        "1 pipeline of 2 stages, told by a test",
+        "1 pipeline of 2 stages, from a test",
         "schedule: 1F1B with 4 micro-batches; it alternates",
         "bubble: 35.0 % of the pipeline's time, whatever keeps a stage from computing: neighbours, messages,",
         "  its host; ideal for this schedule 20.0 %: a formula",
-        "an even split of the stages: step 100 ns → 81 ns (75 ns to 102 ns), no certain gain; one step",
+        "an even split of the stages: step 100 ns → 81 ns (75 ns to 102 ns), gain uncertain; one step",
         "twice the micro-batches, same batch: not predicted: the order is unknown",
         "stage  ranks  compute  warm-up  steady   drain  imbalance",
         "    0  0       50.0 %    5.0 %   5.0 %  10.0 %     30.0 %",
@@ -75,9 +75,9 @@ def test_page(healthy: Report, told: Pipeline) -> None:
 
 
 def test_what_is_not_told_stands_in_its_place(healthy: Report, told: Pipeline) -> None:
-    bare: Pipeline = {"basis": told["basis"], "stages": told["stages"], "untold": "record <ranges>"}
+    bare: Pipeline = {"basis": told["basis"], "stages": told["stages"], "incomplete": "record <ranges>"}
     assert written(healthy | {"pipeline": bare})[1:3] == [  # type: ignore[operator]
-        "1 pipeline of 2 stages, told by a test",
-        "not told: record <ranges>",
+        "1 pipeline of 2 stages, from a test",
+        "incomplete: record <ranges>",
     ]
     assert "record &lt;ranges&gt;" in html_report.render(healthy | {"pipeline": bare})  # type: ignore[operator]

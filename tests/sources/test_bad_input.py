@@ -29,14 +29,14 @@ def text_of(path: Path, *names: str) -> bytes:
     ("name", "content", "says"),
     [
         ("empty.json", b"", "is empty"),
-        ("blank.json", b"  \n ", "no trace that gpuscope knows"),
-        ("picture.json", b"\x89PNG\r\n\x1a\n" + bytes(100), "no trace that gpuscope knows"),
-        ("other.json", b'{"a": 1, "b": [1, 2, 3]}', "no trace that gpuscope knows"),
+        ("blank.json", b"  \n ", "unrecognised trace format"),
+        ("picture.json", b"\x89PNG\r\n\x1a\n" + bytes(100), "unrecognised trace format"),
+        ("other.json", b'{"a": 1, "b": [1, 2, 3]}', "unrecognised trace format"),
         ("config.json", b'{"schemaVersion": 1, "hidden_size": 4096}', "no traceEvents"),
-        ("none.json", b'{"schemaVersion": 1, "traceEvents": []}', "no trace events"),
-        ("cut.json", b'{"schemaVersion": 1, "traceEvents": [', "no trace events|ends early"),
-        ("notgz.json.gz", b"\x1f\x8b\x08garbage", "damaged|no trace|cut off|ends early"),
-        ("html.json", b"<html><body>404 Not Found</body></html>", "no trace that gpuscope knows"),
+        ("none.json", b'{"schemaVersion": 1, "traceEvents": []}', "contains no events"),
+        ("cut.json", b'{"schemaVersion": 1, "traceEvents": [', "contains no events|ends early"),
+        ("notgz.json.gz", b"\x1f\x8b\x08garbage", "damaged|unrecognised|cut off|ends early"),
+        ("html.json", b"<html><body>404 Not Found</body></html>", "unrecognised trace format"),
     ],
 )
 def test_unusable_files(tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -215,5 +215,5 @@ def test_an_empty_rank_in_a_folder_is_told(tmp_path: Path) -> None:
 
 def test_pipes_and_devices_are_no_traces(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank0.json")
-    with pytest.raises(InputError, match="no plain file"):
+    with pytest.raises(InputError, match="not a regular file"):
         gpuscope.open_trace(tmp_path / "rank0.json")

@@ -101,7 +101,7 @@ def test_a_file_without_rows(tmp_path: Path) -> None:
 
 def test_parquet_of_something_else_is_not_taken(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"name": ["dp_rank"], "rank": [0]}), tmp_path / "other.parquet")
-    with pytest.raises(InputError, match="no trace that gpuscope knows"):
+    with pytest.raises(InputError, match="unrecognised trace format"):
         gpuscope.open_trace(tmp_path / "other.parquet")
     write(tmp_path / "job.parquet", rows(JOB))
     assert len(gpuscope.open_trace(tmp_path)["operations"]) == 3  # in a folder, the other is passed over

@@ -9,10 +9,10 @@ import pytest
 
 from gpuscope.errors import InputError
 from gpuscope.sources.opening import inputs
-from gpuscope.sources.restarts import last_life, left_out
+from gpuscope.sources.restarts import last_attempt, left_out
 from gpuscope.sources.run_manifest import mesh
 
-LIVES = ["rank0.json.gz", "rank1.json.gz", "restart1/rank0.json.gz", "restart2/measures/rank0.jsonl"]
+ATTEMPTS = ["rank0.json.gz", "rank1.json.gz", "restart1/rank0.json.gz", "restart2/measures/rank0.jsonl"]
 
 
 def run_folder(folder: Path, **facts: object) -> Path:
@@ -25,28 +25,28 @@ def traces(*paths: str) -> list[dict[str, str]]:
     return [{"path": path, "kind": "measures" if "measures" in path else "torch_profiler"} for path in paths]
 
 
-def test_the_last_life_that_left_a_trace(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run", files=traces(*LIVES))
-    found = [folder / path for path in LIVES[:3]]
-    assert last_life(folder, found) == [folder / "restart1/rank0.json.gz"]
-    assert last_life(tmp_path, found) == found  # no run folder: names of folders mean nothing
+def test_the_last_attempt_that_left_a_trace(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", files=traces(*ATTEMPTS))
+    found = [folder / path for path in ATTEMPTS[:3]]
+    assert last_attempt(folder, found) == [folder / "restart1/rank0.json.gz"]
+    assert last_attempt(tmp_path, found) == found  # no run folder: names of folders mean nothing
 
 
 @pytest.mark.parametrize(
     ("read", "said"),
     [
-        ("restart1/rank0.json.gz", "this is restart 1. Left out: the first life; name its traces (run/rank*)"),
-        ("rank1.json.gz", "this is the first life. Left out: restart 1; name its traces (run/restart1)"),
+        ("restart1/rank0.json.gz", "this is restart 1. Left out: the first attempt; name its traces (run/rank*)"),
+        ("rank1.json.gz", "this is the first attempt. Left out: restart 1; name its traces (run/restart1)"),
     ],
 )
 def test_the_other_lives_are_named(tmp_path: Path, read: str, said: str) -> None:
-    folder = run_folder(tmp_path / "run", files=traces(*LIVES))
+    folder = run_folder(tmp_path / "run", files=traces(*ATTEMPTS))
     assert said in left_out(folder, [folder / read])
 
 
 def test_a_job_of_one_life(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run", files=traces(*LIVES[:2]))
-    assert left_out(folder, [folder / LIVES[0]]) == ""
+    folder = run_folder(tmp_path / "run", files=traces(*ATTEMPTS[:2]))
+    assert left_out(folder, [folder / ATTEMPTS[0]]) == ""
 
 
 def test_a_run_stopped_before_it_recorded_a_trace(tmp_path: Path) -> None:

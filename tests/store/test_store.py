@@ -107,7 +107,7 @@ def test_deleting_a_run_takes_its_rows_along(path: Path, report: Report) -> None
 def test_what_is_no_run_store_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "mine"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="no run store"), opened(path, write=True):
+    with pytest.raises(InputError, match="not a gpuscope run store"), opened(path, write=True):
         pass
     assert path.read_bytes() == content
 
@@ -117,7 +117,7 @@ def test_another_programs_database_is_left_as_it_is(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE runs (id)")
     connection.close()
-    with pytest.raises(InputError, match="no run store"), opened(path, write=True):
+    with pytest.raises(InputError, match="not a gpuscope run store"), opened(path, write=True):
         pass
     assert query(path, "SELECT count(*) FROM sqlite_master") == [(1,)]
 
@@ -170,4 +170,4 @@ def test_a_store_that_cannot_be_written_is_a_warning(
     assert keep(report, [], ["run/"], {}, tmp_path / "file" / "runs.db") is None
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("Warning: this analysis is not kept: ")
+    assert said.err.startswith("Warning: this analysis is not stored: ")

@@ -113,7 +113,7 @@ class FindingChange(TypedDict):
 
 
 class Proof(TypedDict):
-    """A suggestion of BEFORE's report, held against what AFTER measured."""
+    """A suggestion of BEFORE's report, compared with what AFTER measured."""
 
     code: str
     action: str

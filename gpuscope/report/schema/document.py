@@ -43,12 +43,12 @@ class TraceEntry(TypedDict):
     clock_error_ns: int | None
     """Bound on the error of cross-rank times; None where nothing ties the ranks' clocks."""
     clock_provenance: Provenance | None
-    """`measured` by collectives that end together; `assumed` where the slowdown takes the recorder's word for one
-    clock; None where times of different ranks are not compared."""
+    """`measured` by collectives that end together; `assumed` where the slowdown assumes one clock, as the recorder
+    states; None where times of different ranks are not compared."""
     frameworks: list[str]
-    """Frameworks that left a mark in the trace: deepspeed, megatron, lightning, fsdp2, ddp…"""
+    """Frameworks recognised in the trace: deepspeed, megatron, lightning, fsdp2, ddp…"""
     parallelism: dict[str, int]
-    """Ranks per kind of parallelism (dp, tp, pp, cp, ep), as the process groups tell it."""
+    """Ranks per kind of parallelism (dp, tp, pp, cp, ep), from the process groups."""
 
 
 class Verdict(TypedDict):
@@ -215,7 +215,7 @@ class SuggestionEntry(TypedDict):
 
 
 class UnpredictedEntry(TypedDict):
-    """A change that may help, but whose gain this trace can't tell."""
+    """A change that may help, but whose gain is not estimated."""
 
     code: str
     finding: str
@@ -225,7 +225,7 @@ class UnpredictedEntry(TypedDict):
 
 
 class AdviceEntry(TypedDict):
-    """What stands beside the suggestions."""
+    """Why there are no suggestions, and changes without an estimated gain."""
 
     why: str
     """Why there are none; empty where there are."""
@@ -302,11 +302,11 @@ class AnalyzerEntry(TypedDict):
     status: Literal["ok", "skipped", "failed"]
     why: str
     applicable: bool
-    """False where it is skipped because the run holds nothing of the kind that it analyses: no loss."""
+    """False where it is skipped because the run holds nothing that it analyses: no loss."""
 
 
 class Explained(TypedDict):
-    """M: the share of the slowdown that goes away if only these operations were as fast as their like."""
+    """M: the share of the slowdown that goes away if only these operations were as fast as their peers."""
 
     by_operation: dict[str, float]
     by_rank: dict[str, float]
@@ -329,11 +329,11 @@ class Slowdown(TypedDict):
     replayed_step_ns: NotRequired[int]
     """T: mean replayed step time with the recorded durations, nothing launched late."""
     ideal_step_ns: NotRequired[int]
-    """The same where no operation is slower than its like."""
+    """The same where no operation is slower than its peers."""
 
 
 class Diagnosis(TypedDict):
-    """What was found out about a run: the document as far as advice rests on it."""
+    """The diagnosis of a run: the document as far as advice rests on it."""
 
     schema_version: int
     gpuscope_version: str

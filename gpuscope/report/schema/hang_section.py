@@ -1,4 +1,4 @@
-"""The report's section `hang`: where a job hung, as its Flight Recorder dumps tell it."""
+"""The report's section `hang`: where a job hung, from its Flight Recorder dumps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class HangCause(TypedDict):
     rank: int
     kind: Literal["never_arrived", "device_stuck", "mismatch", "no_dump", "circular", "transfer"]
     certain: bool
-    """Whether the dumps themselves say so; what made the rank stop they never say."""
+    """Whether the dumps prove it; they never show why the rank stopped."""
     why: str
 
 
@@ -24,7 +24,7 @@ class HangOperation(TypedDict):
     seq: int
     waiting: list[int]
     awaited: list[int]
-    reason: Literal["absent", "untold", "no_dump", "blocked", "mismatch"]
+    reason: Literal["absent", "unknown", "no_dump", "blocked", "mismatch"]
 
 
 class HangVariant(TypedDict):

@@ -62,7 +62,7 @@ class RetryEntry(TypedDict):
     requested_bytes: int
     dur_ns: int | None
     certain: bool
-    """False where it may have been a call of `empty_cache`: no stack tells."""
+    """False where it may have been a call of `empty_cache`: no stack shows which."""
 
 
 class AllocatorChangeEntry(TypedDict):
@@ -105,7 +105,7 @@ class MemoryEntry(TypedDict):
     from_start: bool | None
     """Whether nothing was reserved when the recording began."""
     settings: str | None
-    """The variable's value; None where the file does not tell it."""
+    """The variable's value; None where not recorded."""
     variable: str
     """The variable that this PyTorch reads."""
     end_allocated_bytes: int

@@ -14,7 +14,7 @@ class BandwidthEntry(TypedDict):
     """What timed it: `trace`, or a tool of NCCL."""
     op: str
     group: str | None
-    """The group's description, else its name; None where a tool told none."""
+    """The group's description, else its name; None where the tool records none."""
     bytes: int
     group_size: int
     variant: str | None
@@ -25,11 +25,11 @@ class BandwidthEntry(TypedDict):
     algbw_gbps: float | None
     busbw_gbps: float | None
     lower_bound: bool
-    """Whether the time holds waiting that can't be told apart: then bandwidth is at least this."""
+    """Whether the time includes waiting that can't be separated: the bandwidth is then a lower bound."""
     algorithm: str | None
     protocol: str | None
     channels: int | None
-    """What NCCL's log says it chose for this operation and size; None where untold or not one choice."""
+    """What NCCL's log says it chose for this operation and size; None where not recorded or ambiguous."""
     peak_gbps: float | None
     """Line rate of the link, per direction of one GPU."""
     link: str | None
@@ -53,7 +53,7 @@ class FitEntry(TypedDict):
     group_size: int
     algorithm: str | None
     protocol: str | None
-    """NCCL's choice for these sizes, as its log tells; None where untold. Sizes chosen for otherwise are apart."""
+    """NCCL's choice for these sizes, from its log; None where not recorded. Other choices are separate entries."""
     sizes: int
     """Distinct message sizes."""
     alpha_ns: float | None
@@ -81,7 +81,7 @@ class TrafficEntry(TypedDict):
 
 
 class CommunicatorEntry(TypedDict):
-    """Communicators of one size that are set up alike."""
+    """Communicators of one size with the same setup."""
 
     size: int
     nodes: int | None
@@ -108,7 +108,7 @@ class ChoiceEntry(TypedDict):
 
     op: str | None
     group_size: int | None
-    """Ranks of the communicator, where the log tells them with the choice."""
+    """Ranks of the communicator, where the log records them with the choice."""
     bytes: int
     algorithm: str
     protocol: str

@@ -18,11 +18,11 @@ class PipelineStage(TypedDict):
     stage: int
     rank: int
     model_chunks: list[int]
-    """Chunks of the model that the rank holds, numbered in the order of the forward; empty where not told."""
+    """Chunks of the model that the rank holds, numbered in the order of the forward; empty where unknown."""
 
 
 class PipelineSchedule(TypedDict):
-    """The schedule, as the order of computations tells it."""
+    """The schedule, from the order of computations."""
 
     name: ScheduleName
     stages: int
@@ -92,7 +92,7 @@ class PipelineGain(TypedDict):
 
 
 class Pipeline(TypedDict):
-    """Pipeline parallelism of the job. Without `schedule` and what follows only the stages can be told; `untold`
+    """Pipeline parallelism of the job. Without `schedule` and what follows only the stages are known; `incomplete`
     says why, and what to record."""
 
     basis: str
@@ -100,7 +100,7 @@ class Pipeline(TypedDict):
     provenance: Provenance
     """`measured` where timers or ranges name the stage, `inferred` from groups or messages."""
     stages: list[PipelineStage]
-    untold: str
+    incomplete: str
     schedule: NotRequired[PipelineSchedule]
     bubble_frac: NotRequired[float]
     """Sum of bubbles / sum of lengths."""

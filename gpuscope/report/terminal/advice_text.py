@@ -26,7 +26,7 @@ def section(report: Report, writer: Writer) -> None:
 def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
     predicted = suggestion["predicted"]
     writer.line(writer.text(suggestion["action"], "bold"), writer.text(f"  [for {suggestion['finding']}]", "dim"))
-    # Without a timeline only memory is told, and the basis says how much.
+    # Without a timeline only memory is known; the basis says how much.
     step = f"{step_change(predicted)}; " if predicted["step_ns_before"] else ""
     for word, sentence in (
         ("set", setting(suggestion)),
@@ -40,7 +40,8 @@ def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
 
 
 def _unpredicted(one: UnpredictedEntry, writer: Writer) -> None:
-    writer.line(writer.text(f"Gain not told: {one['action']}", "bold"), writer.text(f"  [for {one['finding']}]", "dim"))
+    title = writer.text(f"Gain not estimated: {one['action']}", "bold")
+    writer.line(title, writer.text(f"  [for {one['finding']}]", "dim"))
     writer.line(f"{'set':<8}", setting(one), indent=2, hang=8)
     writer.line(f"{'why not':<8}", one["why_not"], indent=2, hang=8)
 

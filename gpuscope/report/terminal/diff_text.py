@@ -43,7 +43,7 @@ def render(diff: Diff, writer: Writer) -> None:
     _collectives(diff, writer)
     _kernels(diff, writer)
     if diff["caveats"]:
-        writer.heading("What makes them unlike")
+        writer.heading("Differences between the runs")
         for caveat in diff["caveats"]:
             writer.line(caveat, hang=2)
 
@@ -65,11 +65,11 @@ def side_line(side: DiffSide) -> str:
 def _proofs(diff: Diff, writer: Writer) -> None:
     if not diff["suggestions"]:
         return
-    writer.heading("Predicted and gained")
+    writer.heading("Predicted vs. measured")
     for proof in diff["suggestions"]:
         _proof(proof, writer)
     if all(proof["applied"] is None for proof in diff["suggestions"]):
-        writer.line(writer.text("Which of these was followed is not recorded; name it with --suggestion.", "dim"))
+        writer.line(writer.text("Which suggestion was applied is not recorded; name it with --suggestion.", "dim"))
 
 
 _HELD = {
@@ -81,13 +81,13 @@ _HELD = {
 
 
 def _proof(proof: Proof, writer: Writer) -> None:
-    mark = "followed: " if proof["applied"] else ""
+    mark = "applied: " if proof["applied"] else ""
     writer.line(mark, writer.text(proof["code"], "bold"), f"  {proof['action']}", hang=2)
     low, high = units.duration(proof["low_ns"]), units.duration(proof["high_ns"])
     writer.line(
         f"predicted {units.duration(proof['predicted_ns'])} ({low} to {high}), measured "
-        f"{units.duration(proof['measured_ns'])}: {_HELD[proof['held']]}; gain predicted "
-        f"{_time(proof['predicted_gain_ns'])}, gained {_time(proof['gained_ns'])}",
+        f"{units.duration(proof['measured_ns'])}: {_HELD[proof['held']]}; predicted gain "
+        f"{_time(proof['predicted_gain_ns'])}, measured gain {_time(proof['gained_ns'])}",
         indent=2,
     )
 
@@ -125,8 +125,8 @@ def _causes(diff: Diff, writer: Writer) -> None:
     for word, codes in (
         ("New findings", diff["findings"]["new"]),
         ("Findings gone", diff["findings"]["gone"]),
-        ("Findings graver than before", diff["findings"]["worse"]),
-        ("Findings less grave than before", diff["findings"]["better"]),
+        ("Findings with higher severity", diff["findings"]["worse"]),
+        ("Findings with lower severity", diff["findings"]["better"]),
     ):
         if codes:
             writer.line(f"{word}: {', '.join(codes)}", hang=2)

@@ -16,20 +16,20 @@ RANKS_SHOWN = 20
 """Characters of the longest list of ranks in a table."""
 _REASONS = {
     "absent": "",
-    "untold": "not told",
+    "unknown": "not recorded",
     "no_dump": "no dump",
-    "blocked": "held up before it",
-    "mismatch": "called something else",
+    "blocked": "blocked before it",
+    "mismatch": "called a different operation",
 }
 
 
 def render(report: Report, writer: Writer) -> None:
     """The whole text of `gpuscope hang`: the section, and what the files lost."""
     if "hang" not in report:
-        writer.line("The dumps hold no collective at all.")
+        writer.line("The dumps contain no collectives.")
         return
     present, world = len(report["trace"]["ranks_present"]), report["trace"]["world_size"]
-    headline = "The job hung" if report["hang"]["hung"] else "Nothing waits for another rank: no hang in these dumps"
+    headline = "The job hung" if report["hang"]["hung"] else "No rank waits for another: no hang in these dumps"
     writer.line(writer.text(headline, "bold red" if report["hang"]["hung"] else "bold green"))
     of = f" of {world}" if world and world > present else ""
     writer.line(writer.text(f"dumps of {present}{of} ranks", "dim"))
@@ -62,7 +62,7 @@ def section(hang: Hang, writer: Writer) -> None:
 def _operations(operations: list[HangOperation], writer: Writer) -> None:
     if not operations:
         return
-    writer.heading("Who waits where")
+    writer.heading("Waits by operation")
     table = writer.table("~operation", ">number", "~group", "<waiting", "<for", "<")
     for entry in operations[:OPERATIONS_SHOWN]:
         group = f"{entry['group']} {entry['description'] or ''}".rstrip()
@@ -88,7 +88,7 @@ def _some(ranks: list[int]) -> str:
 def _mismatches(hang: Hang, writer: Writer) -> None:
     if not hang["mismatches"]:
         return
-    writer.heading("Ranks that called different things")
+    writer.heading("Ranks that called different operations")
     for mismatch in hang["mismatches"]:
         number = "" if mismatch["seq"] is None else f"number {mismatch['seq']} of "
         described = f" ({mismatch['description']})" if mismatch["description"] else ""

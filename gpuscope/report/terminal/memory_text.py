@@ -26,9 +26,9 @@ def section(report: Report, writer: Writer) -> None:
     writer.show(table)
     if len(entries) > ENTRIES_SHOWN:
         writer.line(writer.text(f"and {units.count(len(entries) - ENTRIES_SHOWN)} more (--json)", "dim"))
-    told = [entry for entry in entries if entry["kind"] == "snapshot"]
-    if told:
-        _details(max(told, key=lambda entry: (len(entry["failures"]), entry["peak_allocated_bytes"])), writer)
+    snapshots = [entry for entry in entries if entry["kind"] == "snapshot"]
+    if snapshots:
+        _details(max(snapshots, key=lambda entry: (len(entry["failures"]), entry["peak_allocated_bytes"])), writer)
 
 
 def numbers(entry: MemoryEntry) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def numbers(entry: MemoryEntry) -> tuple[str, ...]:
 
 def _details(entry: MemoryEntry, writer: Writer) -> None:
     if entry["at_peak"]:
-        writer.line(f"In use at the peak of rank {entry['rank']}, by where it was asked for:")
+        writer.line(f"In use at the peak of rank {entry['rank']}, by allocating stack:")
         table = writer.table(">bytes", ">blocks", "~where")
         for held in entry["at_peak"][:HELD_SHOWN]:
             cells = (units.memory(held["bytes"]), units.count(held["blocks"]))
@@ -58,7 +58,7 @@ def _details(entry: MemoryEntry, writer: Writer) -> None:
 
 
 def where(held: HeldEntry) -> str:
-    """The frame that tells most: the innermost of the user's own code."""
+    """The most informative frame: the innermost of the user's own code."""
     if held["frames"]:
         return own_frames(held["frames"])[0]
     return "in use before the recording began" if held["before_recording"] else "no stack recorded"
@@ -74,15 +74,15 @@ def replay_lines(replay: AllocatorReplayEntry) -> list[str]:
     """How well the allocator's model reproduces the record, and what other settings would have needed."""
     peak = units.memory(replay["peak_reserved_bytes"])
     lines = [
-        f"Replayed as it was: peak reserved {peak} (off by {replay['error_frac']:+.2%}), "
+        f"Baseline replay: peak reserved {peak} (error {replay['error_frac']:+.2%}), "
         f"{units.share(replay['placed_frac'])} of the requests at the recorded address"
         + (f"; other settings can't be predicted: {replay['why']}" if replay["why"] else "")
     ]
     for change in replay["changes"]:
         extra = [f"{units.plural(change['failed'], 'request')} failed"] if change["failed"] else []
         extra += [units.plural(change["retries"], "retry", "retries")] if change["retries"] else []
-        told = "".join(f", {word}" for word in extra)
+        outcome = "".join(f", {word}" for word in extra)
         lines.append(
-            f"  with {change['option']}:{change['value']}: {units.memory(change['peak_reserved_bytes'])}{told}"
+            f"  with {change['option']}:{change['value']}: {units.memory(change['peak_reserved_bytes'])}{outcome}"
         )
     return lines

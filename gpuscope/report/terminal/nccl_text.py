@@ -42,13 +42,13 @@ def _nccl(nccl: Nccl, writer: Writer) -> None:
     if nccl["versions"]:
         writer.line(f"version {', '.join(nccl['versions'])}")
     for entry in nccl["communicators"]:
-        told = [units.plural(entry["size"], "rank")]
-        told += [units.plural(entry["nodes"], "node")] if entry["nodes"] else []
-        told += [f"{entry['channels']} channels"] if entry["channels"] is not None else []
-        told += [f"{entry['p2p_channels']} for send and receive"] if entry["p2p_channels"] is not None else []
-        told += [f"{entry['rings']} rings"] if entry["rings"] else []
-        told += [f"{entry['trees']} trees"] if entry["trees"] else []
-        writer.line(f"{units.plural(entry['count'], 'communicator')}: {', '.join(told)}", hang=2)
+        details = [units.plural(entry["size"], "rank")]
+        details += [units.plural(entry["nodes"], "node")] if entry["nodes"] else []
+        details += [f"{entry['channels']} channels"] if entry["channels"] is not None else []
+        details += [f"{entry['p2p_channels']} for send and receive"] if entry["p2p_channels"] is not None else []
+        details += [f"{entry['rings']} rings"] if entry["rings"] else []
+        details += [f"{entry['trees']} trees"] if entry["trees"] else []
+        writer.line(f"{units.plural(entry['count'], 'communicator')}: {', '.join(details)}", hang=2)
     for transport in nccl["transports"]:
         where = {True: " on one host", False: " between hosts", None: ""}[transport["same_node"]]
         writer.line(
@@ -139,8 +139,8 @@ def _choice(row: BandwidthEntry) -> str:
 def _peaks(rows: Sequence[BandwidthEntry], writer: Writer) -> None:
     """What each peak is and rests on, or why there is none, once each."""
     for gbps, link, basis in dict.fromkeys((row["peak_gbps"], row["link"], row["peak_basis"]) for row in rows):
-        told = f"peak {units.bandwidth(gbps)}: {link}, {basis}" if gbps is not None else f"no peak: {basis}"
-        writer.line(writer.text(told, "dim"), hang=2)
+        basis_line = f"peak {units.bandwidth(gbps)}: {link}, {basis}" if gbps is not None else f"no peak: {basis}"
+        writer.line(writer.text(basis_line, "dim"), hang=2)
 
 
 def _fits(entries: Sequence[FitEntry], writer: Writer) -> None:

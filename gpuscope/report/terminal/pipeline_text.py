@@ -12,7 +12,7 @@ from gpuscope.report.view.prediction_sentences import with_basis
 
 STAGES_SHOWN = 16
 PARTS = ("warm_up", "steady", "drain", "imbalance")
-"""Parts of a bubble as they are told."""
+"""Parts of a bubble, as labelled."""
 BUBBLE = "whatever keeps a stage from computing: neighbours, messages, its host"
 """What the bubble holds beyond the cause `pipeline_bubble`, which is exposed waiting for a neighbour alone."""
 _NAMES = {
@@ -61,7 +61,7 @@ def sentences(pipeline: Pipeline) -> list[str]:
     """What the section says in words."""
     count = len({entry["pipeline"] for entry in pipeline["stages"]})
     stages = max((entry["stage"] for entry in pipeline["stages"]), default=-1) + 1
-    said = [f"{units.plural(count, 'pipeline')} of {units.plural(stages, 'stage')}, told by {pipeline['basis']}"]
+    said = [f"{units.plural(count, 'pipeline')} of {units.plural(stages, 'stage')}, from {pipeline['basis']}"]
     if "schedule" in pipeline:
         schedule = pipeline["schedule"]
         chunks = schedule["chunks_per_stage"]
@@ -78,8 +78,8 @@ def sentences(pipeline: Pipeline) -> list[str]:
     ):
         if gain is not None:
             said.append(f"{words}: {with_basis(gain)}")
-    if pipeline["untold"]:
-        said.append(f"not told: {pipeline['untold']}")
+    if pipeline["incomplete"]:
+        said.append(f"incomplete: {pipeline['incomplete']}")
     return said
 
 

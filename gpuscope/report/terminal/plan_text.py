@@ -36,8 +36,8 @@ def render(plan: Plan, writer: Writer) -> None:
         writer.line(mark, f"{rule['rule']}: {rule['why']} ({rule['source']})", hang=5)
     writer.heading("What is assumed")
     writer.line(
-        "The order rests on these; it is no prediction, and does not tell apart what differs by some per "
-        "cent. Record runs of the first ones and compare."
+        "The ranking rests on these assumptions; it is not a prediction and does not separate layouts that differ by "
+        "a few per cent. Record runs of the top candidates and compare."
     )
     for sentence in plan["assumptions"]:
         writer.line("- ", sentence, hang=2)

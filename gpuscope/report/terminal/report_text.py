@@ -93,7 +93,7 @@ def _causes(report: Report, writer: Writer) -> None:
     rows = arrangement.causes(report)
     if not rows:
         return
-    writer.heading("Where the time goes that is not compute")
+    writer.heading("Non-compute time by cause")
     stepped = any(row.per_step_ns is not None for row in rows)
     when = "per step" if stepped else "in all"
     table = writer.table("<class", "<cause", f">{when}", ">share", "~affected ranks")
@@ -110,7 +110,7 @@ def _causes(report: Report, writer: Writer) -> None:
     if table.row_count:
         writer.show(table)
     if any(row.cause == "straggler" and row.share_frac >= FAINT_FRAC for row in rows):
-        writer.line(writer.text("Late ranks (straggler): these ranks wait; findings name those they wait for.", "dim"))
+        writer.line(writer.text("Straggler rows list the waiting ranks; the findings name the late ranks.", "dim"))
     faint = [row.cause for row in rows if row.share_frac < FAINT_FRAC]
     if faint:
         writer.line(writer.text(f"Below 0.1 % each: {', '.join(faint)}.", "dim"))
@@ -204,7 +204,8 @@ def _replay(report: Report, writer: Writer) -> None:
     writer.heading("Replay")
     measured, replayed = (units.duration(replay[key]) for key in ("measured_step_ns", "replayed_step_ns"))
     steps = units.plural(replay["steps"], "step")
-    writer.line(f"{steps} replayed unchanged: {replayed} for {measured}, {replay['error_frac']:.1%} off")
+    error = f"{100 * replay['error_frac']:.1f} %"
+    writer.line(f"baseline replay error {error}: {replayed} replayed, {measured} measured ({steps})")
     if replay["why"]:
         writer.line(f"No predictions: {replay['why']}", indent=2)
 
@@ -237,8 +238,8 @@ def _efficiency(report: Report, writer: Writer) -> None:
     known = sorted(entry["mfu"] for entry in counted if entry["mfu"] is not None)
     figures = " to ".join(dict.fromkeys(units.share(mfu) for mfu in (known[:1] + known[-1:])))
     why = next((entry["why"] for entry in counted if entry["why"]), "")
-    told = f"MFU {figures}" + (f" ({why})" if why else "") if known else f"No MFU: {why}"
-    writer.line(writer.text(told))
+    line = f"MFU {figures}" + (f" ({why})" if why else "") if known else f"No MFU: {why}"
+    writer.line(writer.text(line))
 
 
 def _left_out(number: int, writer: Writer) -> None:

@@ -129,16 +129,16 @@ def doubts(report: Report) -> list[tuple[str, str]]:
     trace = report["trace"]
     world, present = trace["world_size"], trace["ranks_present"]
     if world is not None and len(present) < world:
-        found.append(("ranks", f"{len(present)} of {world} ranks are in these files; the others are not judged."))
+        found.append(("ranks", f"{len(present)} of {world} ranks are in these files; the others are not analysed."))
     if len(present) > 1:
         error = trace["clock_error_ns"]
-        untied = "nothing ties the ranks' clocks together: no times are compared across ranks."
+        untied = "the ranks' clocks can't be aligned: no times are compared across ranks."
         if trace.get("clock_provenance") == "assumed":
-            untied = "the slowdown takes the times of different ranks to be of one clock, as their recorder says."
+            untied = "the slowdown assumes one clock for all ranks, as their recorder states."
         found.append(
             ("clocks", untied)
             if error is None
-            else ("clocks", f"times of different ranks compare to within {units.duration(error)}.")
+            else ("clocks", f"times of different ranks are comparable to within {units.duration(error)}.")
         )
     order = {"error": 0, "data_loss": 1, "info": 2}
     for problem in sorted(report["problems"], key=lambda one: order.get(one["severity"], 3)):

@@ -26,7 +26,7 @@ class FindingFacts:
     busy_ns: int = 0
     """Time during which any of these ran."""
     stragglers: Sequence[StragglerEntry] = ()
-    could_tell: bool = True
+    testable: bool = True
     """Whether there were enough collectives to recognise a rank that is always last."""
     clock_error_ns: int | None = None
 
@@ -92,11 +92,11 @@ class Cause:
 def _whose(facts: FindingFacts) -> str:
     if not facts.stragglers:
         return ""
-    return f"; {whose(facts.stragglers, facts.could_tell, facts.clock_error_ns)}"
+    return f"; {whose(facts.stragglers, facts.testable, facts.clock_error_ns)}"
 
 
 def _culprits(facts: FindingFacts) -> list[int]:
-    """Whose fault it is, not who suffers; the table of causes shows those."""
+    """The late ranks, not the waiting ones; the table of causes shows those."""
     return sorted(entry["rank"] for entry in culprits(facts.stragglers))
 
 
@@ -186,7 +186,7 @@ CAUSES = (
     ),
     Cause(
         "allocator", "memory", "allocator calls",
-        "the device is idle while the host is in `cudaMalloc`, `cudaFree`, `cudaHostAlloc` or the like",
+        "the device is idle while the host is in `cudaMalloc`, `cudaFree`, `cudaHostAlloc` or similar",
         "The device idles while the host allocates or frees memory",
         Look(palette.PURPLE, "x"), idle=True,
     ),
@@ -200,7 +200,7 @@ CAUSES = (
         UNDIVIDED_COMMUNICATION, "communication", "undivided communication",
         "exposed communication that can't be divided into waiting and transfer: ranks or sizes are missing; "
         "`unattributed` within its class",
-        "Communication is exposed, and the trace can't tell waiting from transferring",
+        "Communication is exposed, and the trace does not separate waiting from transfer",
         Look(palette.ORANGE, "x"), finding="exposed_communication",
     ),
 )  # fmt: skip

@@ -21,7 +21,7 @@ def outcome(gain: PipelineGain) -> str:
     if predicted is None:
         return f"not predicted: {gain['why_not']}"
     certain = predicted["high_ns"] < predicted["step_ns_before"]
-    return step_change(predicted) + ("" if certain else ", no certain gain")
+    return step_change(predicted) + ("" if certain else ", gain uncertain")
 
 
 def with_basis(gain: PipelineGain) -> str:

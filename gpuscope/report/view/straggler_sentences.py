@@ -1,4 +1,4 @@
-"""What a report says of the ranks that others wait for: steady or in turns, in which phase, how sure."""
+"""Sentences on the ranks that others wait for: persistent or changing, in which phase, how certain."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CAUSED_WAIT = (
     "change)."
 )
 SLOWDOWN = (
-    "S measures unevenness: it compares with each operation at the mean of its like (communication: the median), slow "
-    "ranks included. A rank replaced would run at its peers' pace: what that gains is predicted (What to change)."
+    "S measures unevenness: it compares with each operation at the mean of its peers (communication: the median), "
+    "slow ranks included. A rank replaced would run at its peers' pace: what that gains is predicted (What to change)."
 )
-"""What tells three figures of one straggler apart (docs/definitions.md: «Wait, gain and slowdown»)."""
+"""How the three figures of one straggler differ (docs/definitions.md: «Wait, gain and slowdown»)."""
 WORTH = 0.10
 """Ranks to whom this share of the waiting is traced back are named: what bounds a run, in the verdict too."""
 
@@ -31,14 +31,14 @@ def slowdown_total(slowdown: Slowdown) -> str:
     )
     steps = units.plural(slowdown["steps"], "step")
     return (
-        f"{said}: the step by its operations takes {replayed}, and {ideal} with each at the mean of its like; mean of "
+        f"{said}: the step by its operations takes {replayed}, and {ideal} with each at the mean of its peers; mean of "
         f"{steps} (recorded, from the first start on any rank to the last end: {recorded})"
     )
 
 
 def culprits(entries: Sequence[StragglerEntry]) -> list[StragglerEntry]:
-    """Those to whom the waiting goes back, the costliest first: the recurrent ones if there are any. Where it goes
-    back to nobody, the one that came last at most cost."""
+    """The ranks that the waiting traces back to, the costliest first: the recurrent ones if there are any. Where it
+    traces back to none, the rank that was last at the highest cost."""
     if not any(entry["root_wait_ns"] for entry in entries):
         return list(entries[:1])
     total = sum(entry["root_wait_ns"] for entry in entries)
@@ -47,42 +47,42 @@ def culprits(entries: Sequence[StragglerEntry]) -> list[StragglerEntry]:
     return sorted(steady or worth, key=lambda entry: -entry["root_wait_ns"])
 
 
-def whose(entries: Sequence[StragglerEntry], could_tell: bool, clock_error: int | None) -> str:
-    """The sentence of the finding; `could_tell` says whether there were enough collectives to tell a steady rank."""
+def whose(entries: Sequence[StragglerEntry], testable: bool, clock_error: int | None) -> str:
+    """The sentence of the finding; `testable` says whether there were enough collectives to recognise a steady one."""
     named = culprits(entries)
     if not named:
-        return "which rank comes last can't be told" + _within(clock_error)
+        return "the last rank is unknown" + _within(clock_error)
     ranks = _ranks([entry["rank"] for entry in named])
     led = [entry["rank"] for entry in entries if entry["recurrent"] and entry not in named]
     if not named[0]["root_wait_ns"]:
-        words = f"{ranks} comes last at most cost; its lateness can't be traced to what one rank did"
+        words = f"{ranks} is last at the highest cost; no single rank explains its delay"
     elif named[0]["recurrent"]:
-        words = f"{ranks} {_verb(named)} last again and again"
+        words = f"{ranks} {_verb(named)} consistently last"
     elif led:
-        words = f"{_ranks(led)} come{'s' if len(led) == 1 else ''} last again and again, made late by {ranks}"
-    elif not could_tell:
-        words = f"too few collectives to tell whether it is always the same rank; most waiting goes back to {ranks}"
+        words = f"{_ranks(led)} {'is' if len(led) == 1 else 'are'} consistently last, delayed by {ranks}"
+    elif not testable:
+        words = f"too few collectives to test for a persistent straggler; most waiting traces back to {ranks}"
     elif len(named) > 1:
-        words = f"the last rank changes: none is last more often than by chance; the waiting goes back to {ranks}"
+        words = f"the last rank changes: none is last more often than by chance; the waiting traces back to {ranks}"
     else:
         words = f"{ranks} {_verb(named)} last most often, though no more than by chance"
     if len(named) == 1 or len({(entry["phase"], entry["operation"]) for entry in named}) == 1:
         words += _doing(named[0])
     made = [entry["rank"] for entry in entries if entry not in named and entry["recurrent"] and named[0]["recurrent"]]
     if made:
-        words += f"; {_ranks(made)} {'is' if len(made) == 1 else 'are'} made late by others"
+        words += f"; {_ranks(made)} {'is' if len(made) == 1 else 'are'} delayed by others"
     return words + _within(clock_error)
 
 
 def _doing(entry: StragglerEntry) -> str:
-    """What made it late, as far as the trace tells."""
+    """What made it late, as far as the trace shows."""
     phase, operation = entry["phase"], entry["operation"]
     when = "" if phase is None else f" {phase}" if phase.startswith("before ") else f" in {phase}"
     return f"; it falls behind{when}" + (f" ({operation})" if operation else "") if when or operation else ""
 
 
 def _within(clock_error: int | None) -> str:
-    return f"; times of different ranks compare to within {units.duration(clock_error)}" if clock_error else ""
+    return f"; times of different ranks are comparable to within {units.duration(clock_error)}" if clock_error else ""
 
 
 def _verb(named: Sequence[StragglerEntry]) -> str:

@@ -76,7 +76,7 @@ def size(nbytes: int | None) -> str:
 
 
 def memory(nbytes: int) -> str:
-    """Memory by powers of two, as PyTorch and nvidia-smi tell it: `512 B`, `1.5 KiB`, `24,012 MiB`."""
+    """Memory by powers of two, as PyTorch and nvidia-smi print it: `512 B`, `1.5 KiB`, `24,012 MiB`."""
     if nbytes < 1 << 10:
         return f"{nbytes} B"
     size, unit = (1 << 20, "MiB") if nbytes >= 1 << 20 else (1 << 10, "KiB")

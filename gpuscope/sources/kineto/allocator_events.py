@@ -37,8 +37,8 @@ class MemoryEvents:
     def take(self, events: Sequence[Instant]) -> None:
         """Take in those of a block's instant events that are of device memory."""
         own = [event for event in events if bytes(event.name) == _NAME]
-        told = decode_arguments([event.args for event in own], MemoryArguments)
-        for time, one in zip(to_ns([event.ts for event in own]).tolist(), told, strict=True):
+        decoded = decode_arguments([event.args for event in own], MemoryArguments)
+        for time, one in zip(to_ns([event.ts for event in own]).tolist(), decoded, strict=True):
             sizes = (one.device, one.allocated)
             if one.device_type != _CPU and time != NA and all(0 <= value < _LIMIT for value in sizes):
                 self._rows.append((time, one.device, one.allocated, one.reserved if one.reserved > 0 else NA))

@@ -135,7 +135,7 @@ class Document:
                 events, buffer = cut
                 yield events
             if len(buffer) > _MAX_EVENT:
-                raise InputError(f"{self.path}: no event ends within {_MAX_EVENT >> 20} MiB; this is no trace")
+                raise InputError(f"{self.path}: no event ends within {_MAX_EVENT >> 20} MiB: not a trace")
         yield self._close(buffer)
 
     def _until_cut(self, source: Iterator[bytes]) -> Iterator[bytes]:
@@ -163,7 +163,7 @@ class Document:
             if len(buffer) > _MAX_EVENT:
                 break
         if self.losses.truncated:
-            raise InputError(self.losses.truncated, hint="copy the file again; it was cut off before the first event")
+            raise InputError(self.losses.truncated, hint="copy the file again: it is truncated before the first event")
         if not buffer.strip():
             raise InputError(f"{self.path}: is empty")
         raise InputError(f"{self.path}: holds no traceEvents: not a Chrome trace as torch.profiler writes it")
@@ -253,9 +253,9 @@ class Document:
         except msgspec.ValidationError:
             return self._forced(text)
         except (msgspec.DecodeError, RecursionError):
-            mended = _BARE_NUMBERS.sub(b"null", text)
-            if mended != text:
-                return self._single(mended)
+            repaired = _BARE_NUMBERS.sub(b"null", text)
+            if repaired != text:
+                return self._single(repaired)
             self.losses.undecodable += 1
             return []
 

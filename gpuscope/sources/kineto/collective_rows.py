@@ -33,33 +33,33 @@ def item_bytes(dtype: str) -> int:
 
 def add_collectives(builder: TraceBuilder, rank: int, found: Iterable[tuple[int, CommunicationArguments, str]]) -> None:
     """Rows for communication kernels: (row in device_events, arguments, kernel name) each."""
-    for row, told, kernel in found:
-        _add(builder, rank, {"event": row, **_told(told, kernel)})
+    for row, arguments, kernel in found:
+        _add(builder, rank, {"event": row, **_columns(arguments, kernel)})
 
 
-def _told(told: CommunicationArguments, name: str) -> dict[str, Any]:
+def _columns(arguments: CommunicationArguments, name: str) -> dict[str, Any]:
     """What arguments say of the collective named `name`, by column."""
-    op = kinds.collective_op(str(told.collective)) if told.collective else ""
-    sizes = [size for size in (told.elements_in, told.elements_out, told.count) if isinstance(size, int)]
-    item = item_bytes(str(told.dtype)) if told.dtype else NA
+    op = kinds.collective_op(str(arguments.collective)) if arguments.collective else ""
+    sizes = [size for size in (arguments.elements_in, arguments.elements_out, arguments.count) if isinstance(size, int)]
+    item = item_bytes(str(arguments.dtype)) if arguments.dtype else NA
     return {
         "op": op or kinds.collective_op(name) or "unknown",
-        "group": told.group,
-        "group_description": told.description,
-        "group_size": told.group_size,
-        "group_ranks": _ranks(told.ranks),
-        "seq": told.seq,
+        "group": arguments.group,
+        "group_description": arguments.description,
+        "group_size": arguments.group_size,
+        "group_ranks": _ranks(arguments.ranks),
+        "seq": arguments.seq,
         # The larger of input and output is the whole array for every operation.
         "bytes": max(sizes) * item if sizes and item != NA else NA,
-        "received": _received(op, told, item),
-        "dtype": told.dtype,
-        "peer": told.destination if op == "send" else told.source if op == "recv" else None,
+        "received": _received(op, arguments, item),
+        "dtype": arguments.dtype,
+        "peer": arguments.destination if op == "send" else arguments.source if op == "recv" else None,
     }
 
 
-def _received(op: str, told: CommunicationArguments, item: int) -> int:
+def _received(op: str, arguments: CommunicationArguments, item: int) -> int:
     """Bytes that a rank receives in an all-to-all; uneven where experts have uneven numbers of tokens."""
-    elements = told.elements_out
+    elements = arguments.elements_out
     return elements * item if op == "all_to_all" and isinstance(elements, int) and item != NA else NA
 
 
@@ -69,16 +69,16 @@ def add_gloo_collectives(
     """Rows for `gloo:<op>` annotations: (row in host_events, inputs, name) each.
 
     gloo names neither group nor sequence, and a reduce-scatter appears as the all-reduce that carries it out;
-    where gpuscope recorded, the annotation's arguments tell what it was.
+    where gpuscope recorded, the annotation's arguments name it.
     """
     groups = [group for group in info.get("pg_config") or [] if isinstance(group, dict)]
     only = groups[0] if len(groups) == 1 else {}
-    for row, told, name in found:
-        if told.collective:
-            _add(builder, rank, {"event": NA, "host_event": row, **_told(told, name)})
+    for row, arguments, name in found:
+        if arguments.collective:
+            _add(builder, rank, {"event": NA, "host_event": row, **_columns(arguments, name)})
             continue
         op = kinds.collective_op(name.removeprefix("gloo:"))
-        size = _input_bytes(told)
+        size = _input_bytes(arguments)
         members = only.get("pg_size") or info.get("world_size")
         if op == "all_gather" and size != NA and isinstance(members, int):
             size *= members
@@ -91,7 +91,7 @@ def add_gloo_collectives(
             "group_size": members,
             "group_ranks": _ranks(only.get("ranks")),
             "bytes": size,
-            "dtype": told.types[0] if isinstance(told.types, list) and told.types else None,
+            "dtype": arguments.types[0] if isinstance(arguments.types, list) and arguments.types else None,
         })  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def _add(builder: TraceBuilder, rank: int, values: dict[str, Any]) -> None:
 
 
 def _ranks(value: Any) -> str | None:
-    """Ranks as «0,1,2»; a list that the profiler elided with … is no list of ranks."""
+    """Ranks as «0,1,2»; a list that the profiler elided with … is not a list of ranks."""
     if isinstance(value, str):
         if "..." in value or "…" in value:
             return None
@@ -117,11 +117,11 @@ def _ranks(value: Any) -> str | None:
     return ",".join(map(str, value)) if isinstance(value, list) and value else None
 
 
-def _input_bytes(told: GlooArguments) -> int:
-    if not isinstance(told.dims, list) or not isinstance(told.types, list):
+def _input_bytes(arguments: GlooArguments) -> int:
+    if not isinstance(arguments.dims, list) or not isinstance(arguments.types, list):
         return NA
     total = 0
-    for dims, dtype in zip(told.dims, told.types, strict=False):
+    for dims, dtype in zip(arguments.dims, arguments.types, strict=False):
         item = item_bytes(str(dtype))
         if item == NA or not isinstance(dims, list) or not all(isinstance(d, int) for d in dims):
             return NA

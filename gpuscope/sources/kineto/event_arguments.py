@@ -128,8 +128,8 @@ def correlations(texts: Sequence[msgspec.Raw]) -> Column:
 
 def external_ids(texts: Sequence[msgspec.Raw]) -> Column:
     """The External id of each operator that has one; shape (m,), m <= n."""
-    told = decode_arguments(texts, _External)
-    found = np.array([integer(one.before if one.now is None else one.now) for one in told], np.int64)
+    decoded = decode_arguments(texts, _External)
+    found = np.array([integer(one.before if one.now is None else one.now) for one in decoded], np.int64)
     return np.asarray(found[found != NA], np.int64)
 
 

@@ -80,7 +80,7 @@ SHAPED = re.compile(
     r"|flash_attn(_\d)?::\w+$|FlashAttn(Varlen)?Func$|xformers::efficient_attention_forward\w*$"
     r"|torch::autograd::AccumulateGrad$"
 )
-"""Operators whose floating-point operations, or whose gradient's size, can be told from their inputs."""
+"""Operators whose floating-point operations, or whose gradient's size, follows from their inputs."""
 _DIRECTIONS = ("HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "HtoA", "AtoH", "AtoD", "DtoA", "AtoA")
 
 Routes = npt.NDArray[np.int8]
@@ -196,8 +196,8 @@ class EventColumns:
         columns |= {"kind": kind, "copy_kind": copy_kind}
         first = self._append("device_events", len(events), columns)
         communicating = np.flatnonzero(kind == Kind.COMMUNICATION).tolist()
-        told = decode_arguments([events[i].args for i in communicating], CommunicationArguments)
-        self.collectives += [(first + i, a, events[i].name) for i, a in zip(communicating, told, strict=True)]
+        decoded = decode_arguments([events[i].args for i in communicating], CommunicationArguments)
+        self.collectives += [(first + i, a, events[i].name) for i, a in zip(communicating, decoded, strict=True)]
 
     def _host(self, events: list[Complete], route: Routes, columns: dict[str, Any]) -> None:
         name = columns["name"]
@@ -218,8 +218,8 @@ class EventColumns:
         self._shapes(first, events, np.flatnonzero(self._is_shaped(name) != 0).tolist())
 
     def _shapes(self, first: int, events: list[Complete], rows: list[int]) -> None:
-        told = decode_arguments([events[i].args for i in rows], ShapeArguments)
-        shaped = [(first + i, a) for i, a in zip(rows, told, strict=True) if a.dims != NULL]
+        decoded = decode_arguments([events[i].args for i in rows], ShapeArguments)
+        shaped = [(first + i, a) for i, a in zip(rows, decoded, strict=True) if a.dims != NULL]
         columns = {
             "event": [row for row, _ in shaped],
             "dims": [self._texts[bytes(a.dims)] for _, a in shaped],
@@ -229,8 +229,8 @@ class EventColumns:
         self._builder.add("shapes", len(shaped), columns)
 
     def _sync(self, events: list[Complete], route: Routes, columns: dict[str, Any]) -> None:  # noqa: ARG002
-        told = device_columns([event.args for event in events])
-        columns |= {key: told[key] for key in ("device", "stream", "correlation")}
+        decoded = device_columns([event.args for event in events])
+        columns |= {key: decoded[key] for key in ("device", "stream", "correlation")}
         self._append("syncs", len(events), columns)
 
     def _name_thread(self, event: Metadata) -> None:
@@ -239,7 +239,7 @@ class EventColumns:
 
 
 def _fill(column: npt.NDArray[np.int64], otherwise: Sequence[Any]) -> None:
-    """What the arguments leave open is told by the row that the event is drawn in."""
+    """What the arguments leave open follows from the row that the event is drawn in."""
     for row in np.flatnonzero(column == NA).tolist():
         column[row] = integer(otherwise[row])
 

@@ -26,7 +26,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
 
-# gpu_user_annotation repeats a host range on the device's clock: it is no work. The rest is told of below.
+# gpu_user_annotation repeats a host range on the device's clock: not work. Other categories are reported below.
 _KNOWN_NO_WORK = frozenset({"gpu_user_annotation", "trace", "cuda_event", "external_correlation", "mtia_insight", ""})
 
 _RANK_IN_HEADER = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)')
@@ -63,22 +63,22 @@ class KinetoSource:
             columns.take(events)
         losses = document.losses
         if losses.truncated and not options.partial:
-            raise InputError(losses.truncated, hint="copy it again, or pass --partial to analyse what is there")
+            raise InputError(losses.truncated, hint="copy it again, or pass --partial to analyse what is left")
         if not losses.events:
-            raise InputError(f"{path}: holds no trace events", hint="was the profiler stopped before it was exported?")
+            raise InputError(f"{path}: contains no events", hint="was the profiler stopped before it was exported?")
         report_losses(builder, losses, path)
         _Run(builder, columns, path, document.header).finish(losses.events)
 
 
 def report_losses(builder: TraceBuilder, losses: Losses, path: Path) -> None:
-    """Tell the builder what the JSON reader could not read of `path`."""
+    """Report to the builder what the JSON reader could not read of `path`."""
     builder.problem(
         "data_loss",
         "truncated",
         int(bool(losses.truncated)),
-        f"{path.name}: cut off; what is there was taken",
+        f"{path.name}: truncated; the events before the cut were read",
     )
-    builder.problem("data_loss", "undecodable_event", losses.undecodable, f"{path.name}: events that are no valid JSON")
+    builder.problem("data_loss", "undecodable_event", losses.undecodable, f"{path.name}: events with invalid JSON")
     builder.problem("info", "invalid_utf8", losses.invalid_utf8, f"{path.name}: names that are not UTF-8")
 
 
@@ -92,7 +92,7 @@ class _Run:
         self.rank = _rank(self.info, path)
 
     def finish(self, events: int) -> None:
-        """Hand the columns to the builder, with all that was told of the run; `events` were in the file."""
+        """Hand the columns to the builder, with all that is recorded of the run; `events` were in the file."""
         builder, header = self.builder, self.header
         version = f"schema {header['schemaVersion']}" if "schemaVersion" in header else ""
         source = builder.source(self.path, "kineto", version, events, {"header": header})
@@ -161,7 +161,7 @@ class _Run:
 
     def _problems(self) -> None:
         problem, name = self.builder.problem, self.path.name
-        problem("data_loss", "bad_time", self.columns.bad_times, f"{name}: events whose time is no number")
+        problem("data_loss", "bad_time", self.columns.bad_times, f"{name}: events whose time is not a number")
         for category, count in sorted(self.columns.other.items()):
             if category not in _KNOWN_NO_WORK:
                 problem("info", "unknown_category", count, f"{name}: events of category {category!r}")

@@ -33,7 +33,7 @@ _CHOICE = re.compile(
 
 @dataclass
 class Communicator:
-    """One rank's view of a communicator; what all its ranks call it is `name`, where told."""
+    """One rank's view of a communicator; what all its ranks call it is `name`, where recorded."""
 
     host: str
     rank: int
@@ -51,7 +51,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Choice:
-    """An operation and size (`op` empty where untold) and what NCCL chose for it."""
+    """An operation and size (`op` empty where unknown) and what NCCL chose for it."""
 
     op: str
     size: int
@@ -160,10 +160,10 @@ class Facts:
         return fitting[-1] if fitting else None
 
 
-def _name(told: str, names: tuple[str, ...]) -> str:
-    if told.isdecimal():
-        return names[int(told)] if int(told) < len(names) else told
-    plain = told.lower()
+def _name(logged: str, names: tuple[str, ...]) -> str:
+    if logged.isdecimal():
+        return names[int(logged)] if int(logged) < len(names) else logged
+    plain = logged.lower()
     return {"collnetdirect": "collnet_direct", "collnetchain": "collnet_chain", "nvlstree": "nvls_tree"}.get(
         plain.replace("_", ""), plain
     )

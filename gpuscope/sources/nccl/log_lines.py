@@ -1,4 +1,4 @@
-"""NCCL's log lines told apart from what else is in a file, also where one landed in the middle of another.
+"""NCCL's log lines separated from other text in a file, also where one landed in the middle of another.
 
 A process writes its table row in pieces while NCCL logs to the same stream, so a line can hold the beginning
 of a row, then a log line; the rest of the row follows later. Log lines are known by `host:pid:tid [dev] NCCL`.

@@ -35,17 +35,17 @@ class InspectorSource:
         rows: list[dict[str, Any]] = []
         communicators: dict[tuple[str, int], dict[str, Any]] = {}
         lost, version = 0, ""
-        for told in lines.read_objects(path, options, builder):
-            row = _row(told, builder) if told else None
-            if told is None or row is None:
+        for record in lines.read_objects(path, options, builder):
+            row = _row(record, builder) if record else None
+            if record is None or row is None:
                 lost += 1
                 continue
             rows.append(row)
-            version = version or str(_part(told, "metadata").get("inspector_output_format_version", ""))
-            key = (str(_part(told, "header").get("id", "")), row["rank"])
-            communicators.setdefault(key, _communicator(told, row, builder))
+            version = version or str(_part(record, "metadata").get("inspector_output_format_version", ""))
+            key = (str(_part(record, "header").get("id", "")), row["rank"])
+            communicators.setdefault(key, _communicator(record, row, builder))
         if not rows:
-            raise InputError(f"{path}: holds no readable record of the Inspector")
+            raise InputError(f"{path}: contains no readable Inspector record")
         builder.source(path, self.name, version, len(rows), {})
         builder.add("measurements", len(rows), {name: [row[name] for row in rows] for name in rows[0]})
         for communicator in communicators.values():
@@ -53,13 +53,13 @@ class InspectorSource:
         builder.problem("data_loss", "record_unreadable", lost, f"{path.name}: lines that could not be read")
 
 
-def _part(told: dict[str, Any], name: str) -> dict[str, Any]:
-    part = told.get(name)
+def _part(record: dict[str, Any], name: str) -> dict[str, Any]:
+    part = record.get(name)
     return part if isinstance(part, dict) else {}
 
 
-def _row(told: dict[str, Any], builder: TraceBuilder) -> dict[str, Any] | None:
-    header, perf = _part(told, "header"), _part(told, "coll_perf")
+def _row(record: dict[str, Any], builder: TraceBuilder) -> dict[str, Any] | None:
+    header, perf = _part(record, "header"), _part(record, "coll_perf")
     size, ranks = integer(perf.get("coll_msg_size_bytes")), integer(header.get("n_ranks"))
     time, busbw = perf.get("coll_exec_time_us"), perf.get("coll_busbw_gbs")
     dur = integer(time * NS_PER_US) if isinstance(time, int | float) else None
@@ -81,8 +81,8 @@ def _row(told: dict[str, Any], builder: TraceBuilder) -> dict[str, Any] | None:
     }
 
 
-def _communicator(told: dict[str, Any], row: dict[str, Any], builder: TraceBuilder) -> dict[str, Any]:
-    header, metadata = _part(told, "header"), _part(told, "metadata")
+def _communicator(record: dict[str, Any], row: dict[str, Any], builder: TraceBuilder) -> dict[str, Any]:
+    header, metadata = _part(record, "header"), _part(record, "metadata")
     return {
         "rank": row["rank"],
         "communicator": builder.names.code(str(header.get("id", ""))),

@@ -33,12 +33,12 @@ class NcclLogSource:
         """NCCL's log lines or nccl-tests' table somewhere near the beginning."""
         if path.is_dir() or b"\0" in head or head.lstrip()[:1] in (b"{", b"<"):
             return False
-        if _tells(head):
+        if _is_log(head):
             return True
-        return len(head) >= 1 << 16 and _tells(stream.head(path, _LOOK))
+        return len(head) >= 1 << 16 and _is_log(stream.head(path, _LOOK))
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """None: a log can be of any number of ranks, and tells which."""
+        """None: a log can be of any number of ranks, and names them."""
         return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
@@ -55,12 +55,12 @@ class NcclLogSource:
                     facts.version = line.split()[2]
         if not facts.lines and not tables.rows:
             raise InputError(f"{path}: holds neither a log line of NCCL nor a row of nccl-tests")
-        told = {
+        described = {
             "average_busbw_gbps": tables.averages,
             "version": facts.version,
             "nccl_environment": sorted(facts.environment),
         }
-        builder.source(path, self.name, facts.version, facts.lines + len(tables.rows), told)
+        builder.source(path, self.name, facts.version, facts.lines + len(tables.rows), described)
         _communicators(builder, facts, tables)
         _connections(builder, facts)
         _choices(builder, facts)
@@ -73,7 +73,7 @@ class NcclLogSource:
         )
 
 
-def _tells(text: bytes) -> bool:
+def _is_log(text: bytes) -> bool:
     return b" NCCL INFO " in text or (b"# nThread" in text and b"nGpus" in text) or b"NCCL version " in text
 
 
@@ -139,10 +139,10 @@ def _connections(builder: TraceBuilder, facts: Facts) -> None:
 
 def _hosts(facts: Facts) -> dict[tuple[str, int], str]:
     """The host of each rank of a communicator; without those of unnamed communicators that contradict."""
-    told: dict[tuple[str, int], set[str]] = {}
+    found: dict[tuple[str, int], set[str]] = {}
     for comm in facts.communicators.values():
-        told.setdefault((comm.name, comm.rank), set()).add(comm.host)
-    return {key: next(iter(names)) for key, names in told.items() if len(names) == 1}
+        found.setdefault((comm.name, comm.rank), set()).add(comm.host)
+    return {key: next(iter(names)) for key, names in found.items() if len(names) == 1}
 
 
 def _choices(builder: TraceBuilder, facts: Facts) -> None:
@@ -164,11 +164,11 @@ def _choices(builder: TraceBuilder, facts: Facts) -> None:
 def _measurements(builder: TraceBuilder, facts: Facts, tables: Tables, path: Path) -> None:
     code = builder.names.code
     unnamed = facts.op or collective_op(path.stem)
-    untold: Counter[str] = Counter()
+    incomplete: Counter[str] = Counter()
     for row in tables.rows:
         op, ranks = row.op or unnamed, row.ranks or facts.size
         if not op or not ranks:
-            untold["operation" if not op else "ranks"] += 1
+            incomplete["operation" if not op else "ranks"] += 1
             continue
         values = {
             "tool": code("nccl-tests"),
@@ -184,9 +184,9 @@ def _measurements(builder: TraceBuilder, facts: Facts, tables: Tables, path: Pat
         builder.add("measurements", 1, values)
     builder.problem(
         "data_loss",
-        "measurement_untold",
-        sum(untold.values()),
-        f"{path.name}: rows of nccl-tests that tell no operation or number of ranks: keep the lines above the table",
+        "measurement_incomplete",
+        sum(incomplete.values()),
+        f"{path.name}: rows of nccl-tests without an operation or number of ranks: keep the lines above the table",
     )
 
 

@@ -47,21 +47,21 @@ class ProfilerSource:
         """Read a file. Raises `InputError` where it holds no event."""
         by_type: dict[str, list[Event]] = {"ProfilerLifecycle": [], "ncclProfileColl": [], "KERNEL": []}
         lost = events = 0
-        for told in lines.read_objects(path, options, builder):
-            lost += told is None
-            events += told is not None
-            if told is not None and isinstance(told.get("details"), dict):
-                by_type.get(str(told.get("type")), []).append(told)
+        for record in lines.read_objects(path, options, builder):
+            lost += record is None
+            events += record is not None
+            if record is not None and isinstance(record.get("details"), dict):
+                by_type.get(str(record.get("type")), []).append(record)
         if not events:
-            raise InputError(f"{path}: holds no readable event of a profiler plugin")
+            raise InputError(f"{path}: contains no readable event of a profiler plugin")
         builder.source(path, self.name, "", events, {})
         sizes = _communicators(builder, by_type["ProfilerLifecycle"])
-        untold = _collectives(builder, by_type["ncclProfileColl"], by_type["KERNEL"], sizes)
+        incomplete = _collectives(builder, by_type["ncclProfileColl"], by_type["KERNEL"], sizes)
         builder.problem("data_loss", "record_unreadable", lost, f"{path.name}: lines that could not be read")
         builder.problem(
             "data_loss",
-            "measurement_untold",
-            untold,
+            "measurement_incomplete",
+            incomplete,
             f"{path.name}: collectives without a size or a kernel to time them",
         )
 
@@ -81,20 +81,20 @@ def _collectives(builder: TraceBuilder, calls: list[Event], kernels: list[Event]
     code = builder.names.code
     kernel_of = _kernels_of(calls, kernels)
     chosen: Counter[tuple[str, int, str, str, int]] = Counter()
-    untold = 0
+    incomplete = 0
     for number, event in enumerate(calls):
         details = event["details"]
         op, members = collective_op(str(details.get("func"))), sizes.get(str(event.get("commId")), 0)
         size = _size(details, op, members)
         if size is None:
-            untold += 1
+            incomplete += 1
             continue
         channels = integer(details.get("channels"))
         algorithm, protocol = str(details.get("algo", "")).lower(), str(details.get("proto", "")).lower()
         chosen[op, size, algorithm, protocol, NA if channels is None else channels] += 1
         dur, rank = kernel_of.get(number), integer(event.get("rank"))
         if dur is None or not members:
-            untold += 1
+            incomplete += 1
             continue
         row = {
             "rank": NA if rank is None else rank,
@@ -110,7 +110,7 @@ def _collectives(builder: TraceBuilder, calls: list[Event], kernels: list[Event]
     for (op, size, algorithm, protocol, channels), count in chosen.items():
         names = {"op": code(op), "algorithm": code(algorithm), "protocol": code(protocol)}
         builder.add("choices", 1, {**names, "bytes": size, "channels": channels, "ranks": count, "count": count})
-    return untold
+    return incomplete
 
 
 def _kernels_of(calls: list[Event], kernels: list[Event]) -> dict[int, int]:

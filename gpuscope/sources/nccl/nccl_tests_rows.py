@@ -32,7 +32,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Row:
-    """One timing: bytes, ns, bus bandwidth in B/s as told, wrong elements."""
+    """One timing: bytes, ns, bus bandwidth in B/s as printed, wrong elements."""
 
     op: str
     ranks: int

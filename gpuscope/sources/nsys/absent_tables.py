@@ -20,29 +20,29 @@ _RECORD = "record with: nsys profile -t cuda,nvtx,osrt -o OUT COMMAND"
 _ON_DEVICE = (KERNEL, MEMCPY, MEMSET, GRAPH)
 
 
-def tell_missing(
+def report_missing(
     builder: TraceBuilder, events: Events, ranks: Ranks, facts: Facts, payloads: Mapping[int, Payload], undecoded: int
 ) -> None:
     """Problems for device work that is not there, ranges never closed, sizes not exported, files cut."""
-    _tell_ranks(builder, events, ranks)
+    _report_ranks_without_kernels(builder, events, ranks)
     if not any(events.count(table) for table in _ON_DEVICE):
         builder.problem("info", "no_device_events", 1, _why_no_device_events(events, facts, builder.names))
     builder.problem(
         "info", "range_never_closed", events.never_closed, "NVTX ranges that were never closed were left out"
     )
     builder.problem("data_loss", "payload_undecodable", undecoded, "NCCL payloads whose layout is not in the file")
-    _tell_nccl(builder, events, facts, payloads)
+    _report_no_payloads(builder, events, facts, payloads)
     derived = {name: value for name, value in facts.export.items() if name.startswith("DERIVED_")}
     cut = derived.get("DERIVED_WINDOW_NS") or facts.export.get("EXPORT_PARAM_TIMES_TO_EXPORT")
     builder.problem(
         "info",
         "cut_to_window",
         int(bool(cut or derived)),
-        f"the file holds only a window of the recording ({cut}): launches and kernels at its edges lack each other",
+        f"the file holds only a window of the recording ({cut}): launches and kernels at its edges are unpaired",
     )
 
 
-def _tell_ranks(builder: TraceBuilder, events: Events, ranks: Ranks) -> None:
+def _report_ranks_without_kernels(builder: TraceBuilder, events: Events, ranks: Ranks) -> None:
     """Processes that launched kernels of which none was recorded."""
     calls = events[RUNTIME]
     launched = kinds_of_calls(events, builder.names, kinds.is_kernel_launch) & (calls["returnValue"] <= 0)
@@ -79,7 +79,7 @@ def _all_tables(facts: Facts) -> bool:
     return not facts.export.get("EXPORT_PARAM_TABLES_TO_EXPORT")
 
 
-def _tell_nccl(builder: TraceBuilder, events: Events, facts: Facts, payloads: Mapping[int, Payload]) -> None:
+def _report_no_payloads(builder: TraceBuilder, events: Events, facts: Facts, payloads: Mapping[int, Payload]) -> None:
     names = builder.names
     used = distinct(events[KERNEL]["name"])[0].tolist()
     communicating = [code for code in used if kinds.is_communication_kernel(names[code])]
@@ -93,7 +93,7 @@ def _tell_nccl(builder: TraceBuilder, events: Events, facts: Facts, payloads: Ma
         why = "NCCL wrote none (NCCL before 2.14, or built without NVTX)"
     else:
         why = "they were not exported (nsys export --include-blobs=true --include-json=true)"
-    message = f"NCCL kernels without sizes and communicators: {why}; operations are told by kernel names alone"
+    message = f"NCCL kernels without sizes and communicators: {why}; operations are known by kernel names alone"
     builder.problem("info", "no_nccl_payloads", kernels, message)
 
 

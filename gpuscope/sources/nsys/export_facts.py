@@ -29,7 +29,7 @@ class Facts:
     schema: str
     epoch_ns: int
     """To be added to the file's times to get UTC; 0 where it is not known or already in them."""
-    told: Mapping[str, Any]
+    described: Mapping[str, Any]
     """For `SourceFile.facts`."""
 
 
@@ -45,7 +45,7 @@ def read_facts(tables: Tables) -> Facts:
     start = [int(ns) for ns in clock if ns > 0]
     normalised = export.get("EXPORT_PARAM_TIME_NORMALIZE", "").lower() == "true"
     environment = dict(pairs(tables, "TARGET_INFO_SYSTEM_ENV", "name", "value"))
-    told = {
+    described = {
         "export_format": tables.format,
         "product_version": export.get("EXPORT_PRODUCT_VERSION"),
         "capture": capture,
@@ -55,17 +55,17 @@ def read_facts(tables: Tables) -> Facts:
         "derived": {name: value for name, value in export.items() if name.startswith("DERIVED_")},
     }
     epoch = start[0] if start and not normalised else 0
-    return Facts(export, capture, export.get("EXPORT_SCHEMA_VERSION", ""), epoch, told)
+    return Facts(export, capture, export.get("EXPORT_SCHEMA_VERSION", ""), epoch, described)
 
 
 def was_exported(facts: Facts, option: str) -> bool | None:
     """Whether an optional part (`BLOBS`, `JSON`) was asked for at export; None where versions do not say."""
-    told = facts.export.get(f"EXPORT_PARAM_INCLUDE_{option}")
-    return None if told is None else told.lower() == "true"
+    setting = facts.export.get(f"EXPORT_PARAM_INCLUDE_{option}")
+    return None if setting is None else setting.lower() == "true"
 
 
 def device_names(tables: Tables) -> dict[tuple[int, int], str]:
-    """Model by (pid, CUDA ordinal); pid `NA` where the file does not tell the processes apart."""
+    """Model by (pid, CUDA ordinal); pid `NA` where the file does not distinguish the processes."""
     gpus = tables.integers("TARGET_INFO_GPU", ("id", "cuDevice"))
     models = [name or "" for name in tables.texts("TARGET_INFO_GPU", "name")]
     usable = {
@@ -98,7 +98,7 @@ def device_ids(tables: Tables) -> dict[int, str]:
 
 
 def devices_used(tables: Tables) -> dict[tuple[int, int], str]:
-    """UUID or PCI address by (pid, CUDA ordinal), for the processes whose devices the file tells apart: with
+    """UUID or PCI address by (pid, CUDA ordinal), for the processes whose devices the file distinguishes: with
     CUDA_VISIBLE_DEVICES the ordinals of each process are its own."""
     ids = device_ids(tables)
     rows = tables.integers("TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid"))
@@ -114,8 +114,8 @@ def device_name(models: Mapping[tuple[int, int], str], pid: int, ordinal: int) -
     return None
 
 
-def tell_diagnostics(builder: TraceBuilder, tables: Tables) -> None:
-    """nsys's own errors and doubts, as they stand: some are false alarms (a child process without CUDA). What it says
+def report_diagnostics(builder: TraceBuilder, tables: Tables) -> None:
+    """nsys's own errors and warnings, verbatim: some are false alarms (a child process without CUDA). What it says
     it dropped is counted as lost."""
     severity = tables.integers("DIAGNOSTIC_EVENT", ("severity",))["severity"]
     lines = [" ".join((text or "").split()) for text in tables.texts("DIAGNOSTIC_EVENT", "text")]

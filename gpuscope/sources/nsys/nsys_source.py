@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuscope.errors import InputError
 from gpuscope.sources.nodes import Processes
-from gpuscope.sources.nsys.absent_tables import tell_missing, uncaptured_launches
+from gpuscope.sources.nsys.absent_tables import report_missing, uncaptured_launches
 from gpuscope.sources.nsys.export_facts import (
     Facts,
     device_ids,
@@ -21,7 +21,7 @@ from gpuscope.sources.nsys.export_facts import (
     device_names,
     devices_used,
     read_facts,
-    tell_diagnostics,
+    report_diagnostics,
 )
 from gpuscope.sources.nsys.formats.arrow_directories import ArrowTables, is_table_folder
 from gpuscope.sources.nsys.formats.export_tables import SQLITE_MAGIC, SqliteTables, Tables, looks_like_nsys
@@ -84,13 +84,13 @@ def processes_in(export: Path, named: Path) -> Processes | None:
 
 
 def peek_rank(export: Path, named: Path) -> int | None:
-    """The rank if the environment recorded in `export`, or else the name of `named`, tells it."""
+    """The rank if the environment recorded in `export`, or else the name of `named`, gives it."""
     try:
         with closing(open_tables(export)) as tables:
-            told = process_ranks.peek(tables)
+            rank = process_ranks.peek(tables)
     except InputError:
         return None
-    return rank_in_name(named) if told is None else told
+    return rank_in_name(named) if rank is None else rank
 
 
 def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
@@ -102,19 +102,19 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
     events = read_events(tables, builder.names, options.status or (lambda _: None))
     if not events.total:
         raise InputError(
-            f"{path}: an empty capture: it holds no CUDA call, range or system call of any process",
+            f"{path}: an empty capture: it contains no CUDA call, range or system call of any process",
             hint="did the capture range ever open? record with: nsys profile -t cuda,nvtx,osrt -o OUT COMMAND",
         )
     _to_utc(events, facts.epoch_ns)
     uncaptured_launches(events, builder.names)
     payloads, undecoded = read_payloads(tables, events, builder.names)
     communicators = read_communicators(events, payloads)
-    told = [process_ranks.mpi_ranks(tables), process_ranks.labelled_ranks(events), communicators.told()]
+    recorded = [process_ranks.mpi_ranks(tables), process_ranks.labelled_ranks(events), communicators.recorded_ranks()]
     ranks = process_ranks.assign(
-        path, events, builder.names, told, process_ranks.environment(tables), options.first_rank
+        path, events, builder.names, recorded, process_ranks.environment(tables), options.first_rank
     )
     version = f"schema {facts.schema}" if facts.schema else ""
-    source = builder.source(path, "nsys", version, events.total, {**facts.told, "rank_basis": ranks.basis})
+    source = builder.source(path, "nsys", version, events.total, {**facts.described, "rank_basis": ranks.basis})
     _add_ranks(builder, tables, events, source, ranks, facts)
     first = add_device_events(builder, events, ranks)
     add_syncs(builder, events, ranks)
@@ -122,8 +122,8 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
     add_shapes(builder, tables, events, placed[NVTX])
     add_collectives(builder, events, ranks, first[KERNEL], payloads, communicators)
     add_mpi(builder, tables, placed)
-    tell_missing(builder, events, ranks, facts, payloads, undecoded)
-    tell_diagnostics(builder, tables)
+    report_missing(builder, events, ranks, facts, payloads, undecoded)
+    report_diagnostics(builder, tables)
     builder.problem("info", "invalid_utf8", int(tables.invalid_utf8), f"{path.name}: names that are not UTF-8")
 
 
@@ -139,7 +139,7 @@ def _add_ranks(builder: TraceBuilder, tables: Tables, events: Events, source: in
     on_nccl = kernels["process"][communication_kernels(events, builder.names)]
     models, identities = device_names(tables), devices_used(tables)
     listed = device_ids(tables).values() or [f"{ids(process)[0]}:{device}" for process, device in ranks.of_device]
-    host = facts.told["host_name"]
+    host = facts.described["host_name"]
     for process, own in ranks.of_process.items():
         pid = ids(process)[0]
         on_mpi = any(bool((called == process).any()) for called in mpi_calls)

@@ -26,25 +26,25 @@ def working_processes(tables: Tables, named: Path) -> Processes:
         own["process"] = np.where(own["globalPid"] == NA, NA, own["globalPid"] & ~0xFFFFFF)
         rows.append(own)
     devices = devices_by_process(rows)
-    told = environment(tables)
-    known = len(devices) == 1 and 0 in told.rank  # then nothing has to be numbered, and the calls need not be read
+    variables = environment(tables)
+    known = len(devices) == 1 and 0 in variables.rank  # then nothing has to be numbered, and the calls need not be read
     processes = set(devices) | (set() if known else _launching(tables))
     single = len(devices) == 1 or len(processes) == 1
     facts, identity = read_facts(tables), devices_used(tables)
     used = ((ids(process)[0], device) for process, own in devices.items() for device in own)
     starts, ends = (np.concatenate([own[column] for own in rows]) for column in ("start", "end"))
     span = (int(starts.min()) + facts.epoch_ns, int(ends.max()) + facts.epoch_ns) if len(starts) else None
-    host = facts.told["host_name"]
+    host = facts.described["host_name"]
     return Processes(
         pids=frozenset(ids(process)[0] for process in processes),
         ranks=sum(len(devices.get(process, [NA])) for process in processes),
-        rank=told.rank.get(0) if single else None,
+        rank=variables.rank.get(0) if single else None,
         named=rank_in_name(named) if single else None,
         recorded=bool(len(tables.integers("MPI_RANKS", ("rank",))["rank"])),
         host=None if host is None else str(host),
         devices=frozenset(identity[key] for key in used if key in identity),
         span=span,
-        dated=facts.told["session_start_utc_ns"] is not None,
+        dated=facts.described["session_start_utc_ns"] is not None,
         events=len(starts),
     )
 

@@ -48,7 +48,7 @@ class AllocatorSnapshotSource:
         Role.RECORD,
         (".pickle", ".pkl"),
         one_per_rank=False,
-        alone="allocator snapshots tell how memory is used, not where time goes: add a trace of the ranks",
+        alone="allocator snapshots show how memory is used, not where time goes: add a trace of the ranks",
     )
 
     def sniff(self, path: Path, head: bytes) -> bool:
@@ -60,7 +60,7 @@ class AllocatorSnapshotSource:
         )
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """The rank that the file's name tells: `rank3_oom.pickle`."""
+        """The rank in the file's name: `rank3_oom.pickle`."""
         return rank_in_name(path)
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
@@ -89,7 +89,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     if isinstance(snapshot, list):
         snapshot = {"segments": snapshot}
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
-        raise InputError(f"{path}: is no allocator snapshot", hint="write one with torch.cuda.memory._dump_snapshot()")
+        raise InputError(f"{path}: not an allocator snapshot", hint="write one with torch.cuda.memory._dump_snapshot()")
     return snapshot
 
 
@@ -115,8 +115,8 @@ class _Reader:
         lost = f"{name}: entries that could not be read"
         builder.problem("data_loss", "allocator_entry_unreadable", self._lost, lost)
         if not events:
-            told = "no history of allocations: only what was held at the end can be told"
-            builder.problem("info", "no_allocator_history", 1, f"{name}: {told}")
+            missing = "no history of allocations: only what was held at the end is known"
+            builder.problem("info", "no_allocator_history", 1, f"{name}: {missing}")
 
     def _segments(self, source: int) -> None:
         segments: list[dict[str, Any]] = []
@@ -161,12 +161,12 @@ class _Reader:
             if state is None:
                 self._lost += 1
                 continue
-            told = _number(block.get("address"))
+            recorded = _number(block.get("address"))
             history = [entry for entry in _list(block.get("history")) if isinstance(entry, dict)]
             requested = _number(block.get("requested_size", history[0].get("real_size") if history else None))
             frames = block.get("frames") or (history[0].get("frames") if history else None)
             rows.append({
-                "segment": row, "address": address if told == NA else told, "bytes": size,
+                "segment": row, "address": address if recorded == NA else recorded, "bytes": size,
                 "requested": requested if state != BlockState.INACTIVE else NA, "state": int(state),
                 "frames": self._frames(frames),
             })  # fmt: skip
@@ -204,16 +204,16 @@ class _Reader:
             return NO_NAME
         key = tuple(map(id, own))  # the snapshot outlives the reader, so ids stay distinct
         if key not in self._stacks:
-            self._stacks[key] = self.builder.names.code("\n".join(_telling(own)))
+            self._stacks[key] = self.builder.names.code("\n".join(_informative(own)))
         return self._stacks[key]
 
 
-def _telling(frames: Iterable[Mapping[str, Any]]) -> list[str]:
+def _informative(frames: Iterable[Mapping[str, Any]]) -> list[str]:
     """Python's frames where there are any (C++'s are many and say less), without those of the allocator."""
     every = [(str(frame.get("name")), str(frame.get("filename")), frame.get("line")) for frame in frames]
     python = [frame for frame in every if frame[1].endswith(".py") or frame[1].startswith("<")]
-    telling = python or [frame for frame in every if not _ALLOCATOR.search(frame[0])] or every
-    return [f"{name} ({file}:{line})" for name, file, line in telling[:FRAMES]]
+    chosen = python or [frame for frame in every if not _ALLOCATOR.search(frame[0])] or every
+    return [f"{name} ({file}:{line})" for name, file, line in chosen[:FRAMES]]
 
 
 def _number(value: Any) -> int:

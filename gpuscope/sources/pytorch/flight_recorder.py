@@ -34,7 +34,7 @@ class FlightRecorderSource:
     """Reads one rank's dump into `flight_records`, `group_status` and `groups`."""
 
     name = "flight-recorder"
-    files = Files(Role.HANG_RECORD, alone="Flight Recorder dumps tell where a job hangs, not where its time goes")
+    files = Files(Role.HANG_RECORD, alone="Flight Recorder dumps show where a job hangs, not where its time goes")
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """A pickle, or JSON without trace events, that speaks of process groups or their collectives."""
@@ -42,11 +42,11 @@ class FlightRecorderSource:
             return False
         if head.startswith(_PICKLE):
             return any(word in head for word in _TELLING)
-        told = b'"collective_seq_id"' in head or (b'"pg_status"' in head and b'"entries"' in head)
-        return head.lstrip().startswith(b"{") and told and b'"traceEvents"' not in head
+        marked = b'"collective_seq_id"' in head or (b'"pg_status"' in head and b'"entries"' in head)
+        return head.lstrip().startswith(b"{") and marked and b'"traceEvents"' not in head
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """The rank that the file's name tells: `nccl_trace_rank_3`, `_dump_3`."""
+        """The rank in the file's name: `nccl_trace_rank_3`, `_dump_3`."""
         return _rank_in_name(path)
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
@@ -59,8 +59,8 @@ class FlightRecorderSource:
             rank = dump["rank"]
         if rank is None:
             rank = rank_in_name(path)
-            told = "the folder's name" if rank is not None else "nothing"
-            builder.problem("info", "rank_guessed", 1, f"{path.name}: its rank is taken from {told}")
+            basis = "the folder's name" if rank is not None else "nothing"
+            builder.problem("info", "rank_guessed", 1, f"{path.name}: its rank is taken from {basis}")
         _Reader(builder, rank or 0, dump).read(path)
 
 
@@ -85,7 +85,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: is damaged or cut off ({error})") from error
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
-        raise InputError(f"{path}: is no Flight Recorder dump")
+        raise InputError(f"{path}: not a Flight Recorder dump")
     version = str(dump.get("version", ""))
     if not version.startswith("2."):
         raise InputError(
@@ -103,9 +103,9 @@ class _Reader:
         self.lost = len(dump.get("entries", [])) - len(found)
         self.entries: list[Mapping[str, Any]] = found
         self.members = {
-            str(name): _ranks(told.get("ranks"))
-            for name, told in _mapping(dump.get("pg_config")).items()
-            if name and isinstance(told, dict)
+            str(name): _ranks(config.get("ranks"))
+            for name, config in _mapping(dump.get("pg_config")).items()
+            if name and isinstance(config, dict)
         }
 
     def read(self, path: Path) -> None:
@@ -138,8 +138,10 @@ class _Reader:
 
     def _groups(self, backend: str) -> None:
         code = self.builder.names.code
-        told = _mapping(self.dump.get("pg_config"))
-        described = {str(name): str(_mapping(config).get("desc") or "") for name, config in told.items() if str(name)}
+        configs = _mapping(self.dump.get("pg_config"))
+        described = {
+            str(name): str(_mapping(config).get("desc") or "") for name, config in configs.items() if str(name)
+        }
         for entry in self.entries:
             described.setdefault(_group(entry), _description(entry))
         for name, description in described.items():
@@ -160,18 +162,18 @@ class _Reader:
     def _status(self) -> None:
         status = _mapping(self.dump.get("pg_status"))
         names = _names_of_ids(list(status), self.entries, list(self.members))
-        for key, told in status.items():
+        for key, progress in status.items():
             name = names.get(str(key))
-            if name is None or not isinstance(told, dict):
+            if name is None or not isinstance(progress, dict):
                 self.builder.problem(
                     "info", "group_unnamed", 1, "Flight Recorder: progress in groups that the dump does not name"
                 )
                 continue
             values = {
                 # −1 is «none so far»; of the start it is also «not watched».
-                "enqueued": _at_least_0(told.get("last_enqueued_collective")),
-                "started": _at_least_0(told.get("last_started_collective")) or NA,
-                "completed": _at_least_0(told.get("last_completed_collective")),
+                "enqueued": _at_least_0(progress.get("last_enqueued_collective")),
+                "started": _at_least_0(progress.get("last_started_collective")) or NA,
+                "completed": _at_least_0(progress.get("last_completed_collective")),
             }
             row = {"rank": self.rank, "group": self.builder.names.code(name)}
             self.builder.add("group_status", 1, row | values)
@@ -233,7 +235,7 @@ def _description(entry: Mapping[str, Any]) -> str:
 def _done(entry: Mapping[str, Any], state: str) -> int:
     if state == "completed" or entry.get("retired") is True:
         return 1
-    # On gloo the state never changes; before version 2.1 nothing else tells either.
+    # On gloo the state never changes; before version 2.1 nothing else records it.
     return 0 if state == "started" or entry.get("retired") is False else NA
 
 
@@ -257,23 +259,23 @@ def _mapping(value: Any) -> Mapping[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _ranks(told: Any) -> list[int]:
+def _ranks(listed: Any) -> list[int]:
     """`"[0, 1, 2]"`, or a list of numbers."""
-    return [int(number) for number in re.findall(r"\d{1,9}", str(told))]
+    return [int(number) for number in re.findall(r"\d{1,9}", str(listed))]
 
 
 def _names_of_ids(keys: Sequence[Any], entries: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> dict[str, str]:
     """The group of each key of `pg_status`, which is a number of the rank's own for it, not its name.
 
-    Entries tell both. For the others: groups are numbered in the order of their making, and so are their
+    Entries hold both. For the others: groups are numbered in the order of their making, and so are their
     names; where as many are named as numbered, one follows from the other, if the entries agree.
     """
-    told: dict[str, set[str]] = defaultdict(set)
+    names_by_id: dict[str, set[str]] = defaultdict(set)
     for entry in entries:
-        told[str(entry.get("pg_id"))].add(_group(entry))
-    known = {key: next(iter(names)) for key, names in told.items() if len(names) == 1}
+        names_by_id[str(entry.get("pg_id"))].add(_group(entry))
+    known = {key: next(iter(names)) for key, names in names_by_id.items() if len(names) == 1}
     ids, names = [str(key) for key in keys], list(groups)
-    if all(name in groups for name in ids) and any(len(own) > 1 for own in told.values()):
+    if all(name in groups for name in ids) and any(len(own) > 1 for own in names_by_id.values()):
         return {name: name for name in ids}  # filled in by name
     if len(ids) == len(names) and all(text.isdigit() for text in ids + names):
         guess = dict(zip(sorted(ids, key=int), sorted(names, key=int), strict=True))

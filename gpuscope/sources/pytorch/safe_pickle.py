@@ -40,4 +40,4 @@ def loads(data: bytes) -> Any:
     except Exception as error:  # a damaged pickle fails in any way there is, also with MemoryError
         if not data.endswith(pickle.STOP):
             raise InputError("is cut off", hint="was the job killed while it wrote?") from error
-        raise InputError(f"is no pickle of plain data ({error})") from error
+        raise InputError(f"is not a pickle of plain data ({error})") from error

@@ -1,4 +1,4 @@
-"""Which framework a job runs and how it is parallelised, told by its annotations and process groups."""
+"""Which framework a job runs and how it is parallelised, from its annotations and process groups."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _KERNELS = (
 def of_type(dtype: str) -> str | None:
     """The precision of an element type as profilers write it (`c10::BFloat16` → bf16); None for any other.
 
-    `float` is `fp32`; whether TF32 stood in for it only the kernel tells.
+    `float` is `fp32`; whether TF32 replaced it only the kernel name shows.
     """
     key = dtype.strip().lower()
     return "fp8" if "float8" in key else _TYPES.get(key)
@@ -40,6 +40,6 @@ def of_type(dtype: str) -> str | None:
 
 @cache
 def of_kernel(name: str) -> str | None:
-    """The precision that a kernel's name tells (`sm90_xmma_gemm_bf16bf16_bf16f32_…` → bf16), else None."""
+    """The precision named by a kernel (`sm90_xmma_gemm_bf16bf16_bf16f32_…` → bf16), else None."""
     text = words(name)
     return next((precision for precision, pattern in _KERNELS if pattern.search(text)), None)

@@ -25,7 +25,7 @@ run/rank0.json.gz (kineto) · 1 rank · NVIDIA A100-SXM4-80GB · window 500.0 ms
 rank                                     compute  comm.  memory   idle      step
 0     ████████████████████████████████·   95.0 %    0 %   1.0 %  4.0 %  100.0 ms
 
-Where the time goes that is not compute
+Non-compute time by cause
 class   cause                      per step  share  affected ranks
 CPU     kernel launch overhead     4.000 ms  4.0 %  0
 memory  host–device copies (copy)  1.000 ms  1.0 %  0
@@ -86,7 +86,7 @@ def test_suggestions_collectives_and_doubts(input_bound: Report) -> None:
     assert "all_reduce  0 (default_pg)     40  1.049 GB  20.00 ms  190.0 ms  5.519 GB/s" in lines
     assert lines[-4:] == [
         "What is uncertain",
-        "clocks: times of different ranks compare to within 12.40 µs.",
+        "clocks: times of different ranks are comparable to within 12.40 µs.",
         "data loss: kernels without a launch in run/rank1.json.gz (12 times)",
         "skipped: flops: no shapes recorded: use record_shapes=True",
     ]
@@ -148,7 +148,7 @@ def test_a_class_without_steps_is_a_share_of_the_window(input_bound: Report) -> 
     lines = written(input_bound).splitlines()
     assert lines[0] == "CPU-bound, 34 % of the window: data loader (input) - confidence 0.8"
     table = [line.split("  ") for line in lines]
-    assert [cell.strip() for cell in table[lines.index("Where the time goes that is not compute") + 1] if cell] == [
+    assert [cell.strip() for cell in table[lines.index("Non-compute time by cause") + 1] if cell] == [
         "class", "cause", "in all", "share", "affected ranks",
     ]  # fmt: skip
     assert ["CPU", "data loader (input)", "620.0 ms", "31.0 %", "all"] in [

@@ -93,7 +93,7 @@ def test_the_operation_may_come_from_the_name_else_the_row_is_lost(tmp_path: Pat
     assert report(log(tmp_path, HEADER + row, name="my_all_reduce.txt"))["bandwidth"][0]["op"] == "all_reduce"
     found = report(log(tmp_path, HEADER + row, name="out.txt"))
     assert "bandwidth" not in found
-    assert [(p["code"], p["count"]) for p in found["problems"]] == [("measurement_untold", 1)]
+    assert [(p["code"], p["count"]) for p in found["problems"]] == [("measurement_incomplete", 1)]
 
 
 # ---- logs ----
@@ -225,7 +225,7 @@ def test_profiler_plugin_times_only_kernels_of_the_calls_gpu(tmp_path: Path) -> 
     assert [(c["algorithm"], c["protocol"], c["channels"], c["count"]) for c in found["nccl"]["choices"]] == [
         ("ring", "ll", 4, 2)
     ]
-    assert [p["code"] for p in found["problems"]] == ["measurement_untold"]
+    assert [p["code"] for p in found["problems"]] == ["measurement_incomplete"]
 
 
 # ---- topology ----

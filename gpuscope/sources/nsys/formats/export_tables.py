@@ -77,7 +77,7 @@ class SqliteTables:
         self.path = path
         self.invalid_utf8 = False
         self._columns: dict[str, frozenset[str]] = {}
-        # In WAL mode even a reader makes files beside the database, unless it is told that nobody writes.
+        # In WAL mode even a reader makes files beside the database, unless opened as immutable.
         mode = "mode=ro&immutable=1" if _is_quiet_wal(path) else "mode=ro"
         try:
             self._connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{mode}", uri=True, timeout=0.5)

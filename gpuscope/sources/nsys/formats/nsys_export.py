@@ -21,7 +21,7 @@ _WANTED = ("--include-blobs", "--include-json")
 
 
 def report_version(path: Path) -> str:
-    """The nsys that made a report («2024.6.2»), as its first bytes tell; "" before 2023, which do not."""
+    """The nsys that made a report («2024.6.2»), from its first bytes; "" before 2023, which do not."""
     match = _VERSION.match(_head(path))
     return ".".join(part.decode() for part in match.groups()) if match else ""
 
@@ -49,7 +49,7 @@ def find_nsys(path: Path, wanted: str | None) -> str:
             f"{path}: reading a report needs NVIDIA's nsys, and none is on PATH",
             hint=f"run this where nsys{f' {version} or later' if version else ''} is installed, and pass "
             f"{path.with_suffix('.sqlite').name} instead:\n  {command_elsewhere(path)}\n"
-            "or name an nsys by --nsys or GPUSCOPE_NSYS",
+            "or name an nsys with --nsys or GPUSCOPE_NSYS",
         )
     return found
 

@@ -113,7 +113,7 @@ def _name(rows: Rows, column: str, strings: StringTable, names: NamePool) -> Non
 
 
 def _name_kernels(rows: Rows, strings: StringTable) -> None:
-    """The demangled name tells most; files without it have a short or a mangled one."""
+    """The demangled name is the most informative; files without it have a short or a mangled one."""
     codes = strings.codes(rows.pop("demangledName"))
     for column in ("shortName", "mangledName"):
         other = rows.pop(column)

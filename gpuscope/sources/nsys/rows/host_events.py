@@ -44,7 +44,7 @@ class HostRows:
 
 
 def add_host_events(builder: TraceBuilder, tables: Tables, events: Events, ranks: Ranks) -> dict[str, list[HostRows]]:
-    """Add all host events, to every rank of their process; tells where each table's rows went."""
+    """Add all host events, to every rank of their process; returns where each table's rows went."""
     categories: dict[str, Category | Array] = {
         RUNTIME: Category.RUNTIME,
         OSRT: Category.OS,
@@ -66,9 +66,7 @@ def add_host_events(builder: TraceBuilder, tables: Tables, events: Events, ranks
                 ranks.left_out += len(own["start"])
             for rank in ranks.of_process.get(process, ()):
                 placed[table].append(_add(builder, events, ranks, threads, rank, own))
-    builder.problem(
-        "info", "other_processes", ranks.left_out, "host events of processes that are no rank were left out"
-    )
+    builder.problem("info", "other_processes", ranks.left_out, "host events of processes without a rank were dropped")
     return placed
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from gpuscope.sources.nsys.rows.device_work import rank_of
 from gpuscope.sources.nsys.rows.event_tables import KERNEL, NVTX, RUNTIME, Events
 from gpuscope.sources.nsys.rows.nvtx_payloads import Payload, is_nccl_call
-from gpuscope.sources.nsys.rows.process_ranks import Ranks, Told
+from gpuscope.sources.nsys.rows.process_ranks import Ranks, RecordedRanks
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
@@ -50,16 +50,16 @@ class _Batch:
 
 @dataclass
 class Communicators:
-    """What ncclCommInit… told: members by communicator, own rank by (process, communicator)."""
+    """What ncclCommInit… recorded: members by communicator, own rank by (process, communicator)."""
 
     members: dict[str, int] = field(default_factory=dict)
     rank: dict[tuple[int, str], int] = field(default_factory=dict)
 
-    def told(self) -> Told:
+    def recorded_ranks(self) -> RecordedRanks:
         """The ranks of the processes in the largest communicator."""
         world = max(self.members, key=lambda name: self.members[name], default="")
         rank = {process: rank for (process, name), rank in self.rank.items() if name == world}
-        return Told(rank, self.members.get(world), "NCCL communicator")
+        return RecordedRanks(rank, self.members.get(world), "NCCL communicator")
 
 
 def read_communicators(events: Events, payloads: Mapping[int, Payload]) -> Communicators:
@@ -83,7 +83,7 @@ def add_collectives(
 ) -> None:
     """Rows for every communication kernel; `first` is the row of the first kernel in device_events.
 
-    Where the call is not recorded the kernel's name tells the operation, and nothing more is told.
+    Where the call is not recorded the kernel's name gives the operation, and nothing more is known.
     """
     names = builder.names
     kernels = communication_kernels(events, names)
@@ -110,7 +110,7 @@ def add_collectives(
         "group_size_unknown",
         size_unknown,
         "collectives whose size is not known: NCCL logs one rank's share, and the making of the "
-        "communicator, which tells the number of ranks, lies outside the capture",
+        "communicator, which records the number of ranks, lies outside the capture",
     )
     _add_groups(builder, ranks, communicators)
 
@@ -254,7 +254,7 @@ def _is_all_to_all(calls: Sequence[Call]) -> bool:
 
 
 def _global_peer(peer: int, group: str, ranks: Ranks, communicators: Communicators) -> int:
-    """A peer is told by its rank in the communicator: known for the job where that is the whole job, or
+    """A peer is recorded as its rank in the communicator: known for the job where that is the whole job, or
     where the peer's own file is this one."""
     if peer == NA:
         return NA

@@ -1,6 +1,6 @@
 """What NCCL says of an operation through NVTX: a binary payload, or JSON from its advanced trace.
 
-The layout of a binary payload is in NVTX_PAYLOAD_SCHEMA_ENTRIES; fields are told by their names, since the
+The layout of a binary payload is in NVTX_PAYLOAD_SCHEMA_ENTRIES; fields are identified by their names, since the
 schema ids moved in nearly every version of NCCL (NVIDIA/nccl `src/include/nvtx_payload_schemas.h`). Before
 the payload stand 32 bytes: domain, schema, payload size, offset of the payload, each a uint64.
 """
@@ -39,7 +39,7 @@ _FIELDS = {
 
 @dataclass
 class Payload:
-    """Arguments of an NCCL call; `NA` or "" where they are not told."""
+    """Arguments of an NCCL call; `NA` or "" where not recorded."""
 
     bytes: int = NA
     """As NCCL logs it: of one rank's share for all-gather, reduce-scatter and all-to-all."""
@@ -111,11 +111,11 @@ def _from_bytes(blob: bytes, schemas: dict[tuple[int, int], _Schema]) -> Payload
     body = blob[_HEADER.size : _HEADER.size + size]
     if fields is None or len(body) < size:
         return None
-    told: dict[str, int] = {}
+    values: dict[str, int] = {}
     for name, offset, fmt in fields:
         if offset + struct.calcsize(fmt) <= len(body):
-            told[name] = struct.unpack_from(fmt, body, offset)[0]
-    return _payload(dict(told))
+            values[name] = struct.unpack_from(fmt, body, offset)[0]
+    return _payload(dict(values))
 
 
 def _from_json(text: str) -> Payload | None:
@@ -123,9 +123,9 @@ def _from_json(text: str) -> Payload | None:
         value = json.loads(text)
     except ValueError:
         return None
-    told: dict[str, object] = {}
-    _flatten(value, told)
-    return _payload(told) if told else None
+    values: dict[str, object] = {}
+    _flatten(value, values)
+    return _payload(values) if values else None
 
 
 def _flatten(value: object, into: dict[str, object]) -> None:
@@ -143,15 +143,15 @@ def _flatten(value: object, into: dict[str, object]) -> None:
                 into.setdefault(known, item)
 
 
-def _payload(told: dict[str, object]) -> Payload:
-    size, peer, members, rank, seq = (_integer(told.get(n)) for n in ("bytes", "peer", "members", "rank", "seq"))
+def _payload(values: dict[str, object]) -> Payload:
+    size, peer, members, rank, seq = (_integer(values.get(n)) for n in ("bytes", "peer", "members", "rank", "seq"))
     payload = Payload(bytes=size, peer=peer, members=members, rank=rank, seq=seq)
-    if isinstance(told.get("dtype"), str):
-        payload.dtype = str(told["dtype"]).removeprefix("nccl").lower()
-        item, count = item_bytes(payload.dtype), _integer(told.get("count"))
+    if isinstance(values.get("dtype"), str):
+        payload.dtype = str(values["dtype"]).removeprefix("nccl").lower()
+        item, count = item_bytes(payload.dtype), _integer(values.get("count"))
         if payload.bytes == NA and NA not in (item, count):
             payload.bytes = item * count
-    communicator = told.get("communicator")
+    communicator = values.get("communicator")
     if communicator not in (None, 0, "", "0", "0x0"):
         number = _unsigned(communicator)
         payload.communicator = str(communicator) if number is None else f"{number:#x}"

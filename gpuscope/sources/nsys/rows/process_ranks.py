@@ -56,7 +56,7 @@ class Ranks:
     """Ranks by process (globalPid) and device."""
 
     of_process: dict[int, list[int]] = field(default_factory=dict)
-    """The ranks of a process: several where it drives several devices and nothing tells its rank."""
+    """The ranks of a process: several where it drives several devices and its rank is not recorded."""
     of_device: dict[tuple[int, int], int] = field(default_factory=dict)
     """Rank by (process, device), for every device that did work."""
     world_size: int | None = None
@@ -68,7 +68,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Told:
+class RecordedRanks:
     """What a file says of its processes' ranks."""
 
     rank: Mapping[int, int]
@@ -77,30 +77,35 @@ class Told:
 
 
 def assign(
-    path: Path, events: Events, names: NamePool, told: Iterable[Told], environment: Told, first: int | None = None
+    path: Path,
+    events: Events,
+    names: NamePool,
+    recorded: Iterable[RecordedRanks],
+    environment: RecordedRanks,
+    first: int | None = None,
 ) -> Ranks:
     """Give every process that takes part in the work its rank or ranks.
 
-    `told` are what the records in the file say, best first. `first` is the first rank to give where these and the
-    environment say nothing (the file's name is then not asked: it was looked at beside those of the other files).
+    `recorded` are the ranks in the records of the file, best first. `first` is the first rank to give where these
+    and the environment say nothing (the file's name then does not count: it was compared with the other files').
     """
     devices = _devices_by_process(events)
     processes = _participants(events, names, devices)
     ranks = Ranks()
     # A communicator that was made while recording need not be the whole job's.
     least = max(environment.world_size or 0, 1 + environment.rank.get(0, -1))
-    candidates = [own for own in told if own.world_size is None or own.world_size >= least]
+    candidates = [own for own in recorded if own.world_size is None or own.world_size >= least]
     sizes: list[tuple[WorldBasis, int | None]] = [("communicators", own.world_size) for own in candidates]
     if len(devices) == 1 or len(processes) == 1:
         main = next(iter(devices), processes[0] if processes else NA)
-        candidates.append(Told({main: environment.rank.get(0, NA)}, environment.world_size, environment.basis))
+        candidates.append(RecordedRanks({main: environment.rank.get(0, NA)}, environment.world_size, environment.basis))
         named = rank_in_name(path) if first is None else None
-        candidates.append(Told({main: NA if named is None else named}, None, "file name"))
+        candidates.append(RecordedRanks({main: NA if named is None else named}, None, "file name"))
     for candidate in candidates:
         known = {process: candidate.rank.get(process, NA) for process in devices or processes}
         if known and NA not in known.values() and len(set(known.values())) == len(known):
             ranks.basis = candidate.basis
-            _told_ranks(ranks, known, devices)
+            _assign_recorded(ranks, known, devices)
             break
     _number_the_rest(ranks, processes, devices, first or 0)
     count = sum(len(own) for own in ranks.of_process.values())
@@ -110,7 +115,7 @@ def assign(
     return ranks
 
 
-def _told_ranks(ranks: Ranks, known: Mapping[int, int], devices: Mapping[int, list[int]]) -> None:
+def _assign_recorded(ranks: Ranks, known: Mapping[int, int], devices: Mapping[int, list[int]]) -> None:
     for process, rank in known.items():
         ranks.of_process[process] = [rank]
         for device in devices.get(process, ()):
@@ -140,7 +145,7 @@ def devices_by_process(tables: Iterable[Rows]) -> dict[int, list[int]]:
     devices: dict[int, list[int]] = {}
     for process, device in sorted(found):
         devices.setdefault(process, []).append(device)
-    # A row that does not tell its device is no device of its own where others do.
+    # A row without a device is no device of its own where others do.
     return {process: [d for d in own if d != NA] or own for process, own in devices.items()}
 
 
@@ -167,24 +172,24 @@ def kinds_of_calls(events: Events, names: NamePool, predicate: Callable[[str], b
     return np.array([predicate(names[code]) for code in used.tolist()], np.bool_)[inverse]
 
 
-def mpi_ranks(tables: Tables) -> Told:
+def mpi_ranks(tables: Tables) -> RecordedRanks:
     """MPI_RANKS, and the size of the largest communicator."""
     rows = tables.integers("MPI_RANKS", ("globalTid", "rank"))
     rank = {int(tid) & ~0xFFFFFF: int(r) for tid, r in zip(rows["globalTid"], rows["rank"], strict=True)}
     sizes = tables.integers("MPI_COMMUNICATORS", ("size",))["size"]
     known = sizes[sizes > 0]
-    return Told(rank, int(known.max()) if len(known) else None, "MPI_RANKS")
+    return RecordedRanks(rank, int(known.max()) if len(known) else None, "MPI_RANKS")
 
 
-def labelled_ranks(events: Events) -> Told:
+def labelled_ranks(events: Events) -> RecordedRanks:
     """Threads that nsys's MPI trace named «MPI Rank N»."""
     rank = {tid & ~0xFFFFFF: int(m[1]) for tid, label in events.thread_labels if (m := _MPI_RANK_LABEL.match(label))}
-    return Told(rank, None, "NVTX thread names")
+    return RecordedRanks(rank, None, "NVTX thread names")
 
 
 def peek(tables: Tables) -> int | None:
-    """The rank that the environment tells, without reading the events; None where several processes worked,
-    or MPI's records will tell."""
+    """The rank in the environment, without reading the events; None where several processes worked,
+    or MPI's records hold the ranks."""
     if len(tables.integers("MPI_RANKS", ("rank",))["rank"]):
         return None
     found = [tables.integers(table, ("globalPid",))["globalPid"] for table in ON_DEVICE]
@@ -192,8 +197,8 @@ def peek(tables: Tables) -> int | None:
     return next(iter(environment(tables).rank.values()), None) if len(processes) == 1 else None
 
 
-def environment(tables: Tables) -> Told:
-    """RANK and its like in the environment of the profiled command; the rank stands under key 0."""
+def environment(tables: Tables) -> RecordedRanks:
+    """RANK and its equivalents in the environment of the profiled command; the rank stands under key 0."""
     variables: dict[str, int] = {}
     for name, value in pairs(tables, "TARGET_INFO_SYSTEM_ENV", "name", "value"):
         if name == "DeviceEnvironment":
@@ -203,5 +208,5 @@ def environment(tables: Tables) -> Told:
             variables[match[1]] = int(match[2])
     for rank, size in _RANK_VARIABLES:
         if rank in variables:
-            return Told({0: variables[rank]}, variables.get(size), f"environment {rank}")
-    return Told({}, variables.get("WORLD_SIZE"), "")
+            return RecordedRanks({0: variables[rank]}, variables.get(size), f"environment {rank}")
+    return RecordedRanks({}, variables.get("WORLD_SIZE"), "")
