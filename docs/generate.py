@@ -118,7 +118,7 @@ def _host_causes() -> str:
     return "\n\n".join(
         "\n".join([
             f"### `{cause.code}`", "", *wrap(cause.about, DOCUMENT_WIDTH), "",
-            *_point(f"**Told by**: {cause.recognised_by}"),
+            *_point(f"**Recognised by**: {cause.recognised_by}"),
             *_point(f"**Usually helps**: {cause.helps}"),
             *_point(f"**Fooled by**: {cause.misled_by}"),
         ])

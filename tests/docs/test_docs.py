@@ -107,6 +107,19 @@ def finding_codes_made_by_hand(source: str) -> Iterator[str]:
             pairs = {word.arg: word.value for word in node.keywords if word.arg}
         if {"code", "severity", "evidence"} <= set(pairs) and isinstance(code := pairs["code"], ast.Constant):
             yield str(code.value)
+        yield from codes_given_to_a_maker(node)
+
+
+def codes_given_to_a_maker(node: ast.AST) -> Iterator[str]:
+    """Codes in `_finding("code", …)`, and in a table of what such calls say by the role of a step."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_finding" and node.args:
+        if isinstance(first := node.args[0], ast.Constant):
+            yield str(first.value)
+    elif isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            by_role = isinstance(key, ast.Attribute) and getattr(key.value, "id", "") == "Role"
+            if by_role and isinstance(value, ast.Tuple) and isinstance(first := value.elts[0], ast.Constant):
+                yield str(first.value)
 
 
 def sources(*packages: str) -> Iterator[str]:
@@ -127,7 +140,8 @@ def test_every_cause_and_finding_is_documented_and_no_other() -> None:
 
 def test_every_cause_says_how_it_is_found_what_helps_and_what_fools_it() -> None:
     for part in section("findings.md", "## Causes and findings").split("\n### ")[1:]:
-        assert all(f"**{word}**:" in part for word in ("Told by", "Usually helps", "Fooled by")), part.splitlines()[0]
+        words = ("Recognised by", "Usually helps", "Fooled by")
+        assert all(f"**{word}**:" in part for word in words), part.splitlines()[0]
 
 
 def test_every_problem_is_documented_and_no_other() -> None:

@@ -16,11 +16,14 @@ HOST_CAUSE = HostCause(
         "CANN's, on the launching thread. Idle in the breakdown, memory by class."
     ),
     helps=(
+        "where hundreds of calls stand in every step, the caching allocator is off: unset "
+        "`PYTORCH_NO_CUDA_MEMORY_CACHING`, or have a pluggable allocator cache. Where a few do: "
         "`expandable_segments:True`; fewer distinct sizes (pad sequences to buckets); no "
         "`torch.cuda.empty_cache()` in the loop; headroom, so that the cache is not flushed and retried."
     ),
     misled_by=(
-        "warm-up: the first steps allocate, later ones should not. Record after them. `cudaFree` waits for the "
-        "device: in a gap that it causes itself its time is counted here, not as `sync`."
+        "a recording of warm-up alone: the first steps allocate, later ones should not. `cudaFree` waits for the "
+        "device: in a gap that it causes itself its time is counted here, not as `sync`. Calls nested in an operator "
+        "(a convolution, say) look like that operator's own search for an algorithm."
     ),
 )

@@ -19,17 +19,24 @@ HOST_CAUSE = HostCause(
         ((Category.OS,), _outside),
     ),
     about=(
-        "The launching thread does something else (a checkpoint, logging, a lock, a file or network call) while "
-        "the device is idle."
+        "The launching thread does something else while the device is idle: a checkpoint, logging, a lock, a file or "
+        "network call, compilation, or one host operation that computes for long without launching."
     ),
     recognised_by=(
-        "ranges or frames of checkpoints (`save_checkpoint`, `dcp.save`, `torch.save`), logging, TensorBoard, "
-        "wandb and `print`; calls into the operating system on files and sockets, locks and sleeps (nsys with `-t "
-        "osrt`), except inside a CUDA call, whose own waiting they are."
+        "by name, ranges or frames of checkpoints (`save_checkpoint`, `dcp.save`, `torch.save`), logging, TensorBoard, "
+        "wandb and `print`, and calls into the operating system on files and sockets, locks and sleeps (nsys with `-t "
+        "osrt`), except inside a CUDA call, whose own waiting they are. By length, a stretch of the thread's own code "
+        "of at least 1 ms and 50 usual launch intervals, or a launch call of 1 ms and more whose queue was not full. "
+        "The evidence names the innermost range that covers most of it. On a CPU, whatever no other cause covers."
     ),
-    helps="asynchronous checkpoints, less frequent logging, a thread for what needs no answer.",
+    helps=(
+        "look at what the evidence names. Asynchronous checkpoints, less frequent logging, a thread for what needs no "
+        "answer; for compilation and loading a warm-up before the steps that count, and a persistent cache; for a long "
+        "host operation, the same work on the device or off the launching thread."
+    ),
     misled_by=(
-        "operating-system calls that nsys leaves out because they are shorter than its threshold; logging through "
-        "a function it does not know by name (then `launch`)."
+        "operating-system calls that nsys leaves out because they are shorter than its threshold; short logging "
+        "through a function it does not know by name (then `launch`). A program that launches only a few times a step: "
+        "its usual launch interval is long itself, so its host work between launches stays `launch`."
     ),
 )

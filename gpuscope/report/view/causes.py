@@ -130,8 +130,8 @@ CAUSES = (
     ),
     Cause(
         "launch", "cpu", "kernel launch overhead",
-        "the device is idle while the launching thread executes Python or framework code: it can't launch as fast as "
-        "the device finishes",
+        "the device is idle while that thread issues one launch after the other and is slower than the device: launch "
+        "overhead",
         "The host launches more slowly than the device finishes: its own code sets the pace",
         Look(palette.SKY), idle=True,
     ),
@@ -143,7 +143,8 @@ CAUSES = (
     ),
     Cause(
         "host_other", "cpu", "other host work",
-        "checkpoint, logging, lock, file or network call on the launching thread",
+        "anything else on the launching thread: checkpoint, logging, lock, file or network call, compilation, or one "
+        "host operation that computes for long without launching",
         "The launching thread does other work (checkpoint, logging, files, locks) while the device idles",
         Look(palette.GREEN, "/"), idle=True,
     ),
