@@ -120,7 +120,7 @@ def _host_causes() -> str:
             f"### `{cause.code}`", "", *wrap(cause.about, DOCUMENT_WIDTH), "",
             *_point(f"**Recognised by**: {cause.recognised_by}"),
             *_point(f"**Usually helps**: {cause.helps}"),
-            *_point(f"**Fooled by**: {cause.misled_by}"),
+            *_point(f"**Misled by**: {cause.misled_by}"),
         ])
         for cause in host_causes()
     )  # fmt: skip
