@@ -111,7 +111,8 @@ def test_a_report_alone_says_what_to_open_for_events(pair: OpenRun, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [('{"schema_version": 1, "gpuscope_version": "0.1.0"}', "without analyzers"),
+    [('{"schema_version": 1, "gpuscope_version": "0.1.0"}', "schema 1"),
+        ('{"schema_version": 2, "gpuscope_version": "0.1.0"}', "without analyzers"),
      ('{"schema_version": 1, "gpuscope_version": "0.1.0", "ranks": [', "no JSON")],
 )  # fmt: skip
 def test_a_report_that_is_cut_off_or_old_is_refused(tmp_path: Path, text: str, told: str) -> None:

@@ -38,7 +38,8 @@ def rank_entry(rank: int, window: int, number: int) -> dict[str, Any]:
     """A rank that computes all the time."""
     return {
         "rank": rank, "device": 0, "device_name": None, "window_ns": window, "start_ns": 0, "steps": number,
-        "recorded_ns": window, "recorded_breakdown_ns": parts(window), "breakdown_ns": parts(window), "communication_ns": 0, "overlapped_communication_ns": 0, "overlap_frac": None,
+        "recorded_ns": window, "recorded_breakdown_ns": parts(window), "breakdown_ns": parts(window),
+        "communication_ns": 0, "overlapped_communication_ns": 0, "overlap_frac": None,
         "stall_ns": {"cpu": {}, "communication": {}, "memory": {}, "unattributed": 0},
     }  # fmt: skip
 

@@ -128,7 +128,8 @@ def test_synthetic_job_traces_lateness_through_its_groups() -> None:
 
     Of these 5 ms, stage 0 computes through 2 × 0.35: nobody would have gone on sooner. Its three mates then wait
     4.3 in an all-reduce, later stages for messages, and at the sum of gradients three replicas of 16 ranks wait 4.3
-    for the ranks of its own. Two of the three steps are judged. That stages wait for each other at the last all-reduce of all is the pipeline's drain.
+    for the ranks of its own. That stages wait for each other at the last all-reduce of all is the pipeline's drain.
+    Two of the three steps are judged.
     """
     job = Job(dp=4, tp=4, pp=4, layers=2, steps=3, late_rank=21)
     made = simulate(job)

@@ -54,7 +54,7 @@ def test_a_full_queue_holds_the_launch_up(tmp_path: Path, launches: int, waited:
 
 
 def test_idle_before_what_was_queued_is_launch_latency_and_then_unattributed(tmp_path: Path) -> None:
-    """Both are launched by 4; the second could begin at 20 and does at 50: 10 are the price of a launch, 20 nobody's."""
+    """Both are launched by 4; the second could begin at 20 and does at 50: 10 are a launch's price, 20 nobody's."""
     path = write(tmp_path / "r.json", call(0, 1, 1), call(3, 1, 2), kernel(10, 10, 1), kernel(50, 10, 2))
     (rank,) = gpuscope.analyze(path).report["ranks"]
     assert (rank["stall_ns"]["cpu"], rank["stall_ns"]["unattributed"]) == ({"launch": 10_000}, 20_000)
