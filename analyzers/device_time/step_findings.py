@@ -8,6 +8,7 @@ from typing import Literal
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
 from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneSummary
+from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
 from gpuscope.report.schema.document import Evidence, FindingEntry
@@ -149,4 +150,7 @@ def _evidence(rank: int, start: int, duration: int, name: str, note: str) -> Evi
     return {"rank": rank, "start_ns": start, "dur_ns": duration, "name": name, "note": note}
 
 
-ANALYZER = RunAnalyzer("steps", run)
+# Of device events a run's trace keeps only those of collectives; what is needed of the others is in the lanes.
+ANALYZER = RunAnalyzer(
+    "steps", run, (Need("ranks", "record the device's activity (ProfilerActivity.CUDA, nsys -t cuda)"),)
+)

@@ -135,7 +135,7 @@ def test_a_cause_is_named_only_where_it_exceeds_what_is_open() -> None:
 def test_an_assumed_world_is_named() -> None:
     verdict = decide(dataclasses.replace(CLEAR, ranks=(0, 1), world_size=2, world_assumed=True))
     assert (verdict["cause"], verdict["confidence"]) == ("input", 0.9)
-    assert verdict["why"].endswith("the 2 ranks at hand are assumed to be the whole job")
+    assert verdict["why"].endswith("the 2 ranks in these files are assumed to be the whole job")
 
 
 def test_the_whole_window_is_named() -> None:
