@@ -1,7 +1,8 @@
 """Records the sample traces again, with `gpuscope train`: python sample_traces/record.py OUT [NAME...]
 
-Each run is repeated until its recorded steps take about the same time on every rank: a machine with other
-work slows some of them, and would put faults into the traces that nobody injected. What stays of a run
+Each run is repeated until its recorded steps take about the same time on every rank and its training threads hardly
+wait for a core: a machine with other work slows some steps or all, and would put faults into the traces that nobody
+injected. What stays of a run
 folder is the traces, collectives, measures and the manifest; the name of the machine is
 replaced by `node0`, and the description of its environment left out.
 """
@@ -19,6 +20,9 @@ from pathlib import Path
 
 WAIT, WARMUP = 2, 2
 STEADY, ATTEMPTS = 1.25, 12
+WITHOUT_CORE = 0.1  # share of the recorded steps that a training thread may spend runnable and not running
+# Whether a rank comes last more often than by chance takes a number of steps to tell; the others are kept small.
+LONG, LONG_ACTIVE = ("ddp_healthy", "ddp_slow_loader", "ddp_slow_rank", "ddp_rotating_rank", "ddp_uneven_sequences"), 8
 CORES = os.cpu_count() or 1
 KEPT = ("rank*.json.gz", "manifest.json", "collectives/*", "measures/*")
 DDP = ["--parallel", "ddp", "--nproc", "2"]
@@ -48,7 +52,7 @@ SAMPLES: dict[str, list[str]] = {
 
 def record(name: str, folder: Path) -> bool:
     """Record one sample into `folder`; whether its steps were steady."""
-    active = 3 if name.startswith("ddp") else 2  # the others have more events per step
+    active = LONG_ACTIVE if name in LONG else 3 if name.startswith("ddp") else 2  # the others have more events per step
     steps = WAIT + WARMUP + active
     settings = [f"capture.wait={WAIT}", f"capture.warmup={WARMUP}", f"capture.active={active}"]
     words = [*SAMPLES[name], "--steps", str(steps), *(w for s in settings for w in ("--set", s))]
@@ -61,7 +65,11 @@ def record(name: str, folder: Path) -> bool:
     )
     measures = list((folder / name / "measures").iterdir())
     # Ranks that share cores are never steady, and no repetition makes them so.
-    return len(measures) > CORES or all(is_steady(path) for path in measures)
+    if len(measures) > CORES:
+        return True
+    return all(is_steady(path) for path in measures) and all(
+        without_core(path) < WITHOUT_CORE for path in (folder / name).glob("rank*.json.gz")
+    )
 
 
 def is_steady(measures: Path) -> bool:
@@ -69,6 +77,21 @@ def is_steady(measures: Path) -> bool:
     records = [json.loads(line) for line in measures.read_text().splitlines()]
     times = [record["step_ns"] for record in records if record["step"] >= WAIT + WARMUP]
     return max(times) < STEADY * min(times)
+
+
+def without_core(trace: Path) -> float:
+    """Share of its recorded steps in which a rank's training thread waited for a core."""
+    document = json.loads(gzip.decompress(trace.read_bytes()))
+    told = document["gpuscope_cores"]
+    step, waited = told["columns"].index("step"), told["columns"].index("waited_ns")
+    waits = {row[step]: row[waited] for row in told["steps"]}
+    spans = {
+        int(event["name"].removeprefix("ProfilerStep#")): event["dur"] * 1000
+        for event in document["traceEvents"]
+        if str(event.get("name")).startswith("ProfilerStep#") and event.get("cat") == "user_annotation"
+    }
+    shared = waits.keys() & spans.keys()
+    return float(sum(waits[number] for number in shared) / sum(spans[number] for number in shared))
 
 
 def keep(run: Path, out: Path) -> None:

@@ -34,3 +34,10 @@ def test_no_test_of_the_analyzers_lies_loose() -> None:
 def test_every_file_of_tests_has_a_name_of_its_own() -> None:
     names = Counter(path.name for path in TESTS.rglob("*.py") if path.name not in ("__init__.py", "conftest.py"))
     assert not [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.xdist_group("layout")
+def test_tests_of_a_group_share_a_worker_of_xdist(request: pytest.FixtureRequest) -> None:
+    """Else what they share is made once per worker; `--dist loadgroup` reads the group from the id."""
+    grouped = getattr(request.config.option, "loadgroup", False)
+    assert request.node.nodeid.endswith("@layout") == grouped

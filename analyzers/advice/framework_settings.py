@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from gpuscope.analyzers.advice.rule import Case
 from gpuscope.report.schema.document import FindingEntry, Setting
@@ -37,6 +38,11 @@ def in_dialect(case: Case, names: Mapping[str, Setting]) -> Setting | None:
     return None
 
 
+def spelled(case: Case, text: str) -> str:
+    """Calls of CUDA's runtime as the job's own runtime names them."""
+    return text.replace("cudaMallocHost", "hipHostMalloc").replace("cuda", "hip") if case.rocm else text
+
+
 def megabytes(size: int) -> str:
     """Bytes as a whole number of MiB, the unit of DDP's buckets."""
     return str(size >> 20)
@@ -47,6 +53,17 @@ def cost(finding: FindingEntry) -> str:
     if not finding["share_frac"]:
         return finding["message"]
     return f"{finding['code']} takes {units.share(finding['share_frac'])} of the time"
+
+
+def device_floor(case: Case, *parts: PartName) -> float:
+    """ns that the busiest device needs per step for these parts of its breakdown: no change of the host saves them."""
+    ranks = case.report["ranks"]
+    return max((sum(rank["breakdown_ns"][part] for part in parts) / max(rank["steps"], 1) for rank in ranks), default=0)
+
+
+PartName = Literal["compute", "exposed_communication", "exposed_memory"]
+BUSY: tuple[PartName, ...] = ("compute", "exposed_communication", "exposed_memory")
+"""All that a device does: what is left of a step without idle time."""
 
 
 def on_cpu(case: Case) -> bool:

@@ -9,7 +9,7 @@ so rules list the least intrusive value first. Gains are never added up: finding
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
@@ -22,8 +22,10 @@ from gpuscope.report.schema.document import (
     SuggestionEntry,
     UnpredictedEntry,
 )
+from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.replay_section import Prediction
 from gpuscope.report.view.causes import BY_CODE
+from gpuscope.trace.naming.programs import Program
 
 Predict = Callable[[Sequence[Change]], Predicted | Refused]
 """What a replay of the run says of changes made together."""
@@ -59,6 +61,31 @@ class Case:
     predict: Predict
 
     @property
+    def program(self) -> Program | None:
+        """The kind of program; None where the files hold no events that could tell."""
+        return self.report["trace"]["program"]
+
+    @property
+    def native(self) -> bool:
+        """Whether the program calls CUDA or HIP itself: nothing of PyTorch or JAX can be set in it."""
+        return self.program == "native"
+
+    @property
+    def host_calls(self) -> list[HostCallsEntry]:
+        """What the launching threads of each rank call per step."""
+        return self.report.get("host_calls", [])
+
+    @property
+    def rocm(self) -> bool:
+        """Whether the devices are AMD's."""
+        return any(entry["runtime"] == "hip" for entry in self.host_calls)
+
+    @property
+    def steady_steps(self) -> int:
+        """How many step numbers are steady on some rank."""
+        return len({step["step"] for step in self.report["steps"] if step["role"] == "steady"})
+
+    @property
     def frameworks(self) -> list[str]:
         """Frameworks that left a mark in the trace, the outermost first."""
         return self.report["trace"]["frameworks"]
@@ -87,6 +114,8 @@ class Rule:
     name: str
     knobs: tuple[Knob, ...]
     propose: Callable[[Case, FindingEntry], Iterable[Proposal]]
+    programs: tuple[Program, ...] = ("pytorch",)
+    """Kinds of programs that have its settings. Where the kind is unknown, every rule applies."""
 
     @property
     def answers(self) -> frozenset[str]:
@@ -113,22 +142,28 @@ def advise(
         untold += [_unpredicted(proposal, finding, why) for proposal, why in refused]
     suggestions = _once(sorted(suggestions, key=lambda one: one["predicted"]["step_ns_after"]))
     taken = {one["code"] for one in suggestions}
-    untold = [one for one in untold if one["code"] not in taken]
+    # In a run bound by compute a stall is worth a change only where it is certain to gain.
+    stalls = BY_CODE if report["verdict"]["bound_by"] == "compute" else ()
+    untold = [one for one in untold if one["code"] not in taken and one["finding"] not in stalls]
     return suggestions, {"why": _why(report, suggestions, untold), "unpredicted": untold}
 
 
 def worth_answering(report: Diagnosis, finding: FindingEntry) -> bool:
-    """Whether a finding may lead to advice. A stall of a run that is compute-bound or can't be judged may
-    not: nothing there is worth a risk, or nothing is certain."""
+    """Whether a finding may lead to advice: a stall of at least 3 % (not of severity low) of a run that can be judged
+    and is not start-up alone, which no step repeats."""
     if finding["code"] not in BY_CODE:
         return True
-    verdict = report["verdict"]
-    return not verdict["abstained"] and verdict["bound_by"] != "compute" and finding["severity"] != "low"
+    return not report["verdict"]["abstained"] and finding["severity"] != "low" and not is_startup(report)
+
+
+def is_startup(report: Diagnosis) -> bool:
+    """Whether the recording was found to be start-up, without steady steps."""
+    return any(finding["code"] == "startup" and finding["share_frac"] > 0 for finding in report["findings"])
 
 
 def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[tuple[FindingEntry, list[Proposal]]]:
     """Per finding and knob: the values proposed for it."""
-    for rule in among:
+    for rule in (rule for rule in among if case.program is None or case.program in rule.programs):
         for finding in case.report["findings"]:
             if finding["code"] not in rule.answers or not worth_answering(case.report, finding):
                 continue
@@ -155,6 +190,16 @@ def _best(
         return [], refused[:1] if len(refused) == len(proposals) else []
     best = min(outcome.after for _, outcome in told)
     return [next((p, o) for p, o in told if o.after <= best + TIE_FRAC * o.before)], []
+
+
+def not_below(outcome: Predicted | Refused, floor: float) -> Predicted | Refused:
+    """An outcome whose step is no shorter than `floor`, ns, nor its lower bound."""
+    if isinstance(outcome, Refused):
+        return outcome
+    least = round(floor)
+    shift = max(least - outcome.after, 0)
+    # What the prediction misses upwards it misses from the floor on too.
+    return replace(outcome, after=outcome.after + shift, low=max(outcome.low, least), high=outcome.high + shift)
 
 
 def is_gain(predicted: Predicted) -> bool:
@@ -196,8 +241,10 @@ def _why(report: Diagnosis, suggestions: Sequence[SuggestionEntry], untold: Sequ
         return ""
     if verdict["abstained"]:
         return "no advice without a verdict; the verdict says what to record"
+    if is_startup(report):
+        return "the recording is start-up, not steady state: record steps after the first ones"
     if verdict["bound_by"] == "compute":
-        return "compute-bound: no class of stalls reaches a tenth of the time, so there is no stall worth removing"
+        return "compute-bound: no class of stalls reaches a tenth of the time, and no change is certain to gain"
     if untold:
         return "no change whose gain this trace can predict"
     return "no change known to gain at least 1 % of the step with certainty"

@@ -151,8 +151,10 @@ def _larger(trace: Trace, rank: int, work: Mapping[int, _Work]) -> str:
     if abs(count - usual) > SAME_WORK * max(count, usual):
         return f"{count:.0f} {name} per step vs. {usual:.0f} on its peers"
     rows = np.flatnonzero((table["operation"] == worst) & (table["dims"] != NO_NAME))
-    mine = table["elements"][rows[table["rank"][rows] == rank]]
-    others = table["elements"][rows[table["rank"][rows] != rank]]
-    if len(mine) and len(others):
-        return f"{name} on inputs {mine.max() / max(int(np.median(others)), 1):.1f} times as large as on its peers"
+    largest = {
+        one: int(table["elements"][rows[table["rank"][rows] == one]].max()) for one in np.unique(table["rank"][rows])
+    }
+    mine, others = largest.pop(rank, 0), list(largest.values())
+    if mine and others:
+        return f"{name} on inputs {mine / max(int(np.median(others)), 1):.1f} times as large as on its peers"
     return name

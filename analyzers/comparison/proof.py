@@ -11,8 +11,8 @@ from gpuscope.report.view.arrangement import step_ns
 def proofs(before: Report, after: Report, applied: str | None) -> list[Proof]:
     """One per suggestion; `applied` is the code of the one that was followed, which then comes first.
 
-    The measured step is window / steps, as predictions start from. Raises `UsageError` for a code that BEFORE
-    does not suggest.
+    The measured step is «the step» of AFTER, as predictions start from that of BEFORE. Raises `UsageError` for a code
+    that BEFORE does not suggest.
     """
     suggestions = before["suggestions"]
     codes = list(dict.fromkeys(suggestion["code"] for suggestion in suggestions))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneSummary
 from gpuscope.analyzers.frame.step_roles import Role
+from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
 from gpuscope.trace.schema import NA
 
+MOST = 0.5
+"""Share of the idle time from which a recording without steady steps is start-up."""
 MIN_SHARE = 0.01
 """Share of the recording from which what is paid once is worth a line."""
 
@@ -23,9 +26,44 @@ def run(facts: RunFacts) -> Result:
     if facts.steady.asked:
         return result
     recorded = max((lane.breakdown.window for lane in facts.lanes), default=0)
-    found = [*_startup(facts), *_once(facts, Role.WARMUP), *_once(facts, Role.OUTLIER), *_shift(facts)]
+    once = (*_only_startup(facts), *_startup(facts), *_once(facts, Role.WARMUP), *_once(facts, Role.OUTLIER))
+    found = [*once, *_shift(facts)]
     result.findings += [finding for finding in found if (finding["cost_ns"] or 0) >= MIN_SHARE * recorded]
     return result
+
+
+def _only_startup(facts: RunFacts) -> Iterator[FindingEntry]:
+    """A recording without steady steps whose idle time is compiling, loading and first use for the most part."""
+    if not facts.steady.whole_window:
+        return
+    lanes = [lane for lane in facts.lanes if RECORDING in lane.once]
+    work = {lane.key: [one for one in lane.once[RECORDING] if one.first_use] for lane in lanes}
+    window = sum(facts.steady.breakdown(lane).window for lane in lanes)
+    idle = sum(facts.steady.breakdown(lane).idle for lane in lanes)
+    spent = sum(one.spent for own in work.values() for one in own)
+    if not window or idle < VERDICT_SHARE * window or spent < MOST * idle:
+        return
+    longest = _by_name([one for own in work.values() for one in own])
+    names = ", ".join(f"{name} {units.share(ns / window)}" for name, ns in longest)
+    message = (
+        "The recording is start-up, not steady state: compiling, loading modules and first launches take "
+        f"{units.share(spent / window)} of it ({names}); "
+        "record steps after the first ones"
+    )
+    finding = _finding("startup", message, sorted({lane.rank for lane in lanes}), spent, [
+        {"rank": lane.rank, "start_ns": lane.window[0], "dur_ns": one.spent, "name": one.name,
+         "note": "in all, while the device is idle; not part of a steady step"}
+        for lane in lanes for one in work[lane.key]
+    ])  # fmt: skip
+    yield {**finding, "severity": "medium", "share_frac": spent / window}
+
+
+def _by_name(work: Sequence[HostWork]) -> list[tuple[str, int]]:
+    """ns by name, the longest first."""
+    spent: dict[str, int] = {}
+    for one in work:
+        spent[one.name] = spent.get(one.name, 0) + one.spent
+    return sorted(spent.items(), key=lambda item: -item[1])
 
 
 def _startup(facts: RunFacts) -> Iterator[FindingEntry]:
@@ -37,8 +75,10 @@ def _startup(facts: RunFacts) -> Iterator[FindingEntry]:
     if before:
         cost = max(duration for _, duration in before.values())
         message = f"Set-up before the first step takes {units.duration(cost)} on the device, once per run"
+        named = {lane.rank: _named(lane, place) for lane in facts.lanes
+                 for place, step in enumerate(lane.steps) if step.step == NA}  # fmt: skip
         yield _finding("startup", message, sorted(before), cost, [
-            _evidence(rank, start, duration, "set-up") for rank, (start, duration) in before.items()
+            _evidence(rank, start, duration, *named[rank]) for rank, (start, duration) in before.items()
         ])  # fmt: skip
 
 
@@ -61,11 +101,21 @@ def _once(facts: RunFacts, role: Role) -> Iterator[FindingEntry]:
         f"{units.plural(len(steps), noun)} {verb} {longer} the usual {units.duration(step)} ({why}): "
         f"{units.duration(cost)} more in all"
     )
-    places = [(lane, one) for lane in facts.lanes for one in lane.steps if one.step in steps]
-    places.sort(key=lambda both: both[1].start - both[1].end)
+    places = [(lane, place) for lane in facts.lanes for place, one in enumerate(lane.steps) if one.step in steps]
+    places.sort(key=lambda both: both[0].steps[both[1]].start - both[0].steps[both[1]].end)
     yield _finding(code, message, sorted({lane.rank for lane, _ in places}), cost, [
-        _evidence(lane.rank, one.start, one.end - one.start, f"step {one.step}") for lane, one in places
+        _evidence(lane.rank, lane.steps[place].start, lane.steps[place].end - lane.steps[place].start,
+                  *_named(lane, place))
+        for lane, place in places
     ])  # fmt: skip
+
+
+def _named(lane: LaneSummary, place: int) -> tuple[str, str]:
+    """What a part that is not steady is called, and what its host did longest while the device was idle."""
+    step = lane.steps[place]
+    name = "set-up" if step.step == NA else f"step {step.step}"
+    work = ", ".join(f"{one.name} {units.duration(one.spent)}" for one in lane.once.get(place, ()))
+    return name, f"the device idles longest in: {work}" if work else "not part of the steady state"
 
 
 def _shift(facts: RunFacts) -> Iterator[FindingEntry]:
@@ -83,7 +133,7 @@ def _shift(facts: RunFacts) -> Iterator[FindingEntry]:
     judged = [step for step in lane.steps if facts.steady.judged(step.step)]
     step = judged[min(len(fast), len(judged) - 1)]
     yield _finding("step_time_shift", message, sorted({lane.rank for lane in facts.lanes}), cost, [
-        _evidence(lane.rank, step.start, step.end - step.start, f"step {step.step}, the first slow one")
+        _evidence(lane.rank, step.start, step.end - step.start, f"step {step.step}, the first slow one", "")
     ])  # fmt: skip
 
 
@@ -95,8 +145,8 @@ def _finding(code: str, message: str, ranks: list[int], cost: int, evidence: lis
     }  # fmt: skip
 
 
-def _evidence(rank: int, start: int, duration: int, name: str) -> Evidence:
-    return {"rank": rank, "start_ns": start, "dur_ns": duration, "name": name, "note": "not part of the steady state"}
+def _evidence(rank: int, start: int, duration: int, name: str, note: str) -> Evidence:
+    return {"rank": rank, "start_ns": start, "dur_ns": duration, "name": name, "note": note}
 
 
-ANALYZER = RunAnalyzer("steps", run, (DEVICE_EVENTS,))
+ANALYZER = RunAnalyzer("steps", run)

@@ -16,7 +16,7 @@ from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Table, Times
+from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.schema import NA, SCHEMAS, Kind
 from gpuscope.trace.trace import Trace
@@ -73,10 +73,29 @@ def _operations(trace: Trace, rows: Times) -> tuple[Array, Array, Times]:
     dims_of[shapes["event"]] = shapes["dims"]
     call = launch[linked]
     operator = innermost(host, shaped, host["thread"][call], host["start"][call])
+    # Where the training thread is the device, an operator is its own work, and what it calls may have the shapes.
+    own = np.flatnonzero((operator == NA) & (device["device"][rows[linked]] == NA))
+    operator[own] = _first_within(host, shaped, call[own])
     found = linked[operator != NA]
     operator = operator[operator != NA]
     operation[found], dims[found], instance[found] = host["name"][operator], dims_of[operator], operator
     return operation, dims, instance
+
+
+def _first_within(host: Table, shaped: Mask, calls: Times) -> Times:
+    """The first host event with shapes that begins within each call on its thread; NA where there is none."""
+    found = np.full(len(calls), NA, np.int64)
+    candidates = np.flatnonzero(shaped)
+    for thread in np.unique(host["thread"][calls]).tolist():
+        own = np.flatnonzero(host["thread"][calls] == thread)
+        inner = candidates[host["thread"][candidates] == thread]
+        inner = inner[np.argsort(host["start"][inner], kind="stable")]
+        if len(inner):
+            place = np.searchsorted(host["start"][inner], host["start"][calls[own]], "left")
+            row = inner[np.minimum(place, len(inner) - 1)]
+            inside = (place < len(inner)) & (host["end"][row] <= host["end"][calls[own]])
+            found[own] = np.where(inside, row, NA)
+    return found
 
 
 def _elements(trace: Trace, dims: Times) -> Times:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -142,6 +142,20 @@ def count_steps(steps: Sequence[StepWindow]) -> int:
 
 
 @dataclass(frozen=True)
+class HostWork:
+    """Something that the launching threads did while the device was idle, by name, and for how long in all, ns."""
+
+    name: str
+    spent: int
+    first_use: bool
+    """Whether it is compiling, loading, or the first use of something."""
+
+
+RECORDING = -1
+"""Stands for all that is judged of a lane where `LaneSummary.once` has places of steps."""
+
+
+@dataclass(frozen=True)
 class LaneSummary:
     """A lane's window, exact parts (whole and per step), and where its communication was exposed."""
 
@@ -159,6 +173,9 @@ class LaneSummary:
     exposed_communication: Spans
     events: int
     """Device events of the lane."""
+    once: Mapping[int, tuple[HostWork, ...]] = field(default_factory=dict)
+    """What the host did longest where no steady step is, by place in `steps`; `RECORDING` for all that is judged
+    where too few steps are steady."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -166,8 +183,10 @@ class LaneSummary:
         return self.rank, self.device
 
 
-def summarise(trace: Trace, view: LaneView, thinned: str = "") -> LaneSummary:
-    """The summary of a lane; `thinned` says what shows that events were dropped."""
+def summarise(
+    trace: Trace, view: LaneView, thinned: str = "", once: Mapping[int, tuple[HostWork, ...]] | None = None
+) -> LaneSummary:
+    """The summary of a lane; `thinned` says what shows that events were dropped, `once` what is not done every step."""
     return LaneSummary(
         rank=view.lane.rank,
         device=view.lane.device,
@@ -180,6 +199,7 @@ def summarise(trace: Trace, view: LaneView, thinned: str = "") -> LaneSummary:
         thinned=thinned,
         exposed_communication=view.parts.exposed_communication,
         events=len(view.rows),
+        once=once or {},
     )
 
 

@@ -11,6 +11,7 @@ from gpuscope.errors import AnalysisError
 from gpuscope.report.schema import document, memory_section, nccl_sections
 from gpuscope.report.schema.document import Diagnosis, KernelEntry
 from gpuscope.report.schema.hang_section import Hang
+from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.schema.replay_section import Replay
 
@@ -94,12 +95,13 @@ BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
 FITS = Section[list[nccl_sections.FitEntry]]("fits")
 TRAFFIC = Section[list[nccl_sections.TrafficEntry]]("traffic")
 MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
+HOST_CALLS = Section[list[HostCallsEntry]]("host_calls", every)
 KERNELS = Section[list[KernelEntry]]("kernels", merge_kernels)
 EFFICIENCY = Section[list[document.EfficiencyEntry]]("efficiency", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, SLOWDOWN, REPLAY, PIPELINE, HANG, NCCL,
-    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, KERNELS, EFFICIENCY,
+    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 

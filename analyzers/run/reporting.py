@@ -45,6 +45,7 @@ from gpuscope.sources.records import files_of, is_timeline
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.frameworks import frameworks, parallelism
+from gpuscope.trace.naming.programs import program
 from gpuscope.trace.schema import NA
 from gpuscope.trace.steps import KERNEL_SEQUENCE
 from gpuscope.trace.trace import Trace
@@ -185,6 +186,7 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
         "clock_error_ns": clock_error,
         "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
         "frameworks": frameworks(trace.names.names, {description for description, _ in groups}),
+        "program": program(trace.names.names, {source.format for source in trace.sources}, bool(facts.lanes)),
         "parallelism": parallelism(groups) or dict(named),  # one group of all ranks says nothing of its purpose
     }
 

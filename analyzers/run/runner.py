@@ -18,6 +18,7 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, Wh
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, attributed, broken, run_one
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
+from gpuscope.analyzers.host_time.work_done_once import work_done_once
 from gpuscope.analyzers.operations.operations_from_ranges import operations
 from gpuscope.analyzers.replay.record.recording import Recorded, record
 from gpuscope.analyzers.replay.replayer import Replayer
@@ -219,7 +220,7 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
     """Analyse the lanes of one file's trace; what stays of it grows with its collectives, not its events."""
     lanes = views(trace, options.steps)
     results = [run_one(analyzer, trace, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
-    summaries = [summarise(trace, view, why_thinned(trace, view)) for view in lanes]
+    summaries = [summarise(trace, view, why_thinned(trace, view), work_done_once(trace, view)) for view in lanes]
     reduced = trace.reduced()
     for table in (table for result in results for table in result.tables.values()):
         reduced = reduced.with_table(table)

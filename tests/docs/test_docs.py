@@ -216,6 +216,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "advice",
         "memory",
         "efficiency",
+        "host_calls",
     }
     for sample in SAMPLES:
         report = json.loads(json.dumps(gpuscope.analyze(sample).report))

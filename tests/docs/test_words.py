@@ -13,7 +13,7 @@ import pytest
 from gpuscope.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOTS = ("gpuscope", "README.md")
+ROOTS = ("gpuscope", "analyzers", "dashboards", "instrumented_runtime", "docs", "README.md")
 """What is searched: of analyzers, dashboards, docs, gpuscope, instrumented_runtime, README.md."""
 OWN_FOLDERS = ("analyzers", "dashboards", "instrumented_runtime")
 """Links in `gpuscope/` lead to these: they are roots of their own."""

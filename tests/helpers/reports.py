@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any, cast
+
+import numpy as np
 
 from gpuscope.report.schema.document import Report
 
@@ -12,19 +15,19 @@ def report(*step_ms: float, ranks: int = 2, **changed: Any) -> Report:
     """Every rank runs steps of these lengths (ms); `changed` replaces sections."""
     window = sum(round(ms * 1_000_000) for ms in step_ms) or 50_000_000
     document = {
-        "schema_version": 1,
+        "schema_version": 2,
         "gpuscope_version": "0.1.0",
         "trace": {
             "sources": [{"path": "synthetic", "format": "kineto", "format_version": "", "rank": None,
                          "ranks": list(range(ranks)), "events": 0}],
             "world_size": ranks, "world_basis": "distributed_info",
-            "ranks_present": list(range(ranks)), "clock_error_ns": None, "frameworks": [],
-            "parallelism": {},
+            "ranks_present": list(range(ranks)), "clock_error_ns": None, "clock_provenance": None,
+            "frameworks": [], "parallelism": {},
         },
         "verdict": {"bound_by": "compute", "cause": None, "share_frac": 1.0, "confidence": 0.9, "abstained": False,
-                    "why": ""},
+                    "cause_abstained": False, "why": ""},
         "ranks": [rank_entry(rank, window, len(step_ms)) for rank in range(ranks)],
-        "steps": steps(step_ms, ranks),
+        "steps": steps(step_ms, ranks), "step_time": step_time(step_ms), "steps_provenance": "measured",
         "steps_basis": "synthetic", "collectives": [], "stragglers": [], "kernels": [], "findings": [],
         "suggestions": [], "problems": [], "analyzers": [],
     }  # fmt: skip
@@ -35,7 +38,8 @@ def rank_entry(rank: int, window: int, number: int) -> dict[str, Any]:
     """A rank that computes all the time."""
     return {
         "rank": rank, "device": 0, "device_name": None, "window_ns": window, "start_ns": 0, "steps": number,
-        "breakdown_ns": parts(window), "communication_ns": 0, "overlapped_communication_ns": 0, "overlap_frac": None,
+        "recorded_ns": window, "recorded_breakdown_ns": parts(window), "breakdown_ns": parts(window),
+        "communication_ns": 0, "overlapped_communication_ns": 0, "overlap_frac": None,
         "stall_ns": {"cpu": {}, "communication": {}, "memory": {}, "unattributed": 0},
     }  # fmt: skip
 
@@ -43,11 +47,22 @@ def rank_entry(rank: int, window: int, number: int) -> dict[str, Any]:
 def steps(step_ms: Sequence[float], ranks: int) -> list[dict[str, Any]]:
     """One entry per step and rank."""
     return [
-        {"step": step, "rank": rank, "device": 0, "start_ns": 0, "dur_ns": round(ms * 1_000_000),
+        {"step": step, "rank": rank, "device": 0, "role": "steady", "start_ns": 0, "dur_ns": round(ms * 1_000_000),
          "breakdown_ns": parts(round(ms * 1_000_000)), "bound_by": "compute", "cause": None}
         for rank in range(ranks)
         for step, ms in enumerate(step_ms)
     ]  # fmt: skip
+
+
+def step_time(step_ms: Sequence[float]) -> dict[str, int] | None:
+    """Median and spread of the steps, all of which are judged."""
+    if not step_ms:
+        return None
+    times = [round(ms * 1_000_000) for ms in step_ms]
+    return {
+        "median_ns": round(median(times)), "p90_ns": round(float(np.percentile(times, 90))), "min_ns": min(times),
+        "max_ns": max(times), "steps": len(times),
+    }  # fmt: skip
 
 
 def parts(compute: int) -> dict[str, int]:

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from gpuscope.report.schema.document import BreakdownEntry, KernelEntry, RankEntry, Report, StepEntry, StragglerEntry
+from gpuscope.report.schema.document import (
+    BreakdownEntry,
+    KernelEntry,
+    RankEntry,
+    Report,
+    StepEntry,
+    StepTime,
+    StragglerEntry,
+)
 
 MS = 1_000_000
 EPOCH = 1_694_128_201_000_000_000
@@ -29,6 +37,8 @@ def rank(number: int, parts: BreakdownEntry, steps: int, stalls: dict[str, dict[
         "window_ns": sum(parts.values()),  # type: ignore[arg-type]
         "start_ns": EPOCH,
         "steps": steps,
+        "recorded_ns": sum(parts.values()),  # type: ignore[call-overload]
+        "recorded_breakdown_ns": parts,
         "breakdown_ns": parts,
         "communication_ns": parts["exposed_communication"],
         "overlapped_communication_ns": 0,
@@ -48,6 +58,7 @@ def steps_of(entry: RankEntry, bound_by: Any, cause: str | None) -> list[StepEnt
             "step": i,
             "rank": entry["rank"],
             "device": entry["device"],
+            "role": "steady",
             "start_ns": entry["start_ns"] + i * dur,
             "dur_ns": dur,
             "breakdown_ns": each,
@@ -56,6 +67,15 @@ def steps_of(entry: RankEntry, bound_by: Any, cause: str | None) -> list[StepEnt
         }
         for i in range(number)
     ]
+
+
+def step_time(steps: list[StepEntry]) -> StepTime | None:
+    """All steps of these reports take the same time."""
+    if not steps:
+        return None
+    step = steps[0]["dur_ns"]
+    number = len({entry["step"] for entry in steps})
+    return {"median_ns": step, "p90_ns": step, "min_ns": step, "max_ns": step, "steps": number}
 
 
 def kernel(name: str, category: str, count: int, dur_ns: int, share: float, rate: float | None = None) -> KernelEntry:
@@ -77,13 +97,13 @@ def straggler(rank: int, caused_ms: int, phase: str | None) -> StragglerEntry:
     ns = caused_ms * MS
     return StragglerEntry(
         rank=rank, caused_wait_ns=ns, caused_wait_ns_per_step=ns // 10, root_wait_ns=ns, phase=phase, operation=None,
-        recurrent=True,
+        recurrent=True, reason=None, reason_why="",
     )  # fmt: skip
 
 
 def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | None = None, **more: Any) -> Report:
     built: dict[str, Any] = {
-        "schema_version": 1,
+        "schema_version": 2,
         "gpuscope_version": "0.1.0",
         "trace": {
             "sources": [
@@ -101,7 +121,9 @@ def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | No
             "world_basis": None if world_size is None else "distributed_info",
             "ranks_present": [entry["rank"] for entry in ranks],
             "clock_error_ns": None,
+            "clock_provenance": None,
             "frameworks": [],
+            "program": None,
             "parallelism": {},
         },
         "verdict": {
@@ -110,12 +132,15 @@ def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | No
             "share_frac": 0.0,
             "confidence": 0.0,
             "abstained": False,
+            "cause_abstained": False,
             "why": "",
         }
         | verdict,
         "ranks": ranks,
         "steps": [],
+        "step_time": step_time(more.get("steps", [])),
         "steps_basis": None,
+        "steps_provenance": None,
         "collectives": [],
         "stragglers": [],
         "rank_steps": [],
@@ -232,6 +257,7 @@ def input_bound() -> Report:
                 "message": "In every step the GPU has nothing to do while a batch is made.",
                 "ranks": [0, 1],
                 "cost_ns_per_step": 31 * MS,
+                "cost_ns": 620 * MS,  # 10 steps on 2 ranks
                 "share_frac": 0.31,
                 "evidence": [
                     {

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Literal, NotRequired, TypedDict
 
 from gpuscope.report.schema.hang_section import Hang
+from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Prediction, Replay
+from gpuscope.trace.naming.programs import Program
 
 SCHEMA_VERSION = 2
 
@@ -47,6 +49,8 @@ class TraceEntry(TypedDict):
     states; None where times of different ranks are not compared."""
     frameworks: list[str]
     """Frameworks recognised in the trace: deepspeed, megatron, lightning, fsdp2, ddp…"""
+    program: Program | None
+    """What kind of program was recorded; None where only records without events were read."""
     parallelism: dict[str, int]
     """Ranks per kind of parallelism (dp, tp, pp, cp, ep), from the process groups."""
 
@@ -367,6 +371,8 @@ class Diagnosis(TypedDict):
     """Where messages between ranks are recorded with their other end."""
     memory: NotRequired[list[MemoryEntry]]
     """Where allocator snapshots or memory events were read."""
+    host_calls: NotRequired[list[HostCallsEntry]]
+    """Where a rank with a device was recorded."""
     kernels: list[KernelEntry]
     efficiency: NotRequired[list[EfficiencyEntry]]
     """Where compute kernels were recorded."""

@@ -78,9 +78,10 @@ SHAPED = re.compile(
     r"aten::(mm|addmm|bmm|baddbmm|addbmm|matmul|linear|_addmm_activation|_int_mm|_?(scaled_)?(grouped_)?mm(_v2)?"
     r"|_?convolution(_backward)?(_overrideable)?|_?scaled_dot_product\w*|_(flash|efficient|cudnn)_attention\w*)(\.\w+)?$"
     r"|flash_attn(_\d)?::\w+$|FlashAttn(Varlen)?Func$|xformers::efficient_attention_forward\w*$"
-    r"|torch::autograd::AccumulateGrad$"
+    r"|torch::autograd::AccumulateGrad$|[A-Z]\w*Backward\d*$"
 )
-"""Operators whose floating-point operations, or whose gradient's size, follows from their inputs."""
+"""Operators whose floating-point operations, or whose gradient's size, follows from their inputs; and nodes of the
+backward pass, whose inputs are gradients: how much each rank has to compute."""
 _DIRECTIONS = ("HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "HtoA", "AtoH", "AtoD", "DtoA", "AtoA")
 
 Routes = npt.NDArray[np.int8]

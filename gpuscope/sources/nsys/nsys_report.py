@@ -1,9 +1,8 @@
 """nsys reports (.nsys-rep, .qdrep): exported to SQLite by nsys itself, once, and read from there.
 
-The export is kept in a folder `.gpuscope` beside the report, or in the user's cache directory where that
-can't be written. It carries a table that says of which report it was made: only such a file is trusted or
-replaced. An `X.sqlite` that someone else made beside `X.nsys-rep` is used if it was made from that report
-and is not older; it is never written to.
+The export is kept in the user's cache directory; nothing is ever written beside the report. It carries a table
+that says of which report it was made: only such a file is trusted or replaced. An `X.sqlite` that someone else
+made beside `X.nsys-rep` is used if it was made from that report and is not older.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from gpuscope.trace.builder import TraceBuilder
 _SUFFIXES = (".nsys-rep", ".qdrep")
 _MARK = "GPUSCOPE_EXPORT"
 _DIGESTED = 1 << 20
+_ELSEWHERE = "XDG_CACHE_HOME names another cache directory; or export it yourself: nsys export --type sqlite"
 
 
 class NsysReportSource:
@@ -68,44 +68,39 @@ def exported(report: Path, options: ReadOptions) -> Path:
     if (there := _already_exported(report, state)) is not None:
         return there
     nsys = find_nsys(report, options.nsys)
-    failures: list[str] = []
-    for folder in _folders(report):
-        target = folder / f"{report.name}.sqlite"
-        if target.exists() and _mark_of(target) is None:
-            failures.append(f"{target} is not gpuscope's")
-            continue
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            scratch = tempfile.TemporaryDirectory(prefix="export-", dir=folder)
-        except OSError as error:
-            failures.append(f"{folder}: {error.strerror or error}")
-            continue
-        with scratch:
-            made = Path(scratch.name) / "export.sqlite"
-            export(nsys, report, made, options.status or (lambda _: None))
-            _put_mark(made, state, nsys)
-            os.replace(made, target)
-        return target
-    raise InputError(f"{report}: nowhere to keep its export ({'; '.join(failures)})")
+    target = _kept_export(report)
+    if target.exists() and _mark_of(target) is None:
+        raise InputError(f"{report}: nowhere to keep its export ({target} is not gpuscope's)", hint=_ELSEWHERE)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix="export-", dir=target.parent)
+    except OSError as error:
+        why = f"{target.parent}: {error.strerror or error}"
+        raise InputError(f"{report}: nowhere to keep its export ({why})", hint=_ELSEWHERE) from error
+    with scratch:
+        made = Path(scratch.name) / "export.sqlite"
+        export(nsys, report, made, options.status or (lambda _: None))
+        _put_mark(made, state, nsys)
+        os.replace(made, target)
+    return target
 
 
 def _already_exported(report: Path, state: str) -> Path | None:
     """An export of this very report that we made, or else one that someone else made beside it."""
-    for folder in _folders(report):
-        kept = folder / f"{report.name}.sqlite"
-        if kept.exists() and _mark_of(kept) == state:
-            return kept
+    kept = _kept_export(report)
+    if kept.exists() and _mark_of(kept) == state:
+        return kept
     beside = report.with_suffix(".sqlite")
     return beside if beside.exists() and _is_export_of(beside, report) else None
 
 
-def _folders(report: Path) -> list[Path]:
-    """Where an export may be kept, best first."""
+def _kept_export(report: Path) -> Path:
+    """Where the export of a report is kept: a folder of its own below the user's cache directory."""
     from platformdirs import user_cache_path
 
     whole = os.fspath(report.absolute()).encode()
     private = hashlib.blake2b(whole, digest_size=8).hexdigest()
-    return [report.parent / ".gpuscope", user_cache_path("gpuscope") / "exports" / private]
+    return user_cache_path("gpuscope") / "exports" / private / f"{report.name}.sqlite"
 
 
 def _state_of(report: Path) -> str:

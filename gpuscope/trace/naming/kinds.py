@@ -66,7 +66,7 @@ _HOST_OTHER = re.compile(
 _COMPILATION = re.compile(
     r"dynamo_timed|_compile\.compile_inner|backend_compile|inductor_compile|entire_frame_compile"
     r"|CachingAutotuner\.(precompile|benchmark|autotune)|max_autotune|triton.*\bcompile\b|\bautotun(e|ing)\b"
-    r"|cudnnFind|miopenFind|^(nvrtc|hiprtc)Compile|^cu(Module|Library)(Load|Get)|^cuLink|^cuda(Module|Library)Load"
+    r"|cudnnFind|miopenFind|^(nvrtc|hiprtc)Compile|\bnvrtc::compile|^cu(Module|Library)(Load|Get)|^cuLink|^cuda(Module|Library)Load"
     r"|^hipModuleLoad|^(cu|hip)Init$",
     re.IGNORECASE,
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from helpers.advice import finding, report
+from helpers.advice import finding, report, steady
 
 from gpuscope.analyzers.advice.framework_settings import python
 from gpuscope.analyzers.advice.rule import Knob, Proposal, Rule, advise, rules
@@ -80,17 +80,41 @@ def test_only_gains_that_are_certain_and_worth_it(predicted: Any, kept: bool) ->
     assert kept or advice["why"] == "no change known to gain at least 1 % of the step with certainty"
 
 
+def test_no_advice_on_stalls_without_a_verdict() -> None:
+    case = report(*map(finding, NAMED), bound_by=None, abstained=True)
+    suggestions, advice = advise(case, always(50_000_000))
+    assert not suggestions
+    assert advice["why"].startswith("no advice without a verdict")
+
+
 @pytest.mark.parametrize(
-    ("verdict", "why"),
+    ("severity", "predicted", "kept"),
     [
-        ({"bound_by": "compute", "cause": None}, "compute-bound"),
-        ({"bound_by": None, "abstained": True}, "no advice without a verdict"),
+        ("medium", always(90_000_000), True),  # from 3 % on
+        ("medium", always(90_000_000, spread=10_000_001), False),  # perhaps no gain
+        ("low", always(90_000_000), False),
     ],
 )
-def test_no_advice_on_stalls_without_a_verdict_of_stalls(verdict: dict[str, Any], why: str) -> None:
-    suggestions, advice = advise(report(*map(finding, NAMED), **verdict), always(50_000_000))
-    assert not suggestions
-    assert advice["why"].startswith(why)
+def test_in_a_run_bound_by_compute_only_certain_gains(severity: str, predicted: Any, kept: bool) -> None:
+    case = report(finding("gc", severity), bound_by="compute", cause=None)
+    suggestions, advice = advise(case, predicted)
+    assert bool(suggestions) is kept
+    assert advice["unpredicted"] == []
+    assert kept or advice["why"].startswith("compute-bound")
+
+
+def test_in_a_run_bound_by_compute_nothing_is_named_without_a_gain() -> None:
+    _, advice = advise(report(finding("gc"), bound_by="compute"), lambda _: Refused("a test"))
+    assert advice["unpredicted"] == []
+
+
+@pytest.mark.parametrize("program", ["pytorch", "jax", "native"])
+def test_no_setting_of_pytorch_in_another_program(program: str) -> None:
+    case = report(*map(finding, NAMED))
+    case["trace"]["program"] = program  # type: ignore[typeddict-item]
+    suggestions, advice = advise(steady(case, 1, 2), always(50_000_000))
+    words = " ".join(f"{one['action']} {one['setting']}" for one in (*suggestions, *advice["unpredicted"]))
+    assert ("torch" in words or "DataLoader" in words) == (program == "pytorch")
 
 
 def test_what_cannot_be_predicted_is_said_once_with_the_reason() -> None:
@@ -136,8 +160,8 @@ def test_the_costliest_late_rank_first() -> None:
 
     case = report(finding("straggler", ranks=(3, 5)), bound_by="communication")
     case["stragglers"] = [
-        {"rank": 5, "caused_wait_ns": 9, "phase": None, "recurrent": True},
-        {"rank": 3, "caused_wait_ns": 1, "phase": None, "recurrent": True},
+        {"rank": 5, "caused_wait_ns": 9, "phase": None, "recurrent": True, "reason": "device", "reason_why": ""},
+        {"rank": 3, "caused_wait_ns": 1, "phase": None, "recurrent": True, "reason": "device", "reason_why": ""},
     ]
     advise(case, predict)
     assert [getattr(change, "rank", None) for change in asked] == [5, 3]
@@ -145,7 +169,8 @@ def test_the_costliest_late_rank_first() -> None:
 
 def test_a_rank_that_is_last_by_chance_is_not_to_blame() -> None:
     case = report(finding("straggler", ranks=(3,)), bound_by="communication")
-    case["stragglers"] = [{"rank": 3, "caused_wait_ns": 9, "phase": None, "recurrent": False}]
+    late = {"rank": 3, "caused_wait_ns": 9, "phase": None, "recurrent": False, "reason": None, "reason_why": ""}
+    case["stragglers"] = [late]  # type: ignore[list-item]
     suggestions, advice = advise(case, always(50_000_000))
     assert not suggestions
     assert not advice["unpredicted"]

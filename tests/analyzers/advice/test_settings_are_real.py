@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 
 import pytest
-from helpers.advice import finding, report
+from helpers.advice import finding, report, steady
 
 from gpuscope.analyzers.advice.rule import Case, rules
 from gpuscope.analyzers.frame.changes import Refused
@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch")
 def proposed(*frameworks: str, cpu: bool = False) -> Iterator[Setting]:
     """All settings of all rules for a job of these frameworks."""
     asked = report(frameworks=frameworks)
-    asked["ranks"] = [{"device": None if cpu else 0}]  # type: ignore[typeddict-item]
+    asked = steady(asked, 1, 2)
+    asked["ranks"][0]["device"] = None if cpu else 0
     case = Case(asked, lambda _: Refused("a test"))
     for rule in rules():
         for code in rule.answers & {*NAMED, "out_of_memory"} if rule.name != "memory" else ():

@@ -55,24 +55,26 @@ def analyzed(folder: Path, late: dict[int, list[int]]) -> Report:
 
 def test_late_in_forward_although_backward_ends_alike(tmp_path: Path) -> None:
     """Rank 1's forward takes 60 longer, its peer waits 60 behind backward: with waiting, the others' backward
-    looks longer. In the first step nothing precedes; the five others say forward, in `fwd_gemm`."""
+    looks longer. In the first step nothing precedes; the others say forward, in `fwd_gemm`. The last of the six
+    steps lacks the wait for its successor's input: five are judged."""
     (entry,) = analyzed(tmp_path, {0: [0] * 6, 1: [60] * 6})["stragglers"]
     assert (entry["rank"], entry["phase"], entry["operation"]) == (1, "forward", "fwd_gemm")
-    assert entry["caused_wait_ns"] == entry["root_wait_ns"] == 6 * 60_000
+    assert entry["caused_wait_ns"] == entry["root_wait_ns"] == 5 * 60_000
     assert entry["recurrent"] is True
 
 
 def test_caused_wait_per_step_is_that_of_one_waiting_rank(tmp_path: Path) -> None:
-    """Two ranks wait 60 for rank 1 in each of six steps."""
+    """Two ranks wait 60 for rank 1 in each of six steps, of which all but the last are judged."""
     (entry,) = analyzed(tmp_path, {0: [0] * 6, 1: [60] * 6, 2: [0] * 6})["stragglers"]
-    assert (entry["caused_wait_ns"], entry["caused_wait_ns_per_step"]) == (2 * 6 * 60_000, 60_000)
+    assert (entry["caused_wait_ns"], entry["caused_wait_ns_per_step"]) == (2 * 5 * 60_000, 60_000)
 
 
 def test_rotating_culprit(tmp_path: Path) -> None:
-    """Ranks take turns: nobody is last beyond chance, and the finding says that it changes."""
+    """Ranks take turns: nobody is last beyond chance, and the finding says that it changes. Rank 0 is late in steps
+    0, 2, 4 and 6, rank 1 in 1, 3, 5 and in the last one, which is not judged."""
     turns = [60, 0]
     report = analyzed(tmp_path, {0: turns * 4, 1: turns[::-1] * 4})
-    assert [(e["caused_wait_ns"], e["recurrent"]) for e in report["stragglers"]] == [(240_000, False)] * 2
+    assert [(e["caused_wait_ns"], e["recurrent"]) for e in report["stragglers"]] == [(240_000, False), (180_000, False)]
     (finding,) = [finding for finding in report["findings"] if finding["code"] == "straggler"]
     assert "the last rank changes" in finding["message"]
     assert finding["ranks"] == [0, 1]
@@ -91,14 +93,34 @@ def test_rank_by_step(tmp_path: Path) -> None:
     assert [cell["step_ns"] for cell in cells if cell["rank"] == 0] == [1_000_000, 449_000]  # 1 to 1001, then to 1450
 
 
-def test_collectives_in_flight_at_once_are_waited_for_once(tmp_path: Path) -> None:
-    """Two buckets wait from 100 and 120 for rank 1, who comes at 200 and 210; the first 150 are hidden behind
-    compute: rank 0 waits from 150 to 210, not 100 + 90."""
+def test_caused_waits_are_literal_and_stalls_are_what_is_exposed(tmp_path: Path) -> None:
+    """Two buckets wait from 100 and 120 for rank 1, who comes at 200 and 210: it caused 100 + 90, the first 150
+    hidden behind compute or not. Rank 0's device stalls from 150 on, but for the transfers of 200–205 and 210–215."""
     write(tmp_path / "rank0.json", kernel(0, 150), nccl(100, 105, 0), nccl(120, 95, 1), rank=0, world_size=2)
     write(tmp_path / "rank1.json", kernel(0, 210), nccl(200, 5, 0), nccl(210, 5, 1), rank=1, world_size=2)
     report = gpuscope.analyze(tmp_path).report
-    assert [entry["caused_wait_ns"] for entry in report["stragglers"]] == [60_000]
-    assert report["collectives"][0]["wait_ns"] == 100_000 + 90_000  # by instance, hidden or not
+    assert [entry["caused_wait_ns"] for entry in report["stragglers"]] == [190_000]
+    assert report["collectives"][0]["wait_ns"] == 190_000
+    assert report["ranks"][0]["stall_ns"]["communication"] == {"straggler": 55_000, "latency": 10_000}
+
+
+def test_recurrence_counts_steps_and_not_collectives(tmp_path: Path) -> None:
+    """Rank 1 is late for eight all-reduces in each of three steps, of which two are judged: by chance one step in
+    four goes so, however many collectives it has."""
+    for rank, late in ((0, 0), (1, 40)):
+        events: list[Any] = []
+        for number in range(3):
+            events.append(note(1000 * number, 1000, f"ProfilerStep#{number}"))
+            for turn in range(8):
+                at, place = 1000 * number + 100 * turn, 8 * number + turn
+                events += [
+                    call(at + 1, 2, place + 1),
+                    kernel(at + 10, 30 + late, place + 1),
+                    nccl(at + 40 + late, 50 - late, place),
+                ]
+        write(tmp_path / f"rank{rank}.json", *events, rank=rank, world_size=2)
+    (entry,) = gpuscope.analyze(tmp_path).report["stragglers"]
+    assert (entry["rank"], entry["caused_wait_ns"], entry["recurrent"]) == (1, 2 * 8 * 40_000, False)
 
 
 def test_synthetic_job_traces_lateness_through_its_groups() -> None:
@@ -106,7 +128,8 @@ def test_synthetic_job_traces_lateness_through_its_groups() -> None:
 
     Of these 5 ms, stage 0 computes through 2 × 0.35: nobody would have gone on sooner. Its three mates then wait
     4.3 in an all-reduce, later stages for messages, and at the sum of gradients three replicas of 16 ranks wait 4.3
-    for the ranks of its own. That stages wait for each other at the last all-reduce of all is the pipeline's drain.
+    for the ranks of its own. Two of the three steps are judged. That stages wait for each other at the last all-reduce
+    of all is the pipeline's drain.
     """
     job = Job(dp=4, tp=4, pp=4, layers=2, steps=3, late_rank=21)
     made = simulate(job)
@@ -116,7 +139,7 @@ def test_synthetic_job_traces_lateness_through_its_groups() -> None:
     assert [problem["code"] for problem in found.problems if problem["code"].startswith("coll")] == []
     assert [rank for rank, entry in entries.items() if entry["recurrent"]] == [21]
     assert (entries[21]["phase"], entries[21]["operation"]) == ("forward", "gemm")
-    assert entries[21]["root_wait_ns"] == pytest.approx(3 * (3 + 3 * 16) * 4.3 * MS, rel=0.05)
+    assert entries[21]["root_wait_ns"] == pytest.approx(2 * (3 + 3 * 16) * 4.3 * MS, rel=0.05)
     assert sum(e["root_wait_ns"] for rank, e in entries.items() if rank != 21) < 0.05 * entries[21]["root_wait_ns"]
 
 

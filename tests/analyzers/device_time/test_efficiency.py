@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.kineto import Event, call, kernel, note, op, write
 
-from gpuscope.analyzers.device_time import efficiency, kernel_times
+from gpuscope.analyzers.device_time.kernels import efficiency, kernel_times
 from gpuscope.analyzers.frame.lanes import views
 from gpuscope.analyzers.frame.sections import EFFICIENCY, KERNELS
 from gpuscope.report.schema.document import EfficiencyEntry, KernelEntry
@@ -41,19 +41,19 @@ def look(path: Path, *events: Event, gpu: str | None = H100) -> tuple[list[Kerne
 
 
 def test_mfu_of_each_step(tmp_path: Path) -> None:
-    """Two steps of 100 µs on the device, with one product in the first and two in the second."""
+    """Two judged steps of 100 µs on the device, with one product in the first and two in the second; the last step,
+    of 20 µs, is not judged."""
     events = [note(100, 90, "ProfilerStep#1"), *product(101, 1), note(200, 90, "ProfilerStep#2"), *product(201, 2)]
     events += [*product(240, 3), note(300, 90, "ProfilerStep#3"), *product(301, 4)]
     kernels, (found,) = look(tmp_path, *events)
     peak = 989.4e12
-    first, second, third = found["steps"]
+    first, second = found["steps"]
     assert (first["dur_ns"], first["flops"]) == (100_000, PRODUCT), "the linear around the product counts nothing again"
     assert first["mfu"] == pytest.approx(PRODUCT / 100e-6 / peak)
     assert second["mfu"] == pytest.approx(2 * PRODUCT / 100e-6 / peak)
-    assert third["dur_ns"] == 20_000, "the last step ends with its last kernel"
-    assert found["mfu"] == pytest.approx(4 * PRODUCT / 220e-6 / peak)
+    assert found["mfu"] == pytest.approx(3 * PRODUCT / 200e-6 / peak)
     assert (found["coverage_frac"], found["why"]) == (1.0, "")
-    assert found["precisions"] == [{"precision": "bf16", "flops": 4 * PRODUCT, "peak_flops_per_s": peak}]
+    assert found["precisions"] == [{"precision": "bf16", "flops": 3 * PRODUCT, "peak_flops_per_s": peak}]
     (entry,) = kernels
     assert entry["flops_per_s"] == pytest.approx(PRODUCT / 20e-6)
     assert (entry["precision"], entry["category"]) == ("bf16", "gemm")

@@ -23,8 +23,8 @@ from gpuscope.trace.schema import SCHEMAS
 ANALYZERS: tuple[Analyzer, ...] = tuple(
     analyzer for kind in (FileAnalyzer, RunAnalyzer, WhatIfAnalyzer) for analyzer in analyzers_of(kind)
 )
-BUILT = {"schema_version", "gpuscope_version", "trace", "verdict", "ranks", "steps", "steps_basis",
-         "steps_provenance", "findings"}  # fmt: skip
+BUILT = {"schema_version", "gpuscope_version", "trace", "verdict", "ranks", "steps", "step_time",
+         "steps_basis", "steps_provenance", "findings"}  # fmt: skip
 """What `reporting` makes itself."""
 
 

@@ -38,6 +38,8 @@ LANE = LaneSummary(
     step_breakdowns=(parts(400, 300, 40, 20, 40), parts(600, 400, 60, 30, 110)),
     basis="ProfilerStep",
     exposed_communication=EMPTY,
+    compiling=(0.0, 0.0),
+    thinned="",
     events=9,
 )
 CAUSES = {

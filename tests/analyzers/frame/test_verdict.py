@@ -7,19 +7,21 @@ import dataclasses
 import pytest
 
 from gpuscope.analyzers.frame.verdict import Evidence, bound, decide
+from gpuscope.report.schema.document import Slowdown
 
 CLEAR = Evidence(
     window=1000,
     causes={"input": 400},
     idle=400,
-    ranks_present=1,
+    ranks=(0,),
     world_size=1,
     launches=100,
     kernels_lost=0,
     events=100,
     launch_missing=0,
     events_lost=0,
-    steps=5,
+    why_whole="",
+    thinned="",
     assumed=(),
     why_no_device="",
     hung=False,
@@ -60,7 +62,8 @@ def test_clear_case_is_near_certain() -> None:
         {"causes": {"input": 400, "unattributed": 300}},
         {"assumed": ("input",)},
         {"world_size": 8},
-        {"steps": 0},
+        {"why_whole": "no steps were found, so the whole window is judged"},
+        {"world_assumed": True},
     ],
 )
 def test_each_doubt_lowers_confidence(change: dict[str, object]) -> None:
@@ -76,8 +79,8 @@ def test_each_doubt_lowers_confidence(change: dict[str, object]) -> None:
         ({"hung": True}, "the job hung"),
         ({"kernels_lost": 60}, "launches have no kernel"),
         ({"causes": {"unattributed": 400}}, "no host events"),
-        ({"causes": {"bandwidth": 400}, "world_size": 8, "idle": 0}, "1 of 8 ranks"),
-        ({"causes": {"bandwidth": 400}, "world_size": None, "idle": 0}, "rank is here"),
+        ({"thinned": "of the ids of operators 1.4 % are there"}, "thinned (of the ids of operators 1.4 % are there)"),
+        ({"contradiction": "rank 0: 103 %"}, "a bug of gpuscope: rank 0: 103 %"),
     ],
 )
 def test_abstains(change: dict[str, object], why: str) -> None:
@@ -90,6 +93,75 @@ def test_abstains(change: dict[str, object], why: str) -> None:
 def test_why_there_are_no_device_events_is_said_once() -> None:
     told = decide(dataclasses.replace(CLEAR, events=0, why_no_device="no device events: CUDA was not traced"))
     assert told["why"] == "no device events: CUDA was not traced"
+
+
+@pytest.mark.parametrize(
+    ("world_size", "why"),
+    [
+        (8, "add the traces of ranks 1-7"),
+        (2, "add the traces of rank 1"),
+        (None, "add the traces of all ranks; how many there are is not recorded"),
+        (1, "record the sizes of collectives"),
+    ],
+)
+def test_the_class_stands_where_only_its_cause_is_open(world_size: int | None, why: str) -> None:
+    """40 % of the time is exposed communication, whatever its cause."""
+    open_cause = {"causes": {"communication:unattributed": 400}, "world_size": world_size, "idle": 0}
+    verdict = decide(dataclasses.replace(CLEAR, **open_cause))  # type: ignore[arg-type]
+    assert (verdict["bound_by"], verdict["cause"], verdict["share_frac"]) == ("communication", None, 0.4)
+    assert (verdict["abstained"], verdict["cause_abstained"]) == (False, True)
+    assert why in verdict["why"]
+
+
+def test_confidence_of_a_class_without_cause() -> None:
+    """Nothing else competes: 0.5 + 0.5 · 1, capped at 0.95 as of any verdict; ranks that are known to be missing take
+    a tenth, an unknown number of ranks a fifth."""
+    open_cause = dataclasses.replace(CLEAR, causes={"communication:unattributed": 400}, idle=0)
+    found = [decide(dataclasses.replace(open_cause, world_size=size))["confidence"] for size in (1, 8, None)]
+    assert found == [0.95, 0.9, 0.8]
+
+
+def test_a_cause_is_named_only_where_it_exceeds_what_is_open() -> None:
+    """Of 400 exposed, 250 are known to be waiting: `straggler`, less surely; with 150 it is left open."""
+    known, left_open = (
+        decide(dataclasses.replace(CLEAR, causes={"communication:unattributed": 400 - ns, "straggler": ns}, idle=0))
+        for ns in (250, 150)
+    )
+    assert (known["cause"], known["cause_abstained"]) == ("straggler", False)
+    assert known["confidence"] == pytest.approx(1 - 150 / 400, abs=0.01)
+    assert (left_open["cause"], left_open["cause_abstained"], left_open["share_frac"]) == (None, True, 0.4)
+
+
+def test_an_assumed_world_is_named() -> None:
+    verdict = decide(dataclasses.replace(CLEAR, ranks=(0, 1), world_size=2, world_assumed=True))
+    assert (verdict["cause"], verdict["confidence"]) == ("input", 0.9)
+    assert verdict["why"].endswith("the 2 ranks at hand are assumed to be the whole job")
+
+
+def test_the_whole_window_is_named() -> None:
+    why = "only 1 steady step, so the whole window but its set-up is judged"
+    verdict = decide(dataclasses.replace(CLEAR, why_whole=why))
+    assert (verdict["cause"], verdict["confidence"]) == ("input", 0.8)
+    assert verdict["why"].endswith(why)
+
+
+@pytest.mark.parametrize(
+    ("total", "bound_by", "cause", "share"),
+    [
+        (1.25, "communication", "straggler", 0.2),  # 1 − 1/1.25
+        (1.1, "communication", "straggler", 1 - 1 / 1.1),
+        (1.09, "compute", None, 1 / 1.09),
+        (0.98, "compute", None, 1.0),
+    ],
+)
+def test_operations_alone(total: float, bound_by: str, cause: str | None, share: float) -> None:
+    """A job known by its operations: bound by its stragglers from a slowdown of 1.1 on."""
+    slowdown: Slowdown = {
+        "total": total, "provenance": "measured", "by_operation": {}, "by_rank": {}, "by_stage": {},
+    }  # fmt: skip
+    verdict = decide(dataclasses.replace(CLEAR, events=0, window=0, causes={}, idle=0, slowdown=slowdown))
+    assert (verdict["bound_by"], verdict["cause"], verdict["abstained"]) == (bound_by, cause, False)
+    assert verdict["share_frac"] == pytest.approx(share)
 
 
 def test_one_input_bound_rank_of_eight_does_not_abstain() -> None:

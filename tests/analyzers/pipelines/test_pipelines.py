@@ -262,14 +262,14 @@ def test_computations_from_ranges_around_launches(tmp_path: Path, dialect: str) 
 
 def test_the_unbalanced_stage_is_named(tmp_path: Path) -> None:
     """The quick stage computes 60 µs of the 120 that the slow one does: 30 µs of idle time on average over the two. The
-    pipeline takes 150 µs; evened out forwards take 15 and backwards 30: 135. The step, mean over ranks, is 150 µs on
-    rank 0 and 120 on rank 1, whose kernels run from 10 to 130."""
+    pipeline takes 150 µs; evened out forwards take 15 and backwards 30: 135. The step is the longest rank's, 150 µs on
+    rank 0 (rank 1's kernels run from 10 to 130)."""
     for rank in (0, 1):
         write_kineto(tmp_path / f"rank{rank}.json", *ranged(rank, slow=2), rank=rank, world_size=2)
     report = gpuscope.analyze(tmp_path).report
     (finding,) = (one for one in report["findings"] if one["code"] == "pipeline_imbalance")
     assert (finding["ranks"], finding["cost_ns_per_step"]) == ([1], 30_000)
-    assert "With an even split: step 135.0 µs → 120.0 µs (" in finding["message"]
+    assert "With an even split: step 150.0 µs → 135.0 µs (" in finding["message"]
     assert "stage 1 (the last) computes 60.00 µs per micro-batch, the others 30.00 µs" in finding["message"]
     assert finding["message"].endswith("an uneven split can't be distinguished from a slow rank")
     assert (finding["evidence"][0]["rank"], finding["evidence"][0]["dur_ns"]) == (1, 40_000)

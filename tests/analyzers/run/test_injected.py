@@ -16,27 +16,32 @@ def truth(folder: Path) -> dict[str, Any]:
 
 
 def test_steady_slow_rank(samples: Path) -> None:
-    """Rank 1 computes 60 ms longer in each of the three recorded steps, before its forward, in matrix products."""
+    """Rank 1 computes 60 ms longer in each recorded step, before its forward, in matrix products, and both all-reduces
+    of a step wait for it at once. Two of the three recorded steps are judged: too few to tell whether it is always the
+    same rank."""
     told = truth(samples / "ddp_slow_rank")
     (entry,) = report(samples / "ddp_slow_rank")["stragglers"]
     assert [entry["rank"]] == told["ranks"]
-    assert entry["caused_wait_ns"] == pytest.approx(3 * told["ns_per_step"], rel=0.05)
-    assert (entry["phase"], entry["operation"], entry["recurrent"]) == ("before forward", "aten::mm", True)
+    assert entry["caused_wait_ns"] == pytest.approx(2 * 2 * told["ns_per_step"], rel=0.05)
+    assert (entry["phase"], entry["operation"], entry["recurrent"]) == ("before forward", "aten::mm", False)
 
 
 def test_rotating_slow_rank(samples: Path) -> None:
-    """Ranks take turns to compute 1.5 s longer: in each step the wait goes to the one whose turn it was."""
+    """Ranks take turns to compute 1.5 s longer: in each step the wait goes to the one whose turn it was. Both
+    all-reduces of a step wait for it at once, the second issued a little later; its peer stalls once."""
     found = report(samples / "ddp_rotating_rank")
     turns = truth(samples / "ddp_rotating_rank")["injected"]
     injected = {
         (row["rank"], step): ns for row in turns for step, ns in zip(row["steps"], row["ns"], strict=True)
     }  # fmt: skip
     for cell in found["rank_steps"]:
-        assert cell["wait_caused_ns"] == pytest.approx(injected.get((cell["rank"], cell["step"]), 0), rel=0.05)
+        own, peers = (injected.get((rank, cell["step"]), 0) for rank in (cell["rank"], 1 - cell["rank"]))
+        assert cell["wait_caused_ns"] == pytest.approx(2 * own, rel=0.05)
+        assert cell["wait_suffered_ns"] == pytest.approx(peers, rel=0.05)
     assert [(e["phase"], e["operation"]) for e in found["stragglers"]] == [("before forward", "aten::mm")] * 2
     assert not [entry for entry in found["stragglers"] if entry["recurrent"]]
     (finding,) = [finding for finding in found["findings"] if finding["code"] == "straggler"]
-    assert (finding["ranks"], "the last rank changes" in finding["message"]) == ([0, 1], True)
+    assert (finding["ranks"], "too few collectives to tell" in finding["message"]) == ([0, 1], True)
 
 
 def test_slow_link_is_no_straggler(samples: Path) -> None:

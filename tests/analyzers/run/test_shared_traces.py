@@ -19,8 +19,10 @@ def share(rank: RankEntry, part: str) -> float:
 
 
 def test_resnet50_waits_for_its_loader_only_without_workers(shared_traces: Path) -> None:
-    """Its publisher's word: «20.3 % of the step time is in DataLoader» with 0 workers, none with 4."""
-    without, with_4 = (report(shared_traces / "kineto" / f"resnet50_num_workers_{n}") for n in (0, 4))
+    """Its publisher's word: «20.3 % of the step time is in DataLoader» with 0 workers, none with 4. He counts all six
+    steps that were recorded, also the first one, which is warm-up: so they are asked for."""
+    folders = {n: shared_traces / "kineto" / f"resnet50_num_workers_{n}" for n in (0, 4)}
+    without, with_4 = gpuscope.analyze(folders[0], steps=(5, 10)).report, report(folders[4])
     assert (without["verdict"]["bound_by"], without["verdict"]["cause"]) == ("cpu", "input")
     (rank,) = without["ranks"]
     assert rank["stall_ns"]["cpu"]["input"] / rank["window_ns"] == pytest.approx(0.203, abs=0.005)
@@ -37,18 +39,22 @@ def test_exposed_communication_of_hta_2_of_128(shared_traces: Path) -> None:
 
 
 def test_exposed_communication_of_hta_diff_control(shared_traces: Path) -> None:
-    """Rank 3 of 8: 19 % exposed, and no telling whom it waited for."""
+    """Rank 3 of 8: 19 % exposed, and no telling whom it waited for: the class is certain, its cause is not."""
     found = report(shared_traces / "kineto" / "hta_diff_control")
-    assert share(found["ranks"][0], "exposed_communication") == pytest.approx(0.19, abs=0.005)
-    assert found["verdict"]["abstained"]
+    (rank,) = found["ranks"]
+    exposed = rank["recorded_breakdown_ns"]["exposed_communication"]
+    assert exposed / rank["recorded_ns"] == pytest.approx(0.19, abs=0.005)
+    verdict = found["verdict"]
+    assert (verdict["bound_by"], verdict["cause"]) == ("communication", None)
+    assert (verdict["abstained"], verdict["cause_abstained"]) == (False, True)
+    assert "add the traces of ranks 0-2,4-7" in verdict["why"]
 
 
 def test_hta_nccl_args_is_host_bound(shared_traces: Path) -> None:
     found = report(shared_traces / "kineto" / "hta_nccl_args")
-    parts = found["ranks"][0]["breakdown_ns"]
-    assert (parts["compute"] + parts["exposed_communication"]) / found["ranks"][0]["window_ns"] == pytest.approx(
-        0.235, abs=0.001
-    )
+    (rank,) = found["ranks"]
+    parts = rank["recorded_breakdown_ns"]
+    assert (parts["compute"] + parts["exposed_communication"]) / rank["recorded_ns"] == pytest.approx(0.235, abs=0.001)
     assert (found["verdict"]["bound_by"], found["verdict"]["abstained"]) == ("cpu", False)
 
 
@@ -99,6 +105,7 @@ def assert_all_adds_up(path: Path) -> None:
     for rank in found["ranks"]:
         parts: dict[str, Any] = dict(rank["breakdown_ns"])
         assert sum(parts.values()) == rank["window_ns"], path
+        assert sum(dict[str, Any](rank["recorded_breakdown_ns"]).values()) == rank["recorded_ns"], path
         told = rank["stall_ns"]
         causes = [
             *told["cpu"].values(),
@@ -108,7 +115,9 @@ def assert_all_adds_up(path: Path) -> None:
         ]
         assert sum(causes) == rank["window_ns"] - parts["compute"], path
         own = [step for step in found["steps"] if (step["rank"], step["device"]) == (rank["rank"], rank["device"])]
-        assert not own or sum(step["dur_ns"] for step in own) == rank["window_ns"], path
+        assert not own or sum(step["dur_ns"] for step in own) == rank["recorded_ns"], path
+        steady = [step["dur_ns"] for step in own if step["role"] == "steady"]
+        assert len(steady) < 2 or (len(steady), sum(steady)) == (rank["steps"], rank["window_ns"]), path
     assert not [entry for entry in found["analyzers"] if entry["status"] == "failed"], path
 
 
@@ -125,5 +134,4 @@ def test_samples_have_the_fault_that_was_injected(samples: Path) -> None:
     assert verdicts["ddp_slow_loader"]["cause"] == "input"
     assert verdicts["ddp_slow_rank"]["cause"] == "straggler"
     assert verdicts["ddp_healthy"]["bound_by"] == "compute"
-    late = report(samples / "ddp_slow_rank")
-    assert [entry["rank"] for entry in late["stragglers"] if entry["recurrent"]] == [1]
+    assert [entry["rank"] for entry in report(samples / "ddp_slow_rank")["stragglers"]] == [1]

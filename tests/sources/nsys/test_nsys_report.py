@@ -73,7 +73,7 @@ def test_exported_once_and_again_when_the_report_changes(report: Path) -> None:
     report.write_bytes(HEAD + b"Body")  # as long as before
     gpuscope.open_trace(report)
     assert len(calls(report)) == 2
-    assert sorted(p.name for p in report.parent.rglob("*")) == [".gpuscope", "run.nsys-rep", "run.nsys-rep.sqlite"]
+    assert [p.name for p in report.parent.rglob("*")] == ["run.nsys-rep"]  # nothing beside the user's files
 
 
 def test_a_folder_with_a_report_and_its_export_is_one_rank(report: Path) -> None:
@@ -82,16 +82,13 @@ def test_a_folder_with_a_report_and_its_export_is_one_rank(report: Path) -> None
 
 
 def test_files_that_are_not_ours_are_neither_trusted_nor_written(report: Path) -> None:
-    kept = report.parent / ".gpuscope" / "run.nsys-rep.sqlite"
-    kept.parent.mkdir()
-    Export().write(kept.parent).rename(kept)
     beside = report.with_suffix(".sqlite")
     Export().write(report.parent).rename(beside)
     older = report.stat().st_mtime_ns - 10**9
     os.utime(beside, ns=(older, older))
-    before = (kept.read_bytes(), beside.read_bytes())
+    before = beside.read_bytes()
     assert len(gpuscope.open_trace(report)["device_events"]) == 1
-    assert (kept.read_bytes(), beside.read_bytes()) == before
+    assert beside.read_bytes() == before
     assert "cache" in exported(report, ReadOptions()).parts
     assert len(calls(report)) == 1
 
@@ -104,12 +101,24 @@ def test_an_export_that_someone_else_made_of_this_report_is_used(report: Path) -
     assert exported(report, ReadOptions()) != report.with_suffix(".sqlite")
 
 
-def test_the_cache_directory_serves_where_the_folder_cannot(report: Path) -> None:
-    (report.parent / ".gpuscope").write_text("in the way")
-    made = exported(report, ReadOptions())
-    assert "cache" in made.parts
-    assert exported(report, ReadOptions()) == made
-    assert len(calls(report)) == 1
+def test_a_file_in_the_cache_that_is_not_ours_is_left_alone(report: Path) -> None:
+    kept = exported(report, ReadOptions())
+    assert "cache" in kept.parts
+    kept.unlink()
+    Export().write(kept.parent).rename(kept)
+    before = kept.read_bytes()
+    with pytest.raises(InputError) as error:
+        exported(report, ReadOptions())
+    assert "is not gpuscope's" in error.value.message
+    assert "XDG_CACHE_HOME" in str(error.value.hint)
+    assert kept.read_bytes() == before
+
+
+def test_a_cache_directory_that_cannot_be_written_is_named(report: Path) -> None:
+    (report.parents[1] / "cache").write_text("in the way")
+    with pytest.raises(InputError) as error:
+        exported(report, ReadOptions())
+    assert "nowhere to keep its export" in error.value.message
 
 
 def test_a_refusal_passes_on_nsys_own_words(report: Path) -> None:
@@ -132,7 +141,8 @@ def test_interrupted_it_leaves_nothing_half_made(report: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         exported(report, ReadOptions(status=interrupt))
-    assert not [path for path in report.parent.rglob("*") if path.is_file() and path != report]
+    left = [*report.parent.rglob("*"), *(report.parents[1] / "cache").rglob("*")]
+    assert not [path for path in left if path.is_file() and path != report]
     child = int((programs(report) / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)

@@ -241,4 +241,5 @@ RULE = Rule(
         ),
     ),
     propose,
+    ("pytorch", "jax", "native"),
 )

@@ -1,40 +1,163 @@
-"""A rank that all others wait for."""
+"""A rank that all others wait for: what to do depends on why it is late."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median
 
-from gpuscope.analyzers.advice.framework_settings import config, cost
+from gpuscope.analyzers.advice.framework_settings import config, cost, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import ReplacedRank
-from gpuscope.report.schema.document import FindingEntry, StragglerEntry
+from gpuscope.analyzers.frame.changes import Predicted, Refused, ReplacedRank
+from gpuscope.report.schema.document import FindingEntry, Setting, StragglerEntry
 from gpuscope.report.view import units
+
+MIN_STEPS = 2
+"""Steps in which a rank must be the latest to be blamed."""
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """The late ranks made as fast as their peers, one at a time, the one that costs most first.
+    """The late ranks one at a time, the one that costs most first, each by the reason that the trace shows.
 
-    A rank that is last no more often than by chance is not to blame, however long the others waited.
+    A rank that is last no more often than by chance is not to blame, however long the others waited; nor is one whose
+    training thread had no core to run on.
     """
     late = {entry["rank"]: entry for entry in case.report["stragglers"]}
-    blamed = [
-        rank
-        for rank in finding["ranks"]
-        if finding["code"] != "straggler" or (rank in late and late[rank]["recurrent"])
-    ]
-    for rank in sorted(blamed, key=lambda rank: -late[rank]["caused_wait_ns"] if rank in late else 0):
-        yield Proposal(
-            code="slow_rank",
-            action=f"Mend or replace rank {rank}: its own work is what the others wait for",
-            why=f"{cost(finding)}{_waited(late.get(rank))}; with this rank as fast as the median of its peers the step "
-            "is shorter",
-            setting=config("hosts of the job", f"without the one of rank {rank}, until it is checked"),
-            risk="none for the run; if its data are the cause (longer sequences, more tokens per expert) the lateness "
-            "moves with the data, not with the host",
-            verify=f"`nvidia-smi -q -d CLOCK,PERFORMANCE` and ECC errors on its host; swap two hosts and see whether "
-            f"the late rank stays {rank}",
-            changes=(ReplacedRank(rank),),
-        )
+    if finding["code"] != "straggler":
+        for rank in finding["ranks"]:
+            yield _slow_device(case, finding, rank, late.get(rank))
+        return
+    if case.finding("waits_for_core") is not None:
+        return
+    blamed = [rank for rank in finding["ranks"] if rank in late and _to_blame(case, late[rank])]
+    for rank in sorted(blamed, key=lambda rank: -late[rank]["caused_wait_ns"]):
+        entry = late[rank]
+        yield _BY_REASON[entry["reason"]](case, finding, rank, entry)
+
+
+def _to_blame(case: Case, entry: StragglerEntry) -> bool:
+    """Whether a rank is late more often than by chance; where too few steps are recorded for that, whether it is the
+    latest in every steady one and the trace shows why."""
+    if entry["recurrent"]:
+        return True
+    steady = {step["step"] for step in case.report["steps"] if step["role"] == "steady"}
+    caused: dict[int, dict[int, int]] = {}
+    for cell in case.report["rank_steps"]:
+        if cell["step"] in steady:
+            caused.setdefault(cell["step"], {})[cell["rank"]] = cell["wait_caused_ns"]
+    always = all(max(own, key=lambda rank: own[rank]) == entry["rank"] for own in caused.values())
+    return entry["reason"] is not None and len(caused) >= MIN_STEPS and always
+
+
+def _slow_device(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
+    shown = f"; {entry['reason_why']}" if entry is not None and entry["reason_why"] else ""
+    rocm = case.rocm
+    return Proposal(
+        code="slow_rank",
+        action=f"Check the device of rank {rank}, and drain or replace its node",
+        why=f"{cost(finding)}{_waited(entry)}{shown}; with this rank as fast as the median of its peers the step is "
+        "shorter",
+        setting=config("hosts of the job", f"without the one of rank {rank}, until it is checked"),
+        risk="none for the run; if a neighbour on the same host draws power or bandwidth, another host helps as much",
+        verify=("`rocm-smi --showclocks --showthrottle`" if rocm else "`nvidia-smi -q -d CLOCK,PERFORMANCE,ECC`")
+        + f" on its host; swap two hosts and see whether the late rank stays {rank}",
+        changes=(ReplacedRank(rank),),
+    )
+
+
+def _uneven_data(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
+    assert entry is not None
+    return Proposal(
+        code="even_data",
+        action=f"Give every rank as much to compute: rank {rank} gets more",
+        why=f"{cost(finding)}{_waited(entry)}; {entry['reason_why']}",
+        setting=python("the sampler of the data loader", "batches by length, as many tokens on each rank (or sequences "
+                       "packed to one length); for experts, a balanced router"),
+        risk="the order of the samples changes; padding to one length would make every rank as slow as this one",
+        verify=f"record again: the input shapes of rank {rank} are those of the others",
+        outcome=_shared(case, rank),
+    )  # fmt: skip
+
+
+def _shared(case: Case, rank: int) -> Predicted | Refused:
+    """The step where a late rank's extra work is shared by all n ranks: of what it would take to do without that work
+    altogether, (n - 1)/n is saved."""
+    outcome = case.predict((ReplacedRank(rank),))
+    count = len({entry["rank"] for entry in case.report["ranks"]})
+    if isinstance(outcome, Refused) or count < 2:
+        return outcome
+    kept = (count - 1) / count
+    after, low, high = (round(outcome.before - (outcome.before - time) * kept)
+                        for time in (outcome.after, outcome.low, outcome.high))  # fmt: skip
+    basis = f"{outcome.basis}; its extra work shared by all {count} ranks"
+    return Predicted(outcome.before, after, low, high, basis, outcome.provenance)
+
+
+def _late_host(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
+    assert entry is not None
+    cause = _host_cause(case, rank)
+    action, setting = _HOST.get(cause, _HOST["host_other"])
+    return Proposal(
+        code="late_host",
+        action=f"{action} on rank {rank}",
+        why=f"{cost(finding)}{_waited(entry)}; {entry['reason_why']}",
+        setting=setting,
+        risk="none for the other ranks",
+        verify=f"record again: `{cause}` of rank {rank} is that of the others",
+        changes=(ReplacedRank(rank),),
+    )
+
+
+def _host_cause(case: Case, rank: int) -> str:
+    """The cause of class cpu that costs a rank most beyond the median of the others."""
+    per_rank: dict[int, Mapping[str, float]] = {
+        entry["rank"]: {cause: spent / max(entry["steps"], 1) for cause, spent in entry["stall_ns"]["cpu"].items()}
+        for entry in case.report["ranks"]
+    }
+    own = per_rank.get(rank, {})
+    others = [causes for other, causes in per_rank.items() if other != rank]
+
+    def excess(cause: str) -> float:
+        return own[cause] - (median(one.get(cause, 0.0) for one in others) if others else 0.0)
+
+    return max(own, key=excess, default="host_other")
+
+
+_HOST: dict[str, tuple[str, Setting]] = {
+    "input": (
+        "Find out why batches come late",
+        config("cores, storage and loader workers of its host", "as on the other hosts"),
+    ),
+    "sync": ("Remove the blocking calls made", python("the blocking calls of that rank", "as on the other ranks")),
+    "launch": (
+        "Free the cores that launch",
+        config("CPU of its host", "cores bound to the rank, governor performance, no other jobs"),
+    ),
+    "gc": (
+        "Collect garbage at the same step as elsewhere",
+        python("gc", "gc.freeze(); gc.disable(); gc.collect(1) at the same step on all ranks"),
+    ),
+    "host_other": (
+        "Move aside what the launching thread does",
+        config("work of that host (logging, checkpoints, files)", "in another thread, or shared by the ranks"),
+    ),
+}
+"""What answers a host that is late for each cause."""
+
+
+def _unknown(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
+    assert entry is not None
+    why = entry["reason_why"] or "no reason is recorded"
+    return Proposal(
+        code="slow_rank",
+        action=f"Find out why rank {rank} is late before replacing anything",
+        why=f"{cost(finding)}{_waited(entry)}",
+        setting=python("torch.profiler.profile.record_shapes", "True") if case.program == "pytorch"
+        else config("nsys profile", "-t cuda,nvtx,osrt on all ranks"),
+        risk="",
+        verify=f"stragglers[].reason of rank {rank} is not null",
+        outcome=Refused(f"{why}; whether its device, its data or its host is the cause decides what helps: record "
+                        "operators with their shapes on all ranks"),
+    )  # fmt: skip
 
 
 def _waited(entry: StragglerEntry | None) -> str:
@@ -43,8 +166,20 @@ def _waited(entry: StragglerEntry | None) -> str:
     return f", {units.duration(per_step)} per step of each rank that waits for it" if per_step else ""
 
 
+_BY_REASON: Mapping[str | None, Callable[[Case, FindingEntry, int, StragglerEntry | None], Proposal]] = {
+    "device": _slow_device,
+    "data": _uneven_data,
+    "host": _late_host,
+    None: _unknown,
+}
+
 RULE = Rule(
     "ranks",
-    (Knob("slow_rank", ("straggler", "slow_worker"), "the host of the late rank mended or replaced"),),
+    (
+        Knob("slow_rank", ("straggler", "slow_worker"), "the node of a slow device checked, drained or replaced"),
+        Knob("even_data", ("straggler",), "a sampler by length, packed sequences: where the late rank has more data"),
+        Knob("late_host", ("straggler",), "the late rank's own cpu cause, on that rank"),
+    ),
     propose,
+    ("pytorch", "jax", "native"),
 )

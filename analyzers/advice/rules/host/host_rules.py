@@ -1,67 +1,26 @@
-"""The launching thread: blocking calls, launch overhead, garbage collection, other work."""
+"""The launching thread: garbage collection, and work of its own that is no launching."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from itertools import groupby
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
+from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import CapturedGraphs, NoCollector, NoHostWork, Refused, RemovedSyncs
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.analyzers.frame.changes import NoCollector, NoHostWork, Refused
+from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.report.view.units import clean
+from gpuscope.trace.naming import kinds
 
+MIN_STEADY = 2
+"""Steady steps from which slow launches are part of them."""
 EVERY = 100
-"""Steps between two looks at a loss: rare enough to cost nothing, often enough for a curve."""
+"""Steps between two collections: rare enough to cost nothing, often enough for memory."""
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """What answers the finding's cause."""
     yield from ANSWERS[finding["code"]](case, finding)
-
-
-def _sync(case: Case, finding: FindingEntry) -> Iterator[Proposal]:  # noqa: ARG001
-    names = sorted({evidence["name"] for evidence in finding["evidence"]})
-    yield Proposal(
-        code="remove_syncs",
-        action=f"Do without the blocking calls within a step, or make them once in {EVERY} steps",
-        why=f"{cost(finding)}; seen at: {', '.join(names)}",
-        setting=python(
-            "the call that blocks (.item(), .cpu(), print(loss), nonzero, .to(device))", f"step % {EVERY} == 0"
-        ),
-        risk="the loss shown is older; a check for NaN must not depend on it",
-        verify="record again: the cause `sync` is gone; torch.cuda.set_sync_debug_mode('warn') names those left",
-        changes=(RemovedSyncs(),),
-    )
-
-
-def _launch(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    if all(rank["device"] is None for rank in case.report["ranks"]):
-        return  # the training thread is the device: there are no launches to save
-    setting = in_dialect(case, {"megatron": config("--cuda-graph-impl", "local")})
-    yield Proposal(
-        code="cuda_graphs",
-        action="Launch the step's kernels as CUDA graphs",
-        why=f"{cost(finding)}; a graph launches hundreds of kernels for the price of one",
-        setting=setting or python("torch.compile.mode", '"reduce-overhead"'),
-        risk="shapes must not change from step to step; the first steps compile; graphs hold their memory; "
-        "code that reads values on the host breaks a graph",
-        verify="record again: far fewer cudaLaunchKernel calls, cudaGraphLaunch instead; the cause `launch` falls",
-        changes=(CapturedGraphs(),),
-    )
-    yield _numa(finding)
-
-
-def _numa(finding: FindingEntry) -> Proposal:
-    return Proposal(
-        code="numa_binding",
-        action="Bind each rank to the CPU cores beside its GPU",
-        why=f"{cost(finding)}; a launch from the other socket's cores takes longer",
-        setting=config("torchrun --numa-binding", "node"),
-        risk="loader workers share the bound cores; needs torch 2.9 or later (else numactl --cpunodebind)",
-        verify="record again: mean duration of cudaLaunchKernel falls",
-        outcome=Refused("no trace tells on which cores a thread ran: compare `nvidia-smi topo -m` with the job's "
-                        "CPU affinity, or record with nsys --cpuctxsw=process-tree"),
-    )  # fmt: skip
 
 
 def _gc(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -78,42 +37,160 @@ def _gc(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 
 
 def _host_other(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    setting = in_dialect(case, {"megatron": config("--async-save", "")})
-    yield Proposal(
-        code="host_work_aside",
-        action="Move the work of the evidence off the launching thread",
-        why=f"{cost(finding)}; seen: {', '.join(_distinct(finding))}",
-        setting=setting
-        or python("torch.distributed.checkpoint.async_save", "for checkpoints; a thread or rarer for the rest"),
-        risk="an asynchronous checkpoint needs a copy of the state in host memory",
-        verify="record again: the cause `host_other` is gone",
+    names = _recorded(finding)
+    if names and kinds.is_compilation(names[0]):
+        yield _recompiling(case, finding, names)
+    elif names and kinds.is_launch_call(names[0]):
+        if case.steady_steps >= MIN_STEADY:  # elsewhere it is the start of the program
+            yield _first_use(case, finding, names)
+    elif names and "flatten_dense_tensors" in names[0] and "ddp" in case.frameworks:
+        yield _buffers(finding, names)
+    elif names and _movable(names[0]):
+        yield Proposal(
+            code="host_work_aside",
+            action=f"Move {clean(names[0])} off the launching thread, or do it less often",
+            why=f"{cost(finding)}; seen: {_listed(names)}",
+            setting=_aside(case, names[0]),
+            risk="an asynchronous checkpoint needs a copy of the state in host memory; what runs beside needs a free "
+            "core",
+            verify="record again: the cause `host_other` is gone",
+            changes=(NoHostWork(),),
+        )
+    elif not on_cpu(case):  # there the training thread's own code is all that is left
+        yield _unrecorded(case, finding, names)
+
+
+def _movable(name: str) -> bool:
+    """Whether a name stands for work beside training: not for waiting for another thread, for operators, calls of the
+    runtime or parts of a step."""
+    if kinds.is_host_other(name) or kinds.is_file_or_network_call(name):
+        return True
+    return not (kinds.is_lock_or_sleep_call(name) or kinds.phase(name) or _OWN_WORK.search(name))
+
+
+_OWN_WORK = re.compile(
+    r"::|^(cu[A-Z]|cuda|hip)\w+|^(Optimizer|DistributedDataParallel|FullyShardedDataParallel|FSDP)\b|#|"
+    r"^nn\.Module|Backward\d*$|\.py\(\d+\)"
+)
+"""Operators, runtime calls, modules and functions of the program."""
+
+
+def _buffers(finding: FindingEntry, names: list[str]) -> Proposal:
+    return Proposal(
+        code="broadcast_buffers",
+        action="Do without DDP's broadcast of buffers before each forward pass",
+        why=f"{cost(finding)}; {clean(names[0])} packs and unpacks every buffer (running statistics of batch norm) on "
+        "the launching thread",
+        setting=python("DistributedDataParallel.broadcast_buffers", "False"),
+        risk="each rank keeps its own running statistics: save those of one rank, or use SyncBatchNorm",
+        verify="record again: no broadcast before the forward pass",
         changes=(NoHostWork(),),
+        outcome=Refused("how long the forward pass begins earlier without it, the replay can't tell: try it"),
     )
 
 
-def _distinct(finding: FindingEntry) -> list[str]:
-    return [name for name, _ in groupby(sorted(evidence["name"] for evidence in finding["evidence"]))]
+def _aside(case: Case, name: str) -> Setting:
+    """Where the work that a name stands for can go."""
+    saved = kinds.phase(name) == "checkpoint" or "serialization.py" in name
+    if case.native:
+        return config(clean(name), "in another thread, or once in several steps")
+    if case.program == "jax":
+        return python(
+            clean(name), "orbax.checkpoint.AsyncCheckpointer" if saved else "in another thread, or more rarely"
+        )
+    megatron = in_dialect(case, {"megatron": config("--async-save", "")}) if saved else None
+    if megatron is not None:
+        return megatron
+    if saved:
+        return python("torch.distributed.checkpoint.async_save", "in place of the call that saves")
+    return python(clean(name), "in a thread or a worker process, or once in several steps")
 
 
-ANSWERS: dict[str, Callable[[Case, FindingEntry], Iterator[Proposal]]] = {
-    "sync": _sync,
-    "launch": _launch,
-    "gc": _gc,
-    "host_other": _host_other,
-}
+def _recompiling(case: Case, finding: FindingEntry, names: list[str]) -> Proposal:
+    """Compilation inside steady steps: what was compiled does not fit any more."""
+    jax = case.program == "jax"
+    return Proposal(
+        code="recompilation",
+        action="Stop compiling within the steps: give them the same shapes, or compile for changing ones",
+        why=f"{cost(finding)}; seen: {_listed(names)}",
+        setting=python("shapes of jitted functions", "padded to a few sizes") if jax
+        else python("torch.compile.dynamic", "True"),
+        risk="code for changing shapes may run more slowly; padding computes more",
+        verify="JAX_LOG_COMPILES=1 names what is compiled" if jax
+        else "TORCH_LOGS=recompiles names what changed; record again: no compilation within a step",
+        changes=(NoHostWork(),),
+    )  # fmt: skip
+
+
+def _first_use(case: Case, finding: FindingEntry, names: list[str]) -> Proposal:
+    """Launches of a millisecond and more with an empty queue: modules loaded at their first use."""
+    return Proposal(
+        code="module_loading",
+        action="Load the kernels' modules before the first step instead of at their first launch",
+        why=f"{cost(finding)}; launches that take a millisecond and more: {_listed(names)}",
+        setting=config("warm-up steps", "one of each shape before the measured ones") if case.rocm
+        else {"kind": "env", "name": "CUDA_MODULE_LOADING", "value": "EAGER"},
+        risk="start-up takes longer and more device memory holds code",
+        verify="record again: no launch takes a millisecond",
+        changes=(NoHostWork(),),
+    )  # fmt: skip
+
+
+def _unrecorded(case: Case, finding: FindingEntry, names: list[str]) -> Proposal:
+    """The host works long without launching, and nothing says at what, or it is the program's own code."""
+    torch = case.program == "pytorch"
+    inside = f" in {clean(names[0])}" if names else ""
+    why = f"the launching thread works{inside} for long without launching anything; how long that has to take is not "
+    return Proposal(
+        code="host_work_named",
+        action=f"Find out what the launching thread does{inside} while the device idles",
+        why=cost(finding),
+        setting=python("torch.profiler.profile.with_stack", "True") if torch
+        else config("nsys profile", "-t cuda,nvtx,osrt --sample=process-tree"),
+        risk="recording stacks makes the host slower",
+        verify="the finding `host_other` names a function",
+        outcome=Refused(f"{why}recorded: record Python stacks" if names
+                        else "nothing of the host is recorded there: record Python stacks or ranges"),
+    )  # fmt: skip
+
+
+def _recorded(finding: FindingEntry) -> list[str]:
+    """Names of host work that covers at least half of a gap, the longest first."""
+    shown = [one for one in finding["evidence"] if _covers(one["note"])]
+    return list(dict.fromkeys(one["name"] for one in sorted(shown, key=lambda one: -one["dur_ns"])))
+
+
+def _covers(note: str) -> bool:
+    """Whether a note of evidence says that the named event covers half of the gap; one without a share does not."""
+    told = _SHARE.search(note)
+    return told is not None and float(told.group(1)) >= HALF
+
+
+_SHARE = re.compile(r"\bcovers ([\d.]+) % of the gap")
+HALF = 50.0
+"""Per cent."""
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(clean(name) for name in names)
+
+
+ANSWERS: dict[str, Callable[[Case, FindingEntry], Iterator[Proposal]]] = {"gc": _gc, "host_other": _host_other}
 
 RULE = Rule(
     "host",
     (
-        Knob("remove_syncs", ("sync",), "the blocking calls of the evidence, gone or every 100 steps"),
-        Knob("cuda_graphs", ("launch",), '`torch.compile(mode="reduce-overhead")`, Megatron `--cuda-graph-impl`'),
-        Knob("numa_binding", ("launch",), "`torchrun --numa-binding=node`"),
         Knob(
             "manual_gc",
             ("gc",),
             "`gc.freeze()`, `gc.disable()` and a collection at the same step on all ranks; Megatron `--manual-gc`",
         ),
-        Knob("host_work_aside", ("host_other",), "asynchronous checkpoints, rarer logging"),
+        Knob("host_work_aside", ("host_other",), "asynchronous checkpoints, other work in a thread or less often"),
+        Knob("host_work_named", ("host_other",), "Python stacks recorded, where nothing names the work"),
+        Knob("broadcast_buffers", ("host_other",), "DDP `broadcast_buffers=False`, where it packs buffers for long"),
+        Knob("recompilation", ("host_other",), "`torch.compile(dynamic=True)`, the same shapes in every step"),
+        Knob("module_loading", ("host_other",), "`CUDA_MODULE_LOADING=EAGER`, where launches load modules"),
     ),
     propose,
+    ("pytorch", "jax", "native"),
 )

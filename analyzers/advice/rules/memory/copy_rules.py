@@ -1,21 +1,33 @@
-"""Copies between host and device, and calls of the allocator in the loop."""
+"""Copies between host and device, and unified memory that migrates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import cost, env, in_dialect, python
+from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import NoAllocatorStalls, PinnedCopies
+from gpuscope.analyzers.frame.changes import PinnedCopies, Refused
 from gpuscope.report.schema.document import FindingEntry
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """Pinned memory for copies, expandable segments for allocator calls."""
+    """Pinned memory for copies; for migrations the page moved before it is used."""
     if finding["code"] == "copy":
-        yield _pinned(case, finding)
-    else:
-        yield _segments(finding)
+        if case.host_calls and not _blocks(case):
+            return  # they are from pinned memory already
+        if case.program == "pytorch" or case.program is None:
+            yield _pinned(case, finding)
+        else:
+            yield _pinned_by_hand(case, finding)
+    elif case.native:
+        yield _prefetched(finding)
+
+
+def _blocks(case: Case) -> bool:
+    """Whether the host waits for a copy to the device (in C++ also for one back), as it does for pageable memory."""
+    wanted = ("HtoD", "DtoH") if case.native else ("HtoD",)
+    places = (place["copy"] for rank in case.host_calls for place in rank["blocking_calls"])
+    return any(copy is not None and copy.startswith(wanted) for copy in places)
 
 
 def _pinned(case: Case, finding: FindingEntry) -> Proposal:
@@ -31,24 +43,48 @@ def _pinned(case: Case, finding: FindingEntry) -> Proposal:
     )
 
 
-def _segments(finding: FindingEntry) -> Proposal:
-    return Proposal(
-        code="expandable_segments",
-        action="Let the allocator grow its segments instead of freeing and allocating them",
-        why=f"{cost(finding)}; a segment that grows needs no cudaFree, which waits for the whole device",
-        setting=env("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
-        risk="calls that the cache does not make itself (torch.cuda.empty_cache() in the loop, workspaces of "
-        "libraries) stay: look what the evidence lies in; before torch 2.9 the variable is PYTORCH_CUDA_ALLOC_CONF",
-        verify="record again after warm-up: no cudaMalloc and cudaFree within a step",
-        changes=(NoAllocatorStalls(),),
+def _pinned_by_hand(case: Case, finding: FindingEntry) -> Proposal:
+    """In a program that manages its buffers itself."""
+    setting = (
+        config(
+            "host buffers of the copies",
+            spelled(case, "cudaMallocHost or cudaHostRegister, then cudaMemcpyAsync on a stream"),
+        )
+        if case.native
+        else python("jax.device_put", "of the next batch, before the step that computes with this one")
     )
+    return Proposal(
+        code="pinned_copies",
+        action="Copy from and to pinned host memory, asynchronously, beside the kernels",
+        why=f"{cost(finding)}; a pageable copy passes through the driver's own buffer and blocks the host",
+        setting=setting,
+        risk="pinned memory is taken from the host's for good; a buffer must not be changed before its copy has run",
+        verify="record again: copies from pinned memory beside kernels; the cause `copy` falls",
+        outcome=Refused("how fast pinned memory is here and what the copies could run beside is not recorded: measure "
+                        "with nvbandwidth"),
+    )  # fmt: skip
+
+
+def _prefetched(finding: FindingEntry) -> Proposal:
+    return Proposal(
+        code="prefetch",
+        action="Prefetch unified memory right before the kernel that uses it, behind the last access of the host",
+        why=f"{cost(finding)}; a prefetch before the host touches the data is undone page by page, and the kernel "
+        "fetches every page again",
+        setting=config("cudaMemPrefetchAsync", "of its inputs just before the launch, of its results to the host just "
+                       "behind it"),
+        risk="a prefetch copies the whole range, also what the kernel does not touch",
+        verify="record again with --cuda-um-cpu-page-faults=true and --cuda-um-gpu-page-faults=true: no faults",
+        outcome=Refused("which accesses cause the faults is not recorded"),
+    )  # fmt: skip
 
 
 RULE = Rule(
-    "device_memory",
+    "copies",
     (
-        Knob("pinned_copies", ("copy",), "`pin_memory=True` with `non_blocking=True`"),
-        Knob("expandable_segments", ("allocator",), "`PYTORCH_ALLOC_CONF=expandable_segments:True`"),
+        Knob("pinned_copies", ("copy",), "`pin_memory=True` with `non_blocking=True`; in C++ `cudaMallocHost`"),
+        Knob("prefetch", ("paging",), "`cudaMemPrefetchAsync` behind the host's last access"),
     ),
     propose,
+    ("pytorch", "jax", "native"),
 )

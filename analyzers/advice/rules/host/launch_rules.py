@@ -1,0 +1,107 @@
+"""Launch overhead: graphs where the same kernels run step for step and nothing else holds the host up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuscope.analyzers.advice.framework_settings import BUSY, config, cost, device_floor, in_dialect, on_cpu, python
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule, not_below
+from gpuscope.analyzers.advice.rules.host.blocking_rules import places
+from gpuscope.analyzers.frame.changes import CapturedGraphs, Predicted, Refused
+from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.report.view import units
+
+MIN_STEPS = 2
+"""Steady steps from which it can be said that steps repeat."""
+ALIKE = 0.95
+"""Share of a step's kernels that the step before it must have run: a graph replays the same ones."""
+OFTEN = 0.5
+"""Blocking calls per step from which they are part of a step."""
+BLOCKED = 0.01
+"""Share of the time that calls which copy nothing must block: others found nothing to wait for."""
+IDLE = ("input", "sync", "gc", "host_other", "allocator", "unattributed")
+"""Other causes of idle time."""
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """Graphs, if the run can be one; the cores beside each GPU."""
+    if on_cpu(case) or not dominates(case, finding) or case.steady_steps < MIN_STEPS:
+        return
+    setting = _setting(case)
+    if setting is not None:
+        yield Proposal(
+            code="cuda_graphs",
+            action="Launch the step's kernels as CUDA graphs",
+            why=f"{cost(finding)}; a graph launches hundreds of kernels for the price of one",
+            setting=setting,
+            risk="shapes must not change from step to step; the first steps compile; graphs hold their memory; "
+            "code that reads values on the host breaks a graph",
+            verify="record again: far fewer cudaLaunchKernel calls, cudaGraphLaunch instead; the cause `launch` falls",
+            changes=(CapturedGraphs(),),
+            outcome=_outcome(case),
+        )
+    if case.program == "pytorch" or case.program is None:
+        yield _numa(finding)
+
+
+def dominates(case: Case, finding: FindingEntry) -> bool:
+    """Whether launching is what most of the idle time goes to, of all its causes."""
+    others = [other["share_frac"] for other in case.report["findings"] if other["code"] in IDLE]
+    return finding["share_frac"] >= sum(others)
+
+
+def _setting(case: Case) -> Setting | None:
+    if case.native:
+        return config("cudaStreamBeginCapture", "around the kernels of a step, then cudaGraphLaunch")
+    if case.program == "jax":
+        return None  # XLA forms command buffers itself
+    setting = in_dialect(case, {"megatron": config("--cuda-graph-impl", "local")})
+    return setting or python("torch.compile.mode", '"reduce-overhead"')
+
+
+def _outcome(case: Case) -> Predicted | Refused:
+    """What graphs bring, but never a step shorter than what the device does in it; why none could be made."""
+    window = sum(rank["window_ns"] for rank in case.report["ranks"])
+    where = [
+        place for place in places(case)
+        if place.per_rank >= OFTEN and (place.copy is not None or place.blocked >= BLOCKED * window)
+    ]  # fmt: skip
+    if where:
+        return Refused(
+            f"first remove what blocks within a step, for no graph holds it: {'; '.join(p.text() for p in where[:3])}"
+        )
+    alike = [entry["repeated_frac"] for entry in case.host_calls if entry["repeated_frac"] is not None]
+    if alike and min(alike) < ALIKE:
+        return Refused(
+            f"only {units.share(min(alike))} of a step's kernels are those of the step before, and a graph replays the "
+            "same ones: give the steps the same shapes first (pad or pack to a few lengths)"
+        )
+    return not_below(case.predict((CapturedGraphs(),)), device_floor(case, *BUSY))
+
+
+def _numa(finding: FindingEntry) -> Proposal:
+    return Proposal(
+        code="numa_binding",
+        action="Bind each rank to the CPU cores beside its GPU",
+        why=f"{cost(finding)}; a launch from the other socket's cores takes longer",
+        setting=config("torchrun --numa-binding", "node"),
+        risk="loader workers share the bound cores; needs torch 2.9 or later (else numactl --cpunodebind)",
+        verify="record again: mean duration of cudaLaunchKernel falls",
+        outcome=Refused("no trace tells on which cores a thread ran: compare `nvidia-smi topo -m` with the job's "
+                        "CPU affinity, or record with nsys --cpuctxsw=process-tree"),
+    )  # fmt: skip
+
+
+RULE = Rule(
+    "launching",
+    (
+        Knob(
+            "cuda_graphs",
+            ("launch",),
+            '`torch.compile(mode="reduce-overhead")`, Megatron `--cuda-graph-impl`; in C++ `cudaStreamBeginCapture`',
+        ),
+        Knob("numa_binding", ("launch",), "`torchrun --numa-binding=node`"),
+    ),
+    propose,
+    ("pytorch", "jax", "native"),
+)

@@ -1,0 +1,130 @@
+"""The places of a program that wait for its device: blocking calls by operator, copy and frequency."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.host_time.judged_windows import Judged
+from gpuscope.report.schema.host_calls_section import BlockingCallEntry
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.launch_links import innermost, outermost
+from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.trace import Trace
+
+KEPT = 8
+"""Places kept per rank, those that block longest."""
+NOTHING_TO_WAIT_FOR = 5_000
+"""ns that a call which finds nothing to wait for costs at most."""
+_VERSION = re.compile(r"(_v\d+)+$")
+"""nsys appends the version of the interface: `cudaMemcpy_v3020`."""
+_STEP = re.compile(r"^ProfilerStep#|^(step|iteration|train_step|benchmark_loop)\b", re.IGNORECASE)
+
+_Site = tuple[bool, int, int, int]
+"""Whether it copies; codes of the kind of copy (else of the call), of the operator and of the outermost range."""
+
+
+def blocking_sites(trace: Trace, view: LaneView, rows: Times, judged: Judged) -> list[BlockingCallEntry]:
+    """The blocking calls of a lane's launching threads in its judged part; `rows` are the rank's host events."""
+    host = trace["host_events"]
+    launch = trace["device_events"]["launch"][view.rows]
+    threads = np.unique(host["thread"][launch[launch != NA]])
+    calls = blocking_calls(trace, view, rows)
+    calls = calls[np.isin(host["thread"][calls], threads) & (judged.place(host["start"][calls]) != NA)]
+    if not len(calls):
+        return []
+    inner, outer = _around(trace, rows, calls)
+    copy = _copies(trace, view, calls, inner)
+    waited = (copy != NA) | (host["end"][calls] - host["start"][calls] > NOTHING_TO_WAIT_FOR)
+    device = trace["device_events"]
+    sites: dict[_Site, list[int]] = {}
+    for place in np.flatnonzero(waited).tolist():
+        around = (_name(trace, inner[place]), _name(trace, outer[place]))
+        # The call that copies and the one that waits for it are one place.
+        copies = copy[place] != NA
+        own = int(device["copy_kind"][copy[place]] if copies else host["name"][calls[place]])
+        sites.setdefault((bool(copies), own, *around), []).append(place)
+    found = [_entry(trace, site, calls[places], copy[places], len(judged)) for site, places in sites.items()]
+    return sorted(found, key=lambda entry: -entry["dur_ns"])[:KEPT]
+
+
+def _name(trace: Trace, row: int) -> int:
+    return int(trace["host_events"]["name"][row]) if row != NA else NO_NAME
+
+
+def _around(trace: Trace, rows: Times, calls: Times) -> tuple[Times, Times]:
+    """The innermost and the outermost operator or range around each call, those of whole steps left out; NA: none."""
+    host = trace["host_events"]
+    named = np.zeros(len(host), np.bool_)
+    named[rows] = np.isin(host["category"][rows], (Category.OP, Category.ANNOTATION))
+    named &= ~trace.names.matching(lambda name: _STEP.match(name) is not None)[host["name"]]
+    thread, at = host["thread"][calls], host["start"][calls]
+    inner = innermost(host, named, thread, at)
+    outer = np.full(len(calls), NA, np.int64)
+    for which in np.unique(thread).tolist():
+        own = np.flatnonzero(thread == which)
+        top = outermost(host, np.flatnonzero(named & (host["thread"] == which)))
+        place = np.searchsorted(host["start"][top], at[own], "right") - 1
+        row = top[np.maximum(place, 0)] if len(top) else np.full(len(own), NA, np.int64)
+        covered = (place >= 0) & (row != NA) & (host["end"][np.maximum(row, 0)] >= at[own])
+        outer[own] = np.where(covered, row, NA)
+    return inner, outer
+
+
+def _copies(trace: Trace, view: LaneView, calls: Times, inner: Times) -> Times:
+    """The copy that each blocking call makes, or that its thread launched last before it in the same operator."""
+    host, device = trace["host_events"], trace["device_events"]
+    events = view.rows[device["launch"][view.rows] != NA]
+    launch = device["launch"][events]
+    order = np.lexsort((host["start"][launch], host["thread"][launch]))
+    events, launch = events[order], launch[order]
+    found = np.full(len(calls), NA, np.int64)
+    for which in np.unique(host["thread"][calls]).tolist():
+        own = np.flatnonzero(host["thread"][calls] == which)
+        mine = np.flatnonzero(host["thread"][launch] == which)
+        if not len(mine):
+            continue
+        place = np.searchsorted(host["start"][launch[mine]], host["start"][calls[own]], "right") - 1
+        last = mine[np.maximum(place, 0)]
+        itself = launch[last] == calls[own]
+        # A wait for the copy before it is part of the same operator; without operators, nothing else is known.
+        around = inner[own]
+        together = (around == NA) | (host["start"][launch[last]] >= host["start"][np.maximum(around, 0)])
+        is_copy: Mask = device["copy_kind"][events[last]] != NO_NAME
+        keep = (place >= 0) & is_copy & (itself | together) & _crossing(trace, events[last])
+        found[own] = np.where(keep, events[last], NA)
+    return found
+
+
+def _crossing(trace: Trace, events: Times) -> Mask:
+    """Which copies cross between host and device."""
+    crossing = trace.names.matching(lambda name: name.startswith(("HtoD", "DtoH")))
+    return np.asarray(crossing[trace["device_events"]["copy_kind"][events]], np.bool_)
+
+
+def _entry(trace: Trace, site: _Site, calls: Times, copies: Times, steps: int) -> BlockingCallEntry:
+    host, device, names = trace["host_events"], trace["device_events"], trace.names
+    copying, own, operator, within = site
+    duration = host["end"][calls] - host["start"][calls]
+    found = np.unique(copies) if copying else calls
+    sizes = device["bytes"][found] if copying else found[:0]
+    sizes = sizes[sizes != NA]
+    return {
+        "call": plain(names[int(host["name"][calls[np.argmax(duration)]])]),
+        "operator": names[operator] if operator != NO_NAME else None,
+        "within": names[within] if within not in (NO_NAME, operator) else None,
+        "copy": names[own] if copying else None,
+        "bytes": int(np.median(sizes)) if len(sizes) else None,
+        "count": len(found),
+        "per_step": len(found) / max(steps, 1),
+        "dur_ns": int(duration.sum()),
+    }
+
+
+def plain(call: str) -> str:
+    """A runtime call's name without the version that nsys appends."""
+    return _VERSION.sub("", call)

@@ -1,0 +1,100 @@
+"""What each rank's launching threads call in a judged step: blocking calls, allocations, and whether steps repeat."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.frame.sections import HOST_CALLS
+from gpuscope.analyzers.host_time.blocking_sites import blocking_sites
+from gpuscope.analyzers.host_time.judged_windows import Judged, judged
+from gpuscope.report.schema.host_calls_section import HostCallsEntry
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.trace import Trace
+
+_MAPS = re.compile(r"(cu|hip)Mem(Map|Create|AddressReserve)")
+_FREES = re.compile(r"(cuda|hip)Free(Async)?(_|$)|cuMemFree|(AscendCL@)?aclrtFree")
+_ALLOCATES = re.compile(
+    r"(cuda|hip)Malloc(Async|FromPoolAsync|Managed)?(_|$)|cuMemAlloc(_|$|Async)|(AscendCL@)?aclrtMalloc"
+)
+
+
+def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+    """The section `host_calls`, one entry per lane with a device."""
+    result = Result(ANALYZER.name)
+    entries = [_of_lane(trace, view) for view in lanes if view.lane.device != NA]
+    if entries:
+        result.sections[HOST_CALLS] = entries
+    return result
+
+
+def _of_lane(trace: Trace, view: LaneView) -> HostCallsEntry:
+    host, names = trace["host_events"], trace.names
+    part = judged(view)
+    rows = np.flatnonzero(host["rank"] == view.lane.rank)
+    calls = rows[host["category"][rows] == Category.RUNTIME]
+    allocations, frees = (_per_step(trace, calls, pattern, part) for pattern in (_ALLOCATES, _FREES))
+    kernels, repeated = _kernels(trace, view, part)
+    return {
+        "rank": view.lane.rank, "device": view.lane.device, "runtime": _runtime(trace, calls), "steps": len(part),
+        "steady": part.steady, "kernels_per_step": kernels, "repeated_frac": repeated,
+        "blocking_calls": blocking_sites(trace, view, rows, part),
+        "allocations_per_step": float(allocations.mean()), "frees_per_step": float(frees.mean()),
+        "least_allocations": int(allocations.min()), "least_frees": int(frees.min()),
+        "maps_segments": bool(names.matching(lambda name: _MAPS.match(name) is not None)[host["name"][calls]].any()),
+        "caches": _caches(trace, view),
+    }  # fmt: skip
+
+
+def _runtime(trace: Trace, calls: Times) -> Literal["cuda", "hip", "acl"] | None:
+    """Whose runtime most of the calls are."""
+    name = trace["host_events"]["name"][calls]
+    counts: dict[Literal["cuda", "hip", "acl"], int] = {
+        "cuda": int(trace.names.matching(lambda text: text.startswith("cu"))[name].sum()),
+        "hip": int(trace.names.matching(lambda text: text.startswith("hip"))[name].sum()),
+        "acl": int(trace.names.matching(lambda text: "acl" in text)[name].sum()),
+    }
+    best = max(counts, key=lambda runtime: counts[runtime])
+    return best if counts[best] else None
+
+
+def _per_step(trace: Trace, calls: Times, pattern: re.Pattern[str], part: Judged) -> Times:
+    """Calls of such a name in each judged step, shape (n,)."""
+    host = trace["host_events"]
+    wanted: Mask = trace.names.matching(lambda name: kinds.is_allocator_call(name) and bool(pattern.match(name)))
+    place = part.place(host["start"][calls[wanted[host["name"][calls]]]])
+    return np.bincount(place[place != NA], minlength=len(part)).astype(np.int64)
+
+
+def _kernels(trace: Trace, view: LaneView, part: Judged) -> tuple[float, float | None]:
+    """Compute kernels per judged step, and how many of a steady step's the one before it ran too."""
+    device = trace["device_events"]
+    rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
+    place = part.place(device["start"][rows])
+    rows, place = rows[place != NA], place[place != NA]
+    per_step = len(rows) / max(len(part), 1)
+    if not part.steady or not len(rows):
+        return per_step, None
+    names, name = np.unique(device["name"][rows], return_inverse=True)
+    table = np.bincount(place * len(names) + name, minlength=len(part) * len(names)).reshape(len(part), -1)
+    alike = [float(np.minimum(one, other).sum() / max(one.sum(), other.sum(), 1)) for one, other in pairwise(table)]
+    return per_step, float(np.median(alike))
+
+
+def _caches(trace: Trace, view: LaneView) -> bool | None:
+    """Whether the allocator of the lane's rank reported reserved memory; None where nothing of it is recorded."""
+    samples = trace["memory_samples"]
+    own = np.flatnonzero((samples["rank"] == view.lane.rank) & (samples["device"] == view.lane.device))
+    return bool((samples["reserved"][own] > 0).any()) if len(own) else None
+
+
+ANALYZER = FileAnalyzer("host_calls", run, (DEVICE_EVENTS,), (HOST_CALLS,))

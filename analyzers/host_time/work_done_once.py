@@ -1,0 +1,104 @@
+"""What the host did in the parts of a recording that are not steady: compiling, loading, first use, a checkpoint.
+
+Only while the device was idle, for that is what it costs. Compilation and loading are told by name, first use by a
+runtime call of a millisecond or more that waits for no work of the device (lazy loading of a module, the context,
+the first allocation); elsewhere the innermost event that covers most of the idle time is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuscope.analyzers.device_time.idleness.gap_evidence import host_activity
+from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
+from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneView
+from gpuscope.analyzers.frame.step_roles import Role
+from gpuscope.analyzers.host_time.blocking_sites import plain
+from gpuscope.analyzers.host_time.judged_windows import judged
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.intervals import Spans, clip, intersect
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.trace import Trace
+
+SLOW_CALL = 1_000_000
+"""ns from which a runtime call that waits for nothing did something that is done once."""
+NAMED = 3
+"""Kinds of work named per part."""
+_ONCE = (Role.SETUP, Role.WARMUP, Role.OUTLIER)
+
+
+def work_done_once(trace: Trace, view: LaneView) -> Mapping[int, tuple[HostWork, ...]]:
+    """By place among the lane's steps (`RECORDING` where too few are steady), the work that took longest."""
+    parts = {
+        place: (step.start, step.end)
+        for place, (step, role) in enumerate(zip(view.steps, view.roles, strict=True)) if role in _ONCE
+    }  # fmt: skip
+    whole = judged(view)
+    if not whole.steady:
+        parts[RECORDING] = int(whole.start[0]), int(whole.end[-1])
+    rows = np.flatnonzero(trace["host_events"]["rank"] == view.lane.rank)
+    if not parts or not len(rows):
+        return {}
+    first_use = _first_use(trace, view, rows)
+    thread = _launching_thread(trace, view, rows)
+    found: dict[int, tuple[HostWork, ...]] = {}
+    for place, (start, end) in parts.items():
+        idle = clip(view.parts.idle, start, end)
+        found[place] = _largest(trace, first_use, idle) or _covering(trace, view, thread, idle)
+    return found
+
+
+def _first_use(trace: Trace, view: LaneView, rows: Times) -> Times:
+    """Rows of host events that compile, load, or use something for the first time."""
+    host = trace["host_events"]
+    slow = (host["category"][rows] == Category.RUNTIME) & (host["end"][rows] - host["start"][rows] >= SLOW_CALL)
+    waiting = blocking_calls(trace, view, rows)
+    compiling = trace.names.matching(kinds.is_compilation)[host["name"][rows]]
+    first: Mask = (slow & ~np.isin(rows, waiting)) | compiling
+    return rows[first]
+
+
+def _largest(trace: Trace, rows: Times, idle: Spans) -> tuple[HostWork, ...]:
+    """The names under which most idle time lies, each instant under the innermost of the rows on its thread."""
+    host = trace["host_events"]
+    wanted = np.zeros(len(host), np.bool_)
+    wanted[rows] = True
+    spent: dict[str, int] = {}
+    for thread in np.unique(host["thread"][rows]).tolist():
+        own = rows[host["thread"][rows] == thread]
+        bounds = np.unique(np.concatenate((host["start"][own], host["end"][own])))
+        pieces = intersect(Spans(bounds[:-1], bounds[1:]), idle)
+        if not len(pieces.start):
+            continue
+        middle = (pieces.start + pieces.end) // 2
+        inner = innermost(host, wanted, np.full(len(middle), thread, np.int64), middle)
+        for row, length in zip(inner.tolist(), (pieces.end - pieces.start).tolist(), strict=True):
+            if row != NA:
+                name = plain(trace.names[int(host["name"][row])])
+                spent[name] = spent.get(name, 0) + length
+    longest = sorted(spent.items(), key=lambda item: -item[1])[:NAMED]
+    return tuple(HostWork(name, length, first_use=True) for name, length in longest)
+
+
+def _covering(trace: Trace, view: LaneView, thread: int, idle: Spans) -> tuple[HostWork, ...]:
+    """The innermost event that covers most of the longest idle stretch, where nothing is done for the first time."""
+    if not len(idle.start):
+        return ()
+    place = int(np.argmax(idle.end - idle.start))
+    row, covered = host_activity(trace, view.lane.rank, thread, int(idle.start[place]), int(idle.end[place]))
+    if row == NA:
+        return ()
+    return (HostWork(plain(trace.names[int(trace["host_events"]["name"][row])]), covered, first_use=False),)
+
+
+def _launching_thread(trace: Trace, view: LaneView, rows: Times) -> int:
+    """The thread that launches most of the lane's work; without launches the one with most events."""
+    host = trace["host_events"]
+    launch = trace["device_events"]["launch"][view.rows]
+    launch = launch[launch != NA]
+    threads, count = np.unique(host["thread"][launch if len(launch) else rows], return_counts=True)
+    return int(threads[np.argmax(count)])

@@ -1,0 +1,53 @@
+"""The section `host_calls`: what the launching threads of a rank call in a judged step."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class BlockingCallEntry(TypedDict):
+    """A place of the program that waits for the device, told apart by call, operator and copy."""
+
+    call: str
+    operator: str | None
+    """The innermost operator or range around it."""
+    within: str | None
+    """The outermost one."""
+    copy: str | None
+    """`HtoD pageable`, `DtoH`…: the copy that the call makes or waits for; None where it makes none."""
+    bytes: int | None
+    """Of that copy, the median."""
+    count: int
+    """Calls in the judged part."""
+    per_step: float
+    dur_ns: int
+    """Time in these calls over the judged part; the device may compute meanwhile."""
+
+
+class HostCallsEntry(TypedDict):
+    """One rank on one device over what is judged."""
+
+    rank: int
+    device: int | None
+    runtime: Literal["cuda", "hip", "acl"] | None
+    """Whose runtime its calls are."""
+    steps: int
+    """Judged steps that the figures are of; 1 where the whole window is judged."""
+    steady: bool
+    """Whether these are steady steps."""
+    kernels_per_step: float
+    repeated_frac: float | None
+    """Share of a steady step's kernels, by name and number, that the step before it ran too (median over pairs of
+    steps); None with fewer than two steady steps."""
+    blocking_calls: list[BlockingCallEntry]
+    """Those that block longest first."""
+    allocations_per_step: float
+    """Calls that allocate device memory (cudaMalloc, hipMalloc…)."""
+    frees_per_step: float
+    least_allocations: int
+    """In the judged step that has fewest."""
+    least_frees: int
+    maps_segments: bool
+    """Whether memory is mapped by the driver's virtual memory calls, as expandable segments are."""
+    caches: bool | None
+    """Whether the framework's allocator reported memory that it holds; None where the recording has no such events."""

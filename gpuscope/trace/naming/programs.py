@@ -1,0 +1,40 @@
+"""What kind of program a trace is of: it decides which advice applies and in whose words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Literal
+
+from gpuscope.trace.naming.frameworks import frameworks
+
+Program = Literal["pytorch", "jax", "native"]
+"""`native` is a program that calls CUDA or HIP itself, in C++ or another language."""
+
+_PYTORCH = re.compile(
+    # Operators, ATen's kernels, autograd, Inductor's and nvFuser's kernels, files of a recorded stack.
+    r"\b(aten|c10d|c10)::|\bat::(native|cuda)::|\btorch(::|\.|/)|^ProfilerStep#|^autograd::engine|^Optimizer\.(step|zero_grad)#"
+    r"|^triton_(poi|per|red|tem|for)_fused|\bnvfuser|\bCUDACachingAllocator\b|^enumerate\(DataLoader\)"
+)
+_JAX = re.compile(
+    # XLA's NVTX domain and module ranges, its traces of host functions, what jit names, JAX's own kernels.
+    r"^XlaModule\b|^XlaOp\b|^TSL:|\bjit[_(]\w+|\bpjit\b|\bjax(::|/|\.)|\bxla::|^PjRt|^PjitFunction"
+)
+_PYTORCH_FORMATS = frozenset({"kineto", "ascend", "flight-recorder", "allocator-snapshot"})
+"""Formats that only PyTorch (or its Ascend build) writes."""
+
+
+def program(names: Iterable[str], formats: Collection[str], any_events: bool) -> Program | None:
+    """The kind of program that recorded these names in files of these formats (`trace.sources[].format`).
+
+    PyTorch's and XLA's names are told by whole identifiers. XLA goes first: JAX jobs may use torch to load data.
+    Without either, a program with events is `native`; None where nothing was recorded that could tell.
+    """
+    texts = list(names)
+    if formats and set(formats) & _PYTORCH_FORMATS:
+        return "pytorch"
+    if any(_JAX.search(name) for name in texts):
+        return "jax"
+    if frameworks(texts) or any(_PYTORCH.search(name) for name in texts):
+        return "pytorch"
+    return "native" if any_events else None

@@ -1,0 +1,253 @@
+"""Advice on the launching thread: where each rule fires, and where it must be silent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from helpers.advice import blocking, finding, host_calls, report, steady
+
+from gpuscope.analyzers.advice.rule import advise, not_below
+from gpuscope.analyzers.frame.changes import CapturedGraphs, Change, Predicted, Refused
+from gpuscope.report.schema.document import Report
+
+BEFORE, AFTER = 100_000_000, 40_000_000
+
+
+def gains(_: Sequence[Change]) -> Predicted:
+    return Predicted(BEFORE, AFTER, AFTER, AFTER, "a test")
+
+
+def launching(**given: Any) -> Report:
+    """Two steady steps that repeat, idle for launching alone."""
+    case = steady(report(finding("launch")), 1, 2)
+    case["host_calls"] = [host_calls(**given)]
+    return case
+
+
+def graphs(case: Report) -> tuple[list[str], list[str]]:
+    """Predicted step times of CUDA graphs, and why there is none."""
+    suggestions, advice = advise(case, gains)
+    told = [str(one["predicted"]["step_ns_after"]) for one in suggestions if one["code"] == "cuda_graphs"]
+    return told, [one["why_not"] for one in advice["unpredicted"] if one["code"] == "cuda_graphs"]
+
+
+def test_graphs_where_steady_steps_repeat() -> None:
+    assert graphs(launching()) == ([str(AFTER)], [])
+
+
+def test_graphs_leave_what_the_device_does() -> None:
+    """60 ms of each of the two steps are busy: 50 compute, 8 communication, 2 copies."""
+    case = launching()
+    parts = {"compute": 100_000_000, "exposed_communication": 16_000_000, "exposed_memory": 4_000_000, "idle": 0}
+    case["ranks"][0]["breakdown_ns"] = parts  # type: ignore[typeddict-item]
+    assert graphs(case) == (["60000000"], [])
+
+
+@pytest.mark.parametrize("numbers", [(), (1,)])
+def test_no_graphs_without_two_steady_steps(numbers: tuple[int, ...]) -> None:
+    assert graphs(steady(launching(), *numbers)) == ([], [])
+
+
+def test_no_graphs_where_the_host_idles_for_something_else() -> None:
+    case = launching()
+    case["findings"] = [{**finding("host_other"), "share_frac": 0.21}, finding("launch")]
+    assert graphs(case) == ([], [])
+
+
+def test_no_graphs_before_what_blocks_in_a_step_is_gone() -> None:
+    read = blocking("cudaMemcpyAsync", operator="aten::_local_scalar_dense", within="aten::item", copy="DtoH", bytes=4)
+    told, why = graphs(launching(blocking_calls=[read]))
+    assert not told
+    assert why == [
+        "first remove what blocks within a step, for no graph holds it: 1 per step: a device-to-host copy of 4 B, "
+        "cudaMemcpyAsync in aten::_local_scalar_dense under aten::item"
+    ]
+
+
+def test_a_wait_that_finds_nothing_to_wait_for_hinders_no_graph() -> None:
+    """17 µs of 200 ms: an event that had been reached."""
+    event = blocking("cudaEventSynchronize", dur_ns=17_000)
+    assert graphs(launching(blocking_calls=[event])) == ([str(AFTER)], [])
+
+
+def test_no_graphs_where_steps_run_other_kernels() -> None:
+    told, why = graphs(launching(repeated_frac=0.8))
+    assert not told
+    assert why[0].startswith("only 80.0 % of a step's kernels are those of the step before")
+
+
+def test_in_cpp_graphs_are_captured_by_hand() -> None:
+    case = launching()
+    case["trace"]["program"] = "native"
+    suggestions, _ = advise(case, gains)
+    assert [one["setting"]["name"] for one in suggestions] == ["cudaStreamBeginCapture"]
+
+
+def blocked(*calls: Any, program: str = "pytorch", **given: Any) -> Report:
+    case = steady(report(finding("sync")), 1, 2)
+    case["trace"]["program"] = program  # type: ignore[typeddict-item]
+    case["host_calls"] = [host_calls(blocking_calls=list(calls), **given)]
+    return case
+
+
+def test_a_small_pageable_copy_is_named_with_its_place_and_count() -> None:
+    small = blocking("cudaStreamSynchronize", operator="aten::copy_", within="aten::to", copy="HtoD pageable", bytes=8,
+                     per_step=15.0)  # fmt: skip
+    [one], _ = advise(blocked(small), gains)
+    assert one["code"] == "remove_syncs"
+    assert one["action"].startswith("Build the small tensor on the device")
+    assert one["why"].endswith(
+        "15 per step: a host-to-device copy of 8 B from pageable memory, cudaStreamSynchronize in aten::copy_ under "
+        "aten::to"
+    )
+    assert "step %" not in one["setting"]["value"]
+
+
+def test_a_batch_from_pageable_memory_wants_pinned_memory_alone() -> None:
+    batch = blocking(
+        "cudaMemcpyAsync", operator="aten::copy_", within="aten::to", copy="HtoD pageable", bytes=9_633_920
+    )
+    suggestions, _ = advise(blocked(batch), gains)
+    assert [one["code"] for one in suggestions] == ["pinned_copies"]
+
+
+def test_removed_blocking_calls_leave_what_the_device_computes() -> None:
+    case = blocked(blocking("cudaDeviceSynchronize"))
+    case["ranks"][0]["breakdown_ns"]["compute"] = 160_000_000  # in two steps
+    [one], _ = advise(case, gains)
+    assert one["predicted"]["step_ns_after"] == one["predicted"]["low_ns"] == 80_000_000
+
+
+def test_in_cpp_a_wait_behind_each_kernel() -> None:
+    [one], _ = advise(blocked(blocking("cudaDeviceSynchronize", per_step=100.0), program="native"), gains)
+    assert one["action"].startswith("Replace cudaDeviceSynchronize after each kernel by the order of the stream")
+    assert "item" not in str(one)
+
+
+def test_in_cpp_results_that_the_host_reads_have_no_predicted_gain() -> None:
+    results = blocking("cudaMemcpy", copy="DtoH pageable", bytes=262_144_000)
+    suggestions, advice = advise(blocked(results, program="native"), gains)
+    assert not suggestions
+    [one] = advice["unpredicted"]
+    assert "cudaMallocHost" in one["setting"]["value"]
+
+
+def test_a_wait_at_the_end_of_a_recording_without_steps_is_no_loop() -> None:
+    case = blocked(blocking("cudaDeviceSynchronize", count=1), steady=False, steps=1)
+    suggestions, advice = advise(case, gains)
+    assert not suggestions
+    assert not advice["unpredicted"]
+
+
+def other_work(name: str, note: str = "covers 90 % of the gap; device idle until gemm") -> Report:
+    case = steady(report(finding("host_other")), 1, 2)
+    case["findings"][0]["evidence"] = [{"rank": 0, "start_ns": 0, "dur_ns": 5, "name": name, "note": note}]
+    case["host_calls"] = [host_calls()]
+    return case
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "setting"),
+    [
+        ("save_checkpoint", "host_work_aside", "torch.distributed.checkpoint.async_save"),
+        ("wandb log", "host_work_aside", "wandb log"),
+        ("cudaLaunchKernel", "module_loading", "CUDA_MODULE_LOADING"),
+        ("backend_compile (dynamo_timed)", "recompilation", "torch.compile.dynamic"),
+    ],
+)
+def test_other_work_by_what_it_is(name: str, code: str, setting: str) -> None:
+    [one], _ = advise(other_work(name), gains)
+    assert (one["code"], one["setting"]["name"]) == (code, setting)
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("aten::matmul", "covers <0.1 % of the gap; device idle until Memset"),
+        ("gemm", "nothing recorded on the launching thread (Python between operators); device idle until gemm"),
+        ("pthread_cond_wait", "covers 98 % of the gap; device idle until gemm"),
+        ("Optimizer.step#Shampoo.step", "covers 98 % of the gap; device idle until gemm"),
+    ],
+)
+def test_the_programs_own_work_is_to_be_named_first(name: str, note: str) -> None:
+    suggestions, advice = advise(other_work(name, note), gains)
+    assert not suggestions
+    assert [one["code"] for one in advice["unpredicted"]] == ["host_work_named"]
+
+
+def test_a_slow_launch_without_steady_steps_is_start_up() -> None:
+    suggestions, advice = advise(steady(other_work("cudaLaunchKernel")), gains)
+    assert (suggestions, advice["unpredicted"]) == ([], [])
+
+
+def test_ddp_packs_its_buffers() -> None:
+    case = other_work("aten::unflatten_dense_tensors")
+    case["trace"]["frameworks"] = ["ddp"]
+    _, advice = advise(case, gains)
+    assert [one["setting"]["name"] for one in advice["unpredicted"]] == ["DistributedDataParallel.broadcast_buffers"]
+
+
+def once(code: str, *work: str, share: float = 0.0, **trace: Any) -> Report:
+    """A finding of what is paid once, with what the host did longest."""
+    case = report(finding("launch"))
+    note = f"the device idles longest in: {', '.join(f'{name} 5 ms' for name in work)}"
+    case["findings"].append({**finding(code), "share_frac": share, "evidence": [
+        {"rank": 0, "start_ns": 0, "dur_ns": 5, "name": "step 0", "note": note}]})  # fmt: skip
+    case["trace"] |= trace  # type: ignore[typeddict-item]
+    case["host_calls"] = [host_calls()]
+    return case
+
+
+@pytest.mark.parametrize(
+    ("code", "work", "settings"),
+    [
+        ("warmup", "backend_compile (dynamo_timed)", ["TORCHINDUCTOR_CACHE_DIR"]),
+        ("warmup", "Nvrtc::CompileProgram", ["warm-up steps"]),
+        ("warmup", "cudaLaunchKernel", ["CUDA_MODULE_LOADING"]),
+        ("startup", "cudaLaunchKernel", []),  # lazy already: nothing to win by loading all of it
+        ("startup", "cuLibraryLoadData", ["CUDA_MODULE_LOADING"]),
+        ("warmup", "cudnnFindConvolutionForwardAlgorithm", ["torch.backends.cudnn.benchmark"]),
+        ("outlier_steps", "save_checkpoint", ["torch.distributed.checkpoint.async_save"]),
+        ("outlier_steps", "evaluate", ["evaluation"]),
+        ("outlier_steps", "autograd::engine::evaluate_function: MmBackward0", []),
+    ],
+)
+def test_what_is_paid_once_has_no_predicted_step(code: str, work: str, settings: list[str]) -> None:
+    suggestions, advice = advise(once(code, work), gains)
+    assert not [one for one in suggestions if one["finding"] == code]
+    own = [one for one in advice["unpredicted"] if one["finding"] == code]
+    assert [one["setting"]["name"] for one in own] == settings
+    assert all("no part of the usual step" in one["why_not"] for one in own)
+
+
+def test_a_recording_of_start_up_alone_gets_no_advice_on_stalls() -> None:
+    case = steady(once("startup", "Nvrtc::CompileProgram", share=0.75), 1, 2)
+    suggestions, advice = advise(case, gains)
+    assert not suggestions
+    assert advice["why"] == "the recording is start-up, not steady state: record steps after the first ones"
+    assert [one["code"] for one in advice["unpredicted"]] == ["record_steady_steps", "compile_cache"]
+
+
+def test_jax_keeps_its_programs_elsewhere() -> None:
+    _, advice = advise(once("startup", "Nvrtc::CompileProgram", program="jax"), lambda _: Refused("a test"))
+    assert [one["setting"]["name"] for one in advice["unpredicted"]] == ["JAX_COMPILATION_CACHE_DIR"]
+
+
+def test_a_floor_moves_the_upper_bound_too() -> None:
+    """Predicted 40 within 35 and 43, and 60 is the least: 60 within 60 and 63."""
+    told = not_below(Predicted(100, 40, 35, 43, "a test"), 60)
+    assert told == Predicted(100, 60, 60, 63, "a test")
+    assert not_below(Predicted(100, 40, 35, 43, "a test"), 38) == Predicted(100, 40, 38, 43, "a test")
+
+
+def test_graphs_are_what_is_replayed() -> None:
+    asked: list[Change] = []
+
+    def predict(changes: Sequence[Change]) -> Predicted:
+        asked.extend(changes)
+        return gains(changes)
+
+    advise(launching(), predict)
+    assert asked == [CapturedGraphs()]

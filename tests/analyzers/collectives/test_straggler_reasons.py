@@ -1,0 +1,48 @@
+"""Why a rank is late: its device, its data or its host; two ranks over six steps, worked by hand (µs)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.collectives import collective
+from helpers.kineto import Event, call, kernel, note, op, write
+
+import gpuscope
+
+
+def rank(folder: Path, number: int, begin: int, dur: int, rows: int, *, loads: int = 0) -> None:
+    """In each step of 1000 one product of `rows` × 64, from `begin` for `dur`; the all-reduce ends at 400 for all."""
+    events: list[Event] = []
+    for step in range(6):
+        at, first = 1000 * step, 10 * step
+        events += [
+            note(at, 1000, f"ProfilerStep#{step}"),
+            call(at + 1, 1, first), kernel(at + 5, 10, first, "elementwise"),
+            op(at + begin - 5, 4, "aten::mm", **{"Input Dims": [[rows, 64], [64, 64]], "Input type": ["float"] * 2}),
+            call(at + begin - 4, 2, first + 1), kernel(at + begin, dur, first + 1),
+            collective(at + begin + dur, 400 - begin - dur, 1 << 20, step),
+        ]  # fmt: skip
+        if loads:
+            events.append(note(at + 10, loads, "enumerate(DataLoader)#x"))
+    write(folder / f"rank{number}.json", *events, rank=number, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("late", "reason", "says"),
+    [
+        # The same product takes 160 in place of 100.
+        ({"begin": 15, "dur": 160, "rows": 64}, "device", "the same operations on the same shapes take 60.00 µs"),
+        # One of twice the rows does.
+        ({"begin": 15, "dur": 160, "rows": 128}, "data", "60.00 µs per step more to compute: aten::mm on inputs"),
+        # It begins 60 later, after the loader.
+        ({"begin": 75, "dur": 100, "rows": 64, "loads": 60}, "host", "60.00 µs per step longer (input)"),
+    ],
+)
+def test_reason(tmp_path: Path, late: dict[str, int], reason: str, says: str) -> None:
+    rank(tmp_path, 0, begin=15, dur=100, rows=64)
+    rank(tmp_path, 1, **late)
+    (entry,) = gpuscope.analyze(tmp_path).report["stragglers"]
+    assert (entry["rank"], entry["caused_wait_ns"]) == (1, 5 * 60_000)
+    assert entry["reason"] == reason
+    assert says in entry["reason_why"]
