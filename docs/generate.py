@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "report.svg"
 PICTURED = "sample_traces/ddp_slow_rank"
 PICTURE_WIDTH = 100
-PICTURE_ENDS_BEFORE = ("Gain not told", "Collectives")
+PICTURE_ENDS_BEFORE = ("Gain not estimated", "Collectives")
 """The picture is the report down to its advice: up to the first line that begins so."""
 WIDTH = 80
 """Columns of the terminal that output in the documentation was printed on."""
@@ -120,7 +120,7 @@ def _host_causes() -> str:
             f"### `{cause.code}`", "", *wrap(cause.about, DOCUMENT_WIDTH), "",
             *_point(f"**Recognised by**: {cause.recognised_by}"),
             *_point(f"**Usually helps**: {cause.helps}"),
-            *_point(f"**Fooled by**: {cause.misled_by}"),
+            *_point(f"**Misled by**: {cause.misled_by}"),
         ])
         for cause in host_causes()
     )  # fmt: skip

@@ -140,7 +140,7 @@ def test_every_cause_and_finding_is_documented_and_no_other() -> None:
 
 def test_every_cause_says_how_it_is_found_what_helps_and_what_fools_it() -> None:
     for part in section("findings.md", "## Causes and findings").split("\n### ")[1:]:
-        words = ("Recognised by", "Usually helps", "Fooled by")
+        words = ("Recognised by", "Usually helps", "Misled by")
         assert all(f"**{word}**:" in part for word in words), part.splitlines()[0]
 
 

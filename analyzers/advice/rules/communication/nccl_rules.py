@@ -16,7 +16,7 @@ from gpuscope.report.schema.document import FindingEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry
 
 _VERIFY = "record again with NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING: bandwidth[] shows choice and busbw"
-_RERUN = Refused("what another transport gives, a trace of this one can't tell: run again, or measure with nccl-tests")
+_RERUN = Refused("what another transport gives, a trace of this one does not show: run again, or measure with nccl-tests")
 _ALTERNATIVES: Mapping[str, Sequence[str]] = {"all_reduce": ("ring", "tree"), "all_gather": (), "reduce_scatter": ()}
 """Not NVLS: where NCCL does not take it unasked it is most likely not there, and forcing it fails."""
 
@@ -61,7 +61,7 @@ def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield Proposal(
             code="nccl_log",
             action=f"Record which algorithm and protocol NCCL chooses for {row['op']}",
-            why=f"{cost(finding)}; whether another choice would gain can be told only from NCCL's own",
+            why=f"{cost(finding)}; whether another choice would gain is known only from NCCL's own",
             setting=env("NCCL_DEBUG_SUBSYS", "INIT,ENV,TUNING"),
             risk="with NCCL_DEBUG=INFO a line per operation in the log",
             verify="bandwidth[].algorithm of the next report is not null",
@@ -137,7 +137,7 @@ def _switches(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterato
         why=f"{cost(finding)}; NCCL's log says that NCCL_NVLS_ENABLE=0 is set",
         setting=env("NCCL_NVLS_ENABLE", "2"),
         risk="more device memory; it may have been switched off for a reason: multicast missing in a virtual machine",
-        verify="NCCL's log tells nvls channels; " + _VERIFY,
+        verify="NCCL's log shows nvls channels; " + _VERIFY,
         changes=(Algorithm(algorithm="nvls", protocol="simple", op=row["op"]),),
     )
 
@@ -156,7 +156,7 @@ def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             setting=env("NCCL_BUFFSIZE", str(8 << 20)),
             risk="twice the device memory for NCCL's buffers, on every channel and peer",
             verify="nccl-tests at the job's sizes with both values, then " + _VERIFY,
-            outcome=Refused("what a larger buffer gains, no trace tells: measure with nccl-tests or gpuscope bench"),
+            outcome=Refused("what a larger buffer gains, no trace shows: measure with nccl-tests or gpuscope bench"),
         )
     if any(one.startswith("NET/IB") for one in between) and _variable(case, "NCCL_COLLNET_ENABLE") is None:
         yield Proposal(
@@ -166,7 +166,7 @@ def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             setting=env("NCCL_COLLNET_ENABLE", "1"),
             risk="needs NCCL's SHARP plugin and switches that have it switched on; without, NCCL goes on as before",
             verify="NCCL's log names CollNet; " + _VERIFY,
-            outcome=Refused("whether the switches can reduce, and how fast, no trace tells: run with it"),
+            outcome=Refused("whether the switches can reduce, and how fast, no trace shows: run with it"),
         )
 
 
@@ -217,12 +217,12 @@ RULE = Rule(
         Knob(
             "nccl_log",
             ("latency", "bandwidth"),
-            "`NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` with `NCCL_DEBUG=INFO`, where nothing tells NCCL's choices",
+            "`NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` with `NCCL_DEBUG=INFO`, where nothing records NCCL's choices",
         ),
         Knob(
             "nccl_algorithm",
             ("latency", "bandwidth"),
-            "`NCCL_ALGO=allreduce:Tree`…, for the costliest operation, where NCCL's log tells its choice",
+            "`NCCL_ALGO=allreduce:Tree`…, for the costliest operation, where NCCL's log has its choice",
         ),
         Knob("nccl_protocol", ("latency", "bandwidth"), "`NCCL_PROTO=allreduce:LL` or `Simple`"),
         Knob(

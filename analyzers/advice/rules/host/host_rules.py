@@ -85,7 +85,7 @@ def _buffers(finding: FindingEntry, names: list[str]) -> Proposal:
         risk="each rank keeps its own running statistics: save those of one rank, or use SyncBatchNorm",
         verify="record again: no broadcast before the forward pass",
         changes=(NoHostWork(),),
-        outcome=Refused("how long the forward pass begins earlier without it, the replay can't tell: try it"),
+        outcome=Refused("how long the forward pass begins earlier without it, the replay does not show: try it"),
     )
 
 

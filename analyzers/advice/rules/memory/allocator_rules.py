@@ -85,7 +85,7 @@ RULE = Rule(
         Knob(
             "allocator_setting",
             ("out_of_memory", "allocator_retries", "fragmentation"),
-            "`PYTORCH_ALLOC_CONF` (the older or Ascend's name where the snapshot tells so): the best "
+            "`PYTORCH_ALLOC_CONF` (the older or Ascend's name where the snapshot shows it): the best "
             "of `expandable_segments`, `max_split_size_mb`, `roundup_power2_divisions`, "
             "`garbage_collection_threshold` by replaying the recorded requests; what is set besides "
             "is kept",
