@@ -43,10 +43,10 @@ def parse_list(value: str, names: Sequence[str]) -> Mapping[str, frozenset[str]]
         operations = [op for op in OPERATIONS if not prefix or op.lower() == prefix.lower()]
         if not operations:
             return f"unrecognized operation {prefix!r}"
-        told = [name for name in listed.removeprefix("^").split(",") if name]
-        if unknown := [name for name in told if name.lower() not in known]:
+        given = [name for name in listed.removeprefix("^").split(",") if name]
+        if unknown := [name for name in given if name.lower() not in known]:
             return f"unrecognized name {unknown[0]!r}"
-        chosen = frozenset(known[name.lower()] for name in told)
+        chosen = frozenset(known[name.lower()] for name in given)
         enabled |= dict.fromkeys(operations, frozenset(names) - chosen if listed.startswith("^") else chosen)
     return enabled
 
@@ -114,6 +114,6 @@ def for_operation(op: str, names: str) -> str:
     return f"{op.replace('_', '')}:{names}"
 
 
-def algorithm_name(told: str) -> str:
+def algorithm_name(given: str) -> str:
     """NCCL's spelling of an algorithm as reports have it: `nvls_tree` → `NVLSTree`."""
-    return next(name for name in ALGORITHMS if name.lower() == told.replace("_", ""))
+    return next(name for name in ALGORITHMS if name.lower() == given.replace("_", ""))

@@ -135,17 +135,17 @@ def advise(
     """The suggestions for a report, the largest gain first, and why there are no (more) of them."""
     case = Case(report, predict)
     suggestions: list[SuggestionEntry] = []
-    untold: list[UnpredictedEntry] = []
+    unpredicted: list[UnpredictedEntry] = []
     for finding, proposals in _proposals(case, rules() if among is None else among):
         kept, refused = _best(proposals, predict)
         suggestions += [_suggestion(proposal, finding, predicted) for proposal, predicted in kept]
-        untold += [_unpredicted(proposal, finding, why) for proposal, why in refused]
+        unpredicted += [_unpredicted(proposal, finding, why) for proposal, why in refused]
     suggestions = _once(sorted(suggestions, key=lambda one: one["predicted"]["step_ns_after"]))
     taken = {one["code"] for one in suggestions}
     # In a run bound by compute a stall is worth a change only where it is certain to gain.
     stalls = BY_CODE if report["verdict"]["bound_by"] == "compute" else ()
-    untold = [one for one in untold if one["code"] not in taken and one["finding"] not in stalls]
-    return suggestions, {"why": _why(report, suggestions, untold), "unpredicted": untold}
+    unpredicted = [one for one in unpredicted if one["code"] not in taken and one["finding"] not in stalls]
+    return suggestions, {"why": _why(report, suggestions, unpredicted), "unpredicted": unpredicted}
 
 
 def worth_answering(report: Diagnosis, finding: FindingEntry) -> bool:
@@ -177,19 +177,19 @@ def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[tuple[FindingEntry
 def _best(
     proposals: Sequence[Proposal], predict: Predict
 ) -> tuple[list[tuple[Proposal, Predicted]], list[tuple[Proposal, str]]]:
-    """The value to take with its outcome, if any is worth it; the first one refused, if none could be told."""
-    told: list[tuple[Proposal, Predicted]] = []
+    """The value to take with its outcome, if any is worth it; the first one refused, if none could be predicted."""
+    worth: list[tuple[Proposal, Predicted]] = []
     refused: list[tuple[Proposal, str]] = []
     for proposal in proposals:
         outcome = proposal.outcome or predict(proposal.changes)
         if isinstance(outcome, Refused):
             refused.append((proposal, outcome.why))
         elif not proposal.gains_time or is_gain(outcome):
-            told.append((proposal, outcome))
-    if not told:
+            worth.append((proposal, outcome))
+    if not worth:
         return [], refused[:1] if len(refused) == len(proposals) else []
-    best = min(outcome.after for _, outcome in told)
-    return [next((p, o) for p, o in told if o.after <= best + TIE_FRAC * o.before)], []
+    best = min(outcome.after for _, outcome in worth)
+    return [next((p, o) for p, o in worth if o.after <= best + TIE_FRAC * o.before)], []
 
 
 def not_below(outcome: Predicted | Refused, floor: float) -> Predicted | Refused:
@@ -234,7 +234,7 @@ def _once(suggestions: Iterable[SuggestionEntry]) -> list[SuggestionEntry]:
     return list(seen.values())
 
 
-def _why(report: Diagnosis, suggestions: Sequence[SuggestionEntry], untold: Sequence[UnpredictedEntry]) -> str:
+def _why(report: Diagnosis, suggestions: Sequence[SuggestionEntry], unpredicted: Sequence[UnpredictedEntry]) -> str:
     """Why there is no advice; empty where there is."""
     verdict = report["verdict"]
     if suggestions:
@@ -245,6 +245,6 @@ def _why(report: Diagnosis, suggestions: Sequence[SuggestionEntry], untold: Sequ
         return "the recording is start-up, not steady state: record steps after the first ones"
     if verdict["bound_by"] == "compute":
         return "compute-bound: no class of stalls reaches a tenth of the time, and no change is certain to gain"
-    if untold:
+    if unpredicted:
         return "no change whose gain this trace can predict"
     return "no change known to gain at least 1 % of the step with certainty"

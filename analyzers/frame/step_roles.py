@@ -118,4 +118,4 @@ def leading_fast(steps: Sequence[StepFacts], found: Sequence[Role]) -> int:
     count = 0
     while typical is not None and count < len(steady) and typical.fast(steady[count].duration):
         count += 1
-    return count if count < len(steady) else 0
+    return count if len(steady) - count >= MIN_STEADY else 0

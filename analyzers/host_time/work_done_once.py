@@ -1,6 +1,6 @@
 """What the host did in the parts of a recording that are not steady: compiling, loading, first use, a checkpoint.
 
-Only while the device was idle, for that is what it costs. Compilation and loading are told by name, first use by a
+Only while the device was idle, for that is what it costs. Compilation and loading show by name, first use by a
 runtime call of a millisecond or more that waits for no work of the device (lazy loading of a module, the context,
 the first allocation); elsewhere the innermost event that covers most of the idle time is named.
 """

@@ -1,4 +1,4 @@
-"""The application: access control, what is served, and that two applications share nothing."""
+"""The application: who is answered, what is served, and that two of them share nothing."""
 
 from __future__ import annotations
 
@@ -110,22 +110,22 @@ def test_a_report_alone_says_what_to_open_for_events(pair: OpenRun, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [('{"schema_version": 2, "gpuscope_version": "0.1.0"}', "without analyzers"),
-     ('{"schema_version": 1, "gpuscope_version": "0.1.0"}', "a report of schema 1"),
+    ("text", "told"),
+    [('{"schema_version": 1, "gpuscope_version": "0.1.0"}', "schema 1"),
+        ('{"schema_version": 2, "gpuscope_version": "0.1.0"}', "without analyzers"),
      ('{"schema_version": 1, "gpuscope_version": "0.1.0", "ranks": [', "no JSON")],
 )  # fmt: skip
-def test_a_report_that_is_cut_off_or_old_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_report_that_is_cut_off_or_old_is_refused(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "report.json").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=told):
         open_run("1", str(tmp_path / "report.json"), Options())
 
 
-def test_an_unknown_page_run_or_rank_is_reported(pair: OpenRun) -> None:
+def test_an_unknown_page_run_or_rank_is_told(pair: OpenRun) -> None:
     shown = Shown(pair, View("9", ranks=frozenset({5})), Runs([pair]), dark=False)
     drawn = str(draw("/nowhere", shown)) + str(draw("/", shown))
-    for message in ("There is no page /nowhere", "No run 9 is open", "This run has no rank 5"):
-        assert message in drawn
+    for told in ("There is no page /nowhere", "No run 9 is open", "This run has no rank 5"):
+        assert told in drawn
 
 
 def test_a_page_that_breaks_says_so(pair: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,14 +134,14 @@ def test_a_page_that_breaks_says_so(pair: OpenRun, monkeypatch: pytest.MonkeyPat
     assert "ZeroDivisionError" in str(draw("/broken", Shown(pair, View(), Runs([pair]), dark=False)))
 
 
-def test_a_port_in_use_is_an_error_with_a_hint() -> None:
+def test_a_port_in_use_is_told_with_a_way_out() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use") as error, listen("127.0.0.1", port):
+        with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use") as told, listen("127.0.0.1", port):
             pass
-        assert "--port" in str(error.value)
+        assert "--port" in str(told.value)
     with listen("127.0.0.1", 0) as server:
         assert address("127.0.0.1", server.port, "a b") == f"http://127.0.0.1:{server.port}/?token=a+b"
 

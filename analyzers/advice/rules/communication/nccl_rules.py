@@ -16,7 +16,7 @@ from gpuscope.report.schema.document import FindingEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry
 
 _VERIFY = "record again with NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING: bandwidth[] shows choice and busbw"
-_RERUN = Refused("what another transport gives, a trace of this one does not show: run again, or measure with nccl-tests")
+_RERUN = Refused("a trace of one transport can't predict another: run again, or measure with nccl-tests")
 _ALTERNATIVES: Mapping[str, Sequence[str]] = {"all_reduce": ("ring", "tree"), "all_gather": (), "reduce_scatter": ()}
 """Not NVLS: where NCCL does not take it unasked it is most likely not there, and forcing it fails."""
 
@@ -43,8 +43,8 @@ def _nccl(case: Case) -> bool:
 
 def _variable(case: Case, name: str) -> str | None:
     """A variable's value as NCCL's log says it was set."""
-    told = case.report["nccl"]["environment"] if "nccl" in case.report else []
-    return next((variable["value"] for variable in told if variable["name"] == name), None)
+    set_value = case.report["nccl"]["environment"] if "nccl" in case.report else []
+    return next((variable["value"] for variable in set_value if variable["name"] == name), None)
 
 
 def _costliest(case: Case) -> BandwidthEntry | None:
@@ -61,7 +61,7 @@ def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield Proposal(
             code="nccl_log",
             action=f"Record which algorithm and protocol NCCL chooses for {row['op']}",
-            why=f"{cost(finding)}; whether another choice would gain is known only from NCCL's own",
+            why=f"{cost(finding)}; whether another choice would gain can be estimated only from NCCL's own",
             setting=env("NCCL_DEBUG_SUBSYS", "INIT,ENV,TUNING"),
             risk="with NCCL_DEBUG=INFO a line per operation in the log",
             verify="bandwidth[].algorithm of the next report is not null",
@@ -156,7 +156,9 @@ def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             setting=env("NCCL_BUFFSIZE", str(8 << 20)),
             risk="twice the device memory for NCCL's buffers, on every channel and peer",
             verify="nccl-tests at the job's sizes with both values, then " + _VERIFY,
-            outcome=Refused("what a larger buffer gains, no trace shows: measure with nccl-tests or gpuscope bench"),
+            outcome=Refused(
+                "a trace can't predict the gain of a larger buffer: measure with nccl-tests or gpuscope bench"
+            ),
         )
     if any(one.startswith("NET/IB") for one in between) and _variable(case, "NCCL_COLLNET_ENABLE") is None:
         yield Proposal(
@@ -166,7 +168,7 @@ def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             setting=env("NCCL_COLLNET_ENABLE", "1"),
             risk="needs NCCL's SHARP plugin and switches that have it switched on; without, NCCL goes on as before",
             verify="NCCL's log names CollNet; " + _VERIFY,
-            outcome=Refused("whether the switches can reduce, and how fast, no trace shows: run with it"),
+            outcome=Refused("whether the switches can reduce, and how fast, is not in a trace: run with it"),
         )
 
 
@@ -198,12 +200,12 @@ def _allowed_channels(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """A limit in one host's environment makes it have fewer channels than the others."""
     most = max((entry["channels"] or 0 for entry in case.report["nccl"]["communicators"]), default=0)
     for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"):
-        told = _variable(case, name)
-        if told is not None and told.isdecimal() and int(told) < most <= MOST_CTAS:
+        set_value = _variable(case, name)
+        if set_value is not None and set_value.isdecimal() and int(set_value) < most <= MOST_CTAS:
             yield Proposal(
                 code="nccl_channels",
                 action=f"Allow NCCL {most} channels everywhere",
-                why=f"{cost(finding)}; NCCL's log says that {name}={told} is set",
+                why=f"{cost(finding)}; NCCL's log says that {name}={set_value} is set",
                 setting=env("NCCL_MAX_CTAS", str(most)),
                 risk=f"unset NCCL_MAX_NCHANNELS; up to {most} SMs go to communication",
                 verify="nccl.communicators[] has as many channels everywhere",
@@ -217,7 +219,7 @@ RULE = Rule(
         Knob(
             "nccl_log",
             ("latency", "bandwidth"),
-            "`NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` with `NCCL_DEBUG=INFO`, where nothing records NCCL's choices",
+            "`NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` with `NCCL_DEBUG=INFO`, where NCCL's choices are not recorded",
         ),
         Knob(
             "nccl_algorithm",

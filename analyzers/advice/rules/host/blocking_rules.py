@@ -68,8 +68,8 @@ def places(case: Case) -> list[Place]:
     for rank in case.host_calls:
         for one in rank["blocking_calls"]:
             key = (one["copy"] or one["call"], one["operator"], one["within"], one["copy"])
-            told = (rank["steady"], one["bytes"], one["per_step"], one["dur_ns"], one["call"])
-            found.setdefault(key, []).append(told)
+            place = (rank["steady"], one["bytes"], one["per_step"], one["dur_ns"], one["call"])
+            found.setdefault(key, []).append(place)
     merged = [
         Place(
             call=own[0][4], operator=operator, within=within, copy=copy,

@@ -85,7 +85,7 @@ def _buffers(finding: FindingEntry, names: list[str]) -> Proposal:
         risk="each rank keeps its own running statistics: save those of one rank, or use SyncBatchNorm",
         verify="record again: no broadcast before the forward pass",
         changes=(NoHostWork(),),
-        outcome=Refused("how long the forward pass begins earlier without it, the replay does not show: try it"),
+        outcome=Refused("the replay can't estimate how much earlier the forward pass would begin: try it"),
     )
 
 
@@ -162,8 +162,8 @@ def _recorded(finding: FindingEntry) -> list[str]:
 
 def _covers(note: str) -> bool:
     """Whether a note of evidence says that the named event covers half of the gap; one without a share does not."""
-    told = _SHARE.search(note)
-    return told is not None and float(told.group(1)) >= HALF
+    covered = _SHARE.search(note)
+    return covered is not None and float(covered.group(1)) >= HALF
 
 
 _SHARE = re.compile(r"\bcovers ([\d.]+) % of the gap")

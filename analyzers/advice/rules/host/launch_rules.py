@@ -87,7 +87,7 @@ def _numa(finding: FindingEntry) -> Proposal:
         setting=config("torchrun --numa-binding", "node"),
         risk="loader workers share the bound cores; needs torch 2.9 or later (else numactl --cpunodebind)",
         verify="record again: mean duration of cudaLaunchKernel falls",
-        outcome=Refused("no trace shows on which cores a thread ran: compare `nvidia-smi topo -m` with the job's "
+        outcome=Refused("on which cores a thread ran is not recorded: compare `nvidia-smi topo -m` with the job's "
                         "CPU affinity, or record with nsys --cpuctxsw=process-tree"),
     )  # fmt: skip
 

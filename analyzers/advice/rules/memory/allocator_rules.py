@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.allocator.allocator_settings import merged
@@ -50,9 +51,9 @@ def _outcome(case: Case, entry: MemoryEntry, replay: AllocatorReplayEntry, best:
     """Memory is what is saved; the step gets shorter only where the trace shows the stalls of retries that go."""
     basis = _basis(entry, replay, best)
     if entry["retries"] and not best["retries"] and not best["failed"]:
-        told = case.predict((NoAllocatorStalls(),))
-        if isinstance(told, Predicted):
-            return Predicted(told.before, told.after, told.low, told.high, f"{basis}; {told.basis}", told.provenance)
+        outcome = case.predict((NoAllocatorStalls(),))
+        if isinstance(outcome, Predicted):
+            return replace(outcome, basis=f"{basis}; {outcome.basis}")
     steps = [rank["window_ns"] / max(rank["steps"], 1) for rank in case.report["ranks"]]
     step = round(sum(steps) / len(steps)) if steps else 0
     return Predicted(step, step, step, step, basis)
@@ -85,7 +86,7 @@ RULE = Rule(
         Knob(
             "allocator_setting",
             ("out_of_memory", "allocator_retries", "fragmentation"),
-            "`PYTORCH_ALLOC_CONF` (the older or Ascend's name where the snapshot shows it): the best "
+            "`PYTORCH_ALLOC_CONF` (the older or Ascend's name where the snapshot has it): the best "
             "of `expandable_segments`, `max_split_size_mb`, `roundup_power2_divisions`, "
             "`garbage_collection_threshold` by replaying the recorded requests; what is set besides "
             "is kept",

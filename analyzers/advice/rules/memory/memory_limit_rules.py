@@ -9,7 +9,7 @@ from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.report.schema.document import FindingEntry, Setting
 
-UNKNOWN = "it saves memory, not time, and how much depends on the model: `gpuscope advise --model … --cluster …` says"
+UNKNOWN = "it saves memory, not time, and how much depends on the model: see `gpuscope advise --model … --cluster …`"
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
