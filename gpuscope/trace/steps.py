@@ -196,6 +196,8 @@ def device_steps(
     launched_at[known] = host["start"][launch[known]]
     which = np.searchsorted(steps["start"], launched_at, "right") - 1
     inside = (which >= 0) & (launched_at < steps["end"][np.maximum(which, 0)])
+    if known.any():  # when an event whose launch was not recorded was launched is not known
+        inside &= known
     never = np.iinfo(np.int64).max
     first = np.full(len(steps), never)
     np.minimum.at(first, which[inside], starts[inside])

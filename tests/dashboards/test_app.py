@@ -113,7 +113,7 @@ def test_a_report_alone_says_what_to_open_for_events(pair: OpenRun, tmp_path: Pa
     ("text", "message"),
     [('{"schema_version": 2, "gpuscope_version": "0.1.0"}', "without analyzers"),
      ('{"schema_version": 1, "gpuscope_version": "0.1.0"}', "a report of schema 1"),
-     ('{"schema_version": 1, "gpuscope_version": "0.1.0", "ranks": [', "no JSON")],
+     ('{"schema_version": 1, "gpuscope_version": "0.1.0", "ranks": [', "not valid JSON")],
 )  # fmt: skip
 def test_a_report_that_is_cut_off_or_old_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "report.json").write_text(text, encoding="utf-8")

@@ -83,7 +83,7 @@ def test_rotating_culprit(tmp_path: Path) -> None:
 def test_three_steps_are_too_few_to_tell(tmp_path: Path) -> None:
     report = analyzed(tmp_path, {0: [0] * 3, 1: [60] * 3})
     (finding,) = [finding for finding in report["findings"] if finding["code"] == "straggler"]
-    assert "too few collectives to tell" in finding["message"]
+    assert "too few collectives to test for a persistent straggler" in finding["message"]
 
 
 def test_rank_by_step(tmp_path: Path) -> None:

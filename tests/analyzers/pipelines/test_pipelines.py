@@ -315,7 +315,7 @@ def test_a_missing_rank_leaves_the_stages_and_says_what_to_record(tmp_path: Path
     report = gpuscope.analyze(tmp_path).report
     told = report["pipeline"]
     assert "schedule" not in told
-    assert told["incomplete"] == "only 1 of 2 ranks have computations here: record all ranks"
+    assert told["incomplete"] == "only 1 of 2 ranks have computations: record all ranks"
     assert "slowdown" not in report
 
 
@@ -387,14 +387,14 @@ def test_messages_of_our_own_recording_without_its_ranges(samples: Path, tmp_pat
     told = report(tmp_path)["pipeline"]
     assert [(one["rank"], one["stage"]) for one in told["stages"]] == [(0, 0), (1, 1)]
     assert "schedule" not in told
-    assert "no ranges tell forward from backward" in told["incomplete"]
+    assert "no ranges distinguish forward from backward" in told["incomplete"]
 
 
 def test_messages_alone_tell_the_stages_and_nothing_else(shared_traces: Path) -> None:
     told = report(shared_traces / "cpu_gloo" / "pp")["pipeline"]
     assert [(one["rank"], one["stage"]) for one in told["stages"]] == [(0, 0), (1, 1)]
     assert "schedule" not in told
-    assert "no ranges tell forward from backward" in told["incomplete"]
+    assert "no ranges distinguish forward from backward" in told["incomplete"]
 
 
 @pytest.mark.parametrize(("job", "pipelines", "micro_batches"), [("ST", 2, 4), ("AR", 4, 32)])

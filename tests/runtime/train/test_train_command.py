@@ -137,7 +137,7 @@ def test_a_rank_that_fails(tmp_path: Path) -> None:
         (["--preset", "huge"], 2, "no preset 'huge'"),
         (["--set", "train.stepz=3"], 2, "did you mean train.steps"),
         (["--fault", "slow_everything"], 2, "no fault 'slow_everything'"),
-        (["--resume", "nowhere"], 3, "holds no whole checkpoint"),
+        (["--resume", "nowhere"], 3, "holds no complete checkpoint"),
     ],
 )
 def test_what_can_not_be_meant_starts_nothing(tmp_path: Path, words: list[str], code: int, said: str) -> None:
