@@ -1,0 +1,46 @@
+"""`python -m benchmarks.verdicts`: verdicts and predictions against simulated jobs whose truth is known.
+
+The simulator is tests/simulator; it shares no code with what it judges.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from simulator.catalogue import CASES
+from simulator.counterfactuals import COUNTERFACTUALS, varied
+
+from benchmarks.verdicts.labelled import judge, verdict_summary, verdict_table
+from benchmarks.verdicts.predicted import predict, prediction_summary, prediction_table
+
+console = Console(width=None if sys.stdout.isatty() else 200)
+
+
+@click.command()
+@click.option("--only", type=click.Choice(["verdicts", "predictions"]), help="One of the two tables.")
+@click.option("--case", "pattern", default="", help="Only jobs whose names hold this.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep the recordings in this folder.")
+@click.option("--seed", type=int, multiple=True, help="Predictions on jobs varied by this seed (again and again).")
+def main(only: str | None, pattern: str, keep: Path | None, seed: tuple[int, ...]) -> None:
+    """Analyse every simulated job and set what gpuscope says beside what is so."""
+    with TemporaryDirectory() as temporary:
+        folder = keep or Path(temporary)
+        if only != "predictions":
+            judged = [judge(case, folder) for case in CASES if pattern in case.name]
+            console.print(verdict_table(judged), verdict_summary(judged))
+        if only != "verdicts":
+            chosen = [one for one in COUNTERFACTUALS if pattern in one.name]
+            chosen = [varied(one, number) for number in seed for one in chosen] if seed else chosen
+            predicted = [predict(one, folder) for one in chosen]
+            console.print(prediction_table(predicted), prediction_summary(predicted))
+
+
+if __name__ == "__main__":
+    main()

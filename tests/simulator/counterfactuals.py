@@ -1,0 +1,166 @@
+"""What a change does to a job: the job as it is, and the job with the change, both simulated.
+
+`changes` names the changes as `gpuscope.analyzers.frame.changes` does, with their arguments; none are imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+from zlib import crc32
+
+from simulator.catalogue import COMPUTE, MS, NARROW, READ_LOSS, SMALL, TINY
+from simulator.job import MIB, Job
+from simulator.judged import Case
+
+FULL = Job(layers=6, gemms=6, smalls=9, gemm_ns=80_000, small_ns=15_000, steps=8)
+"""About 220 operations of 15 to 80 us a step: the queue is full from the fifth step on."""
+SHARDED = replace(COMPUTE, parallel="fsdp")
+Changes = tuple[tuple[str, dict[str, Any]], ...]
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """`family` groups the kinds of changes."""
+
+    name: str
+    family: str
+    changes: Changes
+    """Empty where gpuscope has no such change."""
+    job: Job
+    changed: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def before(self) -> Case:
+        return Case(replace(self.job, name=self.name), self.family)
+
+    @cached_property
+    def after(self) -> Case:
+        return Case(replace(self.job, name=f"{self.name} changed", **self.changed), self.family)
+
+
+def varied(one: Counterfactual, seed: int) -> Counterfactual:
+    """The same change of a job with other kernel, host and link times, each within a third of what it was."""
+    job = one.job
+    factors = {
+        name: 1 + (crc32(f"{seed}.{one.name}.{name}".encode()) / 2**32 - 0.5) * 2 / 3
+        for name in ("gemm_ns", "small_ns", "op_ns", "call_ns", "rate", "alpha_ns", "layer_bytes", "loader_ns", "gc_ns")
+    }
+
+    def scaled(values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: type(value)(value * factors[name]) if name in factors else value for name, value in values.items()
+        }
+
+    own = {name: getattr(job, name) for name in factors}
+    return replace(
+        one, name=f"{one.name}_{seed}", job=replace(job, seed=seed, **scaled(own)), changed=scaled(one.changed)
+    )
+
+
+def _one(change: str, **arguments: Any) -> Changes:
+    return ((change, arguments),)
+
+
+FASTER = _one("LinkSpeed", bandwidth=2.0)
+HALF = _one("WireBytes", factor=0.5)
+NO_SYNCS = _one("RemovedSyncs")
+GRAPHS = _one("CapturedGraphs")
+
+
+def _communication() -> list[Counterfactual]:
+    wire = {"wire": 0.5}
+    contended = replace(COMPUTE, compute_slow=1.25, transfer_slow=1.3)
+    gradient_each = replace(SMALL, bucket_bytes=MIB, layer_bytes=9 * MIB, alpha_ns=120_000, rate=60.0)
+    return [
+        Counterfactual("half_bytes_full_queue", "bytes", HALF, replace(FULL, rate=8.0), wire),
+        Counterfactual("half_bytes_full_queue_mild", "bytes", HALF, replace(FULL, rate=14.0), wire),
+        Counterfactual("half_bytes_ahead", "bytes", HALF, replace(COMPUTE, rate=15.0), wire),
+        Counterfactual("half_bytes_drained", "bytes", HALF, replace(COMPUTE, rate=15.0, items=1), wire),
+        Counterfactual("half_bytes_hidden", "bytes", HALF, COMPUTE, wire),
+        Counterfactual("half_bytes_contended", "contention", HALF, replace(contended, rate=18.0), wire),
+        Counterfactual("half_bytes_hidden_contended", "contention", HALF, replace(contended, rate=60.0), wire),
+        Counterfactual("half_bytes_sharded", "bytes", HALF, replace(SHARDED, rate=25.0), wire),
+        Counterfactual("faster_link", "link", FASTER, replace(COMPUTE, rate=18.0), {"rate": 36.0}),
+        Counterfactual("faster_link_contended", "contention", FASTER,
+                       replace(contended, rate=20.0), {"rate": 40.0}),
+        Counterfactual("lower_latency", "link", _one("LinkSpeed", latency=0.5),
+                       replace(gradient_each, alpha_ns=160_000), {"alpha_ns": 80_000}),
+        Counterfactual("buckets_1_to_25", "buckets", _one("BucketSize", size=25 * MIB), gradient_each,
+                       {"bucket_bytes": 25 * MIB}),
+        Counterfactual("buckets_1_to_25_full_queue", "buckets", _one("BucketSize", size=25 * MIB),
+                       replace(FULL, bucket_bytes=MIB, layer_bytes=12 * MIB, alpha_ns=400_000),
+                       {"bucket_bytes": 25 * MIB}),
+        Counterfactual("buckets_200_to_25", "buckets", _one("BucketSize", size=25 * MIB),
+                       replace(COMPUTE, bucket_bytes=200 * MIB, rate=25.0), {"bucket_bytes": 25 * MIB}),
+        Counterfactual("overlapped", "overlap", _one("Overlap", on=True), replace(COMPUTE, overlap=False, rate=40.0),
+                       {"overlap": True}),
+        Counterfactual("overlapped_contended", "contention", _one("Overlap", on=True),
+                       replace(contended, overlap=False, rate=40.0), {"overlap": True}),
+        Counterfactual("not_overlapped", "overlap", _one("Overlap", on=False), replace(COMPUTE, rate=40.0),
+                       {"overlap": False}),
+        Counterfactual("prefetch_on", "prefetch", _one("Prefetch", depth=1), replace(SHARDED, prefetch=0, rate=60.0),
+                       {"prefetch": 1}),
+        Counterfactual("prefetch_deeper", "prefetch", _one("Prefetch", depth=2), replace(SHARDED, prefetch=0),
+                       {"prefetch": 2}),
+        Counterfactual("parameters_kept", "prefetch", _one("KeepParameters"), replace(SHARDED, prefetch=0, rate=60.0),
+                       {"keep_parameters": True}),
+        Counterfactual("more_micro_batches", "pipeline", _one("MicroBatches", count=8),
+                       replace(COMPUTE, parallel="pipeline", layers=2, steps=6), {"micro_batches": 8}),
+        Counterfactual("even_stages", "pipeline", _one("EvenStages"),
+                       replace(COMPUTE, parallel="pipeline", layers=2, stage_slow={1: 1.5}, steps=6),
+                       {"stage_slow": {0: 1.25, 1: 1.25}}),
+    ]  # fmt: skip
+
+
+def _host() -> list[Counterfactual]:
+    two_causes = replace(NARROW, items=4, item_own_ns=120_000, gc_ns=MS)
+    read = replace(NARROW, items=4, item_own_ns=150_000, device_syncs=4)
+    none = {"blocking": False}
+    quiet = {"copy": "beside"}
+    return [
+        Counterfactual("syncs_removed", "syncs", NO_SYNCS, read, none),
+        Counterfactual("few_syncs_removed", "syncs", NO_SYNCS, replace(NARROW, items=4, item_own_ns=40_000), none),
+        Counterfactual("syncs_removed_slow_host", "syncs", NO_SYNCS, replace(read, op_ns=16_000), none),
+        Counterfactual("loss_not_read", "syncs", NO_SYNCS, replace(COMPUTE, items=1), none),
+        Counterfactual("tiny_graphs", "graphs", GRAPHS, TINY, {"graphs": True}),
+        Counterfactual("small_graphs", "graphs", GRAPHS, replace(TINY, gemm_ns=16_000, small_ns=10_000),
+                       {"graphs": True}),
+        Counterfactual("graphs_for_nothing", "graphs", GRAPHS, replace(COMPUTE, parallel="single", ranks=1),
+                       {"graphs": True}),
+        Counterfactual("graphs_between_buckets", "graphs", GRAPHS,
+                       replace(SMALL, gemm_ns=9_000, small_ns=5_000, layer_bytes=MIB), {"graphs": True}),
+        Counterfactual("host_twice_as_fast", "host speed", (), TINY, {"op_ns": 5_000, "call_ns": 1_750}),
+        Counterfactual("host_twice_as_fast_for_nothing", "host speed", (), COMPUTE, {"op_ns": 5_000, "call_ns": 1_750}),
+        Counterfactual("collector_off", "host work", _one("NoCollector"), replace(NARROW, gc_ns=2 * MS), {"gc_ns": 0}),
+        Counterfactual("hidden_collector_off", "host work", _one("NoCollector"), replace(READ_LOSS, gc_ns=4 * MS),
+                       {"gc_ns": 0}),
+        Counterfactual("checkpoint_moved", "host work", _one("NoHostWork"),
+                       replace(COMPUTE, items=1, host_work_ns=9 * MS), {"host_work_ns": 0}),
+        Counterfactual("allocations_gone", "host work", _one("NoAllocatorStalls"),
+                       replace(SMALL, allocations=4, allocation_ns=300_000), {"allocations": 0}),
+        Counterfactual("more_workers", "loader", _one("LoaderWorkers", workers=4),
+                       replace(COMPUTE, loader_ns=44 * MS, workers=2), {"workers": 4}),
+        Counterfactual("first_workers", "loader", _one("LoaderWorkers", workers=2),
+                       replace(COMPUTE, items=1, loader_ns=9 * MS, workers=0), {"workers": 2}),
+        Counterfactual("too_few_workers", "loader", _one("LoaderWorkers", workers=1),
+                       replace(COMPUTE, items=1, loader_ns=14 * MS, workers=0), {"workers": 1}),
+        Counterfactual("copies_pinned", "copies", _one("PinnedCopies"),
+                       replace(SMALL, items=1, copy="pageable", copy_bytes=6 * MIB), quiet),
+        Counterfactual("tiny_copies_pinned", "copies", _one("PinnedCopies"),
+                       replace(NARROW, copy="pageable", copy_bytes=8, copies=12), quiet),
+        Counterfactual("slow_device_replaced", "ranks", _one("ReplacedRank", rank=1),
+                       replace(COMPUTE, device_slow={1: 1.5}), {"device_slow": {}}),
+        Counterfactual("one_of_four_replaced", "ranks", _one("ReplacedRank", rank=2),
+                       replace(COMPUTE, ranks=4, device_slow={2: 1.35}), {"device_slow": {}}),
+        Counterfactual("late_host_replaced", "ranks", _one("ReplacedRank", rank=1),
+                       replace(COMPUTE, items=1, gc_ns=12 * MS, gc_ranks=(1,)), {"gc_ns": 0}),
+        Counterfactual("syncs_and_collector", "combined", NO_SYNCS + _one("NoCollector"), two_causes,
+                       {"blocking": False, "gc_ns": 0}),
+        Counterfactual("bytes_and_syncs", "combined", HALF + NO_SYNCS, replace(read, rate=20.0, layer_bytes=8 * MIB),
+                       {"wire": 0.5, **none}),
+    ]  # fmt: skip
+
+
+COUNTERFACTUALS = [*_communication(), *_host()]
