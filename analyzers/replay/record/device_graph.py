@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
+from gpuscope.analyzers.device_time.stream_waits import recorded_waits
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.record.gradients import with_gradients
@@ -100,7 +101,10 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     builder.calls = with_gradients(trace, view.lane.rank, hooks, builder.calls, issued, window.start)
     _order(builder, ops, nodes, ends, launcher, delays)
     waitable = not_before(hooks, ops.at, [step.start for step in window.steps])
-    _between_streams(trace, builder, ops, nodes, delays, rows, waitable)
+    pairs = _recorded(trace, view.lane.rank, ops)
+    if pairs is None:
+        pairs = _inferred(trace, ops, delays, rows, waitable)
+    _between_streams(builder, ops, nodes, delays, pairs)
     _waits(trace, builder, ops, nodes, ends, waiter, returns)
     return builder.finish(_marks(builder, ops, nodes, window))
 
@@ -291,16 +295,20 @@ def _order(
         builder.edge(ends[point], first, lag, Edge.LAUNCH)
 
 
-def _between_streams(
-    trace: Trace,
-    builder: Builder,
-    ops: Operations,
-    nodes: list[tuple[int, int]],
-    delays: Delays,
-    rows: Times,
-    waitable: Times,
-) -> None:
-    """What one stream waited for on another: told by its start, and by how frameworks issue collectives."""
+def _recorded(trace: Trace, rank: int, ops: Operations) -> dict[tuple[int, int], None] | None:
+    """What streams waited for on another, as recorded; None where nothing is."""
+    waits = recorded_waits(trace, rank, ops.rows)
+    if waits is None:
+        return None
+    # A wait for what ends later than its stream went on was for an earlier use of the event.
+    kept = ops.end[waits[0]] <= ops.start[waits[1]] + CLOCK_NS
+    return dict.fromkeys(zip(waits[0][kept].tolist(), waits[1][kept].tolist(), strict=True))
+
+
+def _inferred(
+    trace: Trace, ops: Operations, delays: Delays, rows: Times, waitable: Times
+) -> dict[tuple[int, int], None]:
+    """What streams waited for on another, by when operations start and by how frameworks issue collectives."""
     previous = np.where(ops.before >= 0, ops.end[ops.before] + delays.queue, NA)
     base = np.maximum(ops.at + delays.launch[ops.work], previous)
     late = np.flatnonzero(ops.start - base > CLOCK_NS)
@@ -319,6 +327,14 @@ def _between_streams(
     }  # fmt: skip
     pairs.update(_collectives_inputs(ops))
     _waited_collectives(trace, ops, pairs, rows, waitable)
+    return pairs
+
+
+def _between_streams(
+    builder: Builder, ops: Operations, nodes: list[tuple[int, int]], delays: Delays,
+    pairs: dict[tuple[int, int], None],
+) -> None:  # fmt: skip
+    """Operation → one on another stream that waited for it."""
     delay = np.array([ops.start[dst] - ops.end[src] for src, dst in pairs], np.int64)
     seen = delay[(delay >= 0) & (delay <= HAND_OVER_NS)]
     lag = median(seen, delays.event)
