@@ -26,6 +26,7 @@ from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Replay
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.schema import NA
 
 MAX_ERROR = 0.05
@@ -50,7 +51,7 @@ class Replayer:
         self.broken = any(entry.broken for entry in recorded)
         self.ranks = len({entry.rank for entry in recorded})
         self.steps = 0
-        """Steps replayed."""
+        """Steps replayed that count: the judged ones among those recorded."""
         self.measured_step_ns: int | None = None
         self.replayed_step_ns: int | None = None
         self.error_frac: float | None = None
@@ -59,7 +60,8 @@ class Replayer:
         self._layouts: dict[PipelineChange, Predicted | Refused] = {}
         self._facts = facts
         self._before = _step_ns(facts)
-        self._variation = _variation(recorded)
+        self._counted = _counted(facts, recorded)
+        self._variation = _variation(recorded, self._counted)
         self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
         self._fixed = _mean_shares(recorded)
         processes = any(entry.loader_processes for entry in recorded)
@@ -75,9 +77,9 @@ class Replayer:
         except CircleError as error:
             self.why = str(error)
             return
-        replayed = _mean(graph, self._unchanged)
-        measured = float(np.mean([np.mean(entry.steps_ns) for entry in recorded]))
-        self.steps = len(recorded[0].steps_ns)
+        replayed = self._mean(graph, self._unchanged)
+        measured = float(np.mean([np.mean(np.array(entry.steps_ns)[self._counted]) for entry in recorded]))
+        self.steps = int(self._counted.sum())
         self.measured_step_ns, self.replayed_step_ns = round(measured), round(replayed)
         self.error_frac = abs(replayed - measured) / measured if measured > 0 else 0.0
         self._graph = graph
@@ -173,7 +175,11 @@ class Replayer:
         assert graph is not None
         if self._slowdown.told:
             basis.append(self._slowdown.text())
-        return _Outcome(_mean(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
+        return _Outcome(self._mean(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
+
+    def _mean(self, graph: Graph, done: Replayed) -> float:
+        """Mean of the steps that count, over ranks, in ns."""
+        return float(np.mean([times[self._counted].mean() for times in done.steps(graph).values()]))
 
     @cached_property
     def _slowdown(self) -> Slowdown:
@@ -232,9 +238,11 @@ def _missing(recorded: Sequence[Recorded]) -> str:
     return ""
 
 
-def _mean(graph: Graph, done: Replayed) -> float:
-    """Mean step over ranks, in ns."""
-    return float(np.mean([times.mean() for times in done.steps(graph).values()]))
+def _counted(facts: RunFacts, recorded: Sequence[Recorded]) -> Mask:
+    """Which of the replayed steps count: the judged ones, all where none of them is."""
+    numbers = recorded[0].numbers if recorded else ()
+    judged = np.array([number != NA and facts.steady.judged(number) for number in numbers], np.bool_)
+    return judged if judged.any() else np.ones(len(numbers), np.bool_)
 
 
 def _step_ns(facts: RunFacts) -> float:
@@ -244,9 +252,9 @@ def _step_ns(facts: RunFacts) -> float:
     return float(max((lane.breakdown.window for lane in facts.lanes), default=0))
 
 
-def _variation(recorded: Sequence[Recorded]) -> float:
+def _variation(recorded: Sequence[Recorded], counted: Mask) -> float:
     """How far the mean step may lie off by chance, relative; `MAX_ERROR` where a single step can't tell."""
-    found = [own for entry in recorded if (own := variation(entry)) is not None]
+    found = [own for entry in recorded if (own := variation(entry, counted)) is not None]
     return float(np.mean(found)) if found else MAX_ERROR
 
 
