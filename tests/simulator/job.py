@@ -50,7 +50,7 @@ class Job:
     """Bytes per ns of bus bandwidth."""
     bucket_bytes: int = 25 * MIB
     wire: float = 1.0
-    """Bytes sent, of those there are."""
+    """Bytes of gradients sent, of those there are."""
     overlap: bool = True
     """Buckets are sent beside the backward pass, else behind it."""
     prefetch: int = 1
