@@ -36,7 +36,7 @@ MAX_ERROR = 0.05
 
 @dataclass(frozen=True)
 class _Outcome:
-    """A replay with changes: the mean step in ns, and what that rests on."""
+    """A replay with changes: «the step» in ns, and what that rests on."""
 
     step_ns: float
     basis: str
@@ -102,7 +102,8 @@ class Replayer:
             return Refused(str(error))
         except CircleError:
             return Refused("the job waits for results before it would have asked for them: it is built in another way")
-        times = [outcome.step_ns / self.replayed_step_ns * self._before for outcome in outcomes]
+        unchanged = self._step(self._graph, self._unchanged)
+        times = [outcome.step_ns / unchanged * self._before for outcome in outcomes]
         # What the replay misses unchanged it may miss changed; other steps differ as the recorded ones do.
         margin = (self.error_frac or 0.0) + self._variation
         after = times[1]
@@ -175,11 +176,16 @@ class Replayer:
         assert graph is not None
         if self._slowdown.told:
             basis.append(self._slowdown.text())
-        return _Outcome(self._mean(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
+        return _Outcome(self._step(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
 
     def _mean(self, graph: Graph, done: Replayed) -> float:
         """Mean of the steps that count, over ranks, in ns."""
         return float(np.mean([times[self._counted].mean() for times in done.steps(graph).values()]))
+
+    def _step(self, graph: Graph, done: Replayed) -> float:
+        """«The step» as it is of a run: the median over steps that count, of each the largest over ranks, in ns."""
+        times = np.array([times[self._counted] for times in done.steps(graph).values()])
+        return float(np.median(times.max(axis=0)))
 
     @cached_property
     def _slowdown(self) -> Slowdown:
