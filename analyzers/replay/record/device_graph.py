@@ -336,7 +336,13 @@ def _between_streams(
 ) -> None:  # fmt: skip
     """Operation → one on another stream that waited for it."""
     delay = np.array([ops.start[dst] - ops.end[src] for src, dst in pairs], np.int64)
-    seen = delay[(delay >= 0) & (delay <= HAND_OVER_NS)]
+    pair = np.array(list(pairs), np.int64).reshape(-1, 2)
+    done, waiting = ops.end[pair[:, 0]], pair[:, 1]
+    # Only what was held by nothing else shows how long an event takes to be seen.
+    held = ops.at[waiting] + delays.launch[ops.work[waiting]] <= done
+    before = ops.before[waiting]
+    held &= (before < 0) | (ops.end[before] <= done)
+    seen = delay[held & (delay >= 0) & (delay <= HAND_OVER_NS)]
     lag = median(seen, delays.event)
     for src, dst in pairs:
         builder.edge(nodes[src][1], nodes[dst][0], min(lag, max(0, int(ops.start[dst] - ops.end[src]))), Edge.EVENT)
