@@ -16,6 +16,7 @@ from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.sections import REPLAY
 from gpuscope.analyzers.nccl.run_choices import RunChoices
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
+from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.ranks_joined import joined
@@ -176,6 +177,10 @@ class Replayer:
         assert graph is not None
         if self._slowdown.told:
             basis.append(self._slowdown.text())
+        if self._setting.gpu:
+            changed, done, moved = self._disturbed.replay(graph, bias)
+            basis += [self._disturbed.found.text()] if moved else []
+            return _Outcome(self._step(changed, done), "; ".join(basis), provenance)
         return _Outcome(self._step(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
 
     def _mean(self, graph: Graph, done: Replayed) -> float:
@@ -197,6 +202,11 @@ class Replayer:
     def _contended(self) -> Contended:
         assert self._graph is not None
         return Contended(self._graph, self._unchanged, self._slowdown)
+
+    @cached_property
+    def _disturbed(self) -> Disturbed:
+        assert self._graph is not None
+        return Disturbed(self._graph, self._unchanged)
 
     def _basis(self) -> str:
         assert self.error_frac is not None

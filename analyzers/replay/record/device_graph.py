@@ -242,7 +242,11 @@ def _device_nodes(
         common = {"lane": stream, "step": step, "work": work}
         if work != Kind.COMMUNICATION:
             label = builder.label(_copy_label(names, device, event)) if work == Kind.MEMORY else NONE
-            node = builder.node(Node.DEVICE, dur=end - start, start=start, end=end, label=label, **common)
+            size = max(0, int(device["bytes"][event])) if work == Kind.MEMORY else 0
+            kernel = int(device["name"][event]) if work == Kind.COMPUTE else NONE
+            node = builder.node(
+                Node.DEVICE, dur=end - start, start=start, end=end, label=label, bytes=size, kernel=kernel, **common
+            )
             found.append((node, node))
             continue
         row = row_of.get(event)

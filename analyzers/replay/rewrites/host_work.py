@@ -14,7 +14,8 @@ from gpuscope.analyzers.frame.changes import (
 )
 from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, on_host
-from gpuscope.trace.columns.table import Mask
+from gpuscope.hardware.link_rates import gpu_pcie
+from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import Kind
 
 _RECORD = {
@@ -26,6 +27,9 @@ _RECORD = {
 NODE_GAP_NS = {-1: 500, 0: 700, 1: 1_000}
 """The pause between nodes of a CUDA graph at most, where that turns out well, as expected and badly: 0.5 us between
 kernels of 2.9 us, 0.9 us between launched ones (NVIDIA, «Getting Started with CUDA Graphs», 2019)."""
+
+LARGE_COPY = 1 << 16
+"""Bytes from which a copy's time is that of its bytes: below, starting it takes as long."""
 
 
 def _without(graph: Graph, cause: str) -> Rewritten:
@@ -91,8 +95,9 @@ def _collectives(graph: Graph, name: str | None) -> Mask:
 def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewritten:
     """Host-to-device copies from pageable memory neither block the host nor wait for compute before them.
 
-    They run as long as measured; the host does not stage them. Where it turns out badly, it still does (copying into
-    pinned memory is what the loader's own pinning thread would otherwise do).
+    The host does not stage them, and they run at the rate of the run's pinned copies, else of its link (`_pinned`).
+    Where it turns out badly, they run as long as measured, and the host still stages them (copying into pinned memory
+    is what the loader's own pinning thread would otherwise do).
     """
     del change
     waits = _device_waits(graph, setting, "copies to it")
@@ -117,8 +122,31 @@ def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewri
         lag = np.where(staged, np.minimum(lag, launch), lag)
         dur = np.where(on_host(graph), dur - graph.nodes["staging"], dur)
     found = graph.with_edges(lag=lag).keep_edges(~(edges_into(graph, blocked, Edge.SYNC) | ordered))
-    found = found.with_nodes(dur=np.where(blocked, 0, dur)).add([], bypass)
-    return Rewritten(found, f"{int(copies.sum())} copies beside compute, as long as measured, not staged by the host")
+    dur, rate = _pinned(graph, copies, np.where(blocked, 0, dur), setting)
+    found = found.with_nodes(dur=dur).add([], bypass)
+    return Rewritten(found, f"{int(copies.sum())} copies beside compute, {rate}, not staged by the host")
+
+
+def _pinned(graph: Graph, copies: Mask, dur: Times, setting: Setting) -> tuple[Times, str]:
+    """Durations with these copies from pinned memory, and what that rests on.
+
+    At the rate of the largest pinned copies in the graph. Without any, between the pageable one and that of the GPU's
+    PCI Express, which are the bounds; the geometric mean is expected.
+    """
+    size = graph.nodes["bytes"]
+    others = np.array([label.startswith("HtoD pinned") for label in graph.labels] + [False], np.bool_)
+    others = graph.of(Node.DEVICE) & others[graph.nodes["label"]] & (size >= LARGE_COPY)
+    if others.any():
+        fast = size * float(graph.nodes["dur"][others].sum() / size[others].sum())
+        pinned = np.minimum(fast, dur)
+        rate = "at the rate of the run's pinned copies"
+    else:
+        link = gpu_pcie(setting.gpu)
+        least = np.minimum(size / link.usable, dur) if link else dur
+        pinned = {-1: least, 0: np.sqrt(least * dur), 1: dur}[setting.bias]
+        rate = "between as long as measured and as fast as the link"
+    moved = copies & (size >= LARGE_COPY)
+    return np.where(moved, np.rint(pinned), dur).astype(np.int64), rate
 
 
 def _around(graph: Graph, copies: Mask) -> list[tuple[int, int, int, int]]:
