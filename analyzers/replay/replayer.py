@@ -42,6 +42,8 @@ class _Outcome:
     step_ns: float
     basis: str
     provenance: Provenance
+    moved: bool = False
+    """Whether kernels and collectives run beside each other where they did not, or no longer."""
 
 
 class Replayer:
@@ -98,7 +100,7 @@ class Replayer:
         if self.why or self._graph is None or not self.replayed_step_ns:
             return Refused(self.why or "nothing was replayed")
         try:
-            outcomes = [self._replayed(changes, bias) for bias in (-1, 0, 1)]
+            outcomes = self._outcomes(changes)
         except UnreplayableError as error:
             return Refused(str(error))
         except CircleError:
@@ -107,14 +109,14 @@ class Replayer:
         times = [outcome.step_ns / unchanged * self._before for outcome in outcomes]
         # What the replay misses unchanged it may miss changed; other steps differ as the recorded ones do.
         margin = (self.error_frac or 0.0) + self._variation
-        after = times[1]
+        after = times[0]
         return Predicted(
             before=round(self._before),
             after=round(after),
             low=max(0, round(min(times) - margin * after)),
             high=round(max(times) + margin * after),
-            basis=f"{self._basis()}; {outcomes[1].basis}",
-            provenance=outcomes[1].provenance,
+            basis=f"{self._basis()}; {outcomes[0].basis}",
+            provenance=outcomes[0].provenance,
         )
 
     def _pipelined(self, changes: Sequence[Change]) -> Predicted | Refused:
@@ -164,7 +166,14 @@ class Replayer:
     def _pipeline(self) -> PipelineReplay:
         return pipeline_replay(self._facts, self._fixed)
 
-    def _replayed(self, changes: Sequence[Change], bias: int) -> _Outcome:
+    def _outcomes(self, changes: Sequence[Change]) -> list[_Outcome]:
+        """As expected, then where the change and what overlaps turn out well or badly, in each combination that
+        matters. Raises `UnreplayableError` or `CircleError`."""
+        expected = self._replayed(changes, 0, 0)
+        both = [(-1, -1), (1, 1)] + ([(-1, 1), (1, -1)] if expected.moved else [])
+        return [expected] + [self._replayed(changes, bias, beside) for bias, beside in both]
+
+    def _replayed(self, changes: Sequence[Change], bias: int, beside: int) -> _Outcome:
         graph, basis = self._graph, []
         provenance: Provenance = "inferred"
         setting = replace(self._setting, bias=bias, cores_told=self._slowdown.told)
@@ -178,9 +187,9 @@ class Replayer:
         if self._slowdown.told:
             basis.append(self._slowdown.text())
         if self._setting.gpu:
-            changed, done, moved = self._disturbed.replay(graph, bias)
+            changed, done, moved = self._disturbed.replay(graph, beside)
             basis += [self._disturbed.found.text()] if moved else []
-            return _Outcome(self._step(changed, done), "; ".join(basis), provenance)
+            return _Outcome(self._step(changed, done), "; ".join(basis), provenance, moved)
         return _Outcome(self._step(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
 
     def _mean(self, graph: Graph, done: Replayed) -> float:
