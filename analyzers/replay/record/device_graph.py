@@ -100,7 +100,7 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     hooks = gradient_hooks(trace, rows)
     builder.calls = with_gradients(trace, view.lane.rank, hooks, builder.calls, issued, window.start)
     _order(builder, ops, nodes, ends, launcher, delays)
-    waitable = not_before(hooks, ops.at, [step.start for step in window.steps])
+    waitable = not_before(hooks, ops.at, step_of)
     pairs = _recorded(trace, view.lane.rank, ops)
     if pairs is None:
         pairs = _inferred(trace, ops, delays, rows, waitable)
