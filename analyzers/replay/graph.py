@@ -67,7 +67,8 @@ class Edge(IntEnum):
 
 
 NODE_COLUMNS = (
-    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "compute", "staging",
+    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes",
+    "kernel", "compute", "staging",
     *CAUSES,
 )  # fmt: skip
 EDGE_COLUMNS = ("src", "dst", "lag", "why")
@@ -109,7 +110,8 @@ class Graph:
     Of a node: `kind` (`Node`), `rank`, `lane` (stream or thread; -1 the host), `dur` ns, `release` (never starts
     before, ns; `NA` where nothing of before the window holds it), `step` (place among the replayed steps),
     `start` and `end` as measured, ns, for comparison only, `work` (`Kind` of a device operation), `call` (place in
-    `calls`), `label` (place in `labels`); `compute`, `staging` (of copies from pageable memory) and the causes: ns of
+    `calls`), `label` (place in `labels`), `bytes` (of a copy), `kernel` (the same number for kernels of
+    one name on one rank); `compute`, `staging` (of copies from pageable memory) and the causes: ns of
     a host segment's `dur`.
     Of an edge: `src` ends `lag` ns before `dst` starts at the earliest; `why` (`Edge`).
     """
@@ -157,7 +159,7 @@ class Graph:
         return sorted(self.marks)
 
 
-_DEFAULTS = {"release": NA, "call": -1, "label": -1, "lane": -1, "start": NA, "end": NA, "work": -1}
+_DEFAULTS = {"release": NA, "call": -1, "label": -1, "kernel": -1, "lane": -1, "start": NA, "end": NA, "work": -1}
 
 
 def node_columns(nodes: Sequence[dict[str, int]]) -> dict[str, Times]:
