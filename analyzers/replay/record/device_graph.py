@@ -46,6 +46,8 @@ PAUSE_NS = 10_000
 """A GPU starts a queued kernel 1–3 µs after the one before it; a pause longer than this has another reason."""
 CALL_NS = 5_000
 """What a call that finds nothing to wait for costs at most."""
+COPY_CALL_NS = 6_000
+"""What an asynchronous copy costs the host, 5–7 µs as of a launch."""
 _OPTIMIZER = ("Optimizer.step", "gpuscope::optimizer", "optimizer")
 
 
@@ -147,7 +149,8 @@ def _staging(trace: Trace, ops: Operations) -> Spans:
     staged = trace.names.matching(lambda name: name.startswith("HtoD pageable"))
     told = (ops.launch != NA) & (device["copy_kind"][ops.rows] != NO_NAME)
     calls = np.unique(ops.launch[told][staged[device["copy_kind"][ops.rows][told]]])
-    return union(host["start"][calls], host["end"][calls])
+    # The call itself, which an asynchronous copy takes too, is no staging.
+    return union(np.minimum(host["start"][calls] + COPY_CALL_NS, host["end"][calls]), host["end"][calls])
 
 
 @dataclass(frozen=True)
@@ -382,15 +385,21 @@ def _waited_collectives(
     named = rows[trace.names.matching(lambda name: name.startswith(_OPTIMIZER))[host["name"][rows]]]
     begins = np.sort(host["start"][named])
     launched = compute[np.argsort(ops.at[compute], kind="stable")]
+    table = trace["collectives"]
+    scatters = table["event"][table["op"] == trace.names.find("reduce_scatter")]
+    scattered = set(np.flatnonzero(np.isin(ops.rows, scatters)).tolist())
     for place in np.flatnonzero(ops.work == Kind.COMMUNICATION).tolist():
         if place in waited:
             continue
-        later = visible[bisect_left(visible, ops.end[place], key=lambda dst: ops.start[dst]) :]
+        at = np.searchsorted(begins, ops.at[place], "right")
+        if place in scattered and at < len(begins):
+            later = []  # gradients in shares: nobody but the optimizer uses them
+        else:
+            later = visible[bisect_left(visible, ops.end[place], key=lambda dst: ops.start[dst]) :]
         can = (dst for dst in later if ops.stream[dst] != ops.stream[place] and ops.at[dst] >= waitable[place])
         if (first_later := next(can, None)) is not None:
             pairs[place, first_later] = None
             continue
-        at = np.searchsorted(begins, ops.at[place], "right")
         if at < len(begins):
             first = launched[np.searchsorted(ops.at[launched], begins[at]) :]
             first = first[(ops.start[first] >= ops.end[place]) & (ops.stream[first] != ops.stream[place])]
