@@ -26,6 +26,10 @@ NONE = -1
 """No place: of a node without a call or label, of what has nothing before it."""
 
 
+COPY_CALL_NS = 6_000
+"""What issuing an asynchronous copy costs the host, 5–7 µs as of a launch."""
+
+
 class UnreplayableError(Exception):
     """Why a trace, or a change to it, can't be replayed, and what to record so that it can."""
 

@@ -16,7 +16,7 @@ import numpy as np
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
 from gpuscope.analyzers.device_time.stream_waits import recorded_waits
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import COPY_CALL_NS, NONE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.record.gradients import with_gradients
 from gpuscope.analyzers.replay.record.graph_builder import (
     Builder,
@@ -46,8 +46,6 @@ PAUSE_NS = 10_000
 """A GPU starts a queued kernel 1–3 µs after the one before it; a pause longer than this has another reason."""
 CALL_NS = 5_000
 """What a call that finds nothing to wait for costs at most."""
-COPY_CALL_NS = 6_000
-"""What an asynchronous copy costs the host, 5–7 µs as of a launch."""
 _OPTIMIZER = ("Optimizer.step", "gpuscope::optimizer", "optimizer")
 
 
