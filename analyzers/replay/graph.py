@@ -71,8 +71,8 @@ class Edge(IntEnum):
 
 
 NODE_COLUMNS = (
-    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes", "kernel", "compute", "staging",
-    *CAUSES,
+    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes", "kernel",
+    "compute", "staging", *CAUSES,
 )  # fmt: skip
 EDGE_COLUMNS = ("src", "dst", "lag", "why")
 
@@ -125,6 +125,8 @@ class Graph:
     labels: tuple[str, ...]
     marks: dict[int, Times]
     """Per rank, the nodes whose starts bound its steps: one more than steps."""
+    inferred: int = 0
+    """Waits of a stream for another that are not recorded but inferred from when operations start."""
 
     def __len__(self) -> int:
         return len(self.nodes["kind"])
@@ -199,6 +201,7 @@ def join(graphs: Sequence[Graph]) -> Graph:
         tuple(call for graph in graphs for call in graph.calls),
         tuple(label for graph in graphs for label in graph.labels),
         marks,
+        sum(graph.inferred for graph in graphs),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -102,11 +102,13 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     _order(builder, ops, nodes, ends, launcher, delays)
     waitable = not_before(hooks, ops.at, step_of)
     pairs = _recorded(trace, view.lane.rank, ops)
+    recorded = pairs is not None
     if pairs is None:
         pairs = _inferred(trace, ops, delays, rows, waitable)
     _between_streams(builder, ops, nodes, delays, pairs)
     _waits(trace, builder, ops, nodes, ends, waiter, returns)
-    return builder.finish(_marks(builder, ops, nodes, window))
+    graph = builder.finish(_marks(builder, ops, nodes, window))
+    return graph if recorded else replace(graph, inferred=len(pairs))
 
 
 def _operations(trace: Trace, view: LaneView, window: Window) -> Operations:
