@@ -128,7 +128,8 @@ def _split(assumed: CostModel, sizes: Array, taken: Times, setting: Setting) -> 
     most = max(low, whole - size * assumed.beta)
     fastest = gpu_fabric(setting.gpu)
     farthest = max(most, whole - size / fastest.usable) if fastest else most
-    expected = float(expit(np.mean(logit([low / whole, max(low, min(most, NODE_LATENCY_NS)) / whole])))) * whole
+    bounds = logit([low / whole, max(low, min(most, NODE_LATENCY_NS)) / whole])
+    expected = expit(float(bounds.mean())) * whole
     alpha = {-1: max(expected, min(farthest, LARGEST_FIXED_NS)), 0: expected, 1: low}[setting.bias]
     basis = "of one size, whose fixed part is not in the trace: taken from the assumed one up to all that the link "
     basis += "does not need for the bytes"

@@ -117,13 +117,10 @@ class Disturbed:
         """A graph made from the one given, and whether what overlaps has moved. New collectives are taken to be as
         disturbed as the old ones were."""
         done = replay(graph)
-        kinds = _kinds(graph)
+        kinds, shares, dur = _kinds(graph), _shares(graph, done), graph.nodes["dur"]
         before = [self._grown(graph, *pair) for pair in zip(self._before, kinds, strict=True)]
-        shares = _shares(graph, done)
-        dur = graph.nodes["dur"]
-        moved = max(
-            float((np.abs(new - old) * dur)[kind].sum()) for new, old, kind in zip(shares, before, kinds, strict=True)
-        )
+        changes = zip(shares, before, kinds, strict=True)
+        moved = max(float((np.abs(new - old) * dur)[kind].sum()) for new, old, kind in changes)
         if not self.found.any or moved <= self._least:
             return graph, done, False
         factors = [own[1 + bias] for own in (self.found.kernels, self.found.transfers)]

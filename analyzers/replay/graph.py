@@ -26,6 +26,10 @@ NONE = -1
 """No place: of a node without a call or label, of what has nothing before it."""
 
 
+COPY_CALL_NS = 6_000
+"""What issuing an asynchronous copy costs the host, 5–7 µs as of a launch."""
+
+
 class UnreplayableError(Exception):
     """Why a trace, or a change to it, can't be replayed, and what to record so that it can."""
 
@@ -67,9 +71,8 @@ class Edge(IntEnum):
 
 
 NODE_COLUMNS = (
-    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes",
-    "kernel", "compute", "staging",
-    *CAUSES,
+    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes", "kernel",
+    "compute", "staging", *CAUSES,
 )  # fmt: skip
 EDGE_COLUMNS = ("src", "dst", "lag", "why")
 
@@ -122,6 +125,8 @@ class Graph:
     labels: tuple[str, ...]
     marks: dict[int, Times]
     """Per rank, the nodes whose starts bound its steps: one more than steps."""
+    inferred: int = 0
+    """Waits of a stream for another that are not recorded but inferred from when operations start."""
 
     def __len__(self) -> int:
         return len(self.nodes["kind"])
@@ -196,6 +201,7 @@ def join(graphs: Sequence[Graph]) -> Graph:
         tuple(call for graph in graphs for call in graph.calls),
         tuple(label for graph in graphs for label in graph.labels),
         marks,
+        sum(graph.inferred for graph in graphs),
     )
 
 

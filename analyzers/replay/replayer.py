@@ -26,6 +26,7 @@ from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, P
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Replay
+from gpuscope.report.view import units
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.schema import NA
@@ -33,6 +34,11 @@ from gpuscope.trace.schema import NA
 MAX_ERROR = 0.05
 """Relative error of the unchanged replay from which nothing is predicted. Published replays reach 3.3 % on average
 (Lumos, MLSys 2025) and below 5 % (dPRO, MLSys 2022); one that misses by more has missed a dependency."""
+
+MODEL_ERROR = 0.03
+INFERRED_ERROR = 0.06
+"""Of a change's effect on the step, what its prediction may miss beside what is known to be uncertain, where streams'
+waits are recorded, and where they are inferred: calibrated on simulated jobs (docs/predictions.md)."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +118,13 @@ class Replayer:
         # The baseline replay error may remain after a change; other steps differ as the recorded ones do.
         margin = (self.error_frac or 0.0) + self._variation
         after = times[0]
+        # What no source of error covers is in proportion to what the change moves.
+        margin = margin * after + self._model_error * abs(self._before - after)
         return Predicted(
             before=round(self._before),
             after=round(after),
-            low=max(0, round(min(times) - margin * after)),
-            high=round(max(times) + margin * after),
+            low=max(0, round(min(times) - margin)),
+            high=round(max(times) + margin),
             basis=f"{self._basis()}; {outcomes[0].basis}",
             provenance=outcomes[0].provenance,
         )
@@ -224,7 +232,14 @@ class Replayer:
         steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
         absent = self._absent()
         others = f"; {absent} ranks are not in the trace and assumed to be like these" if absent else ""
-        return f"{steps} replayed, baseline replay error {self.error_frac:.1%}{others}"
+        inferred = self._graph.inferred if self._graph is not None else 0
+        waits = f", {units.plural(inferred, 'wait')} between streams inferred" if inferred else ""
+        return f"{steps} replayed, baseline replay error {self.error_frac:.1%}{waits}{others}"
+
+    @property
+    def _model_error(self) -> float:
+        """Share of what a change moves by which its prediction may be off, beside the sources of error known."""
+        return INFERRED_ERROR if self._graph is not None and self._graph.inferred else MODEL_ERROR
 
     def _absent(self) -> int:
         """Ranks of the job that no file holds, as far as the trace records its size."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
 from gpuscope.analyzers.device_time.stream_waits import recorded_waits
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import COPY_CALL_NS, NONE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.record.gradients import with_gradients
 from gpuscope.analyzers.replay.record.graph_builder import (
     Builder,
@@ -104,11 +104,13 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     _order(builder, ops, nodes, ends, launcher, delays)
     waitable = not_before(hooks, ops.at, step_of)
     pairs = _recorded(trace, view.lane.rank, ops)
+    recorded = pairs is not None
     if pairs is None:
         pairs = _inferred(trace, ops, delays, rows, waitable)
     _between_streams(builder, ops, nodes, delays, pairs)
     _waits(trace, builder, ops, nodes, ends, waiter, returns)
-    return builder.finish(_marks(builder, ops, nodes, window))
+    graph = builder.finish(_marks(builder, ops, nodes, window))
+    return graph if recorded else replace(graph, inferred=len(pairs))
 
 
 def _operations(trace: Trace, view: LaneView, window: Window) -> Operations:
@@ -149,7 +151,8 @@ def _staging(trace: Trace, ops: Operations) -> Spans:
     staged = trace.names.matching(lambda name: name.startswith("HtoD pageable"))
     linked = (ops.launch != NA) & (device["copy_kind"][ops.rows] != NO_NAME)
     calls = np.unique(ops.launch[linked][staged[device["copy_kind"][ops.rows][linked]]])
-    return union(host["start"][calls], host["end"][calls])
+    # The call itself, which an asynchronous copy takes too, is no staging.
+    return union(np.minimum(host["start"][calls] + COPY_CALL_NS, host["end"][calls]), host["end"][calls])
 
 
 @dataclass(frozen=True)
@@ -384,15 +387,21 @@ def _waited_collectives(
     named = rows[trace.names.matching(lambda name: name.startswith(_OPTIMIZER))[host["name"][rows]]]
     begins = np.sort(host["start"][named])
     launched = compute[np.argsort(ops.at[compute], kind="stable")]
+    table = trace["collectives"]
+    scatters = table["event"][table["op"] == trace.names.find("reduce_scatter")]
+    scattered = set(np.flatnonzero(np.isin(ops.rows, scatters)).tolist())
     for place in np.flatnonzero(ops.work == Kind.COMMUNICATION).tolist():
         if place in waited:
             continue
-        later = visible[bisect_left(visible, ops.end[place], key=lambda dst: ops.start[dst]) :]
+        at = np.searchsorted(begins, ops.at[place], "right")
+        if place in scattered and at < len(begins):
+            later = []  # gradients in shares: nobody but the optimizer uses them
+        else:
+            later = visible[bisect_left(visible, ops.end[place], key=lambda dst: ops.start[dst]) :]
         can = (dst for dst in later if ops.stream[dst] != ops.stream[place] and ops.at[dst] >= waitable[place])
         if (first_later := next(can, None)) is not None:
             pairs[place, first_later] = None
             continue
-        at = np.searchsorted(begins, ops.at[place], "right")
         if at < len(begins):
             first = launched[np.searchsorted(ops.at[launched], begins[at]) :]
             first = first[(ops.start[first] >= ops.end[place]) & (ops.stream[first] != ops.stream[place])]

@@ -12,11 +12,11 @@ from gpuscope.analyzers.frame.changes import (
     PinnedCopies,
     RemovedSyncs,
 )
-from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import CAUSES, COPY_CALL_NS, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, on_host
 from gpuscope.hardware.link_rates import gpu_pcie
 from gpuscope.trace.columns.table import Mask, Times
-from gpuscope.trace.schema import Kind
+from gpuscope.trace.schema import NA, Kind
 
 _RECORD = {
     "gc": "garbage collection: record it with gpuscope record, or with_stack=True",
@@ -122,9 +122,17 @@ def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewri
         lag = np.where(staged, np.minimum(lag, launch), lag)
         dur = np.where(on_host(graph), dur - graph.nodes["staging"], dur)
     found = graph.with_edges(lag=lag).keep_edges(~(edges_into(graph, blocked, Edge.SYNC) | ordered))
-    dur, rate = _pinned(graph, copies, np.where(blocked, 0, dur), setting)
+    itself = np.array(["memcpy" in label.rpartition("/")[2].lower() for label in labels], np.bool_)
+    calls = np.where(itself[graph.nodes["label"]], np.minimum(COPY_CALL_NS, _lasted(graph)), 0)
+    dur, rate = _pinned(graph, copies, np.where(blocked, calls, dur), setting)
     found = found.with_nodes(dur=dur).add([], bypass)
     return Rewritten(found, f"{int(copies.sum())} copies beside compute, {rate}, not staged by the host")
+
+
+def _lasted(graph: Graph) -> Times:
+    """ns that each node took as measured, waiting included."""
+    known = graph.nodes["start"] != NA
+    return np.where(known, graph.nodes["end"] - graph.nodes["start"], 0)
 
 
 def _pinned(graph: Graph, copies: Mask, dur: Times, setting: Setting) -> tuple[Times, str]:
