@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
+from gpuscope.analyzers.collectives.message_cost import NODE_LATENCY_NS, CostModel, assume, fit
 from gpuscope.analyzers.replay.graph import Graph, Node
 from gpuscope.analyzers.replay.rewrite import Setting, nodes_by_call
 from gpuscope.hardware.bus_bandwidth import busbw_factor
+from gpuscope.hardware.link_rates import gpu_fabric
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Array, Times
 
 ASSUMED_ERROR = 0.5
 """Relative error of a model that rests on a link's assumed figures: real links reach half to all of their peak, and
 fixed costs differ as much between machines."""
+
+MIN_RANGE_OF_TWO = 2.0
+"""By which two sizes must differ for a line through them."""
+LARGEST_FIXED_NS = 500_000
+"""What a collective's fixed cost may be at worst: a ring over a network of sockets."""
+TWO_SIZES_ERROR = 0.1
+"""Relative error of such a line, which nothing checks."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,12 @@ def costs(graph: Graph, setting: Setting) -> Costs:
         fitted = fit(sizes[known[places]], dur[rows]) if len(rows) else None
         members = graph.calls[places[0]].group_size
         assumed = assume(setting.backend, setting.gpu, members or 2)
-        calibrated = _slowed if setting.one_host and not setting.gpu else _calibrated
-        models[key] = fitted or calibrated(assumed, sizes[known[places]], dur[rows])
+        taken = sizes[known[places]]
+        if setting.gpu:
+            models[key] = fitted or _split(assumed, taken, dur[rows], setting)
+        else:
+            calibrated = _slowed if setting.one_host else _calibrated
+            models[key] = fitted or calibrated(assumed, taken, dur[rows])
         for place, size in zip(places, sizes.tolist(), strict=True):
             if not known[place] and size:
                 transfer[place] = min(int(dur[place]), models[key].expected(size))
@@ -89,6 +101,50 @@ def _calibrated(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
         return assumed
     basis = f"with the fixed cost {assumed.basis} and the bandwidth as measured"
     return CostModel(assumed.alpha, beyond / float(sizes.sum()), None, basis, provenance="assumed")
+
+
+def _split(assumed: CostModel, sizes: Array, taken: Times, setting: Setting) -> CostModel:
+    """A line through the transfers (ns) of too few sizes for a fit: through the shortest of two, else through one.
+
+    Of a single size, which part of its time t is fixed is not in the trace. With the logarithms of the fixed cost and
+    of the bandwidth B as likely anywhere, B = S/(t - α) makes the logit of α/t uniform; its bounds are the assumed
+    fixed cost, and t less what the bytes take over the GPU's own link, up to `NODE_LATENCY_NS` where it is to be as
+    expected, else up to `LARGEST_FIXED_NS`.
+    """
+    kept = (sizes > 0) & (taken > 0)
+    each = np.unique(sizes[kept])
+    if not len(each):
+        return assumed
+    shortest = np.array([taken[kept & (sizes == size)].min() for size in each.tolist()], np.float64)
+    if len(each) > 1 and each[-1] >= MIN_RANGE_OF_TWO * each[0]:
+        beta = float((shortest[-1] - shortest[0]) / (each[-1] - each[0]))
+        alpha = float(shortest[0] - beta * each[0])
+        if beta > 0 and alpha > 0:
+            basis = f"on the line through {len(each)} message sizes"
+            return CostModel(alpha, beta, TWO_SIZES_ERROR, basis, provenance="inferred")
+    whole = float(np.average(taken[kept], weights=sizes[kept]))
+    size = float(np.average(sizes[kept], weights=sizes[kept]))
+    low = min(assumed.alpha, whole / 2)
+    most = max(low, whole - size * assumed.beta)
+    fastest = gpu_fabric(setting.gpu)
+    farthest = max(most, whole - size / fastest.usable) if fastest else most
+    bounds = logit([low / whole, max(low, min(most, NODE_LATENCY_NS)) / whole])
+    expected = expit(float(bounds.mean())) * whole
+    alpha = {-1: max(expected, min(farthest, LARGEST_FIXED_NS)), 0: expected, 1: low}[setting.bias]
+    basis = "of one size, whose fixed part is not in the trace: taken from the assumed one up to all that the link "
+    basis += "does not need for the bytes"
+    return CostModel(alpha, (whole - alpha) / size, 0.0, basis, provenance="assumed")
+
+
+def logit(share: Sequence[float]) -> Array:
+    """log(p / (1 - p))."""
+    found = np.clip(np.asarray(share, np.float64), 1e-6, 1 - 1e-6)
+    return np.asarray(np.log(found / (1 - found)))
+
+
+def expit(value: float) -> float:
+    """The inverse of `logit`."""
+    return float(1 / (1 + np.exp(-value)))
 
 
 def _slowed(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:

@@ -26,6 +26,10 @@ NONE = -1
 """No place: of a node without a call or label, of what has nothing before it."""
 
 
+COPY_CALL_NS = 6_000
+"""What issuing an asynchronous copy costs the host, 5–7 µs as of a launch."""
+
+
 class UnreplayableError(Exception):
     """Why a trace, or a change to it, can't be replayed, and what to record so that it can."""
 
@@ -67,8 +71,8 @@ class Edge(IntEnum):
 
 
 NODE_COLUMNS = (
-    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "compute", "staging",
-    *CAUSES,
+    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes", "kernel",
+    "compute", "staging", *CAUSES,
 )  # fmt: skip
 EDGE_COLUMNS = ("src", "dst", "lag", "why")
 
@@ -109,7 +113,8 @@ class Graph:
     Of a node: `kind` (`Node`), `rank`, `lane` (stream or thread; -1 the host), `dur` ns, `release` (never starts
     before, ns; `NA` where nothing of before the window holds it), `step` (place among the replayed steps),
     `start` and `end` as measured, ns, for comparison only, `work` (`Kind` of a device operation), `call` (place in
-    `calls`), `label` (place in `labels`); `compute`, `staging` (of copies from pageable memory) and the causes: ns of
+    `calls`), `label` (place in `labels`), `bytes` (of a copy), `kernel` (the same number for kernels of
+    one name on one rank); `compute`, `staging` (of copies from pageable memory) and the causes: ns of
     a host segment's `dur`.
     Of an edge: `src` ends `lag` ns before `dst` starts at the earliest; `why` (`Edge`).
     """
@@ -120,6 +125,8 @@ class Graph:
     labels: tuple[str, ...]
     marks: dict[int, Times]
     """Per rank, the nodes whose starts bound its steps: one more than steps."""
+    inferred: int = 0
+    """Waits of a stream for another that are not recorded but inferred from when operations start."""
 
     def __len__(self) -> int:
         return len(self.nodes["kind"])
@@ -157,7 +164,7 @@ class Graph:
         return sorted(self.marks)
 
 
-_DEFAULTS = {"release": NA, "call": -1, "label": -1, "lane": -1, "start": NA, "end": NA, "work": -1}
+_DEFAULTS = {"release": NA, "call": -1, "label": -1, "kernel": -1, "lane": -1, "start": NA, "end": NA, "work": -1}
 
 
 def node_columns(nodes: Sequence[dict[str, int]]) -> dict[str, Times]:
@@ -194,6 +201,7 @@ def join(graphs: Sequence[Graph]) -> Graph:
         tuple(call for graph in graphs for call in graph.calls),
         tuple(label for graph in graphs for label in graph.labels),
         marks,
+        sum(graph.inferred for graph in graphs),
     )
 
 

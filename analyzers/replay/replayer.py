@@ -16,6 +16,7 @@ from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.sections import REPLAY
 from gpuscope.analyzers.nccl.run_choices import RunChoices
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
+from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.ranks_joined import joined
@@ -25,21 +26,30 @@ from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, P
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Replay
+from gpuscope.report.view import units
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.schema import NA
 
 MAX_ERROR = 0.05
 """Relative error of the unchanged replay from which nothing is predicted. Published replays reach 3.3 % on average
 (Lumos, MLSys 2025) and below 5 % (dPRO, MLSys 2022); one that misses by more has missed a dependency."""
 
+MODEL_ERROR = 0.03
+INFERRED_ERROR = 0.06
+"""Of a change's effect on the step, what its prediction may miss beside what is known to be uncertain, where streams'
+waits are recorded, and where they are inferred: calibrated on simulated jobs (docs/predictions.md)."""
+
 
 @dataclass(frozen=True)
 class _Outcome:
-    """A replay with changes: the mean step in ns, and what that rests on."""
+    """A replay with changes: «the step» in ns, and what that rests on."""
 
     step_ns: float
     basis: str
     provenance: Provenance
+    moved: bool = False
+    """Whether kernels and collectives run beside each other where they did not, or no longer."""
 
 
 class Replayer:
@@ -50,7 +60,7 @@ class Replayer:
         self.broken = any(entry.broken for entry in recorded)
         self.ranks = len({entry.rank for entry in recorded})
         self.steps = 0
-        """Steps replayed."""
+        """Steps replayed that count: the judged ones among those recorded."""
         self.measured_step_ns: int | None = None
         self.replayed_step_ns: int | None = None
         self.error_frac: float | None = None
@@ -59,7 +69,8 @@ class Replayer:
         self._layouts: dict[PipelineChange, Predicted | Refused] = {}
         self._facts = facts
         self._before = _step_ns(facts)
-        self._variation = _variation(recorded)
+        self._counted = _counted(facts, recorded)
+        self._variation = _variation(recorded, self._counted)
         self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
         self._fixed = _mean_shares(recorded)
         processes = any(entry.loader_processes for entry in recorded)
@@ -75,9 +86,9 @@ class Replayer:
         except CircleError as error:
             self.why = str(error)
             return
-        replayed = _mean(graph, self._unchanged)
-        measured = float(np.mean([np.mean(entry.steps_ns) for entry in recorded]))
-        self.steps = len(recorded[0].steps_ns)
+        replayed = self._mean(graph, self._unchanged)
+        measured = float(np.mean([np.mean(np.array(entry.steps_ns)[self._counted]) for entry in recorded]))
+        self.steps = int(self._counted.sum())
         self.measured_step_ns, self.replayed_step_ns = round(measured), round(replayed)
         self.error_frac = abs(replayed - measured) / measured if measured > 0 else 0.0
         self._graph = graph
@@ -95,24 +106,27 @@ class Replayer:
         if self.why or self._graph is None or not self.replayed_step_ns:
             return Refused(self.why or "nothing was replayed")
         try:
-            outcomes = [self._replayed(changes, bias) for bias in (-1, 0, 1)]
+            outcomes = self._outcomes(changes)
         except UnreplayableError as error:
             return Refused(str(error))
         except CircleError:
             return Refused(
                 "the job waits for results earlier than the change would produce them: it is not structured in that way"
             )
-        times = [outcome.step_ns / self.replayed_step_ns * self._before for outcome in outcomes]
+        unchanged = self._step(self._graph, self._unchanged)
+        times = [outcome.step_ns / unchanged * self._before for outcome in outcomes]
         # The baseline replay error may remain after a change; other steps differ as the recorded ones do.
         margin = (self.error_frac or 0.0) + self._variation
-        after = times[1]
+        after = times[0]
+        # What no source of error covers is in proportion to what the change moves.
+        margin = margin * after + self._model_error * abs(self._before - after)
         return Predicted(
             before=round(self._before),
             after=round(after),
-            low=max(0, round(min(times) - margin * after)),
-            high=round(max(times) + margin * after),
-            basis=f"{self._basis()}; {outcomes[1].basis}",
-            provenance=outcomes[1].provenance,
+            low=max(0, round(min(times) - margin)),
+            high=round(max(times) + margin),
+            basis=f"{self._basis()}; {outcomes[0].basis}",
+            provenance=outcomes[0].provenance,
         )
 
     def _pipelined(self, changes: Sequence[Change]) -> Predicted | Refused:
@@ -162,7 +176,14 @@ class Replayer:
     def _pipeline(self) -> PipelineReplay:
         return pipeline_replay(self._facts, self._fixed)
 
-    def _replayed(self, changes: Sequence[Change], bias: int) -> _Outcome:
+    def _outcomes(self, changes: Sequence[Change]) -> list[_Outcome]:
+        """As expected, then where the change and what overlaps turn out well or badly, in each combination that
+        matters. Raises `UnreplayableError` or `CircleError`."""
+        expected = self._replayed(changes, 0, 0)
+        both = [(-1, -1), (1, 1)] + ([(-1, 1), (1, -1)] if expected.moved else [])
+        return [expected] + [self._replayed(changes, bias, beside) for bias, beside in both]
+
+    def _replayed(self, changes: Sequence[Change], bias: int, beside: int) -> _Outcome:
         graph, basis = self._graph, []
         provenance: Provenance = "inferred"
         setting = replace(self._setting, bias=bias, cores_known=self._slowdown.significant)
@@ -175,7 +196,20 @@ class Replayer:
         assert graph is not None
         if self._slowdown.significant:
             basis.append(self._slowdown.text())
-        return _Outcome(_mean(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
+        if self._setting.gpu:
+            changed, done, moved = self._disturbed.replay(graph, beside)
+            basis += [self._disturbed.found.text()] if moved else []
+            return _Outcome(self._step(changed, done), "; ".join(basis), provenance, moved)
+        return _Outcome(self._step(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
+
+    def _mean(self, graph: Graph, done: Replayed) -> float:
+        """Mean of the steps that count, over ranks, in ns."""
+        return float(np.mean([times[self._counted].mean() for times in done.steps(graph).values()]))
+
+    def _step(self, graph: Graph, done: Replayed) -> float:
+        """«The step» as it is of a run: the median over steps that count, of each the largest over ranks, in ns."""
+        times = np.array([times[self._counted] for times in done.steps(graph).values()])
+        return float(np.median(times.max(axis=0)))
 
     @cached_property
     def _slowdown(self) -> Slowdown:
@@ -188,12 +222,24 @@ class Replayer:
         assert self._graph is not None
         return Contended(self._graph, self._unchanged, self._slowdown)
 
+    @cached_property
+    def _disturbed(self) -> Disturbed:
+        assert self._graph is not None
+        return Disturbed(self._graph, self._unchanged)
+
     def _basis(self) -> str:
         assert self.error_frac is not None
         steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
         absent = self._absent()
         others = f"; {absent} ranks are not in the trace and assumed to be like these" if absent else ""
-        return f"{steps} replayed, baseline replay error {self.error_frac:.1%}{others}"
+        inferred = self._graph.inferred if self._graph is not None else 0
+        waits = f", {units.plural(inferred, 'wait')} between streams inferred" if inferred else ""
+        return f"{steps} replayed, baseline replay error {self.error_frac:.1%}{waits}{others}"
+
+    @property
+    def _model_error(self) -> float:
+        """Share of what a change moves by which its prediction may be off, beside the sources of error known."""
+        return INFERRED_ERROR if self._graph is not None and self._graph.inferred else MODEL_ERROR
 
     def _absent(self) -> int:
         """Ranks of the job that no file holds, as far as the trace records its size."""
@@ -234,9 +280,11 @@ def _missing(recorded: Sequence[Recorded]) -> str:
     return ""
 
 
-def _mean(graph: Graph, done: Replayed) -> float:
-    """Mean step over ranks, in ns."""
-    return float(np.mean([times.mean() for times in done.steps(graph).values()]))
+def _counted(facts: RunFacts, recorded: Sequence[Recorded]) -> Mask:
+    """Which of the replayed steps count: the judged ones, all where none of them is."""
+    numbers = recorded[0].numbers if recorded else ()
+    judged = np.array([number != NA and facts.steady.judged(number) for number in numbers], np.bool_)
+    return judged if judged.any() else np.ones(len(numbers), np.bool_)
 
 
 def _step_ns(facts: RunFacts) -> float:
@@ -246,9 +294,9 @@ def _step_ns(facts: RunFacts) -> float:
     return float(max((lane.breakdown.window for lane in facts.lanes), default=0))
 
 
-def _variation(recorded: Sequence[Recorded]) -> float:
+def _variation(recorded: Sequence[Recorded], counted: Mask) -> float:
     """How far the mean step may lie off by chance, relative; `MAX_ERROR` where there is only a single step."""
-    found = [own for entry in recorded if (own := variation(entry)) is not None]
+    found = [own for entry in recorded if (own := variation(entry, counted)) is not None]
     return float(np.mean(found)) if found else MAX_ERROR
 
 

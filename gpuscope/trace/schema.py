@@ -219,6 +219,8 @@ SYNCS = TableSchema(
         _END,
         Column("name", "name", "kind of synchronisation"),
         Column("correlation", "int", "joins with host_events.correlation", True),
+        Column("awaited_stream", "int", "of a stream's wait: the stream on which the event was recorded", True),
+        Column("record", "int", "of a stream's wait: correlation id of the call that recorded the event", True),
     ),
     sort=("rank", "start"),
 )

@@ -144,8 +144,8 @@ class Script:
                 self.add(Host(round(8_000 * self._host("nccl", group, seq))))
                 kind = "send_recv" if op in ("send", "recv") else op
                 args = {"kernel": f"ncclDevKernel_{kernel}(ncclDevKernelArgsStorage<4096ul>)", **told}
-                sent = round(size * self.job.wire) if gradient else size
-                self.add(Collective(kind, sent, group, ranks, seq, stream, args=args))
+                wire = self.job.wire if gradient else 1.0
+                self.add(Collective(kind, round(size * wire), group, ranks, seq, stream, args=args))
             self.add(Record(done, stream), Host(round(6_000 * self._host("after", group, seq))))
         return done
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
+from gpuscope.analyzers.device_time.stream_waits import recorded_waits
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import COPY_CALL_NS, NONE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.record.gradients import with_gradients
 from gpuscope.analyzers.replay.record.graph_builder import (
     Builder,
@@ -101,10 +102,15 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     hooks = gradient_hooks(trace, rows)
     builder.calls = with_gradients(trace, view.lane.rank, hooks, builder.calls, issued, window.start)
     _order(builder, ops, nodes, ends, launcher, delays)
-    waitable = not_before(hooks, ops.at, [step.start for step in window.steps])
-    _between_streams(trace, builder, ops, nodes, delays, rows, waitable)
+    waitable = not_before(hooks, ops.at, step_of)
+    pairs = _recorded(trace, view.lane.rank, ops)
+    recorded = pairs is not None
+    if pairs is None:
+        pairs = _inferred(trace, ops, delays, rows, waitable)
+    _between_streams(builder, ops, nodes, delays, pairs)
     _waits(trace, builder, ops, nodes, ends, waiter, returns)
-    return builder.finish(_marks(builder, ops, nodes, window))
+    graph = builder.finish(_marks(builder, ops, nodes, window))
+    return graph if recorded else replace(graph, inferred=len(pairs))
 
 
 def _operations(trace: Trace, view: LaneView, window: Window) -> Operations:
@@ -145,7 +151,8 @@ def _staging(trace: Trace, ops: Operations) -> Spans:
     staged = trace.names.matching(lambda name: name.startswith("HtoD pageable"))
     linked = (ops.launch != NA) & (device["copy_kind"][ops.rows] != NO_NAME)
     calls = np.unique(ops.launch[linked][staged[device["copy_kind"][ops.rows][linked]]])
-    return union(host["start"][calls], host["end"][calls])
+    # The call itself, which an asynchronous copy takes too, is no staging.
+    return union(np.minimum(host["start"][calls] + COPY_CALL_NS, host["end"][calls]), host["end"][calls])
 
 
 @dataclass(frozen=True)
@@ -240,7 +247,11 @@ def _device_nodes(
         common = {"lane": stream, "step": step, "work": work}
         if work != Kind.COMMUNICATION:
             label = builder.label(_copy_label(names, device, event)) if work == Kind.MEMORY else NONE
-            node = builder.node(Node.DEVICE, dur=end - start, start=start, end=end, label=label, **common)
+            size = max(0, int(device["bytes"][event])) if work == Kind.MEMORY else 0
+            kernel = int(device["name"][event]) if work == Kind.COMPUTE else NONE
+            node = builder.node(
+                Node.DEVICE, dur=end - start, start=start, end=end, label=label, bytes=size, kernel=kernel, **common
+            )
             found.append((node, node))
             continue
         row = row_of.get(event)
@@ -293,16 +304,20 @@ def _order(
         builder.edge(ends[point], first, lag, Edge.LAUNCH)
 
 
-def _between_streams(
-    trace: Trace,
-    builder: Builder,
-    ops: Operations,
-    nodes: list[tuple[int, int]],
-    delays: Delays,
-    rows: Times,
-    waitable: Times,
-) -> None:
-    """What one stream waited for on another: inferred from its start, and by how frameworks issue collectives."""
+def _recorded(trace: Trace, rank: int, ops: Operations) -> dict[tuple[int, int], None] | None:
+    """What streams waited for on another, as recorded; None where nothing is."""
+    waits = recorded_waits(trace, rank, ops.rows)
+    if waits is None:
+        return None
+    # A wait for what ends later than its stream went on was for an earlier use of the event.
+    kept = ops.end[waits[0]] <= ops.start[waits[1]] + CLOCK_NS
+    return dict.fromkeys(zip(waits[0][kept].tolist(), waits[1][kept].tolist(), strict=True))
+
+
+def _inferred(
+    trace: Trace, ops: Operations, delays: Delays, rows: Times, waitable: Times
+) -> dict[tuple[int, int], None]:
+    """What streams waited for on another, by when operations start and by how frameworks issue collectives."""
     previous = np.where(ops.before >= 0, ops.end[ops.before] + delays.queue, NA)
     base = np.maximum(ops.at + delays.launch[ops.work], previous)
     late = np.flatnonzero(ops.start - base > CLOCK_NS)
@@ -321,8 +336,22 @@ def _between_streams(
     }  # fmt: skip
     pairs.update(_collectives_inputs(ops))
     _waited_collectives(trace, ops, pairs, rows, waitable)
+    return pairs
+
+
+def _between_streams(
+    builder: Builder, ops: Operations, nodes: list[tuple[int, int]], delays: Delays,
+    pairs: dict[tuple[int, int], None],
+) -> None:  # fmt: skip
+    """Operation → one on another stream that waited for it."""
     delay = np.array([ops.start[dst] - ops.end[src] for src, dst in pairs], np.int64)
-    seen = delay[(delay >= 0) & (delay <= HAND_OVER_NS)]
+    pair = np.array(list(pairs), np.int64).reshape(-1, 2)
+    done, waiting = ops.end[pair[:, 0]], pair[:, 1]
+    # Only what was held by nothing else shows how long an event takes to be seen.
+    held = ops.at[waiting] + delays.launch[ops.work[waiting]] <= done
+    before = ops.before[waiting]
+    held &= (before < 0) | (ops.end[before] <= done)
+    seen = delay[held & (delay >= 0) & (delay <= HAND_OVER_NS)]
     lag = median(seen, delays.event)
     for src, dst in pairs:
         builder.edge(nodes[src][1], nodes[dst][0], min(lag, max(0, int(ops.start[dst] - ops.end[src]))), Edge.EVENT)
@@ -358,15 +387,21 @@ def _waited_collectives(
     named = rows[trace.names.matching(lambda name: name.startswith(_OPTIMIZER))[host["name"][rows]]]
     begins = np.sort(host["start"][named])
     launched = compute[np.argsort(ops.at[compute], kind="stable")]
+    table = trace["collectives"]
+    scatters = table["event"][table["op"] == trace.names.find("reduce_scatter")]
+    scattered = set(np.flatnonzero(np.isin(ops.rows, scatters)).tolist())
     for place in np.flatnonzero(ops.work == Kind.COMMUNICATION).tolist():
         if place in waited:
             continue
-        later = visible[bisect_left(visible, ops.end[place], key=lambda dst: ops.start[dst]) :]
+        at = np.searchsorted(begins, ops.at[place], "right")
+        if place in scattered and at < len(begins):
+            later = []  # gradients in shares: nobody but the optimizer uses them
+        else:
+            later = visible[bisect_left(visible, ops.end[place], key=lambda dst: ops.start[dst]) :]
         can = (dst for dst in later if ops.stream[dst] != ops.stream[place] and ops.at[dst] >= waitable[place])
         if (first_later := next(can, None)) is not None:
             pairs[place, first_later] = None
             continue
-        at = np.searchsorted(begins, ops.at[place], "right")
         if at < len(begins):
             first = launched[np.searchsorted(ops.at[launched], begins[at]) :]
             first = first[(ops.start[first] >= ops.end[place]) & (ops.stream[first] != ops.stream[place])]

@@ -143,12 +143,12 @@ def in_hooks(hooks: Spans, issued: Times) -> Mask:
     return np.asarray((measure_within(hooks, issued, issued + 1) > 0) | (measure_within(hooks, issued - 1, issued) > 0))
 
 
-def not_before(hooks: Spans, issued: Times, steps: Sequence[int]) -> Times:
-    """Per collective issued at an instant, when it can be waited for at the earliest: from its issue on; one that a
-    gradient's hook issued, from the issue of its step's last such one on."""
+def not_before(hooks: Spans, issued: Times, step: Times) -> Times:
+    """Per collective issued at an instant in a step, when it can be waited for at the earliest: from its issue on; one
+    that a gradient's hook issued, from the issue of its step's last such one on. A host may be steps ahead of its
+    device: `step` is the number of the step that a collective is part of, whenever it was issued."""
     found = issued.copy()
     hooked = in_hooks(hooks, issued)
-    step = np.searchsorted(np.array(steps, np.int64), issued, "right")
     for which in np.unique(step[hooked]).tolist():
         own = hooked & (step == which)
         found[own] = issued[own].max()

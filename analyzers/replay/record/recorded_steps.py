@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneView, StepWindow
-from gpuscope.analyzers.frame.step_roles import MIN_STEADY, Role
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -48,10 +47,11 @@ class Window:
 def window(trace: Trace, view: LaneView, ranks: int = 1) -> Window | None:
     """The steps of a lane of a run of so many ranks to replay; None where not even one of them is small enough.
 
-    The middle ones of the longest run of steady steps whose launches are recorded: profilers lose calls at the
-    start. They are the same for all ranks of a run that record the same.
+    The middle ones of the longest run of steps whose launches are recorded: profilers lose calls at the start. A rank
+    does not know which of them are steady on all ranks, so its own durations do not choose: all ranks of a run that
+    record the same keep the same ones, and the replay of the run looks at the steady ones among them.
     """
-    steps = _steady(view) or [StepWindow(NA, *view.window)]
+    steps = [step for step in view.steps if step.step != NA] or [StepWindow(NA, *view.window)]
     device = trace["device_events"]
     bounds = np.array([step.start for step in steps] + [steps[-1].end])
     places = np.searchsorted(device["start"][view.rows], bounds)
@@ -64,14 +64,6 @@ def window(trace: Trace, view: LaneView, ranks: int = 1) -> Window | None:
     first = low + (high - low - kept) // 2
     chosen = tuple(steps[first : first + kept])
     return Window(chosen, chosen[-1].end == view.window[1])
-
-
-def _steady(view: LaneView) -> list[StepWindow]:
-    """The longest run of steady steps, by the rank's own durations; all steps where fewer than two are."""
-    steps = [(step, role == Role.STEADY) for step, role in zip(view.steps, view.roles, strict=True) if step.step != NA]
-    low, high = _longest(np.array([steady for _, steady in steps], np.bool_))
-    chosen = steps[low:high] if high - low >= MIN_STEADY else steps
-    return [step for step, _ in chosen]
 
 
 def _linked(device: Table, rows: Times, places: Times) -> Mask:

@@ -15,7 +15,7 @@ from gpuscope.analyzers.replay.record.batch_overhead import fixed_shares
 from gpuscope.analyzers.replay.record.device_graph import device_graph
 from gpuscope.analyzers.replay.record.recorded_steps import window
 from gpuscope.analyzers.replay.record.training_thread import thread_graph
-from gpuscope.trace.columns.table import Table
+from gpuscope.trace.columns.table import Mask, Table
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -86,11 +86,14 @@ def _core_waits(trace: Trace, rank: int, numbers: Sequence[int]) -> tuple[int, .
     return tuple(waited[number] for number in numbers) if set(numbers) <= set(waited) else ()
 
 
-def variation(entry: Recorded) -> float | None:
+def variation(entry: Recorded, counted: Mask) -> float | None:
     """Twice the standard error of the difference of two means of as many steps, relative: how far another run's mean
-    step may lie from this one's by chance.
+    step may lie from this one's by chance. `counted`: which of the steps these means are over.
 
     None where there are fewer than two comparable steps.
     """
-    times = np.array(entry.steps_ns[: -1 if entry.closed else None], np.float64)
+    if len(counted) != len(entry.steps_ns):
+        return None
+    whole = counted & (np.arange(len(counted)) < len(counted) - entry.closed)
+    times = np.array(entry.steps_ns, np.float64)[whole]
     return float(2 * times.std(ddof=1) * np.sqrt(2 / len(times)) / times.mean()) if len(times) > 1 else None

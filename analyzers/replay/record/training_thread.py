@@ -122,7 +122,8 @@ def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, hooks: S
         cost = _costs(hooks, host["start"][issuing], issued)
     inside = (issued >= window.start) & (issued < window.end)
     found, start, thread, issued, cost = (column[inside] for column in (found, start, thread, issued, cost))
-    waitable = not_before(hooks, issued, [step.start for step in window.steps])
+    step_of = np.searchsorted([step.start for step in window.steps], issued, "right")
+    waitable = not_before(hooks, issued, step_of)
     worker = ~np.isin(thread, threads)
     return Collectives(found, start, table["end"][found], thread, issued, worker, waitable, cost)
 

@@ -10,7 +10,8 @@ import numpy as np
 from gpuscope.analyzers.frame.changes import BucketSize, Overlap
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, nodes_by_call
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, edges_into, nodes_by_call
+from gpuscope.analyzers.replay.rewrites.early_issue import EarlyIssue
 from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, Scale, regrouped
 from gpuscope.analyzers.replay.rewrites.transfer_cost import gradients
 
@@ -140,12 +141,11 @@ def _beside(graph: Graph, setting: Setting) -> Rewritten:
             "record operators with their shapes"
         )
     _need_cores(setting)
-    node = nodes_by_call(graph, Node.ARRIVAL)
-    by = np.zeros(len(graph), np.int64)
-    by[node[list(early)]] = list(early.values())
-    dst = graph.edges["dst"]
-    moved = np.isin(graph.edges["why"], (Edge.LAUNCH, Edge.EVENT))
+    node, issue = nodes_by_call(graph, Node.ARRIVAL), EarlyIssue(graph)
+    moved = np.zeros(len(graph), np.bool_)
+    moved[node[list(early)]] = True
+    edges = [edge for call, ns in early.items() for edge in issue.edges(int(node[call]), int(node[call]), ns)]
     return Rewritten(
-        graph.with_edges(lag=graph.edges["lag"] - np.where(moved, by[dst], 0)),
+        graph.keep_edges(~edges_into(graph, moved, Edge.LAUNCH, Edge.EVENT)).add([], edges),
         f"{len(early)} collectives issued when their gradients were ready, with the same bytes each",
     )

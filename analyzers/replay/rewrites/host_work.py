@@ -12,16 +12,24 @@ from gpuscope.analyzers.frame.changes import (
     PinnedCopies,
     RemovedSyncs,
 )
-from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import CAUSES, COPY_CALL_NS, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, on_host
-from gpuscope.trace.columns.table import Mask
-from gpuscope.trace.schema import Kind
+from gpuscope.hardware.link_rates import gpu_pcie
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.schema import NA, Kind
 
 _RECORD = {
     "gc": "garbage collection: record it with gpuscope record, or with_stack=True",
     "allocator": "allocator call: record CUDA runtime calls",
     "host_other": "checkpoint, logging, file or network call: record OS calls (nsys -t osrt) or name them with ranges",
 }
+
+NODE_GAP_NS = {-1: 500, 0: 700, 1: 1_000}
+"""The pause between nodes of a CUDA graph at most, where that turns out well, as expected and badly: 0.5 us between
+kernels of 2.9 us, 0.9 us between launched ones (NVIDIA, «Getting Started with CUDA Graphs», 2019)."""
+
+LARGE_COPY = 1 << 16
+"""Bytes from which a copy's time is that of its bytes: below, starting it takes as long."""
 
 
 def _without(graph: Graph, cause: str) -> Rewritten:
@@ -87,8 +95,9 @@ def _collectives(graph: Graph, name: str | None) -> Mask:
 def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewritten:
     """Host-to-device copies from pageable memory neither block the host nor wait for compute before them.
 
-    They run as long as measured; the host does not stage them. Where it turns out badly, it still does (copying into
-    pinned memory is what the loader's own pinning thread would otherwise do).
+    The host does not stage them, and they run at the rate of the run's pinned copies, else of its link (`_pinned`).
+    Where it turns out badly, they run as long as measured, and the host still stages them (copying into pinned memory
+    is what the loader's own pinning thread would otherwise do).
     """
     del change
     waits = _device_waits(graph, setting, "copies to it")
@@ -113,8 +122,39 @@ def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewri
         lag = np.where(staged, np.minimum(lag, launch), lag)
         dur = np.where(on_host(graph), dur - graph.nodes["staging"], dur)
     found = graph.with_edges(lag=lag).keep_edges(~(edges_into(graph, blocked, Edge.SYNC) | ordered))
-    found = found.with_nodes(dur=np.where(blocked, 0, dur)).add([], bypass)
-    return Rewritten(found, f"{int(copies.sum())} copies beside compute, as long as measured, not staged by the host")
+    itself = np.array(["memcpy" in label.rpartition("/")[2].lower() for label in labels], np.bool_)
+    calls = np.where(itself[graph.nodes["label"]], np.minimum(COPY_CALL_NS, _lasted(graph)), 0)
+    dur, rate = _pinned(graph, copies, np.where(blocked, calls, dur), setting)
+    found = found.with_nodes(dur=dur).add([], bypass)
+    return Rewritten(found, f"{int(copies.sum())} copies beside compute, {rate}, not staged by the host")
+
+
+def _lasted(graph: Graph) -> Times:
+    """ns that each node took as measured, waiting included."""
+    known = graph.nodes["start"] != NA
+    return np.where(known, graph.nodes["end"] - graph.nodes["start"], 0)
+
+
+def _pinned(graph: Graph, copies: Mask, dur: Times, setting: Setting) -> tuple[Times, str]:
+    """Durations with these copies from pinned memory, and what that rests on.
+
+    At the rate of the largest pinned copies in the graph. Without any, between the pageable one and that of the GPU's
+    PCI Express, which are the bounds; the geometric mean is expected.
+    """
+    size = graph.nodes["bytes"]
+    others = np.array([label.startswith("HtoD pinned") for label in graph.labels] + [False], np.bool_)
+    others = graph.of(Node.DEVICE) & others[graph.nodes["label"]] & (size >= LARGE_COPY)
+    if others.any():
+        fast = size * float(graph.nodes["dur"][others].sum() / size[others].sum())
+        pinned = np.minimum(fast, dur)
+        rate = "at the rate of the run's pinned copies"
+    else:
+        link = gpu_pcie(setting.gpu)
+        least = np.minimum(size / link.usable, dur) if link else dur
+        pinned = {-1: least, 0: np.sqrt(least * dur), 1: dur}[setting.bias]
+        rate = "between as long as measured and as fast as the link"
+    moved = copies & (size >= LARGE_COPY)
+    return np.where(moved, np.rint(pinned), dur).astype(np.int64), rate
 
 
 def _around(graph: Graph, copies: Mask) -> list[tuple[int, int, int, int]]:
@@ -136,20 +176,27 @@ def _around(graph: Graph, copies: Mask) -> list[tuple[int, int, int, int]]:
 def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> Rewritten:
     """No host time between launches but what has a cause of its own.
 
-    Where it turns out badly, the capture breaks at collectives and at calls that wait: what the host does before
-    them stays.
+    The capture breaks at collectives and at calls that wait: what the host does before them stays; where it turns out
+    well, it does not break there. Kernels of a graph follow each other faster than launched ones.
     """
     del change
     _device_waits(graph, setting, "launches")
     host = on_host(graph)
     kept = sum((graph.nodes[cause] for cause in CAUSES), np.zeros(len(graph), np.int64))
-    if setting.bias > 0:
+    if setting.bias >= 0:
         breaks = np.zeros(len(graph), np.bool_)
         breaks[graph.edges["src"][edges_into(graph, graph.of(Node.WAIT, Node.ARRIVAL), Edge.PROGRAM, Edge.LAUNCH)]] = (
             True
         )
+        launches = (graph.edges["why"] == Edge.LAUNCH) & graph.of(Node.DEVICE)[graph.edges["dst"]]
+        breaks[graph.edges["src"][launches]] = False
         host &= ~breaks
+    device, why = graph.of(Node.DEVICE), graph.edges["why"]
+    between = (why == Edge.STREAM) & device[graph.edges["src"]] & device[graph.edges["dst"]]
+    between &= graph.nodes["step"][graph.edges["src"]] == graph.nodes["step"][graph.edges["dst"]]
+    gap = np.minimum(graph.edges["lag"], NODE_GAP_NS[setting.bias])
+    captured = graph.with_nodes(dur=np.where(host, np.minimum(kept, graph.nodes["dur"]), graph.nodes["dur"]))
     return Rewritten(
-        graph.with_nodes(dur=np.where(host, np.minimum(kept, graph.nodes["dur"]), graph.nodes["dur"])),
-        "launches replayed without host time between them",
+        captured.with_edges(lag=np.where(between, gap, graph.edges["lag"])),
+        "launches replayed without host time between them, but before collectives and calls that wait",
     )

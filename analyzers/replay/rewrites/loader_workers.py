@@ -6,19 +6,22 @@ import numpy as np
 
 from gpuscope.analyzers.frame.changes import LoaderWorkers
 from gpuscope.analyzers.replay.engine import replay
-from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
+from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, on_host
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Times
+from gpuscope.trace.schema import NA
 
 HAND_OVER_NS = 1_000_000
 """What taking a ready batch from worker processes costs at worst: queue, wake-up and pinning, 0.1–1 ms."""
 
 
 def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rewritten:
-    """Batches of B ns each come from w workers every B/w; the consumer waits for what that exceeds its own step.
+    """Batches made beside training: a worker makes every `workers`-th one, after its last and after it was asked for.
 
-    B is what the training thread itself spends on loading per step: so it is known only for a loader without workers.
+    What a batch takes is what the training thread itself spends on loading it: so it is known only for a loader
+    without workers. The replayed steps begin amid others: what the first batches are waited for is what those before
+    them were.
     Where it turns out badly, a batch takes `HAND_OVER_NS` to be handed over; where it turns out well, none.
     """
     loading = np.where(on_host(graph), graph.nodes["input"], 0)
@@ -31,24 +34,48 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
         )
     if change.workers < 1:
         raise UnreplayableError("without workers the training thread loads itself; how long is not recorded")
-    batch = {rank: _per_step(graph, loading, rank) for rank in graph.ranks}
     free = graph.with_nodes(dur=graph.nodes["dur"] - loading, input=graph.nodes["input"] - loading)
-    steps = replay(free).steps(free)
-    own = float(np.mean([times.mean() for times in steps.values()]))
+    done = replay(free)
+    own = float(np.mean([times.mean() for times in done.steps(free).values()]))
     extra = {-1: 0, 0: HAND_OVER_NS // 10, 1: HAND_OVER_NS}[setting.bias]
-    dur = free.nodes["dur"].copy()
-    for rank, spent in batch.items():
-        wait = max(0.0, spent / change.workers - own) + min(extra, spent)
-        mine = np.flatnonzero((graph.nodes["rank"] == rank) & (loading > 0))
-        share = loading[mine] / loading[mine].sum() * len(steps[rank])
-        dur[mine] += np.rint(share * wait).astype(np.int64)
-    longest = max(batch.values())
+    nodes: list[dict[str, int]] = []
+    edges: list[tuple[int, int, int, int]] = []
+    src = free.edges["src"].copy()
+    for rank in graph.ranks:
+        batches = _batches(graph, loading, rank)
+        every = float(np.mean([spent for _, spent in batches] or [0])) / change.workers
+        origin = int(done.end[batches[0][0]] + max(0.0, every - own)) if batches else 0
+        first = len(graph) + len(nodes)
+        for place, (consumer, spent) in enumerate(batches):
+            made, taken = first + 2 * place, first + 2 * place + 1
+            begun = place < change.workers
+            dur = round(place * every) if begun else spent
+            # Not a host segment: no change of the training thread's work shortens it.
+            nodes.append({"kind": Node.MARK, "rank": rank, "dur": dur, "release": origin if begun else NA})
+            end = int(graph.nodes["end"][consumer])
+            step = int(graph.nodes["step"][consumer])
+            nodes.append({"kind": Node.WAIT, "rank": rank, "start": end, "end": end, "step": step})
+            src[src == consumer] = taken
+            edges += [(consumer, taken, 0, Edge.PROGRAM), (made, taken, min(extra, spent), Edge.SYNC)]
+            if not begun:
+                edges.append((made - 2 * change.workers, made, 0, Edge.STREAM))
+            if place >= (ahead := change.workers * change.prefetch):
+                edges.append((taken - 2 * ahead, made, 0, Edge.STREAM))
+    longest = max(float(loading[graph.nodes["rank"] == rank].sum()) for rank in graph.ranks)
+    steps = max(1, len(graph.marks[graph.ranks[0]]) - 1)
     return Rewritten(
-        free.with_nodes(dur=dur),
-        f"{longest / 1e6:.1f} ms of loading per batch spread over {units.plural(change.workers, 'worker')}, "
+        free.with_edges(src=src).add(nodes, edges),
+        f"{longest / steps / 1e6:.1f} ms of loading per batch spread over {units.plural(change.workers, 'worker')}, "
         "assumed to have a core each",
     )
 
 
-def _per_step(graph: Graph, loading: Times, rank: int) -> float:
-    return float(loading[graph.nodes["rank"] == rank].sum() / max(1, len(graph.marks[rank]) - 1))
+def _batches(graph: Graph, loading: Times, rank: int) -> list[tuple[int, int]]:
+    """Per replayed step in which a rank loads, the host segment that does most of it, and ns of loading."""
+    own = np.flatnonzero((graph.nodes["rank"] == rank) & (loading > 0))
+    step = graph.nodes["step"][own]
+    found: list[tuple[int, int]] = []
+    for number in np.unique(step).tolist():
+        mine = own[step == number]
+        found.append((int(mine[np.argmax(loading[mine])]), int(loading[mine].sum())))
+    return found

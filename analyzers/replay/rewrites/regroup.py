@@ -17,6 +17,7 @@ import numpy as np
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes
 from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import by_issue, nodes_by_call
+from gpuscope.analyzers.replay.rewrites.early_issue import EarlyIssue
 from gpuscope.trace.schema import Kind
 
 
@@ -82,6 +83,7 @@ class _Work:
         for place, (src, dst) in enumerate(zip(graph.edges["src"].tolist(), graph.edges["dst"].tolist(), strict=True)):
             self.into[dst].append(place)
             self.out[src].append(place)
+        self.early = EarlyIssue(graph)
         self.nodes: list[dict[str, int]] = []
         self.edges: list[tuple[int, int, int, int]] = []
         self.calls: list[Call] = []
@@ -142,13 +144,9 @@ class _Work:
 
     def _issue(self, calls: list[int], last: Piece, arrival: int) -> None:
         """When a new collective is issued: with the old one, or as much earlier as its bytes are there."""
-        graph = self.graph
         old = int(self.arrival[calls[last.old]])
         earlier = 0 if self.at_first else self._earlier(calls, last)
-        for place in self.into[old]:
-            src, lag, why = (int(graph.edges[name][place]) for name in ("src", "lag", "why"))
-            if why == Edge.LAUNCH or why == Edge.EVENT:
-                self.edges.append((src, arrival, lag - earlier, why))
+        self.edges += self.early.edges(old, arrival, earlier)
 
     def _earlier(self, calls: list[int], last: Piece) -> int:
         """ns before the old one's issue at which its bytes up to `last` were there."""

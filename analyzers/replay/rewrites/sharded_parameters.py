@@ -13,6 +13,8 @@ from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, Unreplayabl
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, nodes_by_call
 from gpuscope.analyzers.replay.rewrites.gradient_buckets import scales
 from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, regrouped
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.schema import NA
 
 
 def gathers(graph: Graph) -> list[int]:
@@ -45,32 +47,80 @@ def keep_parameters(graph: Graph, change: KeepParameters, setting: Setting) -> R
 
 
 def prefetch(graph: Graph, change: Prefetch, setting: Setting) -> Rewritten:
-    """Each all-gather issued with the one `depth` before it in its pass. Needs memory for as many modules."""
+    """Each all-gather issued with the one `depth` modules before it in its pass, or with the first.
+
+    It then waits for what that one waited for, and stands on its stream where it is issued: ahead of the gradients of
+    the modules in between. Needs memory for as many modules.
+    """
     del setting
     if change.depth < 1:
         raise UnreplayableError("prefetching needs a depth of at least 1")
-    node = nodes_by_call(graph, Node.ARRIVAL)
+    node, issued = nodes_by_call(graph, Node.ARRIVAL), _issued(graph)
     passes: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
-    for call in sorted(gathers(graph), key=lambda call: int(graph.nodes["start"][node[call]])):
+    for call in sorted(gathers(graph), key=lambda call: int(issued[node[call]])):
         step = int(graph.nodes["step"][node[call]])
         passes[graph.calls[call].rank, step, graph.calls[call].backward].append(call)
+    used = _used(graph, issued)
+    into: dict[int, list[int]] = defaultdict(list)
+    for place in np.flatnonzero(np.isin(graph.edges["why"], (Edge.LAUNCH, Edge.EVENT))).tolist():
+        into[int(graph.edges["dst"][place])].append(place)
     moved = np.zeros(len(graph), np.bool_)
     edges: list[tuple[int, int, int, int]] = []
-    launch = np.flatnonzero(graph.edges["why"] == Edge.LAUNCH)
-    issue = dict(zip(graph.edges["dst"][launch].tolist(), launch.tolist(), strict=True))
+    order = np.stack((issued, np.zeros(len(graph), np.int64)), axis=1)
     for calls in passes.values():
-        for call, earlier in zip(calls[change.depth :], calls, strict=False):
-            new, old = issue.get(int(node[earlier])), issue.get(int(node[call]))
-            if new is not None and old is not None:
-                moved[node[call]] = True
-                src, lag = int(graph.edges["src"][new]), int(graph.edges["lag"][old])
-                edges.append((src, int(node[call]), lag, int(Edge.LAUNCH)))
-    if not edges:
+        for place, call in enumerate(calls):
+            ahead = sum(used.get(other, NA) > issued[node[call]] for other in calls[:place])
+            with_place = max(0, place - max(0, change.depth - ahead))
+            if with_place == place:
+                continue
+            old, new = int(node[call]), int(node[calls[with_place]])
+            moved[old] = True
+            order[old] = issued[new], place
+            for edge in into[new]:
+                src, lag, why = (int(graph.edges[name][edge]) for name in ("src", "lag", "why"))
+                edges.append((src, old, lag, why))
+    if not moved.any() or max(map(len, passes.values())) <= change.depth:
         raise UnreplayableError(f"no pass gathers more than {change.depth} modules")
     kept = ~edges_into(graph, moved, Edge.LAUNCH, Edge.EVENT)
-    return Rewritten(
-        graph.keep_edges(kept).add([], edges), f"{len(edges)} all-gathers issued {change.depth} modules ahead"
-    )
+    lanes = {(int(graph.nodes["rank"][dst]), int(graph.nodes["lane"][dst])) for dst in np.flatnonzero(moved).tolist()}
+    for lane in sorted(lanes):
+        again, gone = _in_order(graph, lane, order)
+        edges += again
+        kept &= ~gone
+    changed = graph.keep_edges(kept).add([], edges)
+    return Rewritten(changed, f"{int(moved.sum())} all-gathers issued {change.depth} modules ahead")
+
+
+def _issued(graph: Graph) -> Times:
+    """When each node was launched; its start where that is not recorded."""
+    found = graph.nodes["start"].copy()
+    launch = graph.edges["why"] == Edge.LAUNCH
+    found[graph.edges["dst"][launch]] = graph.nodes["end"][graph.edges["src"][launch]]
+    return found
+
+
+def _used(graph: Graph, issued: Times) -> dict[int, int]:
+    """Per call, when the host launched the first operation that waited for it."""
+    found: dict[int, int] = {}
+    edges = graph.edges
+    waited = np.flatnonzero(np.isin(edges["why"], (Edge.EVENT, Edge.SYNC)) & graph.of(Node.TRANSFER)[edges["src"]])
+    for src, dst in zip(edges["src"][waited].tolist(), edges["dst"][waited].tolist(), strict=True):
+        call = int(graph.nodes["call"][src])
+        found[call] = min(found.get(call, int(issued[dst])), int(issued[dst]))
+    return found
+
+
+def _in_order(graph: Graph, lane: tuple[int, int], order: Times) -> tuple[list[tuple[int, int, int, int]], Mask]:
+    """The order of a stream anew, by (issue, place) of its operations; and which of the edges it replaces."""
+    nodes, edges = graph.nodes, graph.edges
+    own = (nodes["rank"] == lane[0]) & (nodes["lane"] == lane[1])
+    last = nodes_by_call(graph, Node.TRANSFER)
+    first = np.flatnonzero(own & graph.of(Node.DEVICE, Node.ARRIVAL))
+    first = first[np.lexsort((first, order[first, 1], order[first, 0]))]
+    gone = (edges["why"] == Edge.STREAM) & own[edges["src"]] & own[edges["dst"]]
+    lag = int(np.median(edges["lag"][gone])) if gone.any() else 0
+    ends = [int(last[nodes["call"][node]]) if nodes["call"][node] >= 0 else node for node in first.tolist()]
+    return [(src, dst, lag, int(Edge.STREAM)) for src, dst in zip(ends, first[1:].tolist(), strict=False)], gone
 
 
 def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewritten:

@@ -39,6 +39,13 @@ class _PlainDeviceArguments(msgspec.Struct, gc=False):
     graph: _Plain = msgspec.field(default=NA, name="graph id")
 
 
+class SyncArguments(msgspec.Struct, gc=False):
+    """What a stream waits for (libkineto's `cuda_sync` rows); −1 where that is not known."""
+
+    awaited_stream: Loose = msgspec.field(default=None, name="wait_on_stream")
+    record: Loose = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
+
+
 class _Correlated(msgspec.Struct, gc=False):
     correlation: _Plain = NA
 

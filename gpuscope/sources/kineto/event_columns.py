@@ -25,6 +25,7 @@ from gpuscope.sources.kineto.event_arguments import (
     CommunicationArguments,
     GlooArguments,
     ShapeArguments,
+    SyncArguments,
     correlations,
     decode_arguments,
     device_columns,
@@ -232,6 +233,10 @@ class EventColumns:
     def _sync(self, events: list[Complete], route: Routes, columns: dict[str, Any]) -> None:  # noqa: ARG002
         decoded = device_columns([event.args for event in events])
         columns |= {key: decoded[key] for key in ("device", "stream", "correlation")}
+        waits = decode_arguments([event.args for event in events], SyncArguments)
+        for name in ("awaited_stream", "record"):
+            found = np.array([integer(getattr(one, name)) for one in waits], np.int64)
+            columns[name] = np.where(found < 0, NA, found)
         self._append("syncs", len(events), columns)
 
     def _name_thread(self, event: Metadata) -> None:

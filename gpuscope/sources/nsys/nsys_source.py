@@ -129,7 +129,7 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
 
 def _to_utc(events: Events, epoch_ns: int) -> None:
     for rows in events.tables.values():
-        for column in ("start", "end"):
+        for column in {"start", "end"} & rows.keys():
             rows[column] = np.where(rows[column] == NA, NA, rows[column] + epoch_ns)
 
 

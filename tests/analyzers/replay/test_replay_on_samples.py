@@ -52,7 +52,8 @@ def test_a_slow_rank_replaced(samples: Path) -> None:
 
 
 def test_a_slow_loader_with_workers(samples: Path) -> None:
-    """80 ms per batch in both steps that are judged. The same job with a fast loader took 57 ms (`ddp_healthy`)."""
+    """80 ms per batch, all of it in every steady step. The same job with a fast loader took 57 ms per step
+    (`ddp_healthy`)."""
     _, replayer = analysis(samples / "ddp_slow_loader")
     outcome = predicted(replayer.predict(LoaderWorkers(4)))
     assert outcome.before - outcome.after == pytest.approx(80 * MS, rel=0.05)

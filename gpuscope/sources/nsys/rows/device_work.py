@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
 
-from gpuscope.sources.nsys.rows.event_tables import GRAPH, KERNEL, MEMCPY, MEMSET, SYNC, Events, Rows, take
+from gpuscope.sources.nsys.rows.event_tables import CUDA_EVENT, GRAPH, KERNEL, MEMCPY, MEMSET, SYNC, Events, Rows, take
 from gpuscope.sources.nsys.rows.process_ranks import Ranks
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.distinct import distinct, distinct_pairs
@@ -34,6 +35,7 @@ _COPIES = {
 _PAGEABLE = 0  # ENUM_CUDA_MEM_KIND
 # SYNCHRONIZATION.syncType (ENUM_CUPTI_SYNC_TYPE), in Kineto's words.
 _SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
+_STREAM_WAIT = 2
 _NO_STREAM = 2**32 - 1
 
 
@@ -143,6 +145,25 @@ def _graph_names(rows: Rows, names: NamePool) -> Codes:
     return _pick([names.code("CUDA graph" if g == NA else f"CUDA graph {g}") for g in used.tolist()], inverse)
 
 
+def _awaited(waits: Rows, records: Rows) -> dict[str, Times]:
+    """Of a stream's wait, the stream and the call (by correlation id) that recorded the event: the record of that
+    id where the export links the two, else the event's last one before the wait."""
+    stream = np.full(len(waits["start"]), NA, np.int64)
+    call = stream.copy()
+    linked = bool(len(records["eventId"])) and bool((records["eventSyncId"] > 0).any())
+    key = "eventSyncId" if linked else "eventId"
+    order = np.lexsort((records["correlationId"], records[key], records["process"]))
+    keys = list(zip(records["process"][order].tolist(), records[key][order].tolist(),
+                    records["correlationId"][order].tolist(), strict=True))  # fmt: skip
+    for row in np.flatnonzero(waits["syncType"] == _STREAM_WAIT).tolist():
+        process, event, before = (int(waits[name][row]) for name in ("process", key, "correlationId"))
+        place = bisect_right(keys, (process, event, before)) - 1
+        if place >= 0 and keys[place][:2] == (process, event):
+            record = order[place]
+            stream[row], call[row] = records["streamId"][record], records["correlationId"][record]
+    return {"awaited_stream": stream, "record": call}
+
+
 def add_syncs(builder: TraceBuilder, events: Events, ranks: Ranks) -> None:
     """Synchronisation records: no work, never counted as time on the device."""
     rows = events[SYNC]
@@ -157,5 +178,6 @@ def add_syncs(builder: TraceBuilder, events: Events, ranks: Ranks) -> None:
         "end": rows["end"],
         "name": _pick(labels, inverse),
         "correlation": _correlation(rows),
+        **_awaited(rows, events[CUDA_EVENT]),
     }
     builder.add("syncs", len(rows["start"]), values)

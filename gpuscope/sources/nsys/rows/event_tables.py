@@ -20,6 +20,7 @@ MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+CUDA_EVENT = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 OVERHEAD = "CUPTI_ACTIVITY_KIND_OVERHEAD"
 PROFILER = "PROFILER_OVERHEAD"
 NVTX = "NVTX_EVENTS"
@@ -32,7 +33,8 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     MEMCPY: (*_ON_DEVICE, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"),
     MEMSET: (*_ON_DEVICE, "bytes", "graphNodeId"),
     GRAPH: (*_ON_DEVICE, "graphId"),
-    SYNC: (*_ON_DEVICE, "syncType"),
+    SYNC: (*_ON_DEVICE, "syncType", "eventId", "eventSyncId"),
+    CUDA_EVENT: ("globalPid", "streamId", "correlationId", "eventId", "eventSyncId"),
     RUNTIME: ("start", "end", "globalTid", "correlationId", "nameId", "eventClass", "returnValue"),
     OVERHEAD: ("start", "end", "globalTid", "nameId"),
     PROFILER: ("start", "end", "globalTid", "nameId"),
@@ -75,7 +77,7 @@ class Events:
 
     @property
     def total(self) -> int:
-        return sum(len(rows["start"]) for rows in self.tables.values())
+        return sum(len(rows["start"]) for rows in self.tables.values() if "start" in rows)
 
 
 def read_events(tables: Tables, names: NamePool, status: Callable[[str], None]) -> Events:

@@ -13,7 +13,8 @@ from helpers.kineto import Event, op, write
 import gpuscope
 from gpuscope.analyzers.replay.graph import Call, Gradient
 from gpuscope.analyzers.replay.record.gradients import with_gradients
-from gpuscope.analyzers.replay.record.graph_builder import gradient_hooks
+from gpuscope.analyzers.replay.record.graph_builder import gradient_hooks, not_before
+from gpuscope.trace.intervals import Spans
 from gpuscope.trace.trace import Trace
 
 HOOK = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
@@ -70,3 +71,10 @@ def test_what_is_not_these_gradients_holds_none(tmp_path: Path, at: int, call: C
 def test_gradients_without_shapes(tmp_path: Path) -> None:
     found = trace(tmp_path, [op(100, 10, HOOK), op(101, 2, "torch::autograd::AccumulateGrad")])
     assert held(found, (105, bucket(256))) == [()]
+
+
+def test_a_host_steps_ahead_is_waited_for_in_each_collectives_own_step() -> None:
+    """Hooks issue four at 0, 10, 20 and 30, all before the device's first step ends; two are part of each step."""
+    hooks = Spans(np.array([0, 10, 20, 30]), np.array([1, 11, 21, 31]))
+    found = not_before(hooks, np.array([0, 10, 20, 30]), np.array([0, 0, 1, 1]))
+    assert found.tolist() == [10, 10, 30, 30]

@@ -1,0 +1,79 @@
+"""A collective issued earlier than it was: by what the host had launched by then, and behind what the device had to do
+for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from gpuscope.analyzers.replay.graph import Edge, Graph, Node
+from gpuscope.trace.columns.table import Times
+
+
+class EarlyIssue:
+    """Where in a rank's host and streams an issue some ns earlier would stand.
+
+    A host runs ahead of its device, so that a time on the host says nothing about the device's progress: an issue
+    moved by an interval of the host comes behind the last operation that the host had launched then.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._into: defaultdict[int, list[int]] = defaultdict(list)
+        for place, dst in enumerate(graph.edges["dst"].tolist()):
+            self._into[dst].append(place)
+        self._host = {rank: self._by_end(graph, rank) for rank in graph.ranks}
+        launched = np.flatnonzero((graph.edges["why"] == Edge.LAUNCH) & graph.of(Node.DEVICE)[graph.edges["dst"]])
+        found: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        for src, dst in zip(graph.edges["src"][launched].tolist(), graph.edges["dst"][launched].tolist(), strict=True):
+            key = int(graph.nodes["rank"][dst]), int(graph.nodes["lane"][dst])
+            found[key].append((int(graph.nodes["end"][src]), int(dst)))
+        self._launched = {key: np.array(sorted(own), np.int64).reshape(-1, 2) for key, own in found.items()}
+        """By rank and stream: when an operation was launched, and its node."""
+        self._devices = {rank for rank, _ in found}
+
+    @staticmethod
+    def _by_end(graph: Graph, rank: int) -> Times:
+        own = np.flatnonzero(graph.of(Node.HOST, Node.WAIT) & (graph.nodes["rank"] == rank))
+        return own[np.argsort(graph.nodes["end"][own], kind="stable")]
+
+    def edges(self, old: int, new: int, earlier: int) -> Iterable[tuple[int, int, int, int]]:
+        """What node `new` waits for if it is issued so many ns before node `old` was."""
+        edges = self._graph.edges
+        for place in self._into[old]:
+            src, lag, why = (int(edges[name][place]) for name in ("src", "lag", "why"))
+            if why not in (Edge.LAUNCH, Edge.EVENT):
+                continue
+            if earlier <= 0:
+                yield src, new, lag, why
+            elif why == Edge.LAUNCH:
+                yield self._issued(src, lag, earlier, new)
+            elif (operation := self._behind(old, src, earlier)) is not None:
+                yield operation, new, lag, why
+
+    def _at(self, old: int, earlier: int) -> int | None:
+        """When the new issue is, on the host."""
+        for place in self._into[old]:
+            if self._graph.edges["why"][place] == Edge.LAUNCH:
+                return int(self._graph.nodes["end"][self._graph.edges["src"][place]]) - earlier
+        return None
+
+    def _issued(self, host: int, lag: int, earlier: int, new: int) -> tuple[int, int, int, int]:
+        ends, rank = self._graph.nodes["end"], int(self._graph.nodes["rank"][host])
+        at = int(ends[host]) - earlier
+        own = self._host[rank]
+        place = int(np.searchsorted(ends[own], at, "right")) - 1
+        if place < 0 or rank not in self._devices:  # a training thread that computes is between two issues for long
+            return host, new, lag - earlier, Edge.LAUNCH
+        return int(own[place]), new, lag + at - int(ends[own[place]]), Edge.LAUNCH
+
+    def _behind(self, old: int, source: int, earlier: int) -> int | None:
+        """The last operation that the stream of `source` had been given by then."""
+        nodes, at = self._graph.nodes, self._at(old, earlier)
+        launched = self._launched.get((int(nodes["rank"][source]), int(nodes["lane"][source])))
+        if launched is None or at is None:
+            return None
+        place = int(np.searchsorted(launched[:, 0], at, "right")) - 1
+        return int(launched[place, 1]) if place >= 0 else None
