@@ -145,7 +145,8 @@ def test_a_trace_in_short(samples: Path) -> None:
 
 def test_a_comparison_in_short() -> None:
     same = Analysis(report(*STEADY))
-    said = "Comparison(neutral: step 100.0 ms → 100.0 ms, +0.0 % (-1.4 % to +1.4 %))"  # √(π / 2) · 2.228 · √(2 · 0.8 / 6)
+    # Of medians: √(π / 2) · 2.228 · √(2 · 0.8 / 6) = 1.44
+    said = "Comparison(neutral: step 100.0 ms → 100.0 ms, +0.0 % (-1.4 % to +1.4 %))"
     assert repr(gpuscope.diff(same, same, threshold=0.02)) == said
     assert repr(gpuscope.check(same, baseline=same)) == "CheckResult(step time passed)"
 

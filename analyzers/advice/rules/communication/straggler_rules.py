@@ -151,13 +151,13 @@ def _unknown(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry
         code="slow_rank",
         action=f"Find out why rank {rank} is late before replacing anything",
         why=f"{cost(finding)}{_waited(entry)}",
-        setting=python("torch.profiler.profile.record_shapes", "True") if case.program == "pytorch"
+        setting=python("torch.profiler.profile.record_shapes", "True")
+        if case.program == "pytorch"
         else config("nsys profile", "-t cuda,nvtx,osrt on all ranks"),
         risk="",
         verify=f"stragglers[].reason of rank {rank} is not null",
-        outcome=Refused(f"{why}; whether its device, its data or its host is the cause decides what helps: record "
-                        "operators with their shapes on all ranks"),
-    )  # fmt: skip
+        outcome=Refused(why),
+    )
 
 
 def _waited(entry: StragglerEntry | None) -> str:
