@@ -47,7 +47,7 @@ def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Tur
     linked = device["launch"][view.rows]
     launches = np.unique(linked[linked != NA])
     threads, count = np.unique(host["thread"][launches], return_counts=True)
-    waits = _queue_waits(trace, view, launches)
+    waits = queue_waits(trace, view, launches)
     groups: list[list[int]] = []
     for thread in threads[np.argsort(-count, kind="stable")].tolist():
         for group in groups:
@@ -112,7 +112,7 @@ def blocking_calls(trace: Trace, view: LaneView, rows: Times) -> Times:
     return found[np.argsort(host["end"][found], kind="stable")]
 
 
-def _queue_waits(trace: Trace, view: LaneView, launches: Times) -> tuple[Times, Times]:
+def queue_waits(trace: Trace, view: LaneView, launches: Times) -> tuple[Times, Times]:
     """Launch calls that waited for room in the queue, and for how long, ns."""
     host = trace["host_events"]
     none = np.empty(0, np.int64)
