@@ -124,8 +124,10 @@ def queue_waits(trace: Trace, view: LaneView, launches: Times) -> tuple[Times, T
     longest = int(full.max(initial=0))
     if longest < QUEUE_AT_LEAST:
         return none, none
-    usual = int(np.median(duration))
-    waited = (full >= NEARLY_FULL * longest) & (duration > BLOCKED_LAUNCH * usual)
+    room = full < NEARLY_FULL * longest
+    # Most launches of a host that is always ahead are blocked: the usual one is one that found room.
+    usual = int(np.median(duration[room] if room.any() else duration))
+    waited = ~room & (duration > BLOCKED_LAUNCH * usual)
     return calls[waited], duration[waited] - usual
 
 
