@@ -26,6 +26,8 @@ NONE = -1
 """No place: of a node without a call or label, of what has nothing before it."""
 
 
+QUEUE = "launch queue"
+"""Label of a wait for room in the launch queue."""
 COPY_CALL_NS = 6_000
 """What issuing an asynchronous copy costs the host, 5–7 µs as of a launch."""
 
@@ -157,6 +159,11 @@ class Graph:
     def of(self, *kinds: Node) -> Mask:
         """Per node, whether it is of one of these kinds."""
         return np.isin(self.nodes["kind"], kinds)
+
+    def blocking(self) -> Mask:
+        """Per node, whether it is a call that waits; a launch into a full queue is none."""
+        full = np.array([label == QUEUE for label in self.labels] + [False], np.bool_)
+        return np.asarray(self.of(Node.WAIT) & ~full[self.nodes["label"]])
 
     @property
     def ranks(self) -> list[int]:

@@ -47,7 +47,7 @@ def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Tur
     linked = device["launch"][view.rows]
     launches = np.unique(linked[linked != NA])
     threads, count = np.unique(host["thread"][launches], return_counts=True)
-    waits = _queue_waits(trace, view, launches)
+    waits = queue_waits(trace, view, launches)
     groups: list[list[int]] = []
     for thread in threads[np.argsort(-count, kind="stable")].tolist():
         for group in groups:
@@ -112,7 +112,7 @@ def blocking_calls(trace: Trace, view: LaneView, rows: Times) -> Times:
     return found[np.argsort(host["end"][found], kind="stable")]
 
 
-def _queue_waits(trace: Trace, view: LaneView, launches: Times) -> tuple[Times, Times]:
+def queue_waits(trace: Trace, view: LaneView, launches: Times) -> tuple[Times, Times]:
     """Launch calls that waited for room in the queue, and for how long, ns."""
     host = trace["host_events"]
     none = np.empty(0, np.int64)
@@ -124,8 +124,10 @@ def _queue_waits(trace: Trace, view: LaneView, launches: Times) -> tuple[Times, 
     longest = int(full.max(initial=0))
     if longest < QUEUE_AT_LEAST:
         return none, none
-    usual = int(np.median(duration))
-    waited = (full >= NEARLY_FULL * longest) & (duration > BLOCKED_LAUNCH * usual)
+    room = full < NEARLY_FULL * longest
+    # Most launches of a host that is always ahead are blocked: the usual one is one that found room.
+    usual = int(np.median(duration[room] if room.any() else duration))
+    waited = ~room & (duration > BLOCKED_LAUNCH * usual)
     return calls[waited], duration[waited] - usual
 
 

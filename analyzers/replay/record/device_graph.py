@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
+from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls, queue_waits
 from gpuscope.analyzers.device_time.stream_waits import recorded_waits
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.replay.graph import COPY_CALL_NS, NONE, Call, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import COPY_CALL_NS, NONE, QUEUE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.record.gradients import with_gradients
 from gpuscope.analyzers.replay.record.graph_builder import (
     Builder,
@@ -29,7 +29,7 @@ from gpuscope.analyzers.replay.record.graph_builder import (
 )
 from gpuscope.analyzers.replay.record.recorded_steps import UNLINKED_FRAC, Window
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
-from gpuscope.trace.columns.table import Array, Table, Times
+from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.launch_links import innermost, outermost
 from gpuscope.trace.schema import NA, Category, Kind
@@ -163,6 +163,8 @@ class Returns:
     begin: Times
     end: Times
     labels: list[str]
+    queue: Mask
+    """Launches that waited for room in the queue; they begin as that wait does."""
 
 
 def _returns(trace: Trace, view: LaneView, ops: Operations, rows: Times) -> Returns:
@@ -171,7 +173,16 @@ def _returns(trace: Trace, view: LaneView, ops: Operations, rows: Times) -> Retu
     found = blocking_calls(trace, view, rows)
     inside = (host["start"][found] >= host["start"][launches].min()) & (host["end"][found] <= ops.at.max())
     found = found[inside & np.isin(host["thread"][found], np.unique(host["thread"][launches]))]
-    return Returns(found, host["start"][found], host["end"][found], _labels(trace, found, rows))
+    full, excess = queue_waits(trace, view, np.unique(launches))
+    kept = np.isin(full, launches) & (host["end"][full] <= ops.at.max()) & ~np.isin(full, found)
+    full, excess = full[kept], excess[kept]
+    both = np.concatenate((found, full))
+    end = host["end"][both]
+    begin = np.concatenate((host["start"][found], host["end"][full] - excess))
+    labels = [*_labels(trace, found, rows), *[QUEUE] * len(full)]
+    order = np.argsort(end, kind="stable")
+    queue = np.arange(len(both)) >= len(found)
+    return Returns(both[order], begin[order], end[order], [labels[place] for place in order.tolist()], queue[order])
 
 
 def _labels(trace: Trace, calls: Times, rows: Times) -> list[str]:
@@ -286,6 +297,8 @@ def _order(
     """Launch → operation, and operation → the next of its stream."""
     copies = [label.startswith(("HtoD", "DtoH")) for label in builder.labels]
     seen: set[int] = set()
+    # A host that is ahead issued the window's first operation long before what precedes the window let it begin.
+    builder.nodes[nodes[0][0]]["release"] = int(ops.start[0])
     for place, (first, _) in enumerate(nodes):
         before = int(ops.before[place])
         if before >= 0:
@@ -416,19 +429,21 @@ def _waits(
     """Operation → the call that waited for it: on each stream the last one launched before and done by then."""
     copied = {int(call): place for place, call in enumerate(ops.launch.tolist()) if call != NA}
     own_copy = np.array([copied.get(call, NONE) for call in returns.rows.tolist()], np.int64)
+    own_copy[returns.queue] = NONE
     sources = _waited_for(ops, returns, own_copy)
     reached = [max((int(ops.end[source]) for source in found), default=NA) for found in sources]
     # Calls of one name that copy in one direction return in the same way.
     copy_kind = np.where(own_copy < 0, NO_NAME, trace["device_events"]["copy_kind"][ops.rows][own_copy])
-    names = trace["host_events"]["name"][returns.rows].tolist()
+    names = np.where(returns.queue, NO_NAME, trace["host_events"]["name"][returns.rows]).tolist()
     same: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, key in enumerate(zip(names, copy_kind.tolist(), strict=True)):
         same[key].append(place)
-    for places in same.values():
+    for key, places in same.items():
         held = [place for place in places if reached[place] > returns.begin[place] + CLOCK_NS]
         delay = median(np.array([returns.end[place] - reached[place] for place in held], np.int64), 0)
         free = [int(returns.end[place] - returns.begin[place]) for place in places if place not in held]
-        own = min(median(np.array(free, np.int64), CALL_NS), CALL_NS)
+        # With room in the queue a launch waits for nothing; what it costs itself is the host's.
+        own = 0 if key[0] == NO_NAME else min(median(np.array(free, np.int64), CALL_NS), CALL_NS)
         for place in held:
             node = builder.nodes[ends[waiter[place]]]
             node["dur"] = min(node["dur"], own)

@@ -62,13 +62,13 @@ def _device_waits(graph: Graph, setting: Setting, what: str) -> Mask:
     """Waits of the host for the device."""
     if not setting.gpu and not bool((graph.nodes["work"][graph.of(Node.DEVICE)] == Kind.COMPUTE).any()):
         raise UnreplayableError(f"without a device there are no {what}: the training thread computes itself")
-    return graph.of(Node.WAIT)
+    return graph.blocking()
 
 
 def removed_syncs(graph: Graph, change: RemovedSyncs, setting: Setting) -> Rewritten:
     """The host goes on where it waited; the work it waited for is still done."""
     # Named, it may also be one in which the training thread waits for other ranks: c10d::barrier.
-    waits = graph.of(Node.WAIT) if change.name else _device_waits(graph, setting, "blocking calls")
+    waits = graph.blocking() if change.name else _device_waits(graph, setting, "blocking calls")
     if change.name is not None:
         named = np.array([change.name in label.split("/") for label in graph.labels] + [False], np.bool_)
         waits &= named[graph.nodes["label"]]
@@ -185,9 +185,8 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
     kept = sum((graph.nodes[cause] for cause in CAUSES), np.zeros(len(graph), np.int64))
     if setting.bias >= 0:
         breaks = np.zeros(len(graph), np.bool_)
-        breaks[graph.edges["src"][edges_into(graph, graph.of(Node.WAIT, Node.ARRIVAL), Edge.PROGRAM, Edge.LAUNCH)]] = (
-            True
-        )
+        ends = graph.blocking() | graph.of(Node.ARRIVAL)
+        breaks[graph.edges["src"][edges_into(graph, ends, Edge.PROGRAM, Edge.LAUNCH)]] = True
         launches = (graph.edges["why"] == Edge.LAUNCH) & graph.of(Node.DEVICE)[graph.edges["dst"]]
         breaks[graph.edges["src"][launches]] = False
         host &= ~breaks

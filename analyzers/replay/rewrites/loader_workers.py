@@ -50,11 +50,11 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
             made, taken = first + 2 * place, first + 2 * place + 1
             begun = place < change.workers
             dur = round(place * every) if begun else spent
-            # Not a host segment: no change of the training thread's work shortens it.
+            # Neither is a host segment or a blocking call: no change of these shortens them.
             nodes.append({"kind": Node.MARK, "rank": rank, "dur": dur, "release": origin if begun else NA})
             end = int(graph.nodes["end"][consumer])
             step = int(graph.nodes["step"][consumer])
-            nodes.append({"kind": Node.WAIT, "rank": rank, "start": end, "end": end, "step": step})
+            nodes.append({"kind": Node.MARK, "rank": rank, "start": end, "end": end, "step": step})
             src[src == consumer] = taken
             edges += [(consumer, taken, 0, Edge.PROGRAM), (made, taken, min(extra, spent), Edge.SYNC)]
             if not begun:

@@ -73,3 +73,19 @@ def test_measured_starts_are_not_replayed_with(tmp_path: Path) -> None:
     found = graph(tmp_path, *launched(1, 0, 10, 100), *launched(2, 20, 111, 50))
     moved = found.with_nodes(start=found.nodes["start"] * 0, end=found.nodes["end"] * 0)
     assert replay(moved).start.tolist() == replay(found).start.tolist()
+
+
+def test_a_launch_into_a_full_queue_waits_for_the_device(tmp_path: Path) -> None:
+    """1,500 kernels of 100, back to back; the host launches one in 5 until 600 are pending, then each call returns as
+    another kernel ends, the last one at 90,010. Kernels of 50 take 75,000: the host is not slower by itself."""
+    events: list[Event] = []
+    free = 0
+    for n in range(1_500):
+        returned = max(free + 3, 110 + 100 * (n - 600)) if n >= 600 else free + 3
+        events += [op(free, returned - free + 1), call(free, returned - free, n + 1)]
+        events += [kernel(10 + 100 * n, 100, n + 1, f"k{n}")]
+        free = returned + 2
+    found = graph(tmp_path, *events)
+    assert steps(found) == [150_000_000]
+    half = np.where(found.of(Node.DEVICE), 50_000, found.nodes["dur"])
+    assert steps(found.with_nodes(dur=half))[0] == pytest.approx(75_000_000, rel=0.01)
