@@ -37,8 +37,8 @@ Factors = tuple[float, float, float]
 NONE: Factors = (1.0, 1.0, 1.0)
 UNKNOWN: Factors = (1.0, 1.1, 1.4)
 """Where nothing ran both alone and disturbed: kernels beside communication were 19 % slower on average over GPUs and
-models, up to 40 %, and many hardly at all (Lee et al., «Characterizing Compute-Communication Overlap in
-GPU-Accelerated Distributed Deep Learning», 2025)."""
+models, up to 40 % (Lee et al., «Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep
+Learning», arXiv 2507.03114). Half of that average is expected, as an assumption; so are transfers like kernels."""
 MOVED = 0.001
 """Share of a step by which overlap has to move before slowdowns matter."""
 

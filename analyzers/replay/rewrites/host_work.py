@@ -25,8 +25,8 @@ _RECORD = {
 }
 
 NODE_GAP_NS = {-1: 500, 0: 700, 1: 1_000}
-"""The pause between nodes of a CUDA graph at most, where that turns out well, as expected and badly: 0.5 us between
-kernels of 2.9 us, 0.9 us between launched ones (NVIDIA, «Getting Started with CUDA Graphs», 2019)."""
+"""The pause between nodes of a CUDA graph at most, where that turns out well, as expected and badly. Assumed, after
+NVIDIA's «Getting Started with CUDA Graphs» (2019), where graphs about halve what launched kernels pause."""
 
 LARGE_COPY = 1 << 16
 """Bytes from which a copy's time is that of its bytes: below, starting it takes as long."""
