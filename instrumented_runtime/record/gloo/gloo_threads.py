@@ -38,9 +38,7 @@ def rest() -> None:
     while (now := _sleeping(tasks)) is None or now != before:
         if time.monotonic() > end:
             return
-        before = now
-        if now == {}:
-            return
+        before = now  # none at all must be seen twice, too: a thread that has just begun has no name yet
         time.sleep(min(4 * sys.getswitchinterval(), BLIND_S))
 
 
