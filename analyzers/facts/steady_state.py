@@ -11,6 +11,7 @@ import numpy as np
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.analyzers.frame.step_roles import MIN_STEADY, Role, StepFacts, leading_fast, roles, usual
 from gpuscope.report.schema.document import StepTime
+from gpuscope.report.view import units
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA
@@ -39,7 +40,7 @@ class SteadyState:
         if not self.steps:
             return "no steps were found, so the whole window is judged"
         steady = list(self.roles.values()).count(Role.STEADY)
-        return f"only {steady} steady step{'s' * (steady != 1)}, so the whole window but its set-up is judged"
+        return f"only {units.plural(steady, 'steady step')}, so the whole window but its set-up is judged"
 
     def role(self, step: int) -> Role:
         """The role of a step number; of NA, what ran before the first one."""

@@ -229,7 +229,7 @@ class Replayer:
 
     def _basis(self) -> str:
         assert self.error_frac is not None
-        steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
+        steps = units.plural(self.steps, "step")
         absent = self._absent()
         others = f"; {absent} ranks are not in the trace and assumed to be like these" if absent else ""
         inferred = self._graph.inferred if self._graph is not None else 0
