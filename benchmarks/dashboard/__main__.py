@@ -16,7 +16,6 @@ from threading import Thread
 
 import click
 from dash import Dash
-from gpuscope.dashboards.web.server import listen
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +26,7 @@ from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.detail_levels import marks
 from gpuscope.dashboards.data.events import SHOWN_AT_FIRST, Events
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.web.server import listen
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ddp_healthy"
 """Its report replaces that of the synthetic run; the timeline does not read it."""
