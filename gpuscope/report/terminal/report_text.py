@@ -7,7 +7,15 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuscope.report.schema.document import FindingEntry, Report
-from gpuscope.report.terminal import advice_text, hang_text, memory_text, nccl_text, pipeline_text, stragglers_text
+from gpuscope.report.terminal import (
+    advice_text,
+    hang_text,
+    memory_text,
+    nccl_text,
+    pipeline_text,
+    profile_text,
+    stragglers_text,
+)
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.causes import cause_label
@@ -43,6 +51,7 @@ def render(report: Report, console: Console) -> None:
     pipeline_text.section(report, writer)
     _kernels(report, writer)
     _efficiency(report, writer)
+    profile_text.sections(report, writer)
     _doubts(report, writer)
 
 
