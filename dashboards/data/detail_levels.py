@@ -1,158 +1,151 @@
-"""Level of detail: the marks drawn for the tracks in a window, bounded in number whatever the events.
+"""Level of detail: what a window of a track looks like in cells of a power of two nanoseconds.
 
-An event at least as wide as a cell (window / cells) is a mark of its own; narrower neighbours that start in one
-cell and have no wide event between them share one. Every event in the window belongs to exactly one mark, which
-covers it; `count` says how many. The code only searches arrays ordered by start and maxima of blocks of them, so that
-even the whole of a large run takes no pass over its events.
+An event of at least `WIDE` cells is sent by itself. The others are merged: each cell tells exactly how long any event
+runs in it, so that a gap is never covered, and the longest of its events. Sums of coverage make this a search of the
+cells' edges in ordered columns (`Track.busy_before`), whatever the number of events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.dashboards.data.tracks import BLOCK, Track
 from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.intervals import Spans, measure_before, union
 
-MAX_MARKS = 3_000
-"""A browser redraws this many bars in well under a second."""
-MAX_CELLS = 1_600
-"""About the pixels of a wide screen; finer cells would not be visible."""
+WIDE = 3
+"""Cells. A cell is between half a pixel and a pixel: what is wider has edges and a label of its own."""
+FEW = 4
+"""With fewer events in a window than cells by this, all are sent by themselves."""
 
 
 @dataclass(frozen=True)
-class Marks:
-    """Marks of one track: times in ns on the run's clock."""
+class Window:
+    """`cells` cells of `1 << level` ns, the first of which begins at `origin`, ns on the run's clock."""
 
-    track: Track
-    start: Times
-    end: Times
+    origin: int
+    level: int
+    cells: int
+
+    @property
+    def edges(self) -> Times:
+        """Where cells begin and the last one ends, shape (cells + 1,)."""
+        return self.origin + (np.arange(self.cells + 1, dtype=np.int64) << self.level)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Its start and end."""
+        return self.origin, self.origin + (self.cells << self.level)
+
+
+@dataclass(frozen=True)
+class Detail:
+    """A window of one track. Places are indices into the track."""
+
+    wide: Times
+    """Places of the events drawn by themselves, by start; shape (w,)."""
+    at: Times
+    """The cells in which other events run, shape (c,)."""
+    busy: Times
+    """How long, ns; no more than what the wide events leave free."""
     count: Times
-    """Events in each."""
+    """How many events start there."""
     place: Times
-    """Index in the track of the longest event in each."""
-
-    def __len__(self) -> int:
-        return len(self.start)
+    """The longest of them, or the one that runs on."""
 
 
-def marks(tracks: Sequence[Track], window: tuple[int, int], limit: int = MAX_MARKS) -> list[Marks]:
-    """Marks of each track in the window, at most `limit` together (but at least a few per track)."""
-    held = [count_in(track, window) for track in tracks]
-    if sum(held) <= limit:
-        cells = max(MAX_CELLS, limit)
-        return [_every(track, window) for track in tracks]
-    cells = MAX_CELLS
-    while True:
-        found = [
-            _every(track, window) if many <= max(limit // (4 * len(tracks)), 1) else _merged(track, window, cells)
-            for track, many in zip(tracks, held, strict=True)
-        ]
-        drawn = sum(map(len, found))
-        if drawn <= limit or cells == 1:
-            return found
-        cells = max(1, min(cells // 2, int(0.9 * cells * limit / drawn)))
+def detail(track: Track, window: Window) -> Detail:
+    """What is seen of the track in this window."""
+    none = np.empty(0, np.int64)
+    low, inside, high = bounds(track, window.span)
+    early = low + np.flatnonzero(track.end[low:inside] > window.origin)
+    if len(early) + high - inside <= max(window.cells // FEW, 64):
+        return Detail(np.concatenate((early, np.arange(inside, high))), none, none, none, none)
+    width = WIDE << window.level
+    wide = np.concatenate(
+        (early[track.end[early] - track.start[early] >= width], inside + _wide(track, inside, high, width))
+    )
+    if len(wide) > window.cells:  # they overlap
+        wide = np.sort(wide[np.argsort(track.shorter[wide])[-window.cells :]])
+    edges = window.edges
+    apart = _covered(union(track.start[wide], track.end[wide]), edges)
+    busy = np.maximum(np.diff(track.busy_before(edges)) - np.diff(apart), 0)
+    at = np.flatnonzero(busy)
+    first = np.searchsorted(track.start, edges, "left")
+    count = np.diff(first)[at]
+    return Detail(wide, at, busy[at], count, _longest(track, first[:-1][at], count, width))
 
 
-def count_in(track: Track, window: tuple[int, int]) -> int:
-    """How many events of the track overlap the window."""
-    low, inside, high = _bounds(track, window)
-    return int((track.end[low:inside] > window[0]).sum()) + high - inside
+def _covered(spans: Spans, edges: Times) -> Times:
+    return measure_before(spans, edges)
 
 
-def _bounds(track: Track, window: tuple[int, int]) -> tuple[int, int, int]:
-    """Events [low, inside) may reach into the window from before it, [inside, high) start in it."""
-    low = int(np.searchsorted(track.reach, window[0], "right"))
-    inside = int(np.searchsorted(track.start, window[0], "left"))
-    high = int(np.searchsorted(track.start, window[1], "left"))
+def bounds(track: Track, span: tuple[int, int]) -> tuple[int, int, int]:
+    """Events [low, inside) may reach into the span from before it, [inside, high) start in it."""
+    low = int(np.searchsorted(track.reach, span[0], "right"))
+    inside = int(np.searchsorted(track.start, span[0], "left"))
+    high = int(np.searchsorted(track.start, span[1], "left"))
     return min(low, inside), inside, max(high, inside)
 
 
-def _every(track: Track, window: tuple[int, int]) -> Marks:
-    low, inside, high = _bounds(track, window)
-    places = np.concatenate((low + np.flatnonzero(track.end[low:inside] > window[0]), np.arange(inside, high)))
-    return Marks(track, track.start[places], track.end[places], np.ones(len(places), np.int64), places)
+def count_in(track: Track, span: tuple[int, int]) -> int:
+    """How many events of the track overlap the span."""
+    low, inside, high = bounds(track, span)
+    return int((track.end[low:inside] > span[0]).sum()) + high - inside
 
 
-def _merged(track: Track, window: tuple[int, int], cells: int) -> Marks:
-    low, inside, high = _bounds(track, window)
-    early = low + np.flatnonzero(track.end[low:inside] > window[0])
-    parts = [_early(track, early, cells)]
-    if high > inside:
-        parts.append(_within(track, window, inside, high, cells))
-    columns = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
-    return Marks(track, *columns)
+def _longest(track: Track, first: Times, count: Times, width: int) -> Times:
+    """The longest event that starts in each cell; where none does, or it has a mark of its own, one that may run on."""
+    place = np.maximum(first - 1, 0)
+    filled = np.flatnonzero(count)
+    if len(filled):
+        cuts = first[filled]
+        found = track.by_length[range_max(track.shorter, track.shorter_blocks, cuts, cuts + count[filled])]
+        place[filled] = found
+    wide = track.end[place] - track.start[place] >= width
+    place[wide] = np.where(count[wide] > 1, first[wide] + (place[wide] == first[wide]), place[wide])
+    return place
 
 
-Columns = tuple[Times, Times, Times, Times]
-"""start, end, count, place."""
-
-
-def _early(track: Track, places: Times, cells: int) -> Columns:
-    """Events from before the window: one in each depth of nesting, so mostly one; many only where they overlap."""
-    if len(places) <= cells:
-        return track.start[places], track.end[places], np.ones(len(places), np.int64), places
-    longest = track.by_length[track.shorter[places].max()]
-    start, end = track.start[places].min(), track.end[places].max()
-    return tuple(np.array([value], np.int64) for value in (start, end, len(places), longest))  # type: ignore[return-value]
-
-
-def _within(track: Track, window: tuple[int, int], low: int, high: int, cells: int) -> Columns:
-    """Events that start in the window, cut where a cell begins and around each wide event."""
-    width = (window[1] - window[0]) / cells
-    edges = window[0] + np.arange(1, cells) * width
-    start = track.start[low:high]
-    wide = _wide(track, low, high, width, cells)
-    cuts = np.unique(np.concatenate(([0], np.searchsorted(start, edges), wide, wide + 1)))
-    cuts = cuts[cuts < high - low]
-    count = np.diff(cuts, append=high - low)
-    longest = track.by_length[range_max(track.shorter, track.shorter_blocks, low + cuts, high)]
-    end = range_max(track.end, track.end_blocks, low + cuts, high)
-    return start[cuts], end, count, longest.astype(np.int64)
-
-
-def range_max(values: Array, blocks: Array, cuts: Times, high: int) -> Array:
-    """The greatest of `values` from each cut to the next one, the last to `high`; shape of `cuts`, which rise.
+def range_max(values: Array, blocks: Array, start: Times, end: Times) -> Array:
+    """The greatest of each values[start:end], which are not empty and rise without overlap; shape of `start`.
 
     Whole blocks are answered by their maxima (`block_max`), only what is left at both ends by the values themselves:
-    about n / BLOCK + 2 · BLOCK · cuts steps instead of n.
+    about n / BLOCK + 2 · BLOCK · k steps instead of n.
     """
-    until = np.append(cuts[1:], high)
-    first, last = -(-cuts // BLOCK), until // BLOCK  # whole blocks, where first < last
-    tail = np.maximum(last * BLOCK, cuts)
-    found = np.maximum(_short_max(values, cuts, np.minimum(first * BLOCK, until)), _short_max(values, tail, until))
+    first, last = -(-start // BLOCK), end // BLOCK  # whole blocks, where first < last
+    tail = np.maximum(last * BLOCK, start)
+    found = np.maximum(_short_max(values, start, np.minimum(first * BLOCK, end)), _short_max(values, tail, end))
     whole = np.flatnonzero(first < last)
     if len(whole):
-        bounds = np.column_stack((first[whole], last[whole])).ravel()
+        ends = np.column_stack((first[whole], last[whole])).ravel()
         # A bound at the very end has nothing after it to reduce.
-        maxima = np.maximum.reduceat(np.append(blocks, blocks[-1:]), bounds)[::2]
+        maxima = np.maximum.reduceat(np.append(blocks, blocks[-1:]), ends)[::2]
         found[whole] = np.maximum(found[whole], maxima)
     return found
 
 
 def _short_max(values: Array, start: Times, end: Times) -> Array:
     """The greatest of each values[start:end] of at most BLOCK, or the least number where that is empty."""
-    places = start[:, None] + np.arange(BLOCK)
+    reach = int(np.max(end - start, initial=0))
+    places = start[:, None] + np.arange(max(reach, 1))
     least = np.iinfo(values.dtype).min
     return np.asarray(np.where(places < end[:, None], values[np.minimum(places, len(values) - 1)], least).max(axis=1))
 
 
-def _wide(track: Track, low: int, high: int, width: float, most: int) -> Array:
-    """Places, from `low`, of the events at least `width` long; of more than `most` (they overlap) the longest."""
+def _wide(track: Track, low: int, high: int, width: int) -> Times:
+    """Places, from `low`, of the events at least `width` long."""
     shorter = _count_shorter(track, width)
     if len(track) - shorter < high - low:
         places = track.by_length[shorter:]
-        places = places[(places >= low) & (places < high)].astype(np.int64) - low
-    else:
-        places = np.flatnonzero(track.shorter[low:high] >= shorter)
-    if len(places) > most:
-        places = places[np.argsort(track.shorter[low:high][places])[-most:]]
-    return places
+        found = np.sort(places[(places >= low) & (places < high)].astype(np.int64)) - low
+        return np.asarray(found)
+    return np.flatnonzero(track.shorter[low:high] >= shorter)
 
 
-def _count_shorter(track: Track, width: float) -> int:
+def _count_shorter(track: Track, width: int) -> int:
     """How many events of the track are shorter than `width`: bisection over those ordered by length."""
     low, high = 0, len(track)
     while low < high:
