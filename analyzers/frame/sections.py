@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from gpuscope.errors import AnalysisError
-from gpuscope.report.schema import document, memory_section, nccl_sections
+from gpuscope.report.schema import compute_section, document, memory_section, nccl_sections
 from gpuscope.report.schema.document import Diagnosis, KernelEntry
 from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
@@ -97,11 +97,12 @@ TRAFFIC = Section[list[nccl_sections.TrafficEntry]]("traffic")
 MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
 HOST_CALLS = Section[list[HostCallsEntry]]("host_calls", every)
 KERNELS = Section[list[KernelEntry]]("kernels", merge_kernels)
+COMPUTE = Section[list[compute_section.ComputeEntry]]("compute", every)
 EFFICIENCY = Section[list[document.EfficiencyEntry]]("efficiency", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, SLOWDOWN, REPLAY, PIPELINE, HANG, NCCL,
-    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY,
+    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 
