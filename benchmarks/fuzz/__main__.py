@@ -13,7 +13,7 @@ import click
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "gpuscope" / "native"
 SAMPLES = HERE.parents[1] / "sample_traces"
-FLAGS = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+FLAGS = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 @click.command()

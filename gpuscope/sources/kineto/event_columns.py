@@ -43,6 +43,7 @@ SHAPED = re.compile(
 backward pass, whose inputs are gradients: how much each rank has to compute."""
 _DIRECTIONS = ("HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "HtoA", "AtoH", "AtoD", "DtoA", "AtoA")
 
+
 class _Texts(dict[bytes, int]):
     """JSON values as they stand in the file, to the code of their compact text."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.skipif(core is None, reason="no native core: python hat
 
 
 @pytest.fixture
-def scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each block, whether the core took it."""
     seen: list[bool] = []
     scan = Native.scan
@@ -38,7 +37,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return found
 
     monkeypatch.setattr(Native, "scan", watched)
-    yield seen
+    return seen
 
 
 def read(path: Path, native: bool, block: int) -> Trace | str:
@@ -102,7 +101,7 @@ def document(events: list[Any], path: Path, indent: int | None = None, **header:
 
 
 USUAL: list[Event] = [
-    op("100.001", 50, "aten::mm", **{"External id": 1, "Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}),
+    op("100.001", 50, **{"External id": 1, "Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}),
     op(160, 20.5, "aten::mm", **{"External id": "2", "Input Dims": None}),
     call(101, 3.125, 7),
     kernel(110, 30, 7),
@@ -137,7 +136,7 @@ UNUSUAL: list[Event] = [
     span("cuda_runtime", "cudaMalloc", 5, 6, correlation=True),
     {"ph": "X", "cat": "cpu_op", "name": 12, "ts": 1, "dur": 2, "pid": 1, "tid": 1},
     {"ph": "X", "cat": "cpu_op", "name": "args", "ts": 1, "dur": 2, "pid": 1, "tid": 1, "args": [1]},
-    {"args": {"External id": 3}, "tid": 1, "pid": 2.5, "dur": 2, "ts": 1, "name": "reversed", "cat": "cpu_op", "ph": "X"},
+    {"args": {"External id": 3}, "tid": 1, "pid": 2.5, "dur": 2, "ts": 1, "name": "turned", "cat": "cpu_op", "ph": "X"},
     {"ph": "?", "ts": 1},
     {"ph": "M", "name": "thread_name", "pid": [], "args": 3},
     {},
