@@ -69,7 +69,7 @@ def precision(graph: Graph, change: Precision, setting: Setting) -> Rewritten:
         )  # fmt: skip
     dur, floor = _columns(graph)
     now = graph.nodes["precision"]
-    products, new = np.zeros(len(graph), np.bool_), dur.copy()
+    products, new, scaled = np.zeros(len(graph), np.bool_), dur.copy(), floor.copy()
     slower = {name: rate for name in ("fp32", "tf32") if (rate := peaks.get(name, faster)) < faster}
     for name, rate in slower.items():
         own = _kernels(graph) & (now == PRECISIONS.index(name))
@@ -78,6 +78,7 @@ def precision(graph: Graph, change: Precision, setting: Setting) -> Rewritten:
         least = np.where(floor > 0, floor, dur * reached[setting.bias])
         wanted = np.maximum(least * rate / faster / REACHED[setting.bias], np.minimum(LEAST_NS, dur))
         new = np.where(own, np.minimum(dur, wanted), new)
+        scaled = np.where(own, np.rint(floor * rate / faster), scaled)
         products |= own
     if not products.any():
         raise UnreplayableError(f"no product at a lower rate than {change.to} ran on the device")
@@ -88,6 +89,9 @@ def precision(graph: Graph, change: Precision, setting: Setting) -> Rewritten:
         f"{units.share(counted / int(products.sum()))} of the products have known FLOPs"
         if counted
         else "no FLOPs known"
+    )
+    graph = graph.with_nodes(
+        precision=np.where(products, PRECISIONS.index(change.to), now), floor=scaled.astype(np.int64)
     )
     return _shortened(graph, new, f"products at {change.to}, {faster / single:.1f} times the FP32 peak, of which they "
                       f"reach {REACHED[0]:.0%} (assumed {REACHED[1]:.0%}–{REACHED[-1]:.0%}); {how}")  # fmt: skip

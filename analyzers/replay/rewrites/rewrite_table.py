@@ -40,6 +40,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.FusedAttention: faster_kernels.fused_attention,
     changes.HopperAttention: faster_kernels.hopper_attention,
     changes.FusedOptimizer: faster_kernels.fused_optimizer,
+    changes.SharedWork: slow_ranks.shared_work,
 }
 
 _UNKNOWN: dict[type, str] = {

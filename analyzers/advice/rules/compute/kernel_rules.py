@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
@@ -22,9 +21,8 @@ from gpuscope.report.view import units
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """One suggestion per finding, where the replay can tell what it gains."""
     proposal = _BY_FINDING[finding["code"]](case, finding)
-    outcome = case.predict(proposal.changes)
-    if not isinstance(outcome, Refused):
-        yield replace(proposal, outcome=outcome)
+    if not isinstance(case.predict(proposal.changes), Refused):
+        yield proposal
 
 
 def _compiled(case: Case, finding: FindingEntry) -> Proposal:

@@ -37,6 +37,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         if half == "bf16" else "fp16 overflows at 65504: the scaler skips such steps; compare the loss curve",
         verify=VERIFY,
         changes=(Precision(half),),
+        alters_training=True,
     )  # fmt: skip
 
 
