@@ -217,6 +217,11 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "memory",
         "efficiency",
         "host_calls",
+        "api_calls",
+        "copies",
+        "launches",
+        "queues",
+        "streams",
     }
     for sample in SAMPLES:
         report = json.loads(json.dumps(gpuscope.analyze(sample).report))
