@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpuscope.dashboards.data.events import Events
-from gpuscope.dashboards.data.tracks import TableName, stream_label, thread_label
+from gpuscope.dashboards.data.rows.tracks import TableName, stream_label, thread_label
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, Category, Kind
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from gpuscope.dashboards.data.run_clock import RunClock
-from gpuscope.dashboards.data.tracks import Track, tracks
+from gpuscope.dashboards.data.rows.run_clock import RunClock
+from gpuscope.dashboards.data.rows.tracks import Track, tracks
 from gpuscope.report.schema.document import Evidence, Report
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.dashboards.data.detail_levels import bounds
 from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.rows.detail_levels import bounds
 from gpuscope.trace.breakdown import Breakdown, break_down
 from gpuscope.trace.intervals import union
 from gpuscope.trace.schema import Kind

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.dashboards.data.detail_levels import Window, detail
 from gpuscope.dashboards.data.events import Events
-from gpuscope.dashboards.data.tracks import Track
+from gpuscope.dashboards.data.rows.detail_levels import Window, detail
+from gpuscope.dashboards.data.rows.tracks import Track
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Array, Times
 

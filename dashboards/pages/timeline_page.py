@@ -12,11 +12,11 @@ from gpuscope.dashboards import ids, parts
 from gpuscope.dashboards.data import event_details
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.flows import flows
-from gpuscope.dashboards.data.looks import LOOKS
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.range_statistics import range_statistics
+from gpuscope.dashboards.data.rows.looks import LOOKS
+from gpuscope.dashboards.data.rows.track_tree import tree
 from gpuscope.dashboards.data.search import search
-from gpuscope.dashboards.data.track_tree import tree
 from gpuscope.dashboards.data.window_columns import overview
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.pages import event_panel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TypedDict
 
-from gpuscope.dashboards.data.tracks import GROUPS, Group, Track
+from gpuscope.dashboards.data.rows.tracks import GROUPS, Group, Track
 
 FEW_RANKS = 4
 """Of up to so many ranks all are open at first; of more, each is one row until it is opened."""

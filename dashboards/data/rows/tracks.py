@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.dashboards.data.run_clock import RunClock
+from gpuscope.dashboards.data.rows.run_clock import RunClock
 from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Table, Times

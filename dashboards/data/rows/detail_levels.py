@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.dashboards.data.tracks import BLOCK, Track
+from gpuscope.dashboards.data.rows.tracks import BLOCK, Track
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.intervals import Spans, measure_before, union
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuscope.dashboards.data.tracks import STEP
+from gpuscope.dashboards.data.rows.tracks import STEP
 from gpuscope.report.view import palette
 from gpuscope.trace.schema import Category, Kind
 
