@@ -24,7 +24,7 @@ ANALYZERS: tuple[Analyzer, ...] = tuple(
     analyzer for kind in (FileAnalyzer, RunAnalyzer, WhatIfAnalyzer) for analyzer in analyzers_of(kind)
 )
 BUILT = {"schema_version", "gpuscope_version", "trace", "verdict", "ranks", "steps", "step_time",
-         "steps_basis", "steps_provenance", "findings"}  # fmt: skip
+         "steps_basis", "steps_provenance", "findings", "ideal"}  # fmt: skip
 """What `reporting` makes itself."""
 
 
@@ -125,9 +125,9 @@ def test_the_report_is_not_edited_once_it_is_built(samples: Path, monkeypatch: p
     seen: list[Any] = []
     advise = reporting.advise
 
-    def kept(diagnosis: Diagnosis, *rest: Any) -> Any:
+    def kept(diagnosis: Diagnosis, *rest: Any, **more: Any) -> Any:
         seen.append(copy.deepcopy(diagnosis))
-        return advise(diagnosis, *rest)
+        return advise(diagnosis, *rest, **more)
 
     monkeypatch.setattr(reporting, "advise", kept)
     report = gpuscope.analyze(samples / "pp_few_micro_batches").report
