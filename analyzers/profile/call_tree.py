@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.native import core
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import union
 from gpuscope.trace.schema import NA, Category, Kind
@@ -21,6 +22,10 @@ def parents(start: Times, end: Times, thread: Times) -> Times:
     Spans of a thread nest, as calls do. One that overlaps another without being inside it (a range that crosses
     threads, one of no length) has no parent and is none.
     """
+    if core is not None:
+        columns = (np.ascontiguousarray(values, np.int64) for values in (start, end, thread))
+        threads = max(int(thread.max(initial=-1)) + 1, 0)
+        return np.frombuffer(core.parents(*columns, end > start, threads), np.int64)
     found = np.full(len(start), NA, np.int64)
     for which in np.unique(thread).tolist():
         own = np.flatnonzero((thread == which) & (end > start))
