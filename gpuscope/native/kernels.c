@@ -266,3 +266,27 @@ out:
     free(state.ends), free(state.last);
     return done;
 }
+
+int gs_in_order(const int64_t *stream, const int64_t *issue, const int64_t *waits, const int64_t *lasts, size_t count,
+                const int64_t *recorded_end, size_t low, int64_t *free, size_t streams, int64_t least, int64_t *start,
+                int64_t *end)
+{
+    for (size_t place = 0; place < count; place++) {
+        int64_t at = issue[place], wait = waits[place];
+        if (stream[place] < 0 || (uint64_t)stream[place] >= streams)
+            return 0;
+        if (free[stream[place]] > at)
+            at = free[stream[place]];
+        if (wait != INT64_MIN) {
+            if (wait < 0 || (uint64_t)wait >= low + place)
+                return 0;
+            int64_t until = (uint64_t)wait < low ? recorded_end[wait] : end[(uint64_t)wait - low];
+            at = until > at ? until : at;
+        }
+        if (place == 0 && at < least)
+            at = least;
+        start[place] = at;
+        end[place] = free[stream[place]] = at + lasts[place];
+    }
+    return 1;
+}

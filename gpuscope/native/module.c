@@ -449,12 +449,53 @@ static PyObject *py_parents(PyObject *self, PyObject *args)
     return result;
 }
 
+/* ---- operations in order ---- */
+
+static PyObject *py_in_order(PyObject *self, PyObject *args)
+{
+    PyObject *columns[6], *start = NULL, *end = NULL, *result = NULL;
+    long long low, least;
+    buffers all = {.taken = 0};
+    size_t count = SIZE_MAX, recorded = SIZE_MAX, streams = SIZE_MAX;
+    const int64_t *of[4], *recorded_end = NULL, *given;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOOOOLL:in_order", &columns[0], &columns[1], &columns[2], &columns[3], &columns[4],
+                          &columns[5], &low, &least))
+        return NULL;
+    for (int index = 0; index < 4; index++)
+        if (!(of[index] = take(&all, columns[index], 8, &count)))
+            goto out;
+    if (!(recorded_end = take(&all, columns[4], 8, &recorded)) || !(given = take(&all, columns[5], 8, &streams)))
+        goto out;
+    int64_t *free_at = malloc((streams + 1) * sizeof *free_at);
+    start = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(count * 8));
+    end = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(count * 8));
+    if (!free_at)
+        PyErr_NoMemory();
+    else if (start && end) {
+        memcpy(free_at, given, streams * sizeof *free_at);
+        if (low < 0 || (size_t)low > recorded
+            || !gs_in_order(of[0], of[1], of[2], of[3], count, recorded_end, (size_t)low, free_at, streams, least,
+                            (int64_t *)(void *)PyByteArray_AsString(start), (int64_t *)(void *)PyByteArray_AsString(end)))
+            PyErr_SetString(PyExc_ValueError, "an operation waits for none before it, or is on no stream");
+        else
+            result = PyTuple_Pack(2, start, end);
+    }
+    free(free_at);
+    Py_XDECREF(start);
+    Py_XDECREF(end);
+out:
+    release(&all);
+    return result;
+}
+
 /* ---- the module ---- */
 
 static PyMethodDef methods[] = {
     {"scan", py_scan, METH_VARARGS, "scan(text, categories) -> columns of the events in it, or None where it is unusual"},
     {"shape_texts", py_shape_texts, METH_VARARGS, "shape_texts(text, arguments) -> spans of dims, types and concrete inputs, or None"},
     {"innermost", py_innermost, METH_VARARGS, "innermost(start, end, thread, candidates, threads, at_thread, at) -> rows"},
+    {"in_order", py_in_order, METH_VARARGS, "in_order(stream, issue, waits, lasts, recorded_end, free, low, least) -> (start, end)"},
     {"parents", py_parents, METH_VARARGS, "parents(start, end, thread, candidates, threads) -> rows"},
     {NULL, NULL, 0, NULL},
 };

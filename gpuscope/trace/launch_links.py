@@ -83,9 +83,9 @@ def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
     """
     if core is not None and len(at):
         columns = (np.ascontiguousarray(host[name], np.int64) for name in ("start", "end", "thread"))
-        asked = (np.ascontiguousarray(values, np.int64) for values in (thread, at))
+        instants = (np.ascontiguousarray(values, np.int64) for values in (thread, at))
         threads = max(int(thread.max()) + 1, 0)
-        return np.frombuffer(core.innermost(*columns, np.ascontiguousarray(candidates), threads, *asked), np.int64)
+        return np.frombuffer(core.innermost(*columns, np.ascontiguousarray(candidates), threads, *instants), np.int64)
     result = np.full(len(at), NA, np.int64)
     rows = np.flatnonzero(candidates)
     for which in np.unique(thread):
