@@ -18,6 +18,7 @@ from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.naming.shaped_operators import computes
 from gpuscope.trace.schema import NA, SCHEMAS, Kind
 from gpuscope.trace.trace import Trace
 
@@ -69,7 +70,7 @@ def _operations(trace: Trace, rows: Times) -> tuple[Array, Array, Times]:
     if not len(shapes) or not len(linked):
         return operation, dims, instance
     shaped = np.zeros(len(host), np.bool_)
-    shaped[shapes["event"]] = True
+    shaped[shapes["event"][trace.names.matching(computes)[host["name"][shapes["event"]]]]] = True
     dims_of = np.full(len(host), NO_NAME, np.int64)
     dims_of[shapes["event"]] = shapes["dims"]
     call = launch[linked]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
+from gpuscope.report.schema.compute_section import ComputeEntry, IdealEntry
 from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.memory_section import MemoryEntry
@@ -435,6 +436,9 @@ class Diagnosis(TypedDict):
     kernels: list[KernelEntry]
     efficiency: NotRequired[list[EfficiencyEntry]]
     """Where compute kernels were recorded."""
+    compute: NotRequired[list[ComputeEntry]]
+    ideal: NotRequired[list[IdealEntry]]
+    """What each rank's kernels are, and its step with all at peak; where compute kernels were recorded."""
     kernel_ranks: NotRequired[list[KernelRankEntry]]
     operators: NotRequired[list[OperatorEntry]]
     ranges: NotRequired[list[RangeEntry]]
