@@ -6,7 +6,9 @@ alone says what they would bring. Sizes are bytes, factors are dimensionless.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import get_args
 
 from gpuscope.report.schema.provenance import Provenance
 
@@ -87,9 +89,11 @@ class PinnedCopies:
 
 @dataclass(frozen=True)
 class RemovedSyncs:
-    """Blocking calls within a step gone; `name` limits it to calls of that name (`aten::item`…)."""
+    """Blocking calls within a step gone; `name` limits it to calls of that name (`aten::item`…), `sites` to these
+    places of the program (`host_time/blocking_sites.py`)."""
 
     name: str | None = None
+    sites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,13 @@ class NoHostWork:
 @dataclass(frozen=True)
 class ReplacedRank:
     """The compute and host time of `rank` made the median of its peers'."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class SharedWork:
+    """What `rank` computes beyond the median of its peers shared evenly by all ranks (sequences, tokens)."""
 
     rank: int
 
@@ -151,6 +162,38 @@ class MoreRanks:
     factor: int
 
 
+@dataclass(frozen=True)
+class Precision:
+    """Matrix products of 32 bits at another precision: `tf32`, `bf16` or `fp16` (the two by autocast)."""
+
+    to: str
+
+
+@dataclass(frozen=True)
+class FusedKernels:
+    """Chains of memory-bound kernels made a few kernels (torch.compile)."""
+
+
+@dataclass(frozen=True)
+class NoLayoutConversion:
+    """Convolutions on tensors in the layout they want (`channels_last`): nothing converted around them."""
+
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """Attention in one kernel instead of two products with a softmax between them."""
+
+
+@dataclass(frozen=True)
+class HopperAttention:
+    """FlashAttention 2 replaced by a kernel made for Hopper (cuDNN's, FlashAttention 3)."""
+
+
+@dataclass(frozen=True)
+class FusedOptimizer:
+    """The optimizer's passes over parameters and states as one kernel (`fused=True`)."""
+
+
 Change = (
     BucketSize
     | Overlap
@@ -168,12 +211,28 @@ Change = (
     | NoAllocatorStalls
     | NoHostWork
     | ReplacedRank
+    | SharedWork
     | MicroBatches
     | Schedule
     | EvenStages
     | SequenceParallel
     | MoreRanks
+    | Precision
+    | FusedKernels
+    | NoLayoutConversion
+    | FusedAttention
+    | HopperAttention
+    | FusedOptimizer
 )
+
+
+_ORDER = get_args(Change)
+
+
+def in_order(changes: Iterable[Change]) -> list[Change]:
+    """Each once, in the order in which they are best made together: communication is regrouped by when the recording
+    issued it, so before the host's times change."""
+    return sorted(dict.fromkeys(changes), key=lambda change: _ORDER.index(type(change)))
 
 
 @dataclass(frozen=True)
