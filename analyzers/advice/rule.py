@@ -51,6 +51,8 @@ class Proposal:
     """Where the rule knows the outcome from elsewhere (a replay of the allocator), not from `changes`."""
     gains_time: bool = True
     """False for what saves something else than time (memory): kept though the step takes as long."""
+    subject: str = ""
+    """What the knob is set for, where there are several (`rank 3`): each has its own suggestion."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +169,9 @@ def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[tuple[FindingEntry
         for finding in case.report["findings"]:
             if finding["code"] not in rule.answers or not worth_answering(case.report, finding):
                 continue
-            knobs: dict[str, list[Proposal]] = {}
+            knobs: dict[tuple[str, str], list[Proposal]] = {}
             for proposal in rule.propose(case, finding):
-                knobs.setdefault(proposal.code, []).append(proposal)
+                knobs.setdefault((proposal.code, proposal.subject), []).append(proposal)
             for proposals in knobs.values():
                 yield finding, proposals
 

@@ -29,11 +29,12 @@ SECTIONS: dict[str, type] = {
     "problems": document.ProblemEntry,
     "bandwidth": nccl_sections.BandwidthEntry,
     "fits": nccl_sections.FitEntry,
+    "crossovers": nccl_sections.CrossoverEntry,
     "traffic": nccl_sections.TrafficEntry,
     "topology": nccl_sections.TopologyEntry,
     "memory": memory_section.MemoryEntry,
 }
-"""Sections of the report that are tables, and what a row of each holds. Not every report has the last five."""
+"""Sections of the report that are tables, and what a row of each holds. Not every report has the last six."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,7 +11,14 @@ from typing import Literal, NotRequired, TypedDict
 from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.memory_section import MemoryEntry
-from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
+from gpuscope.report.schema.nccl_sections import (
+    BandwidthEntry,
+    CrossoverEntry,
+    FitEntry,
+    Nccl,
+    TopologyEntry,
+    TrafficEntry,
+)
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Prediction, Replay
@@ -367,6 +374,8 @@ class Diagnosis(TypedDict):
     bandwidth: NotRequired[list[BandwidthEntry]]
     fits: NotRequired[list[FitEntry]]
     """Where sizes of collectives are recorded, or NCCL's tools measured."""
+    crossovers: NotRequired[list[CrossoverEntry]]
+    """Where measured times show that another choice of NCCL is faster."""
     traffic: NotRequired[list[TrafficEntry]]
     """Where messages between ranks are recorded with their other end."""
     memory: NotRequired[list[MemoryEntry]]
