@@ -14,10 +14,10 @@ from gpuscope.dashboards import ids, parts
 from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, Slider, chosen
 from gpuscope.dashboards.figures import gains_figure
 from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.schema.document import SuggestionEntry, UnpredictedEntry
+from gpuscope.report.schema.document import PlanEntry, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.terminal.advice_text import setting
 from gpuscope.report.view import units
-from gpuscope.report.view.prediction_sentences import step_change
+from gpuscope.report.view.prediction_sentences import plan, step_change
 
 
 def layout(shown: Shown) -> Component:
@@ -40,16 +40,22 @@ def _suggestions(shown: Shown) -> Iterator[Component]:
         "What to change",
         parts.figure(fig, "advice", 120 + 40 * len(drawn)),
         *[_suggestion(one) for one in found],
+        *_together(report["advice"].get("plan")),
         note="Each change alone: gains don't add up, since findings overlap.",
         corner=parts.csv_link(shown.run.key, "suggestions"),
     )
+
+
+def _together(entry: PlanEntry | None) -> Iterator[Component]:
+    if entry is not None:
+        yield dmc.Text(f"Together: {plan(entry)}", fw=600)
 
 
 def _suggestion(one: SuggestionEntry) -> Component:
     predicted = one["predicted"]
     pairs = [
         ("set", dmc.Code(units.clean(setting(one)))),
-        ("gain", step_change(predicted)),
+        ("gain", step_change(predicted) + ("" if one.get("certain", True) else ", gain uncertain")),
         ("rests on", predicted["basis"]),
         ("why", one["why"]), ("risk", one["risk"]), ("verify", one["verify"]),
     ]  # fmt: skip
@@ -71,7 +77,8 @@ def _not_estimated(shown: Shown) -> Iterator[Component]:
 
 
 def _reasons(one: UnpredictedEntry) -> list[tuple[str, Any]]:
-    return [("set", dmc.Code(units.clean(setting(one)))), ("why not", one["why_not"])]
+    shown = [("set", dmc.Code(units.clean(setting(one)))), ("why not", one["why_not"])]
+    return [*shown, *([("verify", one["verify"])] if one.get("verify") else [])]
 
 
 def _whatif(shown: Shown) -> Iterator[Component]:

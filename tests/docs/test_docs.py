@@ -212,11 +212,17 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "nccl",
         "bandwidth",
         "traffic",
+        "crossovers",
         "topology",
         "advice",
         "memory",
         "efficiency",
         "host_calls",
+        "api_calls",
+        "copies",
+        "launches",
+        "queues",
+        "streams",
     }
     for sample in SAMPLES:
         report = json.loads(json.dumps(gpuscope.analyze(sample).report))

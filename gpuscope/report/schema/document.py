@@ -20,6 +20,18 @@ from gpuscope.report.schema.nccl_sections import (
     TrafficEntry,
 )
 from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.report.schema.profile_sections import (
+    ApiCallEntry,
+    CopyEntry,
+    GapEntry,
+    KernelRankEntry,
+    LaunchEntry,
+    OperatorEntry,
+    PhaseEntry,
+    QueueEntry,
+    RangeEntry,
+    StreamEntry,
+)
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Prediction, Replay
 from gpuscope.trace.naming.programs import Program
@@ -221,6 +233,8 @@ class SuggestionEntry(TypedDict):
     why: str
     setting: Setting
     predicted: Prediction
+    certain: NotRequired[bool]
+    """Whether the whole range is a gain; else it is the expected outcome alone."""
     risk: str
     verify: str
 
@@ -233,14 +247,58 @@ class UnpredictedEntry(TypedDict):
     action: str
     setting: Setting
     why_not: str
+    risk: NotRequired[str]
+    verify: NotRequired[str]
+    """How to try it; reports of older versions lack both."""
+
+
+class TriedEntry(TypedDict):
+    """A change that was replayed and gains nothing."""
+
+    code: str
+    action: str
+    setting: Setting
+    step_ns_after: int
+
+
+class NothingGainsEntry(TypedDict):
+    """A cause that costs more than 5 % of the time, and what was tried against it in vain."""
+
+    finding: str
+    share_frac: float
+    tried: list[TriedEntry]
+
+
+class PlanStep(TypedDict):
+    """One change of a plan."""
+
+    code: str
+    finding: str
+    action: str
+    setting: Setting
+    step_ns_after: int
+    """Of this and all before it together."""
+    risk: str
+    verify: str
+
+
+class PlanEntry(TypedDict):
+    """The best combination of changes that was found, in the order of what each adds."""
+
+    predicted: Prediction
+    """Of all of them together, by one replay."""
+    steps: list[PlanStep]
 
 
 class AdviceEntry(TypedDict):
-    """Why there are no suggestions, and changes without an estimated gain."""
+    """Why there are no suggestions, changes without an estimated gain, and causes that nothing helps against."""
 
     why: str
     """Why there are none; empty where there are."""
     unpredicted: list[UnpredictedEntry]
+    nothing_gains: NotRequired[list[NothingGainsEntry]]
+    plan: NotRequired[PlanEntry]
+    """Where two changes or more together gain more than any alone."""
 
 
 class KernelEntry(TypedDict):
@@ -248,9 +306,13 @@ class KernelEntry(TypedDict):
 
     name: str
     category: str
+    operator: str | None
+    """The operator or range that launches it, innermost first; of several, the one with most of its time."""
     count: int
     dur_ns: int
     mean_ns: int
+    min_ns: int
+    max_ns: int
     share_frac: float
     """Share of all device-event time."""
     flops_per_s: float | None
@@ -385,6 +447,17 @@ class Diagnosis(TypedDict):
     kernels: list[KernelEntry]
     efficiency: NotRequired[list[EfficiencyEntry]]
     """Where compute kernels were recorded."""
+    kernel_ranks: NotRequired[list[KernelRankEntry]]
+    operators: NotRequired[list[OperatorEntry]]
+    ranges: NotRequired[list[RangeEntry]]
+    phases: NotRequired[list[PhaseEntry]]
+    api_calls: NotRequired[list[ApiCallEntry]]
+    copies: NotRequired[list[CopyEntry]]
+    launches: NotRequired[list[LaunchEntry]]
+    queues: NotRequired[list[QueueEntry]]
+    streams: NotRequired[list[StreamEntry]]
+    gaps: NotRequired[list[GapEntry]]
+    """These ten where the recording holds any."""
     findings: list[FindingEntry]
 
 
