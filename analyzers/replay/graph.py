@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Any
 
 import numpy as np
@@ -72,9 +72,20 @@ class Edge(IntEnum):
     """Ranks of a collective."""
 
 
+class Trait(IntFlag):
+    """What a kernel is part of."""
+
+    LAYOUT = 1
+    """A conversion between the layouts of images."""
+    ATTENTION = 2
+    """An attention that runs as products with a softmax between them."""
+    FLASH_2 = 4
+    """FlashAttention 2."""
+
+
 NODE_COLUMNS = (
     "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes", "kernel",
-    "site", "compute", "staging", *CAUSES,
+    "site", "compute", "staging", "category", "precision", "floor", "chain", "traits", *CAUSES,
 )  # fmt: skip
 EDGE_COLUMNS = ("src", "dst", "lag", "why")
 
@@ -117,7 +128,9 @@ class Graph:
     `start` and `end` as measured, ns, for comparison only, `work` (`Kind` of a device operation), `call` (place in
     `calls`), `label` and `site` (place in `labels`; a site is where the
     program waits), `bytes` (of a copy), `kernel` (the same number for kernels of
-    one name on one rank); `compute`, `staging` (of copies from pageable memory) and the causes: ns of
+    one name on one rank); of a kernel `category` and `precision` (codes of `kernel_facts`), `floor` (ns at the device's
+    peaks; 0 where not known), `chain` (the chain of memory-bound kernels it is in, -1 outside one) and `traits`
+    (bits of `Trait`); `compute`, `staging` (of copies from pageable memory) and the causes: ns of
     a host segment's `dur`.
     Of an edge: `src` ends `lag` ns before `dst` starts at the earliest; `why` (`Edge`).
     """
@@ -182,6 +195,8 @@ _DEFAULTS = {
     "start": NA,
     "end": NA,
     "work": -1,
+    "category": -1,
+    "chain": -1,
 }
 
 

@@ -279,7 +279,7 @@ WORK = TableSchema(
 
 SHAPES = TableSchema(
     "shapes",
-    "input shapes of operators whose floating-point operations can be counted from them, and of gradients",
+    "input shapes of operators whose floating-point operations or bytes can be counted from them, and of gradients",
     (
         Column("event", "int", "the operator", refs="host_events"),
         Column("dims", "name", "input dimensions, as JSON"),

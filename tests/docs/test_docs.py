@@ -19,6 +19,7 @@ import pytest
 from helpers import snippets
 
 import gpuscope
+from gpuscope.analyzers.device_time.kernels.compute_findings import MESSAGES
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION
 from gpuscope.report.view.headline import verdict_line
@@ -134,7 +135,7 @@ def documented_codes(heading: str) -> set[str]:
 
 def test_every_cause_and_finding_is_documented_and_no_other() -> None:
     codes = {cause.finding_code for cause in CAUSES}
-    codes |= {code for source in sources("analyzers") for code in finding_codes_made_by_hand(source)}
+    codes |= {code for source in sources("analyzers") for code in finding_codes_made_by_hand(source)} | {*MESSAGES}
     assert documented_codes("## Causes and findings") == codes
 
 
@@ -217,6 +218,8 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "advice",
         "memory",
         "efficiency",
+        "compute",
+        "ideal",
         "host_calls",
         "api_calls",
         "copies",

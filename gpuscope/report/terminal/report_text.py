@@ -7,11 +7,20 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuscope.report.schema.document import FindingEntry, Report
-from gpuscope.report.terminal import advice_text, hang_text, memory_text, nccl_text, pipeline_text, stragglers_text
+from gpuscope.report.terminal import (
+    advice_text,
+    hang_text,
+    memory_text,
+    nccl_text,
+    pipeline_text,
+    profile_text,
+    stragglers_text,
+)
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.headline import NAME, context_line, verdict_line, whole
+from gpuscope.report.view.ideal_sentences import furthest, ideal_of, ideal_step
 from gpuscope.report.view.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.report.view.units import crop
 from gpuscope.report.view.vocabulary import CLASSES, PARTS
@@ -43,6 +52,8 @@ def render(report: Report, console: Console) -> None:
     pipeline_text.section(report, writer)
     _kernels(report, writer)
     _efficiency(report, writer)
+    _ideal(report, writer)
+    profile_text.sections(report, writer)
     _doubts(report, writer)
 
 
@@ -240,6 +251,17 @@ def _efficiency(report: Report, writer: Writer) -> None:
     why = next((entry["why"] for entry in counted if entry["why"]), "")
     line = f"MFU {figures}" + (f" ({why})" if why else "") if known else f"No MFU: {why}"
     writer.line(writer.text(line))
+
+
+def _ideal(report: Report, writer: Writer) -> None:
+    """What an ideal step would take, and where this one is furthest from it."""
+    entry = ideal_of(report)
+    if entry is None:
+        return
+    of_rank = f" (rank {entry['rank']})" if len(report["ranks"]) > 1 else ""
+    writer.line(writer.text(f"{ideal_step(entry, whole(report))}{of_rank}."))
+    if where := furthest(entry):
+        writer.line(writer.text(f"Furthest from it: {where}."))
 
 
 def _left_out(number: int, writer: Writer) -> None:

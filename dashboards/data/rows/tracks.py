@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.dashboards.data.run_clock import RunClock
+from gpuscope.dashboards.data.rows.run_clock import RunClock
 from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Table, Times
@@ -33,10 +33,8 @@ OF_CATEGORY: dict[Category, Group] = {
     Category.PYTHON: "python",
     Category.OS: "os",
 }
-DEEPEST = 12
+DEEPEST = 24
 """Rows of one thread and group; deeper nesting shares the last one."""
-NESTED = "└ "
-"""Prefix of the labels of nested levels; the thread's name is at the level above."""
 BLOCK = 64
 """Events per block whose maxima are stored, so that long ranges need no scan."""
 STEP = len(Kind) + len(Category)
@@ -67,16 +65,36 @@ class Track:
     by_length: Array
     """Places of the events, the shortest first (int32): inverse of `shorter`."""
     shorter_blocks: Array
-    end_blocks: Times
-    """The greatest of `shorter` and of `end` in each whole block of BLOCK events."""
+    """The greatest of `shorter` in each whole block of BLOCK events."""
+    covered: Times
+    """How long any of the events so far runs: |∪ [start, end)| over the events up to each."""
+    thread: int = NA
+    """Row of `threads` of a host event's track."""
+    depth: int = 0
+    """How many of its thread's events of this group are open around each."""
 
     def __len__(self) -> int:
         return len(self.start)
 
+    def busy_before(self, at: Times) -> Times:
+        """How long any event runs before each instant, ns: |∪ events ∩ (−∞, t)|, shape of `at`."""
+        if not len(self):
+            return np.zeros(len(at), np.int64)
+        last = np.searchsorted(self.start, at, "left") - 1
+        # From the start of the last one that has begun to the latest end so far, all is covered.
+        busy = self.covered[last] - np.maximum(self.reach[last] - at, 0)
+        return np.where(last >= 0, busy, 0)
+
+    def busy(self, window: tuple[int, int]) -> int:
+        """How long any event runs within the window, ns."""
+        before, after = self.busy_before(np.array(window, np.int64))
+        return int(after - before)
+
 
 def make_track(
-    key: str, rank: int, group: Group, label: str, table: TableName, rows: Times, start: Times, end: Times, look: Array
-) -> Track:
+    key: str, rank: int, group: Group, label: str, table: TableName, rows: Times, start: Times, end: Times,
+    look: Array, thread: int = NA, depth: int = 0,
+) -> Track:  # fmt: skip
     """A track of events in any order."""
     if bool((np.diff(start) < 0).any()):
         order = np.lexsort((-end, start))
@@ -85,8 +103,12 @@ def make_track(
     shorter = np.empty(len(rows), np.int32)
     shorter[by_length] = np.arange(len(rows), dtype=np.int32)
     reach = np.maximum.accumulate(end) if len(end) else end
-    blocks = (block_max(shorter), block_max(end))
-    return Track(key, rank, group, label, table, rows, start, end, look, reach, shorter, by_length, *blocks)
+    before = np.concatenate((start[:1], reach[:-1]))
+    covered = np.cumsum(np.maximum(end - np.maximum(start, before), 0))
+    return Track(
+        key, rank, group, label, table, rows, start, end, look, reach, shorter, by_length, block_max(shorter), covered,
+        thread, depth,
+    )  # fmt: skip
 
 
 def block_max(values: Array) -> Array:
@@ -109,10 +131,13 @@ class _Shift:
     def __init__(self, trace: Trace, clock: RunClock) -> None:
         self.trace, self.clock = trace, clock
 
-    def track(self, key: str, rank: int, group: Group, label: str, table: TableName, rows: Times, look: Array) -> Track:
+    def track(
+        self, key: str, rank: int, group: Group, label: str, table: TableName, rows: Times, look: Array,
+        thread: int = NA, depth: int = 0,
+    ) -> Track:  # fmt: skip
         own = self.trace[table]
         start, end = (self.clock.common(rank, own[column][rows]) for column in ("start", "end"))
-        return make_track(key, rank, group, label, table, rows, start, end, look)
+        return make_track(key, rank, group, label, table, rows, start, end, look, thread, depth)
 
 
 def _steps(trace: Trace, shift: _Shift) -> Iterator[Track]:
@@ -162,8 +187,7 @@ def _threads(trace: Trace, shift: _Shift) -> Iterator[Track]:
         for level in range(int(depth.max()) + 1):
             own = rows[depth == level]
             look = (host["category"][own] + len(Kind)).astype(np.int8)
-            named = label if level == 0 else f"{NESTED}{level}"
-            yield shift.track(f"h{thread}.{group}.{level}", rank, group, named, "host_events", own, look)
+            yield shift.track(f"h{thread}.{group}.{level}", rank, group, label, "host_events", own, look, thread, level)
 
 
 def _depth(start: Times, end: Times) -> Times:
