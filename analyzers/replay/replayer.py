@@ -14,7 +14,7 @@ from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.sections import REPLAY
-from gpuscope.analyzers.nccl.run_choices import RunChoices
+from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator
 
 import numpy as np
 
-from gpuscope.analyzers.frame.changes import LinkSpeed, MoreRanks, WireBytes
+from gpuscope.analyzers.frame.changes import LinkSpeed, MeasuredTransfers, MoreRanks, WireBytes
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, nodes_by_call
@@ -90,6 +90,20 @@ def wire_bytes(graph: Graph, change: WireBytes, setting: Setting) -> Rewritten:
         found.basis(graph, calls) + "; without the cost of casting or compressing",
         found.provenance(graph, calls),
     )
+
+
+def measured_transfers(graph: Graph, change: MeasuredTransfers, setting: Setting) -> Rewritten:
+    """Transfers of the given sizes times the factor that was measured for them."""
+    found = costs(graph, setting)
+    factors = {nbytes: (best, worst) for nbytes, best, worst in change.factors}
+    ratio: dict[int, float] = {}
+    for call, own in enumerate(graph.calls):
+        if own.op == change.op and own.group_size == change.group_size and own.bytes in factors:
+            best, worst = factors[own.bytes]
+            ratio[call] = {-1: best, 0: (best + worst) / 2, 1: worst}[setting.bias]
+    if not ratio:
+        raise UnreplayableError(f"the replayed steps hold no {change.op} of these sizes over {change.group_size} ranks")
+    return Rewritten(rescaled(graph, found, ratio), "transfer times as measured for another choice")
 
 
 def more_ranks(graph: Graph, change: MoreRanks, setting: Setting) -> Rewritten:
