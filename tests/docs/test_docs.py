@@ -112,8 +112,8 @@ def finding_codes_made_by_hand(source: str) -> Iterator[str]:
 
 
 def codes_given_to_a_maker(node: ast.AST) -> Iterator[str]:
-    """Codes in `_finding("code", …)`, and in a table of what such calls say by the role of a step."""
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_finding" and node.args:
+    """Codes in `_finding("code", …)`, `stated("code", …)`, and in a table of what such calls say by a step's role."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("_finding", "stated") and node.args:
         if isinstance(first := node.args[0], ast.Constant):
             yield str(first.value)
     elif isinstance(node, ast.Dict):
@@ -213,6 +213,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "nccl",
         "bandwidth",
         "traffic",
+        "crossovers",
         "topology",
         "advice",
         "memory",

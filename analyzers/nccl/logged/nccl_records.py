@@ -11,11 +11,12 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.needs import Need, any_of
 from gpuscope.analyzers.frame.sections import NCCL, TOPOLOGY
-from gpuscope.analyzers.nccl import nccl_findings
+from gpuscope.analyzers.nccl.logged import nccl_findings, setting_findings
 from gpuscope.report.schema.nccl_sections import (
     ChoiceEntry,
     CommunicatorEntry,
     Nccl,
+    PortEntry,
     TopologyEntry,
     TransportEntry,
     VariableEntry,
@@ -39,11 +40,16 @@ def run(facts: RunFacts) -> Result:
             transports=_transports(connections),
             choices=_choices(choices),
             environment=_environment(trace),
+            networks=sorted({name for source in trace.sources for name in source.facts.get("networks", ())}),
+            ports=_ports(trace),
+            gpus=sorted({row["device_name"] for row in (*communicators, *trace.rows("ranks")) if row["device_name"]}),
         )
     links = trace.rows("topology")
     if links:
         result.sections[TOPOLOGY] = _topology(trace, links)
     result.findings += nccl_findings.find(communicators, connections, measured, links)
+    if NCCL in result.sections:
+        result.findings += setting_findings.find(result.sections[NCCL])
     return result
 
 
@@ -111,6 +117,19 @@ def _choices(found: Sequence[Row]) -> list[ChoiceEntry]:
 def _environment(trace: Trace) -> list[VariableEntry]:
     variables = {pair for source in trace.sources for pair in source.facts.get("nccl_environment", ())}
     return [{"name": name, "value": value} for name, value in sorted(variables)]
+
+
+def _ports(trace: Trace) -> list[PortEntry]:
+    layers: dict[str, str] = {}
+    direct: dict[str, bool] = {}
+    for source in trace.sources:
+        layers |= source.facts.get("ports", {})
+        for name, enabled in source.facts.get("gpu_direct", {}).items():
+            direct[name] = direct.get(name, True) and enabled
+    return [
+        {"name": name, "link_layer": layers.get(name), "gpu_direct": direct.get(name)}
+        for name in sorted({*layers, *direct})
+    ]
 
 
 def _topology(trace: Trace, links: Sequence[Row]) -> list[TopologyEntry]:

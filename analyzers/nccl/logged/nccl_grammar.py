@@ -16,6 +16,8 @@ OPERATIONS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
 LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
+UNSET = "unset"
+"""As a value: take the variable away, so that NCCL's default holds."""
 MOST_CTAS = 64
 """MAXCHANNELS since 2.25; 32 before."""
 
@@ -49,6 +51,22 @@ def parse_list(value: str, names: Sequence[str]) -> Mapping[str, frozenset[str]]
         chosen = frozenset(known[name.lower()] for name in given)
         enabled |= dict.fromkeys(operations, frozenset(names) - chosen if listed.startswith("^") else chosen)
     return enabled
+
+
+def only(value: str | None, names: Sequence[str], op: str) -> str | None:
+    """The one name that a value enables for an operation of a report (`all_reduce`); None where there are several."""
+    enabled = parse_list(value, names) if value else {}
+    if isinstance(enabled, str):
+        return None
+    left = next((found for name, found in enabled.items() if name.lower() == op.replace("_", "")), frozenset())
+    return next(iter(left)) if len(left) == 1 else None
+
+
+def logged_name(name: str) -> str:
+    """An algorithm as reports have it: `NVLSTree` → `nvls_tree`, `CollNetDirect` → `collnet_direct`."""
+    return {"collnetdirect": "collnet_direct", "collnetchain": "collnet_chain", "nvlstree": "nvls_tree"}.get(
+        name.lower(), name.lower()
+    )
 
 
 def _algorithms(value: str) -> str:
@@ -99,12 +117,14 @@ CHECKS: Mapping[str, Callable[[str], str]] = {
     "NCCL_NVLS_ENABLE": partial(_word, words=("0", "2")),
     "NCCL_COLLNET_ENABLE": partial(_integer, low=0, high=1),
     "NCCL_DEBUG": partial(_word, words=("VERSION", "WARN", "INFO", "TRACE")),
-    "NCCL_DEBUG_SUBSYS": partial(_word, words=("INIT,ENV,TUNING",)),
+    "NCCL_DEBUG_SUBSYS": partial(_word, words=("INIT,ENV,TUNING", "INIT,ENV")),
 }
 
 
 def wrong(name: str, value: str) -> str:
     """What NCCL (or caution) has against a value; empty where it is good. Unknown variables are wrong."""
+    if value == UNSET:
+        return "" if name.startswith("NCCL_") else f"{name} is no variable of NCCL"
     check = CHECKS.get(name)
     return check(value) if check else f"{name} is no variable that this project suggests"
 
@@ -112,6 +132,11 @@ def wrong(name: str, value: str) -> str:
 def for_operation(op: str, names: str) -> str:
     """A value for one operation of a report: `all_reduce`, `Tree` → `allreduce:Tree`."""
     return f"{op.replace('_', '')}:{names}"
+
+
+def protocol_name(given: str) -> str:
+    """NCCL's spelling of a protocol as reports have it: `simple` → `Simple`."""
+    return next(name for name in PROTOCOLS if name.lower() == given)
 
 
 def algorithm_name(given: str) -> str:

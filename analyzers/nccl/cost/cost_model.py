@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuscope.analyzers.nccl import cost_constants
-from gpuscope.analyzers.nccl.cost_constants import Generation, Hardware
+from gpuscope.analyzers.nccl.cost import cost_constants
+from gpuscope.analyzers.nccl.cost.cost_constants import Generation, Hardware
 from gpuscope.trace.schema import NS_PER_US
 
 RING_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
@@ -24,7 +24,7 @@ _PLATEAU_LATER = 1.4
 
 @dataclass(frozen=True)
 class Choice:
-    """What carries a collective out; names as NCCL's log has them in lower case. None: unknown."""
+    """What carries a collective out; names as NCCL's log has them in lower case. None and "": unknown."""
 
     algorithm: str
     protocol: str

@@ -11,7 +11,7 @@ from math import sqrt
 
 from gpuscope.analyzers.collectives.message_cost import CostModel
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
-from gpuscope.analyzers.nccl.cost_model import Choice, Place, available, bandwidth, latency_ns
+from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place, available, bandwidth, latency_ns
 from gpuscope.hardware.bus_bandwidth import busbw_factor
 
 SPREAD = sqrt(2)

@@ -28,6 +28,16 @@ def find(
     return [finding for finding in found if finding is not None]
 
 
+def stated(
+    code: str, severity: Literal["high", "medium", "low"], message: str, ranks: Iterable[int] = ()
+) -> FindingEntry:
+    """A finding whose cost the records don't give."""
+    return {
+        "code": code, "severity": severity, "message": message, "ranks": sorted(ranks), "cost_ns_per_step": 0,
+        "cost_ns": 0, "share_frac": 0.0, "evidence": [],
+    }  # fmt: skip
+
+
 def _slow_transport(connections: Sequence[Row]) -> FindingEntry | None:
     inside = [row for row in connections if row["same_node"] == 1 and row["transport"].startswith("NET/")]
     sockets = [row for row in connections if row["transport"].startswith("NET/Socket") and row["same_node"] != 1]
@@ -44,16 +54,12 @@ def _slow_transport(connections: Sequence[Row]) -> FindingEntry | None:
             f"{units.plural(len(sockets), 'pair')} of ranks on different hosts communicate over sockets "
             f"({_named(sockets)}), without RDMA"
         )
-    return {
-        "code": "slow_transport",
-        "severity": "high" if inside else "medium",
-        "message": "; ".join(said),
-        "ranks": sorted({row["rank"] for row in inside or sockets}),
-        "cost_ns_per_step": 0,
-        "cost_ns": 0,
-        "share_frac": 0.0,
-        "evidence": [],
-    }
+    return stated(
+        "slow_transport",
+        "high" if inside else "medium",
+        "; ".join(said),
+        sorted({row["rank"] for row in inside or sockets}),
+    )
 
 
 def _named(rows: Sequence[Row]) -> str:
@@ -79,18 +85,14 @@ def _fewer_channels(communicators: Sequence[Row], links: Sequence[Row]) -> Findi
         if pairs
         else "A degraded NVLink or PCIe link can cause this; a topology file of these hosts would name it"
     )
-    return {
-        "code": "fewer_channels",
-        "severity": "medium",
-        "message": f"{len(ranks)} of {len(_ranks(known))} ranks have fewer channels than others in communicators of "
+    return stated(
+        "fewer_channels",
+        "medium",
+        f"{len(ranks)} of {len(_ranks(known))} ranks have fewer channels than others in communicators of "
         f"the same size: {least['channels']} instead of {most[least['size'], least['nodes']]} (size {least['size']}). "
         f"{why}",
-        "ranks": ranks,
-        "cost_ns_per_step": 0,
-        "cost_ns": 0,
-        "share_frac": 0.0,
-        "evidence": [],
-    }
+        ranks,
+    )
 
 
 def _degraded_link(communicators: Sequence[Row], links: Sequence[Row]) -> FindingEntry | None:
@@ -104,16 +106,12 @@ def _degraded_link(communicators: Sequence[Row], links: Sequence[Row]) -> Findin
     if not found:
         return None
     more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return {
-        "code": "degraded_link",
-        "severity": "medium",
-        "message": "; ".join(found[:NAMED]) + more,
-        "ranks": sorted({rank for pair in pairs for rank in pair.ranks}),
-        "cost_ns_per_step": 0,
-        "cost_ns": 0,
-        "share_frac": 0.0,
-        "evidence": [],
-    }
+    return stated(
+        "degraded_link",
+        "medium",
+        "; ".join(found[:NAMED]) + more,
+        sorted({rank for pair in pairs for rank in pair.ranks}),
+    )
 
 
 def _below(links: Iterable[Row], kinds: Sequence[str], column: Literal["width", "rate"], what: str) -> list[str]:
@@ -133,17 +131,13 @@ def _wrong(measured: Sequence[Row]) -> FindingEntry | None:
     if not wrong:
         return None
     worst = max(wrong, key=lambda row: row["wrong"])
-    return {
-        "code": "wrong_results",
-        "severity": "high",
-        "message": f"nccl-tests found wrong values in {units.plural(len(wrong), 'row')}: {worst['wrong']} elements of "
+    return stated(
+        "wrong_results",
+        "high",
+        f"nccl-tests found wrong values in {units.plural(len(wrong), 'row')}: {worst['wrong']} elements of "
         f"{worst['op']} at {units.size(worst['bytes'])}",
-        "ranks": [],
-        "cost_ns_per_step": 0,
-        "cost_ns": 0,
-        "share_frac": 0.0,
-        "evidence": [],
-    }
+        [],
+    )
 
 
 def _ranks(rows: Iterable[Row]) -> list[int]:

@@ -1,4 +1,4 @@
-"""NCCL's own knobs: algorithm, protocol, channels and transports.
+"""NCCL's own knobs: algorithm, protocol, channels.
 
 NCCL chooses well where its model of the machine is right, so only its log or a measurement can show that
 another choice gains; without them the advice is to record the log.
@@ -9,28 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpuscope.analyzers.advice.framework_settings import cost, env
-from gpuscope.analyzers.advice.nccl_grammar import MOST_CTAS, algorithm_name, for_operation, wrong
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
+from gpuscope.analyzers.nccl.logged.nccl_grammar import MOST_CTAS, UNSET, algorithm_name, for_operation, wrong
 from gpuscope.report.schema.document import FindingEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry
 
 _VERIFY = "record again with NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING: bandwidth[] shows choice and busbw"
-_RERUN = Refused("a trace of one transport can't predict another: run again, or measure with nccl-tests")
 _ALTERNATIVES: Mapping[str, Sequence[str]] = {"all_reduce": ("ring", "tree"), "all_gather": (), "reduce_scatter": ()}
 """Not NVLS: where NCCL does not take it unasked it is most likely not there, and forcing it fails."""
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """By the finding: choices for messages, or the transports that a variable has switched off."""
+    """By the finding: choices for messages, or the channels that a variable keeps some ranks from."""
     if not _nccl(case):
         return
     if finding["code"] in ("latency", "bandwidth"):
         found: Iterator[Proposal] = _choices(case, finding)
-    elif finding["code"] == "fewer_channels":
-        found = _allowed_channels(case, finding)
     else:
-        found = _transports(case, finding)
+        found = _allowed_channels(case, finding)
     for proposal in found:
         if not wrong(proposal.setting["name"], proposal.setting["value"]):
             yield proposal
@@ -135,7 +132,7 @@ def _switches(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterato
         code="nccl_nvls",
         action="Let NCCL use NVLink switches that reduce (NVLS) again",
         why=f"{cost(finding)}; NCCL's log says that NCCL_NVLS_ENABLE=0 is set",
-        setting=env("NCCL_NVLS_ENABLE", "2"),
+        setting=env("NCCL_NVLS_ENABLE", UNSET),
         risk="more device memory; it may have been switched off for a reason: multicast missing in a virtual machine",
         verify="NCCL's log shows nvls channels; " + _VERIFY,
         changes=(Algorithm(algorithm="nvls", protocol="simple", op=row["op"]),),
@@ -172,30 +169,6 @@ def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         )
 
 
-_SWITCHED_OFF = {
-    "NCCL_P2P_DISABLE": ("1", "0", "copies between GPUs of one host"),
-    "NCCL_P2P_LEVEL": ("LOC", "SYS", "copies between GPUs of one host"),
-    "NCCL_SHM_DISABLE": ("1", "0", "shared memory between processes of one host"),
-    "NCCL_IB_DISABLE": ("1", "0", "RDMA between hosts"),
-}
-
-
-def _transports(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """Switches that NCCL's log shows to be off."""
-    for name, (off, on, what) in _SWITCHED_OFF.items():
-        if _variable(case, name) != off:
-            continue
-        yield Proposal(
-            code="nccl_transport",
-            action=f"Let NCCL use {what} again",
-            why=f"{cost(finding)}; NCCL's log says that {name}={off} is set",
-            setting=env(name, on),
-            risk="it may have been switched off for a reason: a hang, an IOMMU, a container without shared memory",
-            verify="NCCL's log names the other transport for these pairs (nccl.transports)",
-            outcome=_RERUN,
-        )
-
-
 def _allowed_channels(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """A limit in one host's environment makes it have fewer channels than the others."""
     most = max((entry["channels"] or 0 for entry in case.report["nccl"]["communicators"]), default=0)
@@ -204,10 +177,10 @@ def _allowed_channels(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         if set_value is not None and set_value.isdecimal() and int(set_value) < most <= MOST_CTAS:
             yield Proposal(
                 code="nccl_channels",
-                action=f"Allow NCCL {most} channels everywhere",
+                action=f"Take {name} out of the environment: NCCL makes {most} channels elsewhere",
                 why=f"{cost(finding)}; NCCL's log says that {name}={set_value} is set",
-                setting=env("NCCL_MAX_CTAS", str(most)),
-                risk=f"unset NCCL_MAX_NCHANNELS; up to {most} SMs go to communication",
+                setting=env(name, UNSET),
+                risk=f"up to {most} SMs go to communication",
                 verify="nccl.communicators[] has as many channels everywhere",
                 changes=(Algorithm(channels=most),),
             )
@@ -230,17 +203,11 @@ RULE = Rule(
         Knob(
             "nccl_channels",
             ("bandwidth", "fewer_channels"),
-            "`NCCL_MIN_CTAS`; `NCCL_MAX_CTAS` where the log shows a limit",
+            "`NCCL_MIN_CTAS`; `NCCL_MAX_CTAS` or `NCCL_MAX_NCHANNELS` unset where the log shows such a limit",
         ),
-        Knob("nccl_nvls", ("bandwidth",), "`NCCL_NVLS_ENABLE=2`, where the log shows that it was 0"),
+        Knob("nccl_nvls", ("bandwidth",), "`NCCL_NVLS_ENABLE` unset, where the log shows that it was 0"),
         Knob("nccl_buffer", ("bandwidth",), "`NCCL_BUFFSIZE`, between hosts"),
         Knob("nccl_collnet", ("bandwidth",), "`NCCL_COLLNET_ENABLE=1`, over InfiniBand"),
-        Knob(
-            "nccl_transport",
-            ("slow_transport",),
-            "`NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL`, `NCCL_SHM_DISABLE` or `NCCL_IB_DISABLE` undone, "
-            "where the log shows that it was set",
-        ),
     ),
     propose,
     ("pytorch", "jax", "native"),
