@@ -15,9 +15,8 @@ from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, 
 from gpuscope.dashboards.figures import gains_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.report.schema.document import SuggestionEntry, UnpredictedEntry
-from gpuscope.report.terminal.advice_text import setting
 from gpuscope.report.view import units
-from gpuscope.report.view.prediction_sentences import step_change
+from gpuscope.report.view.prediction_sentences import setting_words, step_change
 
 
 def layout(shown: Shown) -> Component:
@@ -48,7 +47,7 @@ def _suggestions(shown: Shown) -> Iterator[Component]:
 def _suggestion(one: SuggestionEntry) -> Component:
     predicted = one["predicted"]
     pairs = [
-        ("set", dmc.Code(units.clean(setting(one)))),
+        ("set", dmc.Code(units.clean(setting_words(one, brief=False)))),
         ("gain", step_change(predicted)),
         ("rests on", predicted["basis"]),
         ("why", one["why"]), ("risk", one["risk"]), ("verify", one["verify"]),
@@ -71,7 +70,7 @@ def _not_estimated(shown: Shown) -> Iterator[Component]:
 
 
 def _reasons(one: UnpredictedEntry) -> list[tuple[str, Any]]:
-    return [("set", dmc.Code(units.clean(setting(one)))), ("why not", one["why_not"])]
+    return [("set", dmc.Code(units.clean(setting_words(one, brief=False)))), ("why not", one["why_not"])]
 
 
 def _whatif(shown: Shown) -> Iterator[Component]:

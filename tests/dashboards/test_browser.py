@@ -83,7 +83,7 @@ def test_from_a_finding_to_its_event(browser: Browser, served: str) -> None:
     browser.open(f"{served}/", "/")
     link = browser.find(".finding a.evidence")
     label = link.text
-    assert re.match(r"rank 0 at \+\S+ s for \S+ ms: gloo:all_reduce", label)
+    assert re.match(r"rank 0 at \+\S+ m?s for \S+ ms: gloo:all_reduce", label)
     link.click()
     browser.drawn("/timeline")
     assert "gloo:all_reduce" in browser.text("#timeline-selected")

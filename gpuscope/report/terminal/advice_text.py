@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuscope.report.schema.document import Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view.prediction_sentences import step_change
+from gpuscope.report.view.prediction_sentences import setting_words, step_change
 
 
 def section(report: Report, writer: Writer) -> None:
@@ -29,7 +29,7 @@ def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
     # Without a timeline only memory is known; the basis says how much.
     step = f"{step_change(predicted)}; " if predicted["step_ns_before"] else ""
     for word, sentence in (
-        ("set", setting(suggestion)),
+        ("set", setting_words(suggestion, brief=False)),
         ("gain", step + predicted["basis"]),
         ("why", suggestion["why"]),
         ("risk", suggestion["risk"]),
@@ -42,11 +42,5 @@ def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
 def _unpredicted(one: UnpredictedEntry, writer: Writer) -> None:
     title = writer.text(f"Gain not estimated: {one['action']}", "bold")
     writer.line(title, writer.text(f"  [for {one['finding']}]", "dim"))
-    writer.line(f"{'set':<8}", setting(one), indent=2, hang=8)
+    writer.line(f"{'set':<8}", setting_words(one, brief=False), indent=2, hang=8)
     writer.line(f"{'why not':<8}", one["why_not"], indent=2, hang=8)
-
-
-def setting(entry: SuggestionEntry | UnpredictedEntry) -> str:
-    """A setting on one line."""
-    chosen = entry["setting"]
-    return f"{chosen['name']}={chosen['value']} ({chosen['kind']})"
