@@ -5,17 +5,19 @@ from __future__ import annotations
 from functools import cache
 
 from dash import Dash
+from flask_compress import Compress
 
-from gpuscope.dashboards import downloads, security, shell
+from gpuscope.dashboards import shell
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.page import pages
+from gpuscope.dashboards.web import access, downloads, limits
 
 
-def create_app(runs: Runs, token: str | None = None) -> Dash:
+def create_app(runs: Runs, token: str, local: bool = True) -> Dash:
     """A dashboard of `runs`, as a Dash application whose `server` is a WSGI application.
 
-    With a `token`, every request must carry it (in the address once, then as a cookie); without, only requests
-    to a loopback name are answered.
+    Every request must carry the `token` (in the address once, then as a cookie). With `local`, only requests to a
+    loopback name are answered.
     """
     app = Dash(
         "dashboards",
@@ -37,5 +39,15 @@ def create_app(runs: Runs, token: str | None = None) -> Dash:
     def hashes() -> list[str]:
         return list(app.csp_hashes())
 
-    security.guard(app.server, token, hashes)
+    access.guard(app.server, token, local, hashes)
+    limits.limit(app)
+    _compress(app)
     return app
+
+
+def _compress(app: Dash) -> None:
+    """Answers in the encoding the browser takes, quickly rather than tightly."""
+    app.server.config["COMPRESS_ZSTD_LEVEL"] = app.server.config["COMPRESS_LEVEL"] = 3
+    app.server.config["COMPRESS_BR_LEVEL"] = 1  # at 4, a window of the timeline takes longer to pack than to find
+    app.server.config["COMPRESS_ALGORITHM_STREAMING"] = ["zstd", "br", "gzip"]  # files, too
+    Compress(app.server)

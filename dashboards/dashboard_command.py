@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; others than this machine's own ask viewers for a token.",
+    help="Address to listen on.",
 )
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8050, show_default=True, help="Port; 0 takes a free one."
@@ -39,18 +39,17 @@ def command(
     gpuscope dashboard run/
     gpuscope dashboard before/ after/ --port 0
     """
-    from gpuscope.dashboards import security
     from gpuscope.dashboards.app import create_app
-    from gpuscope.dashboards.server import address, listen
+    from gpuscope.dashboards.web import access
+    from gpuscope.dashboards.web.server import address, listen
 
-    token = None if security.is_loopback(host) else security.new_token()
+    token = access.new_token()
     with listen(host, port) as server:  # before the work, so that a port in use is reported at once
-        server.set_app(create_app(_open(paths, ranks, partial, nsys, located(store)), token).server)
+        runs = _open(paths, ranks, partial, nsys, located(store))
+        server.set_app(create_app(runs, token, access.is_loopback(host)).server)
         click.echo(f"gpuscope dashboard: {address(host, server.port, token)}\nCtrl-C ends it.")
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            click.echo("Ended.", err=True)
+        server.serve_forever()
+        click.echo("Ended.", err=True)
 
 
 def _open(paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, store: Path) -> Runs:

@@ -12,7 +12,7 @@ from gpuscope.dashboards import ids, parts
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.page import Page, Shown, pages
 from gpuscope.dashboards.parts import attributes
-from gpuscope.dashboards.state import View, parse
+from gpuscope.dashboards.state import View, parse, text
 from gpuscope.report.view import units
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def register(app: Dash, runs: Runs) -> None:
         ranks = units.ranks(view.ranks) if view.ranks is not None else ""
         steps = "-".join(map(str, view.steps)) if view.steps is not None else ""
         wrong = view.wrong
-        return draw(path or "/", shown), run.key, ranks, steps, wrong.get("ranks", ""), wrong.get("steps", "")
+        return draw(text(path) or "/", shown), run.key, ranks, steps, wrong.get("ranks", ""), wrong.get("steps", "")
 
     def browser(function: str) -> ClientsideFunction:
         return ClientsideFunction("gpuscope", function)

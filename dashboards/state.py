@@ -16,7 +16,16 @@ import click
 from gpuscope.commands.options import RankSet, StepRange
 from gpuscope.report.view import units
 
+MAX_PARAMETERS = 40
+MAX_VALUE = 1_000
+"""Parameters of an address, and characters of each; a search for a name is the longest."""
+MAX_RANKS = 1 << 16
+"""Ranks in a filter: more than any run has."""
 _OWN = ("run", "ranks", "steps", "from", "to", "event")
+
+
+class MalformedStateError(ValueError):
+    """A state that no page of this dashboard writes: the request is answered with 400."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +74,23 @@ class View:
         return self.steps is None or (step is not None and self.steps[0] <= step <= self.steps[1])
 
 
-def parse(search: str | None) -> View:
-    """The state in a query string."""
-    given = dict(parse_qsl((search or "").removeprefix("?")))
+def text(value: object) -> str:
+    """A callback's value that should be text. Raises `MalformedStateError` for anything else."""
+    if value is not None and not isinstance(value, str):
+        raise MalformedStateError("a parameter is not text")
+    return value or ""
+
+
+def parse(search: object) -> View:
+    """The state in a query string. Raises `MalformedStateError` for what is none, or too long."""
+    try:
+        given = dict(parse_qsl(text(search).removeprefix("?"), max_num_fields=MAX_PARAMETERS))
+    except ValueError as error:
+        raise MalformedStateError(str(error)) from error
+    if any(len(value) > MAX_VALUE for value in given.values()):
+        raise MalformedStateError(f"a parameter is longer than {MAX_VALUE} characters")
     wrong: dict[str, str] = {}
-    ranks = _converted(RankSet(), given, "ranks", wrong)
+    ranks = _converted(RankSet(MAX_RANKS), given, "ranks", wrong)
     steps = _converted(StepRange(), given, "steps", wrong)
     return View(
         run=given.get("run", ""),

@@ -12,6 +12,7 @@ A block in a Markdown file is regenerated from the command in its opening line:
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -29,10 +30,12 @@ from rich.text import Text
 import gpuscope
 from gpuscope.analyzers.advice.rule import rules
 from gpuscope.analyzers.device_time.host_cause import host_causes
+from gpuscope.analyzers.run.analysis import SECTIONS
 from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.output import write_text
+from gpuscope.report.schema import profile_sections
 from gpuscope.report.terminal.first_screen import render
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION, Cause
@@ -146,9 +149,45 @@ def _recording_options() -> str:
     return "\n".join(lines)
 
 
+_WORDS = {"int": "integer", "str": "string", "float": "number", "bool": "boolean", "None": "null"}
+
+
+def _profile_sections() -> str:
+    """Heading, meaning and keys of each profile table, from its type and the words beside it."""
+    tree = ast.parse(Path(profile_sections.__file__).read_text(encoding="utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    found: list[str] = []
+    for section, row in SECTIONS.items():
+        if row.__name__ not in classes:
+            continue
+        node = classes[row.__name__]
+        found += [f"### `{section}[]`", "", *wrap(ast.get_docstring(node) or "", DOCUMENT_WIDTH), ""]
+        found += ["| key | type | meaning |", "|---|---|---|"]
+        for at, field in enumerate(node.body):
+            if isinstance(field, ast.AnnAssign):
+                after = node.body[at + 1] if at + 1 < len(node.body) else None
+                text = (
+                    after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+                )
+                text = str(text).rstrip(".")
+                name = f"{section}[].{ast.unparse(field.target)}"
+                found.append(
+                    f"| `{name}` | {_type(ast.unparse(field.annotation))} | {_cell(text[:1].lower() + text[1:])} |"
+                )
+        found.append("")
+    return "\n".join(found[:-1])
+
+
+def _type(annotation: str) -> str:
+    """`int | None` in the words of JSON."""
+    words = ("string" if part.startswith("Literal") else part.partition("[")[0] for part in annotation.split(" | "))
+    return " or ".join(_WORDS.get(word, word) for word in words)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "causes": _causes,
     "host causes": _host_causes,
+    "profile sections": _profile_sections,
     "recording options": _recording_options,
     "suggestions": _suggestions,
 }

@@ -16,13 +16,13 @@ import numpy as np
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import Need
+from gpuscope.analyzers.frame.phases import Phases, main_thread
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.intervals import Spans, intersect
 from gpuscope.trace.launch_links import innermost
-from gpuscope.trace.naming import kinds
-from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
+from gpuscope.trace.schema import NA, SCHEMAS, Kind
 from gpuscope.trace.trace import Trace
 
 KEPT = 4
@@ -104,11 +104,11 @@ def _cut(trace: Trace, view: LaneView) -> _Cut:
     reach = np.maximum.accumulate(end)
     before = np.concatenate((start[:1], reach[:-1]))
     launch = device["launch"][rows]
-    main = _main_thread(host, view.lane.rank, launch)
+    main = main_thread(host, view.lane.rank, launch)
     thread = np.where(launch == NA, main, host["thread"][np.maximum(launch, 0)] if len(host) else main)
     launched = np.where(launch == NA, NA, host["start"][np.maximum(launch, 0)] if len(host) else NA)
     busy, idle = reach > np.maximum(before, start), start > before
-    phases = _Phases(trace, view.lane.rank, main)
+    phases = Phases(trace, view.lane.rank, main)
     gap = (before[idle] + start[idle]) // 2
     code = np.concatenate((phases.at(thread[busy], launched[busy]), phases.at(thread[idle], gap)))
     doing = _doing(trace, view.lane.rank, thread[idle], gap)
@@ -117,47 +117,6 @@ def _cut(trace: Trace, view: LaneView) -> _Cut:
     until = np.concatenate((reach[busy], start[idle]))
     order = np.argsort(begin, kind="stable")
     return _Cut(Spans(begin[order], until[order]), code[order], name[order])
-
-
-def _main_thread(host: Table, rank: int, launch: Times) -> int:
-    """The thread that launches most; without launches the rank's busiest."""
-    rows = launch[launch != NA]
-    if not len(rows):
-        rows = np.flatnonzero(host["rank"] == rank)
-    return int(np.bincount(host["thread"][rows]).argmax()) if len(rows) else NA
-
-
-class _Phases:
-    """The phase of a step at instants of a rank's threads, from its ranges and the backward's own operators."""
-
-    def __init__(self, trace: Trace, rank: int, main: int) -> None:
-        host, names = trace["host_events"], trace.names
-        self.host, self.main = host, main
-        phase_of = [kinds.phase(name) for name in names.names]
-        self.code = np.array([names.code(phase) if phase else NO_NAME for phase in phase_of], np.int64)
-        named = np.isin(host["category"], (Category.ANNOTATION, Category.OP)) & (host["rank"] == rank)
-        named &= self.code[host["name"]] != NO_NAME
-        self.ranges: Mask = named
-        rows = np.flatnonzero(named & (host["category"] == Category.ANNOTATION))
-        self.home = int(np.bincount(host["thread"][rows]).argmax()) if len(rows) else main
-        self.next = rows[host["thread"][rows] == self.home]
-        phases = sorted({phase for phase in phase_of if phase})
-        before = {names.code(phase): names.code(f"before {phase}") for phase in phases}
-        self.before = np.array([before.get(code, NO_NAME) for code in self.code[host["name"][self.next]].tolist()])
-
-    def at(self, thread: Times, at: Times) -> Times:
-        """Codes of the phases; outside all ranges, «before» the next one; `NO_NAME` where none is recorded."""
-        found = np.full(len(at), NO_NAME, np.int64)
-        row = innermost(self.host, self.ranges, thread, at)
-        elsewhere = (row == NA) & (at != NA)
-        # The backward runs on threads of its own, within a range of the thread that asked for it.
-        row[elsewhere] = innermost(self.host, self.ranges, np.full(int(elsewhere.sum()), self.home), at[elsewhere])
-        found[row != NA] = self.code[self.host["name"][row[row != NA]]]
-        outside = (row == NA) & (at != NA)
-        place = np.searchsorted(self.host["start"][self.next], at[outside], "left")
-        coming = np.append(self.before, NO_NAME).astype(np.int64)
-        found[outside] = coming[place]
-        return found
 
 
 def _doing(trace: Trace, rank: int, thread: Times, at: Times) -> Times:

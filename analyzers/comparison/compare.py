@@ -34,6 +34,7 @@ def compare(before: Side, after: Side, threshold: float = DEFAULT_THRESHOLD, app
     step = change(old, new, own, other)
     per_step = step["basis"] == "steps"
     per = moved.Unit.of(old, per_step), moved.Unit.of(new, per_step)
+    recorded = moved.Unit.recorded(old, per_step), moved.Unit.recorded(new, per_step)
     return {
         "diff_version": DIFF_VERSION,
         "gpuscope_version": __version__,
@@ -44,10 +45,11 @@ def compare(before: Side, after: Side, threshold: float = DEFAULT_THRESHOLD, app
         "breakdown": moved.breakdown(old, new, own, other, per_step),
         "causes": moved.causes(old, new, per),
         "findings": moved.findings(old, new),
-        "collectives": moved.collectives(old, new, per),
-        "kernels": moved.kernels(old, new, per),
+        "collectives": moved.collectives(old, new, recorded),
+        "kernels": moved.kernels(old, new, recorded),
+        "operators": moved.operators(old, new, recorded),
         "suggestions": proofs(old, new, applied),
-        "caveats": _caveats(old, new, step["basis"], per),
+        "caveats": _caveats(old, new, step["basis"], recorded),
     }
 
 

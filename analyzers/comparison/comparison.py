@@ -26,6 +26,7 @@ SECTIONS: dict[str, type] = {
     "causes": diff_document.CauseChange,
     "collectives": diff_document.CollectiveChange,
     "kernels": diff_document.KernelChange,
+    "operators": diff_document.OperatorChange,
     "suggestions": diff_document.Proof,
     "checks": diff_document.CheckCase,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuscope.analyzers.comparison.series import Series, mean
 from gpuscope.analyzers.comparison.welch import difference, sample
@@ -16,9 +17,11 @@ from gpuscope.report.schema.diff_document import (
     CollectiveSide,
     FindingChange,
     KernelChange,
+    OperatorChange,
     PartChange,
 )
 from gpuscope.report.schema.document import CollectiveEntry, Report
+from gpuscope.report.schema.profile_sections import OperatorEntry
 from gpuscope.report.view import arrangement
 from gpuscope.report.view.vocabulary import PARTS, PartKey
 
@@ -35,6 +38,13 @@ class Unit:
         """Steps, or windows."""
         lanes = max(len(report["ranks"]), 1)
         number = sum(entry["steps"] for entry in report["ranks"]) if per_step else lanes
+        return cls(max(number, 1), max(number, 1) / lanes)
+
+    @classmethod
+    def recorded(cls, report: Report, per_step: bool) -> Unit:
+        """The same for what is counted over the whole recording: all its steps, judged or not."""
+        lanes = max(len(report["ranks"]), 1)
+        number = sum(entry["step"] is not None for entry in report["steps"]) if per_step else lanes
         return cls(max(number, 1), max(number, 1) / lanes)
 
 
@@ -113,6 +123,43 @@ def kernels(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[Ker
             "before_count": old_count, "after_count": new_count,
         })  # fmt: skip
     return sorted(rows, key=lambda row: -abs(row["change_ns"]))
+
+
+def operators(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[OperatorChange]:
+    """Every operator by name, the one whose own time changed most first; none where a report lacks them."""
+    sides = [{row["name"]: row for row in report.get("operators", [])} for report in (before, after)]
+    if not all(sides):
+        return []
+    on_device = all(row["device_self_ns"] is not None for side in sides for row in side.values())
+    rows: list[OperatorChange] = []
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        old, new = (_operator(side.get(name), unit) for side, unit in zip(sides, units, strict=True))
+        known = on_device and old.device is not None and new.device is not None
+        rows.append({
+            "name": name, "before_device_ns": old.device, "after_device_ns": new.device,
+            "before_host_ns": old.host, "after_host_ns": new.host,
+            "change_ns": (new.device or 0) - (old.device or 0) if known else new.host - old.host,
+            "before_count": old.calls, "after_count": new.calls,
+        })  # fmt: skip
+    return sorted(rows, key=lambda row: -abs(row["change_ns"]))
+
+
+class _Operator(NamedTuple):
+    """An operator in one run, per step (or window) and rank."""
+
+    device: int | None
+    host: int
+    calls: float
+
+
+def _operator(row: OperatorEntry | None, unit: Unit) -> _Operator:
+    if row is None:
+        return _Operator(0, 0, 0.0)
+    device = row["device_self_ns"]
+    each = unit.all_ranks
+    return _Operator(
+        None if device is None else round(device / each), round(row["host_self_ns"] / each), row["count"] / each
+    )
 
 
 def compute_kernels(report: Report) -> int:

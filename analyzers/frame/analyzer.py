@@ -105,7 +105,18 @@ class FileAnalyzer(Analyzer):
     run: Callable[[Trace, Sequence[LaneView]], Result]
 
 
-ROOMS = ("device_time", "host_time", "topology", "collectives", "nccl", "pipelines", "slowdown", "hangs", "allocator")
+ROOMS = (
+    "device_time",
+    "host_time",
+    "profile",
+    "topology",
+    "collectives",
+    "nccl",
+    "pipelines",
+    "slowdown",
+    "hangs",
+    "allocator",
+)
 """Folders of this package that hold analyses; the others hold what those stand on, or what stands on them."""
 
 Kind = TypeVar("Kind", bound=Analyzer)

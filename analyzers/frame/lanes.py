@@ -42,6 +42,8 @@ class LaneView:
     """Share of each step that the rank's host spent compiling, loading modules or autotuning."""
     roles: tuple[Role, ...]
     """Of each of `steps`, by this rank's own durations; the run's roles come from all ranks."""
+    cut: bool = False
+    """Whether the window is that of the steps asked for, rather than the whole recording."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -95,7 +97,8 @@ def _view(trace: Trace, lane: Lane, asked: tuple[int, int] | None) -> LaneView |
     parts = split(compute, communication, memory, window)
     shares = _compiling(trace, lane.rank, steps)
     roles = tuple(_own_roles(steps, shares))
-    return LaneView(lane, window, parts, trace.breakdown(lane.rows, window), tuple(steps), basis, tuple(shares), roles)
+    breakdown = trace.breakdown(lane.rows, window)
+    return LaneView(lane, window, parts, breakdown, tuple(steps), basis, tuple(shares), roles, cut=asked is not None)
 
 
 def _compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[float]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from gpuscope.errors import AnalysisError
-from gpuscope.report.schema import document, memory_section, nccl_sections
+from gpuscope.report.schema import document, memory_section, nccl_sections, profile_sections
 from gpuscope.report.schema.document import Diagnosis, KernelEntry
 from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.report.schema.profile_sections import KernelRankEntry, OperatorEntry
 from gpuscope.report.schema.replay_section import Replay
 
 T = TypeVar("T")
@@ -53,12 +54,51 @@ def _kernel(own: Sequence[KernelEntry], everything: int) -> KernelEntry:
     known = [share for share in shares if share is not None]
     comparable = len(precisions) == 1 and len(known) == len(shares) and rated
     return {
-        "name": own[0]["name"], "category": own[0]["category"], "count": count, "dur_ns": spent,
-        "mean_ns": spent // count, "share_frac": spent / everything if everything else 0.0,
+        "name": own[0]["name"], "category": own[0]["category"],
+        "operator": max(own, key=lambda entry: entry["dur_ns"])["operator"], "count": count, "dur_ns": spent,
+        "mean_ns": spent // count, "min_ns": min(entry["min_ns"] for entry in own),
+        "max_ns": max(entry["max_ns"] for entry in own), "share_frac": spent / everything if everything else 0.0,
         "flops_per_s": sum(rate * weight for rate, weight in rates) / rated if rated else None,
         "precision": next(iter(precisions)) if len(precisions) == 1 else None,
         "peak_frac": sum(known) / rated if comparable else None,
     }  # fmt: skip
+
+
+KERNELS_BY_RANK = 30
+"""Kernels, of those that take longest over all ranks, that have a row per rank."""
+
+
+def merge_kernel_ranks(values: Sequence[list[KernelRankEntry]]) -> list[KernelRankEntry]:
+    """The rows of all ranks of the kernels that take longest over all, kernel by kernel, the costliest first."""
+    same: dict[tuple[str, str], list[KernelRankEntry]] = defaultdict(list)
+    for entry in every(values):
+        same[entry["name"], entry["category"]].append(entry)
+    costliest = sorted(same.values(), key=lambda own: -sum(entry["dur_ns"] for entry in own))[:KERNELS_BY_RANK]
+    return [entry for own in costliest for entry in own]
+
+
+def merge_operators(values: Sequence[list[OperatorEntry]]) -> list[OperatorEntry]:
+    """Operators of all files added up by name, the one with most time of its own first."""
+    same: dict[str, list[OperatorEntry]] = defaultdict(list)
+    for entry in every(values):
+        same[entry["name"]].append(entry)
+    rows: list[OperatorEntry] = [
+        {
+            "name": name, "count": sum(entry["count"] for entry in own),
+            "host_ns": sum(entry["host_ns"] for entry in own),
+            "host_self_ns": sum(entry["host_self_ns"] for entry in own),
+            "device_ns": _added(entry["device_ns"] for entry in own),
+            "device_self_ns": _added(entry["device_self_ns"] for entry in own),
+            "kernels": _added(entry["kernels"] for entry in own),
+        }
+        for name, own in same.items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (-(row["device_self_ns"] or 0), -row["host_self_ns"]))
+
+
+def _added(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -98,10 +138,21 @@ MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
 HOST_CALLS = Section[list[HostCallsEntry]]("host_calls", every)
 KERNELS = Section[list[KernelEntry]]("kernels", merge_kernels)
 EFFICIENCY = Section[list[document.EfficiencyEntry]]("efficiency", every)
+KERNEL_RANKS = Section[list[KernelRankEntry]]("kernel_ranks", merge_kernel_ranks)
+OPERATORS = Section[list[OperatorEntry]]("operators", merge_operators)
+RANGES = Section[list[profile_sections.RangeEntry]]("ranges", every)
+PHASES = Section[list[profile_sections.PhaseEntry]]("phases", every)
+API_CALLS = Section[list[profile_sections.ApiCallEntry]]("api_calls", every)
+COPIES = Section[list[profile_sections.CopyEntry]]("copies", every)
+LAUNCHES = Section[list[profile_sections.LaunchEntry]]("launches", every)
+QUEUES = Section[list[profile_sections.QueueEntry]]("queues", every)
+STREAMS = Section[list[profile_sections.StreamEntry]]("streams", every)
+GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, SLOWDOWN, REPLAY, PIPELINE, HANG, NCCL,
-    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY,
+    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, KERNEL_RANKS, OPERATORS,
+    RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, GAPS,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 

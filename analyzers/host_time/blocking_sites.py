@@ -13,6 +13,7 @@ from gpuscope.report.schema.host_calls_section import BlockingCallEntry
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.launch_links import innermost, outermost
+from gpuscope.trace.naming.kinds import is_step_range
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 
@@ -22,7 +23,6 @@ NOTHING_TO_WAIT_FOR = 5_000
 """ns that a call which finds nothing to wait for costs at most."""
 _VERSION = re.compile(r"(_v\d+)+$")
 """nsys appends the version of the interface: `cudaMemcpy_v3020`."""
-_STEP = re.compile(r"^ProfilerStep#|^(step|iteration|train_step|benchmark_loop)\b", re.IGNORECASE)
 
 _Site = tuple[bool, int, int, int]
 """Whether it copies; codes of the kind of copy (else of the call), of the operator and of the outermost range."""
@@ -61,7 +61,7 @@ def _around(trace: Trace, rows: Times, calls: Times) -> tuple[Times, Times]:
     host = trace["host_events"]
     named = np.zeros(len(host), np.bool_)
     named[rows] = np.isin(host["category"][rows], (Category.OP, Category.ANNOTATION))
-    named &= ~trace.names.matching(lambda name: _STEP.match(name) is not None)[host["name"]]
+    named &= ~trace.names.matching(is_step_range)[host["name"]]
     thread, at = host["thread"][calls], host["start"][calls]
     inner = innermost(host, named, thread, at)
     outer = np.full(len(calls), NA, np.int64)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.errors import UsageError
-from gpuscope.report.schema import document, memory_section, nccl_sections
+from gpuscope.report.schema import document, memory_section, nccl_sections, profile_sections
 from gpuscope.report.schema.document import Report
 from gpuscope.report.section_tables import SectionTables
 from gpuscope.report.view import arrangement, units
@@ -32,8 +32,19 @@ SECTIONS: dict[str, type] = {
     "traffic": nccl_sections.TrafficEntry,
     "topology": nccl_sections.TopologyEntry,
     "memory": memory_section.MemoryEntry,
+    "kernel_ranks": profile_sections.KernelRankEntry,
+    "operators": profile_sections.OperatorEntry,
+    "ranges": profile_sections.RangeEntry,
+    "phases": profile_sections.PhaseEntry,
+    "api_calls": profile_sections.ApiCallEntry,
+    "copies": profile_sections.CopyEntry,
+    "launches": profile_sections.LaunchEntry,
+    "queues": profile_sections.QueueEntry,
+    "streams": profile_sections.StreamEntry,
+    "gaps": profile_sections.GapEntry,
 }
-"""Sections of the report that are tables, and what a row of each holds. Not every report has the last five."""
+"""Sections of the report that are tables, and what a row of each holds. Not every report has those from `bandwidth`
+on."""
 
 
 @dataclass(frozen=True, repr=False)

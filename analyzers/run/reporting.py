@@ -70,6 +70,9 @@ def build(
     causes = {key: undetermined(own) if key in thinned else own for key, own in causes.items()}
     problems = _problems(facts, results)
     diagnosis = _diagnosis(facts, causes, problems, results, parallelism or {})
+    for gap in diagnosis.get("gaps", []):
+        if (gap["rank"], NA if gap["device"] is None else gap["device"]) in thinned | wrong:
+            gap["cause"] = None
     suggestions, advice = advise(diagnosis, predict)
     return {
         **diagnosis,

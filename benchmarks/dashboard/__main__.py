@@ -26,12 +26,13 @@ from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.detail_levels import marks
 from gpuscope.dashboards.data.events import SHOWN_AT_FIRST, Events
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
-from gpuscope.dashboards.server import listen
+from gpuscope.dashboards.web.server import listen
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ddp_healthy"
 """Its report replaces that of the synthetic run; the timeline does not read it."""
 DEPTHS = (1, 10, 100, 1_000, 10_000)
 """Windows measured: the whole run, a tenth of it, and so on."""
+TOKEN = "of-the-benchmark"
 VIEWERS = 20
 console = Console(width=None if sys.stdout.isatty() else 120)
 
@@ -78,7 +79,7 @@ def measure(size: int, rounds: int, with_browser: bool) -> Measured:
     events = Events(trace)
     layout = time.perf_counter() - begun
     run = OpenRun("1", "synthetic", gpuscope.analyze(SAMPLE).report, trace, events)
-    app = create_app(Runs([run]))
+    app = create_app(Runs([run]), TOKEN)
     windows = [_window(events, depth) for depth in DEPTHS]
     shown = events.choose(None, SHOWN_AT_FIRST).tracks
     drawn = max(sum(map(len, marks(shown, window))) for window in windows)
@@ -106,6 +107,7 @@ def _timed(work: Callable[[], object]) -> float:
 def _request_of(app: Dash) -> Callable[[tuple[int, int]], object]:
     """Asks the server for a window as the browser does: the callback, figure and JSON and all."""
     client = app.server.test_client()
+    client.get(f"/?token={TOKEN}")
     output = next(key for key in app.callback_map if f"{ids.TIMELINE_GRAPH}.figure" in key)
     outputs = [dict(zip(("id", "property"), one.rsplit(".", 1), strict=True)) for one in output.strip(".").split("...")]
 
@@ -175,10 +177,10 @@ def _in_browser(app: Dash) -> tuple[float | None, float | None]:
                     time.sleep(0.005)
                 return time.perf_counter() - begun
 
-            driver.get(f"{address}/timeline")  # once, so that the browser has the scripts
+            driver.get(f"{address}/timeline?token={TOKEN}")  # once, so that the browser has the scripts
             until(f"{plot}?.querySelectorAll('.point').length > 10")
             begun = time.perf_counter()
-            driver.get(f"{address}/timeline")
+            driver.get(f"{address}/timeline?token={TOKEN}")
             until(f"{plot}?.querySelectorAll('.point').length > 10")
             paint = time.perf_counter() - begun
             zooms = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
-from gpuscope.dashboards.security import plain
+from gpuscope.dashboards.plain_text import plain
 from gpuscope.report.view import palette, units
 
 

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.data.segments import Segment
-from gpuscope.dashboards.security import plain
+from gpuscope.dashboards.plain_text import plain
 from gpuscope.report.schema.memory_section import HeldEntry, MemoryEntry
 from gpuscope.report.view import palette, units
 

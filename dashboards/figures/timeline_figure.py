@@ -12,7 +12,7 @@ import numpy as np
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.data.detail_levels import Marks
 from gpuscope.dashboards.data.tracks import NESTED, STEP, Track
-from gpuscope.dashboards.security import plain
+from gpuscope.dashboards.plain_text import plain
 from gpuscope.report.view import palette, units
 from gpuscope.trace.schema import Category, Kind
 

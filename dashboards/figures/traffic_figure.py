@@ -8,7 +8,7 @@ from math import cos, pi, sin
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
-from gpuscope.dashboards.security import plain
+from gpuscope.dashboards.plain_text import plain
 from gpuscope.report.schema.nccl_sections import TopologyEntry, TrafficEntry
 from gpuscope.report.view import palette, units
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
-from gpuscope.dashboards.security import plain
+from gpuscope.dashboards.plain_text import plain
 from gpuscope.report.schema.document import CollectiveEntry
 from gpuscope.report.view import palette, units
 

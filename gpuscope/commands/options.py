@@ -11,24 +11,29 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class RankSet(click.ParamType[frozenset[int]]):
-    """`0-7,64` as a set of ranks."""
+    """`0-7,64` as a set of ranks, at most `most` of them counted as written."""
 
     name = "ranks"
+
+    def __init__(self, most: int = 1 << 20) -> None:
+        self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[int]:
         if isinstance(value, frozenset):
             return value
-        ranks: set[int] = set()
+        spans: list[range] = []
         try:
             for part in str(value).split(","):
                 low, _, high = part.partition("-")
                 first, last = int(low), int(high or low)
-                if not 0 <= first <= last <= 1 << 20:
+                if not 0 <= first <= last < 1 << 20:
                     raise ValueError(part)
-                ranks.update(range(first, last + 1))
+                spans.append(range(first, last + 1))
         except ValueError:
             self.fail(f"{value!r} is not a set of ranks; use for example 0-7,64", param, ctx)
-        return frozenset(ranks)
+        if sum(map(len, spans)) > self.most:
+            self.fail(f"more than {self.most:,} ranks; use for example 0-7,64", param, ctx)
+        return frozenset(rank for span in spans for rank in span)
 
 
 class StepRange(click.ParamType[tuple[int, int]]):
@@ -42,6 +47,8 @@ class StepRange(click.ParamType[tuple[int, int]]):
         low, _, high = str(value).partition("-")
         try:
             first, last = int(low), int(high or low)
+            if max(abs(first), abs(last)) >= 1 << 62:
+                raise ValueError(value)
         except ValueError:
             self.fail(f"{value!r} is not a range of steps; use for example 3-8", param, ctx)
         if first > last:

@@ -226,11 +226,17 @@ def _session(starts: Times) -> tuple[int, int]:
     """The stretch of time, without a pause of a day, that holds most events; padded by a day."""
     if not len(starts):
         return 0, 0
+    low, high = int(starts.min()), int(starts.max())
+    if high - low <= ONE_DAY_NS:
+        return _padded(low, high)
     ordered = np.sort(starts)
     # Compared as floats: the difference of two absurd times may not fit an int64.
     breaks = np.flatnonzero(np.diff(ordered.astype(np.float64)) > ONE_DAY_NS) + 1
     bounds = np.concatenate(([0], breaks, [len(ordered)]))
     largest = int(np.argmax(np.diff(bounds)))
+    return _padded(int(ordered[bounds[largest]]), int(ordered[bounds[largest + 1] - 1]))
+
+
+def _padded(low: int, high: int) -> tuple[int, int]:
     limit = np.iinfo(np.int64)
-    low, high = int(ordered[bounds[largest]]), int(ordered[bounds[largest + 1] - 1])
     return max(low - ONE_DAY_NS, limit.min), min(high + ONE_DAY_NS, limit.max)

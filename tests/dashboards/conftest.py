@@ -5,19 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 pytest.importorskip("dash")
+pytest.importorskip("waitress")
 
 from helpers.browser import Browser
+from helpers.dashboards import serve
 from helpers.pair import write_pair
 
 from gpuscope.analyzers.run.runner import Options
-from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs, open_run
-from gpuscope.dashboards.server import listen
 
 
 @pytest.fixture(scope="session")
@@ -35,13 +34,7 @@ def slow_rank(samples: Path) -> OpenRun:
 @pytest.fixture(scope="session")
 def served(slow_rank: OpenRun, pair: OpenRun) -> Iterator[str]:
     """The address of a dashboard of both runs."""
-    with listen("127.0.0.1", 0) as server:
-        server.set_app(create_app(Runs([slow_rank, pair])).server)
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.port}"
-        server.shutdown()
-        thread.join()
+    yield from serve(Runs([slow_rank, pair]))
 
 
 @pytest.fixture(scope="session")

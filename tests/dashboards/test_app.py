@@ -1,4 +1,4 @@
-"""The application: access control, what is served, and that two applications share nothing."""
+"""The application: what is served, what pages say of bad input, and that two applications share nothing."""
 
 from __future__ import annotations
 
@@ -7,60 +7,21 @@ import socket
 from pathlib import Path
 
 import pytest
-from flask.testing import FlaskClient
+from helpers.dashboards import viewer
 
 from gpuscope.analyzers.run.runner import Options
-from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs, open_run
 from gpuscope.dashboards.page import Shown, pages
-from gpuscope.dashboards.security import COOKIE, plain
-from gpuscope.dashboards.server import address, listen
+from gpuscope.dashboards.plain_text import plain
 from gpuscope.dashboards.shell import draw
 from gpuscope.dashboards.state import View
+from gpuscope.dashboards.web.server import address, listen
 from gpuscope.errors import InputError, UsageError
 from gpuscope.report.json_report import dumps
 
 
-def client(*runs: OpenRun, token: str | None = None) -> FlaskClient:
-    return create_app(Runs(runs), token).server.test_client()
-
-
-def test_without_the_token_nothing_is_answered(pair: OpenRun) -> None:
-    viewer = client(pair, token="right")
-    for path in (
-        "/",
-        "/?token=wrong",
-        "/?token=%C3%A4",
-        "/_dash-layout",
-        "/assets/gpuscope.js",
-        "/download/2/ranks.csv",
-    ):
-        assert viewer.get(path).status_code == 401
-    assert viewer.post("/_dash-update-component?token=right", json={}).status_code == 401
-
-
-def test_the_token_becomes_a_cookie_and_leaves_the_address(pair: OpenRun) -> None:
-    viewer = client(pair, token="right")
-    answer = viewer.get("/timeline?run=2&token=right")
-    assert (answer.status_code, answer.headers["Location"]) == (302, "/timeline?run=2")
-    assert "HttpOnly" in answer.headers["Set-Cookie"]
-    assert "SameSite=Strict" in answer.headers["Set-Cookie"]
-    assert viewer.get("/").status_code == 200
-    viewer.set_cookie(COOKIE, "wrong")
-    assert viewer.get("/").status_code == 401
-    # Nor does it lead to another host.
-    assert viewer.get("//elsewhere.example/?token=right").headers["Location"].count("/") == 1
-
-
-def test_without_a_token_only_this_machines_own_name_is_answered(pair: OpenRun) -> None:
-    viewer = client(pair)
-    assert viewer.get("/", base_url="http://127.0.0.1:8050").status_code == 200
-    assert viewer.get("/", base_url="http://localhost").status_code == 200
-    assert viewer.get("/", base_url="http://elsewhere.example").status_code == 403
-
-
 def test_everything_a_page_loads_comes_from_here(pair: OpenRun) -> None:
-    answer = client(pair).get("/")
+    answer = viewer(pair).get("/")
     policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'self'" in policy
     assert "unsafe-eval" not in policy
@@ -76,13 +37,13 @@ def test_everything_a_page_loads_comes_from_here(pair: OpenRun) -> None:
      "/assets/../app.py", "/assets/%2e%2e/app.py", "/download/9/perfetto.json.gz"],
 )  # fmt: skip
 def test_nothing_else_is_served(pair: OpenRun, path: str) -> None:
-    answer = client(pair).get(path)
+    answer = viewer(pair).get(path)
     # Any other address is the application itself, which says that there is no such page.
     assert answer.status_code == 404 or b"react-entry-point" in answer.data
 
 
 def test_a_section_as_csv(pair: OpenRun) -> None:
-    answer = client(pair).get("/download/2/ranks.csv")
+    answer = viewer(pair).get("/download/2/ranks.csv")
     head, first, *_ = answer.get_data(as_text=True).splitlines()
     assert head.startswith("rank,device,")
     assert first.startswith("0,0,")
@@ -90,12 +51,10 @@ def test_a_section_as_csv(pair: OpenRun) -> None:
 
 
 def test_two_dashboards_share_nothing(pair: OpenRun, slow_rank: OpenRun) -> None:
-    first, second = client(pair), client(slow_rank, token="t")
-    second.get("/?token=t")
+    first, second = viewer(pair), viewer(slow_rank, token="another")
     assert first.get("/download/2/ranks.csv").status_code == 200
     assert second.get("/download/2/ranks.csv").status_code == 404
     assert second.get("/download/1/ranks.csv").status_code == 200
-    assert first.get("/").status_code == 200  # and asks for no token
 
 
 def test_a_report_alone_says_what_to_open_for_events(pair: OpenRun, tmp_path: Path) -> None:

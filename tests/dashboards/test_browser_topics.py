@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 pytest.importorskip("dash")
+pytest.importorskip("waitress")
 
 from helpers.browser import Browser
+from helpers.dashboards import serve
 
 from gpuscope.analyzers.run.runner import Options
-from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import Runs, open_run
 from gpuscope.dashboards.page import pages
-from gpuscope.dashboards.server import listen
 from gpuscope.store.store import opened
 
 pytestmark = pytest.mark.xdist_group("browser")  # one Chromium for both files
@@ -24,16 +24,6 @@ pytestmark = pytest.mark.xdist_group("browser")  # one Chromium for both files
 NO_BLANK_PANEL = """return [...document.querySelectorAll('main .mantine-Paper-root')].every(panel =>
     panel.querySelector('.main-svg, .ag-root, table, p, li, input') || panel.innerText.trim().length > 20)"""
 OTHERS = ("kineto/hta_2_of_128", "nsys/nsys-ai/mfu_2gpu_before.sqlite", "memory/wedsonlin_medium_1024_training.pickle")
-
-
-def serve(runs: Runs) -> Iterator[str]:
-    with listen("127.0.0.1", 0) as server:
-        server.set_app(create_app(runs).server)
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.port}"
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +65,17 @@ def test_memory_of_a_snapshot(browser: Browser, others: str) -> None:
 
 def test_a_pipeline_beside_its_ideal(browser: Browser, ours: str) -> None:
     browser.open(f"{ours}/pipeline?run=4", "/pipeline")
-    assert all(title in browser.text("main") for title in ("As it was", "As it would be", "Bubble by stage"))
+    assert all(title in browser.text("main") for title in ("As it was", "With stages of equal cost", "Bubble by stage"))
 
 
 def test_a_slider_replays_at_once_and_stands_in_the_address(browser: Browser, ours: str) -> None:
-    """One loader worker takes the loader-bound step from 112 to 57 ms."""
     browser.open(f"{ours}/advice?run=3", "/advice")
-    assert "Load batches in 1 worker process" in browser.text("main")
+    assert "Load batches in 2 worker processes" in browser.text("main")
     thumb = browser.find('[aria-label="loader workers"][role=slider], [aria-label="loader workers"] [role=slider]')
     thumb.send_keys("\ue014")  # the right arrow: sliders are reached by keyboard
     browser.wait(lambda: "workers=1" in browser.script("return location.search"))
     browser.wait(lambda: "loader workers: 1" in browser.text("main"))
-    assert "111.6 ms → 57.3" in browser.text("main")
+    assert re.search(r"loader workers: 1\s+step 137\.6 ms → [5-8]\d\.\d* ms", browser.text("main"))
     assert browser.errors() == []
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from helpers.dashboards import TOKEN
+
 Answer = TypeVar("Answer")
 
 
@@ -20,7 +22,7 @@ class Browser:
         """Go to an address and wait until its page is drawn; loads everything only the first time, or `anew`."""
         parts, now = urlsplit(address), urlsplit(self.driver.current_url)
         if anew or parts.netloc != now.netloc or address == self.driver.current_url:
-            self.driver.get(address)
+            self.driver.get(f"{address}{'&' if parts.query else '?'}token={TOKEN}")
         else:  # as a click on a link inside the application does
             self.script(
                 "document.querySelector('[data-page]')?.removeAttribute('data-page');"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,8 +21,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP = ("gpuscope", "analyzers", "dashboards", "instrumented_runtime")
-BESIDE = {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml"}
+BESIDE = {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "hatch_build.py"}
 """What the sdist holds besides the packages, and git's list of what to leave out."""
+CORE = "gpuscope/native/_core.abi3.so"
+"""Compiled from the C files, which the wheel leaves out."""
 
 
 def sources() -> list[str]:
@@ -31,7 +34,7 @@ def sources() -> list[str]:
         for folder, folders, files in os.walk(ROOT / top):  # which follows no links
             folders[:] = [name for name in folders if name != "__pycache__"]
             found += [Path(folder, name).relative_to(ROOT).as_posix() for name in files]
-    return sorted(found)
+    return sorted(set(found) - {CORE})
 
 
 def installed(path: str) -> str:
@@ -39,10 +42,12 @@ def installed(path: str) -> str:
     return path if path.startswith("gpuscope/") else f"gpuscope/{path}"
 
 
-def build(source: Path, out: Path) -> Path:
+def build(source: Path, out: Path, **environment: str) -> Path:
     """The wheel of a source tree, built without a network."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", out, source]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        list(map(str, command)), env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     [wheel] = out.glob("*.whl")
     return wheel
@@ -99,7 +104,30 @@ def test_the_wheel_holds_every_file_once_under_gpuscope(wheel: Path) -> None:
     info = f"gpuscope-{__version__}.dist-info/"
     metadata = {name.removeprefix(info) for name in names if name.startswith(info)}
     assert metadata == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
-    assert sorted(name for name in names if not name.startswith(info)) == sorted(map(installed, sources()))
+    files = [name for name in names if not name.startswith(info)]
+    python = [path for path in map(installed, sources()) if not path.endswith((".c", ".h"))]
+    assert sorted(files) == sorted([*python, CORE] if compiled(wheel) else python)
+
+
+def compiled(wheel: Path) -> bool:
+    """Whether the native core is in it, which its name says."""
+    version, abi, platform = wheel.stem.split("-")[2:]
+    assert (version, abi) == ("cp311", "abi3") if platform != "any" else (version, abi) == ("py3", "none")
+    return platform != "any"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_wheel_made_with_a_compiler_has_the_native_core(wheel: Path, elsewhere: Path) -> None:
+    assert compiled(wheel)
+    found = python(elsewhere, "-c", "from gpuscope.native import core; print(core.__file__)").stdout
+    assert found.strip() == str(elsewhere / CORE)
+
+
+def test_without_a_compiler_it_is_built_in_python_alone(tmp_path: Path) -> None:
+    wheel = build(ROOT, tmp_path, CC="no-such-compiler", PATH=os.path.dirname(sys.executable))
+    assert not compiled(wheel)
+    with zipfile.ZipFile(wheel) as archive:
+        assert CORE not in archive.namelist()
 
 
 def test_the_sdist_holds_every_file_once_where_the_repository_has_it(sdist: Path) -> None:

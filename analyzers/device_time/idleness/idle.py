@@ -18,9 +18,12 @@ from gpuscope.analyzers.device_time.host_cause import covering, host_causes
 from gpuscope.analyzers.device_time.idleness.gap_evidence import evidence, unexplained
 from gpuscope.analyzers.device_time.idleness.idle_replay import Work, replay
 from gpuscope.analyzers.device_time.idleness.launching_threads import Turns, blocking_calls, launching_threads
+from gpuscope.analyzers.device_time.idleness.longest_gaps import longest_gaps
 from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, only_present
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.frame.sections import GAPS
+from gpuscope.report.schema.profile_sections import GapEntry
 from gpuscope.report.view.causes import UNATTRIBUTED
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, subtract, union
@@ -69,17 +72,23 @@ class Gaps:
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     """Attribute the idle time of every lane."""
     result = Result(ANALYZER.name)
+    gaps: list[GapEntry] = []
     for view in lanes:
-        result.causes[view.key] = _attribute(trace, view)
+        result.causes[view.key], longest = _attribute(trace, view)
+        gaps += longest
+    if gaps:
+        result.sections[GAPS] = gaps
     return result
 
 
-def _attribute(trace: Trace, view: LaneView) -> dict[str, Attributed]:
+def _attribute(trace: Trace, view: LaneView) -> tuple[dict[str, Attributed], list[GapEntry]]:
+    """The idle time of a lane by cause, and its longest gaps."""
     host, idle = trace["host_events"], view.parts.idle
     rows = np.flatnonzero(host["rank"] == view.lane.rank)
     explaining = rows[np.isin(host["category"][rows], EXPLAINING)]
     if not len(explaining):
-        return only_present({UNATTRIBUTED: attribute(idle, view, unexplained(view, idle))})
+        causes = only_present({UNATTRIBUTED: attribute(idle, view, unexplained(view, idle))})
+        return causes, longest_gaps(trace, view, {UNATTRIBUTED: idle})
     gaps = find_gaps(trace, view, rows)
     queued = _queued(gaps) if view.lane.device != NA else EMPTY
     latency = Spans(queued.start, np.minimum(queued.end, queued.start + LAUNCH_LATENCY))
@@ -93,12 +102,11 @@ def _attribute(trace: Trace, view: LaneView) -> dict[str, Attributed]:
     blocking = blocking_calls(trace, view, rows)
     for cause, spans in _own_work(trace, view, gaps, rows, blocking, inside).items():
         found[cause] = join(found.get(cause, EMPTY), spans)
-    return only_present(
-        {
-            cause: attribute(spans, view, evidence(trace, view, spans, gaps, blocking if cause == "sync" else None))
-            for cause, spans in found.items()
-        }
-    )
+    causes = {
+        cause: attribute(spans, view, evidence(trace, view, spans, gaps, blocking if cause == "sync" else None))
+        for cause, spans in found.items()
+    }
+    return only_present(causes), longest_gaps(trace, view, found, gaps)
 
 
 def find_gaps(trace: Trace, view: LaneView, host_rows: Times) -> Gaps:
@@ -316,5 +324,6 @@ ANALYZER = FileAnalyzer(
     "idle",
     run,
     (DEVICE_EVENTS,),
+    (GAPS,),
     causes=(*(cause.code for cause in host_causes()), "sync", "launch", UNATTRIBUTED),
 )

@@ -1,4 +1,4 @@
-"""Where device time goes, kernel by kernel: count, time, share, category, achieved FLOP rate."""
+"""Where device time goes, kernel by kernel: count, time, share, category, launching operator, achieved FLOP rate."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.kernels.launching_operators import categories, label
+from gpuscope.analyzers.device_time.kernels.launching_operators import categories, label, operators
 from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models, operator_work
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
-from gpuscope.analyzers.frame.sections import KERNELS
+from gpuscope.analyzers.frame.sections import KERNEL_RANKS, KERNELS
 from gpuscope.hardware.device_peaks import peak_flops
 from gpuscope.report.schema.document import KernelEntry
+from gpuscope.report.schema.profile_sections import KernelRankEntry
+from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.grouped_durations import grouped
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Times
+from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 _ROOM = 64
 """More than there are categories, so that name and category fit into one key."""
+OF_A_RANK = 50
+"""Kernels of each rank that are compared over ranks: those that take longest."""
 
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
-    """The table of kernels over the lanes' windows, the costliest first."""
+    """The tables of kernels over the lanes' windows, the costliest first: over all lanes, and lane by lane."""
     device = trace["device_events"]
     inside = [
         view.rows[(device["end"][view.rows] > view.window[0]) & (device["start"][view.rows] < view.window[1])]
@@ -31,24 +38,80 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     rows = np.concatenate(inside) if inside else np.empty(0, np.int64)
     duration = device["end"][rows] - device["start"][rows]
     category = categories(trace, rows)
-    keys = device["name"][rows].astype(np.int64) * _ROOM + category
-    unique, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    total = np.zeros(len(unique), np.int64)
-    np.add.at(total, inverse, duration)
-    rates = _rates(trace, rows, inverse, operator_work(trace, rows, category), duration)
+    unique, group = distinct(device["name"][rows].astype(np.int64) * _ROOM + category)
+    operator = operators(trace, rows).astype(np.int64)
+    result = Result(ANALYZER.name)
+    rates = _rates(trace, rows, group, operator_work(trace, rows, category), duration)
+    result.sections[KERNELS] = _entries(trace, unique, group, duration, operator, rates)
+    of_lanes: list[KernelRankEntry] = []
+    first = 0
+    for view, own in zip(lanes, inside, strict=True):
+        part = slice(first, first + len(own))
+        first += len(own)
+        of_lanes += _of_lane(trace, view, unique, group[part], duration[part], operator[part])
+    if of_lanes:
+        result.sections[KERNEL_RANKS] = of_lanes
+    return result
+
+
+def _entries(
+    trace: Trace, unique: Times, group: Times, duration: Times, operator: Times,
+    rates: dict[int, tuple[float, str | None, float | None]],
+) -> list[KernelEntry]:  # fmt: skip
+    stats = grouped(duration, group, len(unique))
+    launched_by = _main_operators(group, duration, operator, len(unique))
     everything = int(duration.sum())
     entries: list[KernelEntry] = []
-    for index in np.argsort(-total, kind="stable").tolist():
+    for index in np.argsort(-stats.total, kind="stable").tolist():
         rate, precision, peak_frac = rates.get(index, (None, None, None))
+        total, count = int(stats.total[index]), int(stats.number[index])
         entries.append({
-            "name": trace.names[int(unique[index] // _ROOM)], "category": label(int(unique[index] % _ROOM)),
-            "count": int(counts[index]), "dur_ns": int(total[index]), "mean_ns": int(total[index] // counts[index]),
-            "share_frac": int(total[index]) / everything if everything else 0.0, "flops_per_s": rate,
-            "precision": precision, "peak_frac": peak_frac,
+            "name": trace.names[int(unique[index]) // _ROOM], "category": label(int(unique[index]) % _ROOM),
+            "operator": _name(trace, launched_by[index]), "count": count, "dur_ns": total, "mean_ns": total // count,
+            "min_ns": int(stats.least[index]), "max_ns": int(stats.largest[index]),
+            "share_frac": total / everything if everything else 0.0,
+            "flops_per_s": rate, "precision": precision, "peak_frac": peak_frac,
         })  # fmt: skip
-    result = Result(ANALYZER.name)
-    result.sections[KERNELS] = entries
-    return result
+    return entries
+
+
+def _of_lane(
+    trace: Trace, view: LaneView, unique: Times, group: Times, duration: Times, operator: Times
+) -> list[KernelRankEntry]:
+    """A lane's own statistics of the kernels that take most of its time."""
+    stats = grouped(duration, group, len(unique))
+    launched_by = _main_operators(group, duration, operator, len(unique))
+    everything = int(duration.sum())
+    entries: list[KernelRankEntry] = []
+    for index in np.argsort(-stats.total, kind="stable")[:OF_A_RANK].tolist():
+        total, count = int(stats.total[index]), int(stats.number[index])
+        if not count:
+            break
+        entries.append({
+            "rank": view.lane.rank, "device": None if view.lane.device == NA else view.lane.device,
+            "name": trace.names[int(unique[index]) // _ROOM], "category": label(int(unique[index]) % _ROOM),
+            "operator": _name(trace, launched_by[index]), "count": count, "dur_ns": total, "mean_ns": total // count,
+            "median_ns": int(stats.median[index]), "min_ns": int(stats.least[index]),
+            "max_ns": int(stats.largest[index]), "share_frac": total / everything if everything else 0.0,
+        })  # fmt: skip
+    return entries
+
+
+def _name(trace: Trace, code: int) -> str | None:
+    return None if code == NO_NAME else trace.names[code]
+
+
+def _main_operators(group: Times, duration: Times, operator: Times, groups: int) -> list[int]:
+    """Per group the operator that launched most of its time (`NO_NAME`: not recorded), a code, shape (groups,)."""
+    names, which = distinct(operator)
+    pairs, of_pair = distinct(group * len(names) + which)
+    spent = np.zeros(len(pairs), np.int64)
+    np.add.at(spent, of_pair, duration)
+    found = np.full(groups, NO_NAME, np.int64)
+    order = np.argsort(spent, kind="stable")  # the longest is written last
+    if len(names):
+        found[pairs[order] // len(names)] = names[pairs[order] % len(names)]
+    return [int(code) for code in found]
 
 
 def _rates(
@@ -80,4 +143,4 @@ def _rates(
     return rates
 
 
-ANALYZER = FileAnalyzer("kernels", run, (DEVICE_EVENTS,), (KERNELS,))
+ANALYZER = FileAnalyzer("kernels", run, (DEVICE_EVENTS,), (KERNELS, KERNEL_RANKS))

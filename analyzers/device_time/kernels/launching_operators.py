@@ -17,6 +17,7 @@ from gpuscope.trace.naming.kernel_categories import (
     kernel_category,
     operator_category,
 )
+from gpuscope.trace.naming.kinds import is_step_range
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
@@ -57,6 +58,22 @@ def categories(trace: Trace, rows: Times) -> Labels:
     kept = (by_name == _CODE[TRITON]) & (found != _CODE[OPTIMIZER])
     result[compute] = np.where((found == NO_NAME) | kept, by_name, found)
     return result
+
+
+def operators(trace: Trace, rows: Times) -> Labels:
+    """The name of what launched each of these device events, shape (n,): its innermost operator, where there is none
+    its innermost range, else `NO_NAME`. Ranges of whole steps are none."""
+    host, launch = trace["host_events"], trace["device_events"]["launch"][rows]
+    found = np.full(len(rows), NO_NAME, np.int32)
+    left = np.flatnonzero(launch != NA)
+    steps = trace.names.matching(is_step_range)
+    for category in (Category.OP, Category.ANNOTATION):
+        candidates = (host["category"] == category) & ~steps[host["name"]]
+        own = launch[left]
+        around = innermost(host, candidates, host["thread"][own], host["start"][own])
+        found[left] = np.where(around == NA, NO_NAME, host["name"][np.maximum(around, 0)])
+        left = left[around == NA]
+    return found
 
 
 def _by_operator(trace: Trace, launch: Times) -> Labels:

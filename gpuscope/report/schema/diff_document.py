@@ -83,6 +83,21 @@ class KernelChange(TypedDict):
     after_count: float
 
 
+class OperatorChange(TypedDict):
+    """Calls of one operator, without the operators and ranges in them."""
+
+    name: str
+    before_device_ns: int | None
+    """Durations of what it launched; None where that run has no device."""
+    after_device_ns: int | None
+    before_host_ns: int
+    after_host_ns: int
+    change_ns: int
+    """On the device where both runs have one, else on the host."""
+    before_count: float
+    after_count: float
+
+
 class CollectiveSide(TypedDict):
     """An operation of a group in one of the runs: per step; `dur_ns` and `wait_ns` per rank too."""
 
@@ -152,6 +167,7 @@ class Diff(TypedDict):
     findings: FindingChange
     collectives: list[CollectiveChange]
     kernels: list[KernelChange]
+    operators: list[OperatorChange]
     suggestions: list[Proof]
     caveats: list[str]
     checks: NotRequired[list[CheckCase]]

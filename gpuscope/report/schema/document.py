@@ -13,6 +13,18 @@ from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.report.schema.profile_sections import (
+    ApiCallEntry,
+    CopyEntry,
+    GapEntry,
+    KernelRankEntry,
+    LaunchEntry,
+    OperatorEntry,
+    PhaseEntry,
+    QueueEntry,
+    RangeEntry,
+    StreamEntry,
+)
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Prediction, Replay
 from gpuscope.trace.naming.programs import Program
@@ -243,9 +255,13 @@ class KernelEntry(TypedDict):
 
     name: str
     category: str
+    operator: str | None
+    """The operator or range that launches it, innermost first; of several, the one with most of its time."""
     count: int
     dur_ns: int
     mean_ns: int
+    min_ns: int
+    max_ns: int
     share_frac: float
     """Share of all device-event time."""
     flops_per_s: float | None
@@ -378,6 +394,17 @@ class Diagnosis(TypedDict):
     kernels: list[KernelEntry]
     efficiency: NotRequired[list[EfficiencyEntry]]
     """Where compute kernels were recorded."""
+    kernel_ranks: NotRequired[list[KernelRankEntry]]
+    operators: NotRequired[list[OperatorEntry]]
+    ranges: NotRequired[list[RangeEntry]]
+    phases: NotRequired[list[PhaseEntry]]
+    api_calls: NotRequired[list[ApiCallEntry]]
+    copies: NotRequired[list[CopyEntry]]
+    launches: NotRequired[list[LaunchEntry]]
+    queues: NotRequired[list[QueueEntry]]
+    streams: NotRequired[list[StreamEntry]]
+    gaps: NotRequired[list[GapEntry]]
+    """These ten where the recording holds any."""
     findings: list[FindingEntry]
 
 

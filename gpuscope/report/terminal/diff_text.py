@@ -42,6 +42,7 @@ def render(diff: Diff, writer: Writer) -> None:
     _causes(diff, writer)
     _collectives(diff, writer)
     _kernels(diff, writer)
+    _operators(diff, writer)
     if diff["caveats"]:
         writer.heading("Differences between the runs")
         for caveat in diff["caveats"]:
@@ -164,6 +165,27 @@ def _kernels(diff: Diff, writer: Writer) -> None:
     more = sum(1 for row in diff["kernels"] if row["change_ns"]) - len(rows)
     if more > 0:
         writer.line(writer.text(f"and {units.count(more)} more (--json)", "dim"))
+
+
+def _operators(diff: Diff, writer: Writer) -> None:
+    rows = [row for row in diff.get("operators", []) if row["change_ns"]]
+    if not rows:
+        return
+    on_device = all(row["before_device_ns"] is not None and row["after_device_ns"] is not None for row in rows)
+    place = "device" if on_device else "host"
+    writer.heading(f"Operators that moved most, on the {place}, per {_unit(diff)} and rank")
+    table = writer.table(">before", ">after", ">change", ">calls", "~operator")
+    for row in rows[:SHOWN]:
+        counts = _both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}")
+        before, after = (
+            (row["before_device_ns"], row["after_device_ns"]) if on_device
+            else (row["before_host_ns"], row["after_host_ns"])
+        )  # fmt: skip
+        cells = (units.duration(before), units.duration(after), _time(row["change_ns"]), counts)
+        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
+    writer.show(table)
+    if len(rows) > SHOWN:
+        writer.line(writer.text(f"and {units.count(len(rows) - SHOWN)} more (--json)", "dim"))
 
 
 def _unit(diff: Diff) -> str:

@@ -6,8 +6,8 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuscope.report.schema.document import Report
-from gpuscope.report.terminal import hang_text, memory_text, nccl_text
 from gpuscope.report.terminal.screen import Bar, Writer
+from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text
 from gpuscope.report.view import units
 from gpuscope.report.view.headline import context_line, whole
 from gpuscope.report.view.prediction_sentences import gain_share

@@ -7,16 +7,16 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuscope.report.schema.document import FindingEntry, Report
-from gpuscope.report.terminal import (
+from gpuscope.report.terminal import first_screen
+from gpuscope.report.terminal.screen import Bar, Writer
+from gpuscope.report.terminal.sections import (
     advice_text,
-    first_screen,
     hang_text,
     memory_text,
     nccl_text,
     pipeline_text,
     stragglers_text,
 )
-from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.headline import NAME, context_line, whole

@@ -8,15 +8,17 @@ and what is still broken is counted and left out.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
+from gpuscope.sources.kineto.scan_ahead import Scanners, read_ahead
 
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _ARRAY_OPENS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -94,6 +96,18 @@ Event = Complete | Metadata | Instant | FlowStart
 _EVENTS = (Complete, Metadata, Instant, FlowStart)
 
 
+class Scanner(Protocol):
+    """A quicker reader of whole blocks of usual events, such as the native core."""
+
+    def scan(self, text: bytes | memoryview) -> Any:
+        """What stands in `{…},{…}`, or None where it is unusual; called in any thread."""
+        ...
+
+    def block(self, found: Any, text: bytes | memoryview) -> tuple[int, Any] | None:
+        """How many events of any phase were found, and what to pass on; None where it is unusual after all."""
+        ...
+
+
 @dataclass
 class Losses:
     """What could not be read."""
@@ -114,6 +128,8 @@ class Document:
     advance: Callable[[int], None] | None = None
     flows: bool = False
     """Whether the tails of arrows are wanted too."""
+    scanner: Scanner | None = None
+    """Who reads usual blocks; what it makes of them is then passed on in place of lists of events."""
     header: dict[str, Any] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
     _closed: bool = False
@@ -128,15 +144,63 @@ class Document:
         Raises `InputError` where the file holds no trace events at all.
         """
         source = self._until_cut(stream.blocks(self.path, self.advance))
+        if self.scanner is not None:
+            yield from self._scanned(read_ahead(source), self.scanner)
+            return
         buffer = self._open(source)
         for block in source:
             buffer += block
             while len(buffer) >= stream.BLOCK and not self._closed and (cut := self._cut(buffer)) is not None:
                 events, buffer = cut
                 yield events
-            if len(buffer) > _MAX_EVENT:
-                raise InputError(f"{self.path}: no event ends within {_MAX_EVENT >> 20} MiB: not a trace")
+            self._check_size(buffer)
         yield self._close(buffer)
+
+    def _scanned(self, source: Iterator[bytes], scanner: Scanner) -> Iterator[Any]:
+        """As `events`, with the next blocks being scanned: cut where most likely an event ends, and if that proves
+        wrong, or a block unusual, read again from there."""
+        buffer = self._open(source)
+        again: deque[bytes] = deque()
+        with Scanners(scanner.scan) as scanners:
+            while True:
+                block = again.popleft() if again else next(source, None)
+                if block is not None:
+                    scanners.read(block)
+                    buffer += block
+                    buffer = self._submit(scanners, buffer)
+                while scanners.waiting and (block is None or scanners.busy):
+                    guess = scanners.waiting.popleft()
+                    found = guess.found.result()
+                    made = None if found is None else scanner.block(found, guess.text)
+                    if made is not None:
+                        self.losses.events += made[0]
+                        yield made[1]
+                        continue
+                    cut = self._cut(guess.buffer)
+                    assert cut is not None  # it was cut before
+                    yield cut[0]
+                    if self._closed or len(cut[1]) != len(guess.buffer) - guess.following:
+                        scanners.waiting.clear()
+                        again.extendleft(reversed(guess.later))
+                        buffer = cut[1]
+                if block is None and not again:
+                    break
+        yield self._close(buffer)
+
+    def _submit(self, scanners: Scanners, buffer: bytes) -> bytes:
+        """Hand whole blocks to the scanners; what is left."""
+        while len(buffer) >= stream.BLOCK and not self._closed:
+            cuts = _last_cuts(buffer, min(len(buffer), _CUT_WITHIN))
+            if not cuts:
+                break
+            scanners.submit(buffer, *cuts[0])
+            buffer = buffer[cuts[0][1] :]
+        self._check_size(buffer)
+        return buffer
+
+    def _check_size(self, buffer: bytes) -> None:
+        if len(buffer) > _MAX_EVENT:
+            raise InputError(f"{self.path}: no event ends within {_MAX_EVENT >> 20} MiB: not a trace")
 
     def _until_cut(self, source: Iterator[bytes]) -> Iterator[bytes]:
         try:
@@ -217,10 +281,16 @@ class Document:
             return self._salvage(found[1])
         self.losses.truncated = self.losses.truncated or f"{self.path}: the JSON ends early"
         complete = buffer.rstrip().rstrip(b",")
-        return self._decode(complete) or self._salvage(buffer, cut_off=True)
+        decoded = self._decode(complete)
+        return self._salvage(buffer, cut_off=True) if decoded is None else decoded
 
     def _decode(self, body: bytes) -> list[Event] | None:
         """Events of `body`, which is `{…},{…}`; None where it is not well formed."""
+        if self.scanner is not None and (found := self.scanner.scan(body)) is not None:
+            made = self.scanner.block(found, body)
+            if made is not None:
+                self.losses.events += made[0]
+                return made[1]  # type: ignore[no-any-return]
         text = b"[" + body.strip().rstrip(b",") + b"]"
         try:
             decoded = self._decoder.decode(text)

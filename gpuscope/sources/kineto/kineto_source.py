@@ -57,8 +57,8 @@ class KinetoSource:
         return int(match[1]) if match else rank_in_name(path)
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
-        document = Document(path, options.advance)
         columns = EventColumns(builder)
+        document = Document(path, options.advance, scanner=columns.scanner)
         for events in document.events():
             columns.take(events)
         losses = document.losses

@@ -26,7 +26,8 @@ def operator_ids(blocks: Sequence[npt.NDArray[np.int64]]) -> dict[str, int]:
 
     The framework numbers operators one by one, so that a whole recording holds nearly all ids of its range.
     """
-    ids = np.unique(np.concatenate(blocks)) if blocks else np.empty(0, np.int64)
+    ids = np.sort(np.concatenate(blocks)) if blocks else np.empty(0, np.int64)
+    ids = ids[np.diff(ids, prepend=ids[:1] - 1) != 0]  # as numpy.unique, which hashes, and is slower by far
     cut = int(len(ids) * _TRIMMED)
     kept = ids[cut : len(ids) - cut]
     if not len(kept):

@@ -77,6 +77,9 @@ _PHASE = re.compile(
     r"|(?P<engine>^autograd::engine::evaluate_function)",
     re.IGNORECASE,
 )
+_STEP_RANGE = re.compile(
+    r"^ProfilerStep\s*#|^(step|iter(ation)?|train(ing)?_step|benchmark_loop)(\b|_?\d+$)", re.IGNORECASE
+)
 _CHECKPOINT = re.compile(r"save_checkpoint|checkpoint[._]save|(^|[:./ ])checkpoint$|dcp\.save", re.IGNORECASE)
 _OS_FILE_OR_NETWORK = re.compile(
     r"(p?p?(read|write)v?|open(at)?|close|f?sync|fdatasync|fopen|fclose|fread|fwrite|fflush|fgets|fputs|lseek"
@@ -143,6 +146,11 @@ def is_host_other(name: str) -> bool:
 def is_compilation(name: str) -> bool:
     """Compiling, loading modules or autotuning: what a job does once, in its first steps."""
     return _COMPILATION.search(name) is not None
+
+
+def is_step_range(name: str) -> bool:
+    """A range around a whole step: `ProfilerStep#3`, `step 12`, `iteration_7`."""
+    return _STEP_RANGE.search(name) is not None
 
 
 def phase(name: str) -> str:

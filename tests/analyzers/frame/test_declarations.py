@@ -78,6 +78,7 @@ def test_a_run_without_communication_is_no_doubt_but_one_without_a_device_is(tmp
 
 def entry(name: str, count: int, dur: int, rate: float | None, category: str = "matmul") -> KernelEntry:
     return {"name": name, "category": category, "count": count, "dur_ns": dur, "mean_ns": dur // count,
+            "operator": f"op of {dur}", "min_ns": dur // count - 1, "max_ns": dur // count + 1,
             "share_frac": 1.0, "flops_per_s": rate,
             "precision": "bf16" if rate else None, "peak_frac": rate / 10 if rate else None}  # fmt: skip
 
@@ -93,7 +94,15 @@ def test_kernels_of_several_files_are_added_up() -> None:
     first = [entry("a", 2, 100, 1.0), entry("b", 1, 600, None)]
     assert merged([of(KERNELS, first), of(KERNELS, [entry("a", 3, 300, 3.0)])])[KERNELS] == [
         entry("b", 1, 600, None) | {"share_frac": 0.6},
-        entry("a", 5, 400, 2.5) | {"mean_ns": 80, "share_frac": 0.4, "peak_frac": pytest.approx(0.25)},
+        entry("a", 5, 400, 2.5)
+        | {
+            "mean_ns": 80,
+            "operator": "op of 300",
+            "min_ns": 49,
+            "max_ns": 101,
+            "share_frac": 0.4,
+            "peak_frac": pytest.approx(0.25),
+        },
     ]
 
 

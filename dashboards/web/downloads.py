@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from threading import BoundedSemaphore
 
+import pandas as pd
 from flask import Flask, Response, abort, request
 
 from gpuscope.analyzers.run import chrome_trace_export
 from gpuscope.dashboards.data.cut import cut
 from gpuscope.dashboards.data.open_runs import Runs
-from gpuscope.dashboards.state import parse
+from gpuscope.dashboards.state import MalformedStateError, parse
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that a spreadsheet would run (OWASP, «CSV injection»)."""
+EXPORTS = 2
+"""Windows cut at once: each takes memory for a copy of its events."""
 
 
 def register(server: Flask, runs: Runs) -> None:
     """Add the routes `/download/…`."""
+    exporting = BoundedSemaphore(EXPORTS)
 
     @server.get("/download/<key>/<section>.csv")
     def _csv(key: str, section: str) -> Response:
         if key not in runs or section not in runs[key].tables.tables:
             abort(404)
-        text = runs[key].tables.tables[section].to_csv(index=False)
-        return attachment(text.encode(errors="backslashreplace"), f"{section}.csv", "text/csv; charset=utf-8")
+        return csv(runs[key].tables.tables[section], section)
 
     @server.get("/download/<key>/perfetto.json.gz")
     def _perfetto(key: str) -> Response:
@@ -29,10 +36,22 @@ def register(server: Flask, runs: Runs) -> None:
         if events is None:
             abort(404)
         view = parse(request.query_string.decode())
-        with tempfile.TemporaryDirectory() as folder:
+        if view.wrong:
+            raise MalformedStateError("; ".join(f"{key}: {why}" for key, why in view.wrong.items()))
+        with exporting, tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "window.json.gz"
             chrome_trace_export.write(cut(events.trace, events.clock, view.window, view.ranks), path)
             return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
+
+
+def csv(table: pd.DataFrame, name: str) -> Response:
+    """A table as `name`.csv to save; text that a spreadsheet would take for a formula begins with an apostrophe."""
+    text = table.map(_harmless).to_csv(index=False)
+    return attachment(text.encode(errors="backslashreplace"), f"{name}.csv", "text/csv; charset=utf-8")
+
+
+def _harmless(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
 def attachment(data: bytes, name: str, kind: str) -> Response:

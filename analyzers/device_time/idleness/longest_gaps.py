@@ -1,0 +1,61 @@
+"""The longest times in which a device had nothing to do: their cause, what lies around them, what the host did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuscope.analyzers.device_time.idleness.gap_evidence import EndedGaps, host_activity
+from gpuscope.analyzers.frame.analyzer import longest
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.report.schema.profile_sections import GapEntry
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.intervals import Spans, measure_within
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+KEPT = 10
+"""Gaps per lane."""
+
+
+def longest_gaps(
+    trace: Trace, view: LaneView, causes: Mapping[str, Spans], gaps: EndedGaps | None = None
+) -> list[GapEntry]:
+    """The longest idle gaps of a lane's window, the longest first. `causes` divide its idle time; without `gaps`
+    (no host events) nothing is known of the thread that ends each."""
+    idle = view.parts.idle
+    picked = longest(idle, KEPT)
+    start, end = idle.start[picked], idle.end[picked]
+    shares = {cause: measure_within(spans, start, end) for cause, spans in causes.items()}
+    before, after = _around(trace, view, start, end)
+    entries: list[GapEntry] = []
+    for place, gap in enumerate(picked.tolist()):
+        low, high = int(start[place]), int(end[place])
+        row = NA
+        if gaps is not None:
+            row, _ = host_activity(trace, view.lane.rank, int(gaps.thread[gap]), low, high)
+        entries.append({
+            "rank": view.lane.rank, "device": None if view.lane.device == NA else view.lane.device,
+            "start_ns": low, "dur_ns": high - low,
+            "step": next((step.step for step in view.steps if step.start <= low < step.end and step.step != NA), None),
+            "cause": max(shares, key=lambda cause: int(shares[cause][place])) if shares else None,
+            "before": _name(trace, "device_events", int(before[place])),
+            "after": _name(trace, "device_events", int(after[place])),
+            "host": _name(trace, "host_events", row),
+        })  # fmt: skip
+    return entries
+
+
+def _around(trace: Trace, view: LaneView, start: Times, end: Times) -> tuple[Times, Times]:
+    """The device events that end last before each gap, and that end it; NA where there is none."""
+    device, rows = trace["device_events"], view.rows
+    by_end = rows[np.argsort(device["end"][rows], kind="stable")]
+    place = np.searchsorted(device["end"][by_end], start, "right") - 1
+    before = np.where(place >= 0, by_end[np.maximum(place, 0)], NA)
+    place = np.searchsorted(device["start"][rows], end, "left")
+    return before, np.where(place < len(rows), rows[np.minimum(place, len(rows) - 1)], NA)
+
+
+def _name(trace: Trace, table: str, row: int) -> str | None:
+    return None if row == NA else trace.names[int(trace[table]["name"][row])]

@@ -1,0 +1,53 @@
+"""The phase of a training step (data, forward, backward, optimizer, checkpoint) at instants of a rank's threads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.trace import Trace
+
+
+def main_thread(host: Table, rank: int, launch: Times) -> int:
+    """The thread that launches most; without launches the rank's busiest."""
+    rows = launch[launch != NA]
+    if not len(rows):
+        rows = np.flatnonzero(host["rank"] == rank)
+    return int(np.bincount(host["thread"][rows]).argmax()) if len(rows) else NA
+
+
+class Phases:
+    """The phase of a step at instants of a rank's threads, from its ranges and the backward's own operators."""
+
+    def __init__(self, trace: Trace, rank: int, main: int) -> None:
+        host, names = trace["host_events"], trace.names
+        self.host, self.main = host, main
+        phase_of = [kinds.phase(name) for name in names.names]
+        self.code = np.array([names.code(phase) if phase else NO_NAME for phase in phase_of], np.int64)
+        named = np.isin(host["category"], (Category.ANNOTATION, Category.OP)) & (host["rank"] == rank)
+        named &= self.code[host["name"]] != NO_NAME
+        self.ranges: Mask = named
+        rows = np.flatnonzero(named & (host["category"] == Category.ANNOTATION))
+        self.home = int(np.bincount(host["thread"][rows]).argmax()) if len(rows) else main
+        self.next = rows[host["thread"][rows] == self.home]
+        phases = sorted({phase for phase in phase_of if phase})
+        before = {names.code(phase): names.code(f"before {phase}") for phase in phases}
+        self.before = np.array([before.get(code, NO_NAME) for code in self.code[host["name"][self.next]].tolist()])
+
+    def at(self, thread: Times, at: Times) -> Times:
+        """Codes of the phases; outside all ranges, «before» the next one; `NO_NAME` where none is recorded."""
+        found = np.full(len(at), NO_NAME, np.int64)
+        row = innermost(self.host, self.ranges, thread, at)
+        elsewhere = (row == NA) & (at != NA)
+        # The backward runs on threads of its own, within a range of the thread that asked for it.
+        row[elsewhere] = innermost(self.host, self.ranges, np.full(int(elsewhere.sum()), self.home), at[elsewhere])
+        found[row != NA] = self.code[self.host["name"][row[row != NA]]]
+        outside = (row == NA) & (at != NA)
+        place = np.searchsorted(self.host["start"][self.next], at[outside], "left")
+        coming = np.append(self.before, NO_NAME).astype(np.int64)
+        found[outside] = coming[place]
+        return found

@@ -1,0 +1,130 @@
+"""Nested operators and ranges of a rank: which one encloses which, and what each launched on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.intervals import union
+from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.trace import Trace
+
+_AUTOGRAD = "autograd::engine::evaluate_function"
+"""How an operator of autograd's engine is named, whose threads run the backward pass."""
+
+
+def parents(start: Times, end: Times, thread: Times) -> Times:
+    """For each span the place of the innermost one of its thread that encloses it, or NA; shape (n,).
+
+    Spans of a thread nest, as calls do. One that overlaps another without being inside it (a range that crosses
+    threads, one of no length) has no parent and is none.
+    """
+    found = np.full(len(start), NA, np.int64)
+    for which in np.unique(thread).tolist():
+        own = np.flatnonzero((thread == which) & (end > start))
+        own = own[np.lexsort((-end[own], start[own]))]
+        found[own] = _parents_on_thread(start[own], end[own], own)
+    return found
+
+
+def _parents_on_thread(start: Times, end: Times, names: Times) -> Times:
+    """The same for spans in order of start, the longer one first; `names` are their places."""
+    depth = np.arange(1, len(start) + 1) - np.searchsorted(np.sort(end), start, "right")
+    found = np.full(len(start), NA, np.int64)
+    levels = np.argsort(depth, kind="stable")
+    bounds = np.searchsorted(depth[levels], np.arange(1, int(depth.max(initial=0)) + 2))
+    for level in range(1, len(bounds) - 1):
+        above, below = levels[bounds[level - 1] : bounds[level]], levels[bounds[level] : bounds[level + 1]]
+        if not len(above):
+            continue
+        place = np.searchsorted(above, below) - 1
+        parent = above[np.maximum(place, 0)]
+        inside = (place >= 0) & (end[parent] >= end[below])
+        found[below[inside]] = names[parent[inside]]
+    return found
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Device events by the instant at which one thread launched them, with sums up to each."""
+
+    at: Times
+    start: Times
+    end: Times
+    sums: Times
+    """Sums before each, and of all: ns of compute, communication, memory, then how many; shape (4, n + 1)."""
+
+    def within(self, start: Times, end: Times) -> Times:
+        """What was launched in each span: ns of compute, communication, memory, and how many; shape (4, spans)."""
+        low, high = self._bounds(start, end)
+        return np.asarray(self.sums[:, high] - self.sums[:, low], np.int64)
+
+    def reach(self, start: Times, end: Times) -> Times:
+        """From the first start to the last end of what was launched in each span, ns; 0 where nothing was."""
+        low, high = self._bounds(start, end)
+        found = np.zeros(len(start), np.int64)
+        some = np.flatnonzero(high > low)
+        if len(some):
+            edges = np.stack((low[some], high[some]), axis=1).ravel()
+            # One element more, so that the last edge is a place; it is never part of a span.
+            first = np.minimum.reduceat(np.append(self.start, np.iinfo(np.int64).max), edges)[::2]
+            last = np.maximum.reduceat(np.append(self.end, np.iinfo(np.int64).min), edges)[::2]
+            found[some] = last - first
+        return found
+
+    def _bounds(self, start: Times, end: Times) -> tuple[Times, Times]:
+        return np.searchsorted(self.at, start, "left"), np.searchsorted(self.at, end, "left")
+
+
+def launched(trace: Trace, rows: Times) -> Launched:
+    """These device events, of which the launches are recorded, by their launch's start."""
+    device, host = trace["device_events"], trace["host_events"]
+    at = host["start"][device["launch"][rows]]
+    rows = rows[np.argsort(at, kind="stable")]
+    start, end, kind = device["start"][rows], device["end"][rows], device["kind"][rows]
+    spent = end - start
+    each = [np.where(kind == one, spent, 0) for one in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.MEMORY)]
+    sums = np.zeros((4, len(rows) + 1), np.int64)
+    sums[:, 1:] = np.cumsum([*each, np.ones(len(rows), np.int64)], axis=1)
+    return Launched(np.sort(at), start, end, sums)
+
+
+class LaunchingThreads:
+    """The device events of a rank by the thread that launched them.
+
+    A range of the rank's home thread (the one with most ranges) also has what autograd's threads launch while it is
+    open, for they run the backward pass, and what others launch meanwhile outside of ranges of their own.
+    """
+
+    def __init__(self, trace: Trace, rows: Times, host_rows: Times) -> None:
+        host, device = trace["host_events"], trace["device_events"]
+        self._trace = trace
+        self._rows = rows[device["launch"][rows] != NA]
+        self._thread = host["thread"][device["launch"][self._rows]]
+        ranges = host_rows[host["category"][host_rows] == Category.ANNOTATION]
+        of_range = host["thread"][ranges]
+        self.home = int(np.bincount(of_range).argmax()) if len(of_range) else NA
+        backward = trace.names.matching(lambda name: name.startswith(_AUTOGRAD))
+        autograd = np.unique(host["thread"][host_rows[backward[host["name"][host_rows]]]]).tolist()
+        free = np.zeros(len(self._rows), np.bool_)
+        for thread in np.unique(self._thread).tolist():
+            own = np.flatnonzero(self._thread == thread)
+            inside = ranges[of_range == thread]
+            free[own] = thread != self.home
+            if len(inside) and thread != self.home and thread not in autograd:
+                covered = union(host["start"][inside], host["end"][inside])
+                at = host["start"][device["launch"][self._rows[own]]]
+                place = np.searchsorted(covered.start, at, "right") - 1
+                free[own] = (place < 0) | (covered.end[np.maximum(place, 0)] <= at)
+        self._free = free
+
+    def by(self, thread: int) -> Launched:
+        """What a thread launched itself."""
+        return launched(self._trace, self._rows[self._thread == thread])
+
+    def of_ranges(self, thread: int) -> Launched:
+        """What belongs to the ranges of a thread."""
+        own = self._thread == thread
+        return launched(self._trace, self._rows[own | self._free if thread == self.home else own])

@@ -1,0 +1,63 @@
+"""Which events of a rank the tables are of: all that were recorded, or those of the steps asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """A rank of the trace with its lanes, and the window that its tables are of."""
+
+    rank: int
+    lanes: tuple[LaneView, ...]
+    window: tuple[int, int] | None
+    """None for all that was recorded."""
+    host: Times
+    """Rows of its host events that begin in the window."""
+    device: Times
+    """Rows of its device events that touch the window, by start; empty where its training thread is the device."""
+    has_device: bool
+
+    def began(self, start: Times) -> Mask:
+        """Which of these instants lie in the window."""
+        if self.window is None:
+            return np.ones(len(start), np.bool_)
+        return (start >= self.window[0]) & (start < self.window[1])
+
+
+def parts(trace: Trace, lanes: Sequence[LaneView]) -> list[RankPart]:
+    """The ranks of a trace, in order."""
+    by_rank: dict[int, list[LaneView]] = {}
+    for view in lanes:
+        by_rank.setdefault(view.lane.rank, []).append(view)
+    return [_part(trace, rank, views) for rank, views in sorted(by_rank.items())]
+
+
+def _part(trace: Trace, rank: int, views: Sequence[LaneView]) -> RankPart:
+    host = trace["host_events"]
+    low, high = np.searchsorted(host["rank"], [rank, rank + 1])
+    rows = np.arange(low, high)
+    window = None
+    if any(view.cut for view in views):
+        window = min(view.window[0] for view in views), max(view.window[1] for view in views)
+        rows = rows[(host["start"][rows] >= window[0]) & (host["start"][rows] < window[1])]
+    real = [view for view in views if view.lane.device != NA]
+    events = np.concatenate([of_lane(trace, view) for view in real]) if real else np.empty(0, np.int64)
+    return RankPart(rank, tuple(views), window, rows, np.sort(events), bool(real))
+
+
+def of_lane(trace: Trace, view: LaneView) -> Times:
+    """Rows of a lane's device events that touch its window, by start."""
+    device, rows = trace["device_events"], view.rows
+    if not view.cut:
+        return rows
+    return rows[(device["end"][rows] > view.window[0]) & (device["start"][rows] < view.window[1])]

@@ -1,0 +1,1 @@
+"""Every suggestion made for a set of traces, by rule."""

@@ -1,0 +1,1 @@
+"""What faces the network: the server, who may ask, how much, and what is downloaded."""

@@ -1,0 +1,18 @@
+"""The compiled core, where there is one: `core` is its module, or None where Python has to do.
+
+It is compiled when gpuscope is installed and a C compiler is there (`hatch_build.py`). Whatever it does, Python does
+too, with equal results; `GPUSCOPE_NATIVE=0` leaves it out.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+core: Any = None
+if os.environ.get("GPUSCOPE_NATIVE") != "0":
+    try:
+        core = import_module("gpuscope.native._core")
+    except ImportError:  # no compiler when it was installed
+        core = None

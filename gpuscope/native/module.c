@@ -1,0 +1,379 @@
+/* The Python side of the native core: buffers in, bytearrays out, for numpy.frombuffer. Only the stable ABI of 3.11. */
+#define Py_LIMITED_API 0x030b0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kineto_scan.h"
+
+/* ---- helpers ---- */
+
+static PyObject *copied(const void *data, size_t count, size_t item)
+{
+    return PyByteArray_FromStringAndSize(count ? data : "", (Py_ssize_t)(count * item));
+}
+
+#define COPIED(array, count) copied((array), (count), sizeof *(array))
+
+/* Puts `value` (a new reference, perhaps NULL) into a dict; 0 where that fails. */
+static int put(PyObject *dict, const char *name, PyObject *value)
+{
+    int done = value && PyDict_SetItemString(dict, name, value) == 0;
+    Py_XDECREF(value);
+    return done;
+}
+
+/* A contiguous buffer of `item`-byte items, read or written. */
+static int get(PyObject *from, Py_buffer *view, Py_ssize_t item, int writable)
+{
+    if (PyObject_GetBuffer(from, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+        return 0;
+    if (view->len % item) {
+        PyBuffer_Release(view);
+        PyErr_Format(PyExc_ValueError, "expected whole items of %zd bytes", item);
+        return 0;
+    }
+    return 1;
+}
+
+static int inside(const gs_span *spans, size_t count, size_t size)
+{
+    for (size_t index = 0; index < count; index++)
+        if (spans[index].at > size || spans[index].length > size - spans[index].at) {
+            PyErr_SetString(PyExc_ValueError, "a span lies outside the text");
+            return 0;
+        }
+    return 1;
+}
+
+/* ---- scan(text, categories) ---- */
+
+static PyObject *rows_dict(const gs_rows *rows, int device)
+{
+    PyObject *dict = PyDict_New();
+    size_t count = rows->count;
+    if (!dict)
+        return NULL;
+    int good = put(dict, "start", COPIED(rows->start, count)) && put(dict, "end", COPIED(rows->end, count))
+               && put(dict, "name", COPIED(rows->name, count)) && put(dict, "thread", COPIED(rows->thread, count))
+               && put(dict, "route", COPIED(rows->route, count))
+               && put(dict, "arguments", COPIED(rows->arguments, count))
+               && put(dict, "correlation", COPIED(rows->correlation, count));
+    if (good && device)
+        good = put(dict, "stream", COPIED(rows->stream, count)) && put(dict, "device", COPIED(rows->device, count))
+               && put(dict, "bytes", COPIED(rows->bytes, count)) && put(dict, "graph", COPIED(rows->graph, count));
+    if (good)
+        return dict;
+    Py_DECREF(dict);
+    return NULL;
+}
+
+static PyObject *other_categories(const gs_block *block, const char *text)
+{
+    PyObject *list = PyList_New(0);
+    for (size_t index = 0; list && index < block->category_count; index++) {
+        const gs_category *one = &block->categories[index];
+        if (one->route != GS_OTHER || !one->count)
+            continue;
+        PyObject *pair = Py_BuildValue("y#K", text + one->text.at, (Py_ssize_t)one->text.length,
+                                       (unsigned long long)one->count);
+        if (!pair || PyList_Append(list, pair) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(pair);
+    }
+    return list;
+}
+
+static PyObject *block_dict(const gs_block *block, const char *text)
+{
+    PyObject *dict = PyDict_New();
+    if (dict && put(dict, "events", PyLong_FromUnsignedLongLong(block->events))
+        && put(dict, "host", rows_dict(&block->host, 0)) && put(dict, "device", rows_dict(&block->device, 1))
+        && put(dict, "sync", rows_dict(&block->sync, 0))
+        && put(dict, "names", COPIED(block->names.items, block->names.count))
+        && put(dict, "processes", COPIED(block->host_threads.items, block->host_threads.count))
+        && put(dict, "threads", COPIED(block->host_threads.seconds, block->host_threads.count))
+        && put(dict, "row_processes", COPIED(block->device_rows.items, block->device_rows.count))
+        && put(dict, "row_threads", COPIED(block->device_rows.seconds, block->device_rows.count))
+        && put(dict, "external_ids", COPIED(block->external_ids, block->external_count))
+        && put(dict, "metadata", COPIED(block->metadata.items, block->metadata.count))
+        && put(dict, "memory", COPIED(block->memory.items, block->memory.count))
+        && put(dict, "other", other_categories(block, text)))
+        return dict;
+    Py_XDECREF(dict);
+    return NULL;
+}
+
+/* The categories of a dict {bytes in lower case: route}; valid as long as the dict. */
+static gs_known_category *known_categories(PyObject *dict, size_t *count)
+{
+    PyObject *name, *route;
+    Py_ssize_t position = 0, length;
+    gs_known_category *known = calloc((size_t)PyDict_Size(dict) + 1, sizeof *known);
+    char *text;
+    if (!known) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    while (PyDict_Next(dict, &position, &name, &route)) {
+        long number = PyLong_AsLong(route);
+        if (PyErr_Occurred() || PyBytes_AsStringAndSize(name, &text, &length) < 0) {
+            free(known);
+            return NULL;
+        }
+        known[*count].text = text, known[*count].length = (size_t)length, known[*count].route = (int8_t)number;
+        ++*count;
+    }
+    return known;
+}
+
+static PyObject *py_scan(PyObject *self, PyObject *args)
+{
+    PyObject *text, *categories, *result = NULL;
+    Py_buffer view;
+    size_t count = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OO!:scan", &text, &PyDict_Type, &categories) || !get(text, &view, 1, 0))
+        return NULL;
+    gs_known_category *known = known_categories(categories, &count);
+    if (known) {
+        gs_block block;
+        enum gs_status status;
+        Py_BEGIN_ALLOW_THREADS
+        status = gs_scan(view.buf, (size_t)view.len, known, count, &block);
+        Py_END_ALLOW_THREADS
+        if (status == GS_OK)
+            result = block_dict(&block, view.buf);
+        else if (status == GS_UNUSUAL)
+            result = Py_NewRef(Py_None);
+        else
+            PyErr_NoMemory();
+        gs_block_free(&block);
+        free(known);
+    }
+    PyBuffer_Release(&view);
+    return result;
+}
+
+/* ---- shape_texts(text, arguments) ---- */
+
+static PyObject *shape_texts(const Py_buffer *text, const gs_span *from, size_t count)
+{
+    gs_span *found = malloc((count + 1) * 3 * sizeof *found);
+    PyObject *result = NULL;
+    if (!found)
+        return PyErr_NoMemory();
+    for (size_t row = 0; row < count; row++) {
+        gs_span own[3];
+        if (gs_shape_texts(text->buf, (size_t)text->len, from[row], own) != GS_OK) {
+            free(found);
+            Py_RETURN_NONE;
+        }
+        for (size_t which = 0; which < 3; which++)
+            found[which * count + row] = own[which];
+    }
+    PyObject *parts[3];
+    for (size_t which = 0; which < 3; which++)
+        parts[which] = COPIED(found + which * count, count);
+    if (parts[0] && parts[1] && parts[2])
+        result = PyTuple_Pack(3, parts[0], parts[1], parts[2]);
+    for (size_t which = 0; which < 3; which++)
+        Py_XDECREF(parts[which]);
+    free(found);
+    return result;
+}
+
+static PyObject *py_shape_texts(PyObject *self, PyObject *args)
+{
+    PyObject *text, *spans, *result = NULL;
+    Py_buffer view, from;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OO:shape_texts", &text, &spans) || !get(text, &view, 1, 0))
+        return NULL;
+    if (get(spans, &from, sizeof(gs_span), 0)) {
+        size_t count = (size_t)from.len / sizeof(gs_span);
+        if (inside(from.buf, count, (size_t)view.len))
+            result = shape_texts(&view, from.buf, count);
+        PyBuffer_Release(&from);
+    }
+    PyBuffer_Release(&view);
+    return result;
+}
+
+/* ---- Codes: texts as they stand in files, to integers ---- */
+
+typedef struct {
+    uint64_t hash;
+    size_t at;
+    uint32_t length;
+    int32_t code;
+} entry;
+
+typedef struct {
+    PyObject_HEAD
+    entry *entries; /* length + 1 in `length`, so that 0 is free */
+    size_t count, room;
+    uint8_t *letters;
+    size_t used, space;
+} Codes;
+
+static entry *codes_find(const Codes *self, uint64_t hash, const uint8_t *text, uint32_t length)
+{
+    size_t slot = (size_t)hash & (self->room - 1);
+    for (;; slot = (slot + 1) & (self->room - 1)) {
+        entry *one = &self->entries[slot];
+        if (!one->length
+            || (one->hash == hash && one->length == length + 1 && memcmp(self->letters + one->at, text, length) == 0))
+            return one;
+    }
+}
+
+static int codes_grow(Codes *self)
+{
+    if (self->room && self->count * 2 < self->room)
+        return 1;
+    size_t room = self->room ? self->room * 2 : 4096;
+    entry *larger = calloc(room, sizeof *larger);
+    if (!larger)
+        return 0;
+    for (size_t index = 0; index < self->room; index++) {
+        if (!self->entries[index].length)
+            continue;
+        size_t slot = (size_t)self->entries[index].hash & (room - 1);
+        while (larger[slot].length)
+            slot = (slot + 1) & (room - 1);
+        larger[slot] = self->entries[index];
+    }
+    free(self->entries);
+    self->entries = larger, self->room = room;
+    return 1;
+}
+
+static PyObject *codes_put(PyObject *object, PyObject *args)
+{
+    Codes *self = (Codes *)object;
+    const char *text;
+    Py_ssize_t length;
+    int code;
+    if (!PyArg_ParseTuple(args, "y#i:put", &text, &length, &code))
+        return NULL;
+    if ((uint64_t)length >= UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "the text is too long");
+        return NULL;
+    }
+    size_t size = (size_t)length;
+    if (!codes_grow(self))
+        return PyErr_NoMemory();
+    if (self->space - self->used < size + 1) { /* one more, so that there is always an address */
+        size_t space = (self->used + size + 1) * 2;
+        uint8_t *larger = realloc(self->letters, space);
+        if (!larger)
+            return PyErr_NoMemory();
+        self->letters = larger, self->space = space;
+    }
+    uint64_t hash = gs_hash((const uint8_t *)text, size);
+    entry *one = codes_find(self, hash, (const uint8_t *)text, (uint32_t)size);
+    if (!one->length) {
+        memcpy(self->letters + self->used, text, size);
+        one->hash = hash, one->at = self->used, one->length = (uint32_t)size + 1;
+        self->used += size, self->count++;
+    }
+    one->code = code;
+    Py_RETURN_NONE;
+}
+
+/* The rows whose text has no code yet, as a list; the others' codes are in `codes`. */
+static PyObject *codes_look(const Codes *self, const uint8_t *text, const gs_span *spans, size_t count, int32_t *codes)
+{
+    PyObject *missing = PyList_New(0);
+    for (size_t index = 0; missing && index < count; index++) {
+        const uint8_t *own = text + spans[index].at;
+        const entry *one = self->room ? codes_find(self, gs_hash(own, spans[index].length), own, spans[index].length) : NULL;
+        if (one && one->length) {
+            codes[index] = one->code;
+            continue;
+        }
+        PyObject *number = PyLong_FromSize_t(index);
+        if (!number || PyList_Append(missing, number) < 0)
+            Py_CLEAR(missing);
+        Py_XDECREF(number);
+    }
+    return missing;
+}
+
+static PyObject *codes_get(PyObject *object, PyObject *args)
+{
+    PyObject *text, *spans, *result = NULL;
+    Py_buffer view, from;
+    if (!PyArg_ParseTuple(args, "OO:get", &text, &spans) || !get(text, &view, 1, 0))
+        return NULL;
+    if (get(spans, &from, sizeof(gs_span), 0)) {
+        size_t count = (size_t)from.len / sizeof(gs_span);
+        PyObject *codes = NULL, *missing = NULL;
+        if (inside(from.buf, count, (size_t)view.len))
+            codes = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(int32_t)));
+        if (codes)
+            missing = codes_look((Codes *)object, view.buf, from.buf, count, (int32_t *)(void *)PyByteArray_AsString(codes));
+        if (missing)
+            result = PyTuple_Pack(2, codes, missing);
+        Py_XDECREF(codes);
+        Py_XDECREF(missing);
+        PyBuffer_Release(&from);
+    }
+    PyBuffer_Release(&view);
+    return result;
+}
+
+static void codes_dealloc(PyObject *object)
+{
+    Codes *self = (Codes *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    free(self->entries);
+    free(self->letters);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef codes_methods[] = {
+    {"put", codes_put, METH_VARARGS, "put(text, code): the code of a text."},
+    {"get", codes_get, METH_VARARGS, "get(text, spans) -> (codes, rows without one)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot codes_slots[] = {
+    {Py_tp_dealloc, codes_dealloc},
+    {Py_tp_methods, codes_methods},
+    {Py_tp_doc, "Texts as they stand in files, to integers."},
+    {0, NULL},
+};
+
+static PyType_Spec codes_spec = {"gpuscope.native._core.Codes", sizeof(Codes), 0, Py_TPFLAGS_DEFAULT, codes_slots};
+
+/* ---- the module ---- */
+
+static PyMethodDef methods[] = {
+    {"scan", py_scan, METH_VARARGS, "scan(text, categories) -> columns of the events in it, or None where it is unusual"},
+    {"shape_texts", py_shape_texts, METH_VARARGS, "shape_texts(text, arguments) -> spans of dims, types and concrete inputs, or None"},
+    {NULL, NULL, 0, NULL},
+};
+
+static int fill(PyObject *module)
+{
+    PyObject *type = PyType_FromSpec(&codes_spec);
+    int done = type ? PyModule_AddObjectRef(module, "Codes", type) : -1;
+    Py_XDECREF(type);
+    return done;
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_core", "The native core; see gpuscope.native.", 0, methods, module_slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,203 @@
+"""Attacks on a dashboard, each of which must fail: access, request size, malformed state, formulas in a CSV."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import pandas as pd
+import pytest
+from flask import Flask
+from helpers.dashboards import TOKEN, viewer
+
+from gpuscope.dashboards.app import create_app
+from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.state import MalformedStateError, parse
+from gpuscope.dashboards.web.access import COOKIE, is_loopback, new_token
+from gpuscope.dashboards.web.downloads import csv
+from gpuscope.dashboards.web.limits import MAX_ADDRESS, MAX_BODY
+
+UPDATE = "/_dash-update-component"
+
+
+@pytest.mark.parametrize(
+    "host", ["127.evil.com", "127.0.0.1.evil.com", "localhost.evil.com", "0.0.0.0", "::", "10.0.0.1", "", "2130706433"]
+)
+def test_a_name_that_only_looks_like_loopback_is_none(host: str) -> None:
+    assert not is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost", "LocalHost"])
+def test_loopback_by_address(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["127.evil.com", "elsewhere.example", "127.evil.com:8050"])
+def test_another_host_name_is_refused_even_with_the_token(pair: OpenRun, host: str) -> None:
+    assert viewer(pair).get(f"/?token={TOKEN}", base_url=f"http://{host}").status_code == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/?token=wrong", "/?token=%C3%A4", "/?token=%ed%a0%80", "/_dash-layout", "/_dash-dependencies",
+     "/assets/gpuscope.js", "/download/2/ranks.csv", "/download/2/perfetto.json.gz"],
+)  # fmt: skip
+def test_without_the_token_nothing_is_answered_on_loopback_either(pair: OpenRun, path: str) -> None:
+    stranger = create_app(Runs([pair]), TOKEN).server.test_client()
+    assert stranger.get(path).status_code == 401
+    assert stranger.post(f"{UPDATE}?token={TOKEN}", json={}).status_code == 401
+
+
+def test_tokens_are_long_and_differ() -> None:
+    assert len({new_token() for _ in range(100)}) == 100
+    assert len(new_token()) >= 40
+
+
+def test_the_token_becomes_a_cookie_of_this_port_and_leaves_the_address(pair: OpenRun) -> None:
+    client = create_app(Runs([pair]), TOKEN).server.test_client()
+    answer = client.get(f"/timeline?run=2&token={TOKEN}", base_url="http://localhost:8050")
+    assert (answer.status_code, answer.headers["Location"]) == (302, "/timeline?run=2")
+    cookie = answer.headers["Set-Cookie"]
+    assert cookie.startswith(f"{COOKIE}-8050=")
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert client.get("/", base_url="http://localhost:8050").status_code == 200
+    assert client.get("/", base_url="http://localhost:8051").status_code == 401  # browsers send it to all ports
+    # Nor does the redirect lead to another host.
+    away = client.get("/", query_string={"token": TOKEN}, environ_overrides={"PATH_INFO": "//elsewhere.example/"})
+    assert away.headers["Location"] == "/elsewhere.example/"
+
+
+@pytest.mark.parametrize("path", ["/download/2/perfetto.json.gz", "/download/2/ranks.csv", "/_dash-layout"])
+@pytest.mark.parametrize(
+    "sent",
+    [{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"}, {"Sec-Fetch-Site": "same-site"},
+     {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Dest": "document"}, {"Origin": "http://localhost:9999"},
+     {"Origin": "null"}],
+)  # fmt: skip
+def test_other_sites_start_no_export(pair: OpenRun, path: str, sent: dict[str, str]) -> None:
+    """Another port of localhost is the same site to a browser: its cookies come along."""
+    client = viewer(pair)
+    assert client.get(path, headers=sent).status_code == 403
+    assert client.get(path, headers={"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost"}).status_code == 200
+
+
+def test_a_link_from_elsewhere_opens_a_page(pair: OpenRun) -> None:
+    sent = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"}
+    assert viewer(pair).get("/timeline?run=2", headers=sent).status_code == 200
+
+
+def test_a_body_of_100_megabytes_is_refused_before_it_is_read(served: str) -> None:
+    place = urlsplit(served)
+    assert place.hostname is not None
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=10)
+    connection.putrequest("POST", UPDATE)
+    connection.putheader("Cookie", f"{COOKIE}-{place.port}={TOKEN}")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", str(100_000_000))
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_long_bodies_and_addresses_are_refused(pair: OpenRun) -> None:
+    client = viewer(pair)
+    assert client.post(UPDATE, data=b" " * (MAX_BODY + 1), content_type="application/json").status_code == 413
+    assert client.get("/timeline?find=" + "a" * MAX_ADDRESS).status_code == 414
+
+
+def request_of(client: Any, search: object, **more: object) -> Any:
+    """What the page sends to be drawn, with a state of our choosing."""
+    callbacks = client.get("/_dash-dependencies").get_json()
+    one = next(one for one in callbacks if "content.children" in one["output"])
+    outputs = [
+        dict(zip(("id", "property"), name.rsplit(".", 1), strict=True)) for name in one["output"][2:-2].split("...")
+    ]
+    values = {"pathname": "/timeline", "search": search, "data": None}
+    body = {
+        "output": one["output"], "outputs": outputs, "changedPropIds": ["url.search"],
+        "inputs": [{**entry, "value": values[entry["property"]]} for entry in one["inputs"]],
+        "state": [{**entry, "value": None} for entry in one["state"]],
+    }  # fmt: skip
+    return client.post(UPDATE, json={**body, **more})
+
+
+@pytest.mark.parametrize(
+    "search", [5, ["?run=1"], {"run": 1}, True, "?" + "&".join(f"a{i}=1" for i in range(99)), "?find=" + "x" * 2000]
+)
+def test_a_malformed_state_is_a_bad_request(pair: OpenRun, search: object) -> None:
+    assert request_of(viewer(pair), search).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "search",
+    ["?ranks=x&steps=9-3&from=5&to=4", "?from=" + "9" * 900 + "&to=1", "?event=d" + "9" * 30, "?event=d١",
+     "?event=\x00", "?mark=1:" + "9" * 30, "?steps=0-" + "9" * 30, "?ranks=99999999999999999999", "?run=%00&tracks=%ff",
+     "?%ed%a0%80=1", "?memory=999&bucket=99&micro=x&replaced=9999999"],
+)  # fmt: skip
+def test_a_mistyped_address_still_opens(pair: OpenRun, search: str) -> None:
+    client = viewer(pair)
+    assert request_of(client, search).status_code == 200
+    for path in ("/", "/ranks", "/memory", "/advice", "/compare", "/kernels"):
+        assert request_of(client, search, changedPropIds=[f"url.{path}"]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "[]", "null", "{", '{"output": 5}', '{"output": "nothing.here"}', '"text"',
+     '{"output": "..content.children.."}'],
+)  # fmt: skip
+def test_what_no_page_sends_is_a_bad_request(pair: OpenRun, body: str) -> None:
+    assert viewer(pair).post(UPDATE, data=body, content_type="application/json").status_code == 400
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"inputs": []}, {"inputs": "x"}, {"inputs": [1, 2, 3]}, {"state": None}, {"outputs": []}, {"outputs": 7},
+     {"changedPropIds": 3}, {"changedPropIds": [[]]}, {"output": "..content.children..."}],
+)  # fmt: skip
+def test_a_callback_that_is_not_ours_is_a_bad_request(pair: OpenRun, more: dict[str, object]) -> None:
+    assert request_of(viewer(pair), "", **more).status_code == 400
+
+
+def test_a_window_that_is_none_is_not_exported(pair: OpenRun) -> None:
+    client = viewer(pair)
+    for query in ("from=5&to=4", "from=x&to=9", "ranks=-1", "ranks=0-9999999", "steps=a", "from=1&to=" + "9" * 40):
+        assert client.get(f"/download/2/perfetto.json.gz?{query}").status_code == 400, query
+
+
+def test_a_huge_set_of_ranks_costs_nothing() -> None:
+    begun = time.process_time()
+    for text in (",".join(["0-1048575"] * 90), "0-1048576", ",".join(["0-65535"] * 2)):
+        view = parse(f"?ranks={text}")
+        assert view.ranks is None
+        assert "ranks" in view.wrong["ranks"]
+    with pytest.raises(MalformedStateError):
+        parse("?ranks=" + ",".join(["0-1048575"] * 200))
+    assert time.process_time() - begun < 1  # it was 5 s
+
+
+@pytest.mark.parametrize("cell", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
+def test_formulas_in_a_csv_are_text(cell: str) -> None:
+    with Flask("none").app_context():
+        lines = csv(pd.DataFrame({"name": [cell, "gemm"], "change": [-5, 7]}), "kernels").get_data(as_text=True)
+    assert f"'{cell.strip()}" in lines or f"'{cell}" in lines
+    assert "gemm,7" in lines
+    assert ",-5" in lines  # numbers stay numbers
+
+
+def test_headers_of_every_answer(pair: OpenRun) -> None:
+    for path in ("/", "/download/2/ranks.csv", "/download/2/nope.csv"):
+        sent = viewer(pair).get(path).headers
+        assert "frame-ancestors 'none'" in sent["Content-Security-Policy"]
+        assert sent["X-Content-Type-Options"] == "nosniff"
+
+
+def test_answers_are_compressed(pair: OpenRun) -> None:
+    client = viewer(pair)
+    for path in ("/_dash-layout", "/assets/gpuscope.js"):
+        assert client.get(path, headers={"Accept-Encoding": "gzip"}).headers["Content-Encoding"] == "gzip"
+    assert json.loads(client.get("/_dash-layout").get_data())
