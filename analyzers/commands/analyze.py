@@ -34,6 +34,7 @@ SEVERITIES = ("low", "medium", "high")
     type=click.Choice(SEVERITIES),
     help="Exit with 1 if a finding has this severity or a higher one.",
 )
+@click.option("--no-advice", is_flag=True, help="Don't try changes: no suggestions, a quicker answer.")
 @store_option
 @click.option("--no-store", is_flag=True, envvar="GPUSCOPE_NO_STORE", help="Don't keep this analysis in the run store.")
 @click.option("--label", metavar="NAME", help="A name for the run in the run store.")
@@ -52,6 +53,7 @@ def command(
     csv: Path | None,
     force: bool,
     fail_on: str | None,
+    no_advice: bool,
     store: Path | None,
     no_store: bool,
     label: str | None,
@@ -72,7 +74,7 @@ def command(
         raise UsageError("--quiet and --full contradict each other", hint="pass one of them")
     check_free([path for path in (html, csv) if path is not None], force, paths)
     began = monotonic()
-    analysis, files = _analyse(paths, ranks, partial, nsys, steps)
+    analysis, files = _analyse(paths, ranks, partial, nsys, steps, not no_advice)
     if verbose:
         _say_read(analysis, monotonic() - began)
     report = analysis.report
@@ -105,6 +107,7 @@ def _analyse(
     partial: bool,
     nsys: str | None,
     steps: tuple[int, int] | None,
+    advice: bool,
 ) -> tuple[Analysis, list[Path]]:
     from gpuscope.analyzers.run.runner import Options, run
     from gpuscope.progress import reading
@@ -115,7 +118,7 @@ def _analyse(
     items = find_inputs(paths, ranks)
     with reading(total_size(items), "reading", files=len(items)) as progress:
         read = ReadOptions(partial=partial, nsys=nsys, advance=progress, status=progress.say)
-        analysis = run(items, Options(ranks, steps, os.cpu_count() or 1, read), begun=progress.file)
+        analysis = run(items, Options(ranks, steps, os.cpu_count() or 1, read, advice), begun=progress.file)
     return analysis, [item.path for item in items]
 
 

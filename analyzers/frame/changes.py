@@ -6,7 +6,9 @@ alone says what they would bring. Sizes are bytes, factors are dimensionless.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import get_args
 
 from gpuscope.report.schema.provenance import Provenance
 
@@ -87,9 +89,11 @@ class PinnedCopies:
 
 @dataclass(frozen=True)
 class RemovedSyncs:
-    """Blocking calls within a step gone; `name` limits it to calls of that name (`aten::item`…)."""
+    """Blocking calls within a step gone; `name` limits it to calls of that name (`aten::item`…), `sites` to these
+    places of the program (`host_time/blocking_sites.py`)."""
 
     name: str | None = None
+    sites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,13 @@ class NoHostWork:
 @dataclass(frozen=True)
 class ReplacedRank:
     """The compute and host time of `rank` made the median of its peers'."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class SharedWork:
+    """What `rank` computes beyond the median of its peers shared evenly by all ranks (sequences, tokens)."""
 
     rank: int
 
@@ -168,12 +179,22 @@ Change = (
     | NoAllocatorStalls
     | NoHostWork
     | ReplacedRank
+    | SharedWork
     | MicroBatches
     | Schedule
     | EvenStages
     | SequenceParallel
     | MoreRanks
 )
+
+
+_ORDER = get_args(Change)
+
+
+def in_order(changes: Iterable[Change]) -> list[Change]:
+    """Each once, in the order in which they are best made together: communication is regrouped by when the recording
+    issued it, so before the host's times change."""
+    return sorted(dict.fromkeys(changes), key=lambda change: _ORDER.index(type(change)))
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,33 @@ def blocking_sites(trace: Trace, view: LaneView, rows: Times, judged: Judged) ->
     return sorted(found, key=lambda entry: -entry["dur_ns"])[:KEPT]
 
 
+def sites(trace: Trace, view: LaneView, rows: Times, calls: Times) -> list[str]:
+    """The place of each of some blocking calls, as `site` names those of a report."""
+    if not len(calls):
+        return []
+    inner, outer = _around(trace, rows, calls)
+    copy = _copies(trace, view, calls, inner)
+    host, device, names = trace["host_events"], trace["device_events"], trace.names
+    found: list[str] = []
+    for place, call in enumerate(calls.tolist()):
+        operator, within = (_name(trace, int(row[place])) for row in (inner, outer))
+        copies = copy[place] != NA
+        own = int(device["copy_kind"][copy[place]] if copies else host["name"][call])
+        found.append(
+            site(
+                plain(names[own]),
+                names[operator] if operator != NO_NAME else None,
+                names[within] if within not in (NO_NAME, operator) else None,
+            )
+        )
+    return found
+
+
+def site(what: str, operator: str | None, within: str | None) -> str:
+    """A place of the program in one string: the copy it makes (else the call), and the ranges around it."""
+    return " | ".join((what, operator or "", within or ""))
+
+
 def _name(trace: Trace, row: int) -> int:
     return int(trace["host_events"]["name"][row]) if row != NA else NO_NAME
 

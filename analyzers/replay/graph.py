@@ -74,7 +74,7 @@ class Edge(IntEnum):
 
 NODE_COLUMNS = (
     "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes", "kernel",
-    "compute", "staging", *CAUSES,
+    "site", "compute", "staging", *CAUSES,
 )  # fmt: skip
 EDGE_COLUMNS = ("src", "dst", "lag", "why")
 
@@ -115,7 +115,8 @@ class Graph:
     Of a node: `kind` (`Node`), `rank`, `lane` (stream or thread; -1 the host), `dur` ns, `release` (never starts
     before, ns; `NA` where nothing of before the window holds it), `step` (place among the replayed steps),
     `start` and `end` as measured, ns, for comparison only, `work` (`Kind` of a device operation), `call` (place in
-    `calls`), `label` (place in `labels`), `bytes` (of a copy), `kernel` (the same number for kernels of
+    `calls`), `label` and `site` (place in `labels`; a site is where the
+    program waits), `bytes` (of a copy), `kernel` (the same number for kernels of
     one name on one rank); `compute`, `staging` (of copies from pageable memory) and the causes: ns of
     a host segment's `dur`.
     Of an edge: `src` ends `lag` ns before `dst` starts at the earliest; `why` (`Edge`).
@@ -171,7 +172,17 @@ class Graph:
         return sorted(self.marks)
 
 
-_DEFAULTS = {"release": NA, "call": -1, "label": -1, "kernel": -1, "lane": -1, "start": NA, "end": NA, "work": -1}
+_DEFAULTS = {
+    "release": NA,
+    "call": -1,
+    "label": -1,
+    "site": -1,
+    "kernel": -1,
+    "lane": -1,
+    "start": NA,
+    "end": NA,
+    "work": -1,
+}
 
 
 def node_columns(nodes: Sequence[dict[str, int]]) -> dict[str, Times]:
@@ -194,7 +205,7 @@ def join(graphs: Sequence[Graph]) -> Graph:
     edges: dict[str, list[Times]] = {name: [] for name in EDGE_COLUMNS}
     marks: dict[int, Times] = {}
     for graph in graphs:
-        shift: dict[str, Any] = {"call": calls, "label": labels}
+        shift: dict[str, Any] = {"call": calls, "label": labels, "site": labels}
         for name in NODE_COLUMNS:
             column = graph.nodes[name]
             nodes[name].append(np.where(column >= 0, column + shift[name], column) if name in shift else column)

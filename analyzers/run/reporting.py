@@ -8,8 +8,8 @@ from typing import cast
 
 import numpy as np
 
-from gpuscope.analyzers.advice.rule import Predict, advise
-from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIfAnalyzer
+from gpuscope.analyzers.advice.suggesting import advise, not_asked
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.frame import sections, verdict
 from gpuscope.analyzers.frame.analyzer import (
@@ -55,12 +55,12 @@ Causes = Mapping[str, Attributed]
 
 
 def build(
-    facts: RunFacts, results: Sequence[Result], predict: Predict, parallelism: Mapping[str, int] | None = None
+    facts: RunFacts, results: Sequence[Result], what_if: WhatIf | None, parallelism: Mapping[str, int] | None = None
 ) -> Report:
     """The report of a run from the results of its analyses.
 
-    `predict` says what a change would bring; `parallelism` is what the run's manifest names, for jobs whose groups
-    don't.
+    `what_if` says what a change would bring, None where no advice is asked for; `parallelism` is what the run's
+    manifest names, for jobs whose groups don't.
     """
     causes = attributed(results)
     checked, wrong = self_check(facts.lanes, causes, _unsettled(results))
@@ -73,7 +73,9 @@ def build(
     for gap in diagnosis.get("gaps", []):
         if (gap["rank"], NA if gap["device"] is None else gap["device"]) in thinned | wrong:
             gap["cause"] = None
-    suggestions, advice = advise(diagnosis, predict)
+    suggestions, advice = (
+        ([], not_asked()) if what_if is None else advise(diagnosis, what_if.predict, estimate=what_if.estimate)
+    )
     return {
         **diagnosis,
         "suggestions": suggestions,

@@ -45,6 +45,8 @@ class Options:
     workers: int = 1
     """Processes to read large runs with. More than one needs a main module that can be imported again."""
     read: ReadOptions = field(default_factory=ReadOptions)
+    advice: bool = True
+    """Whether changes are tried."""
     files: int = 1
     """Files of the run: what each may keep for the replay depends on it."""
 
@@ -68,19 +70,20 @@ def analyze(
     partial: bool = False,
     nsys: str | None = None,
     workers: int = 1,
+    advice: bool = True,
 ) -> Analysis:
     """Analyse files, folders or globs as one run: `gpuscope.analyze`.
 
     `ranks` leaves other ranks unread, `steps` is the first and the last step, both included (default: the whole
     window), `partial` reads what there is of a file that is cut off, `nsys` is the program that exports reports of
     Nsight Systems. `workers` processes read large runs; a script that asks for several needs the usual
-    `if __name__ == "__main__"`.
+    `if __name__ == "__main__"`. `advice` says whether changes are tried; without, the report holds no suggestions.
 
     Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables` are DataFrames;
     times are int ns. Raises `InputError` for what is missing or can't be read, `UsageError` where files claim one rank
     or are of different jobs, or no such step is recorded. An analysis that fails is in `Analysis.failed`.
     """
-    return run(inputs(paths, ranks), Options(ranks, steps, workers, ReadOptions(partial=partial, nsys=nsys)))
+    return run(inputs(paths, ranks), Options(ranks, steps, workers, ReadOptions(partial=partial, nsys=nsys), advice))
 
 
 def run(
@@ -113,7 +116,7 @@ def run(
         results += _ranks_absent(options.ranks, facts.trace.ranks)
     results.append(replayed)
     named = mesh(folders[0]) if len(folders) == 1 else {}
-    report = build(facts, results, what_if.predict, named)
+    report = build(facts, results, what_if if options.advice else None, named)
     return Analysis(report, replayer)
 
 
@@ -130,6 +133,9 @@ class _NotReplayed:
     """Stands for a replay that failed."""
 
     def predict(self, _: Change | Sequence[Change], /) -> Predicted | Refused:
+        return Refused("the replay failed")
+
+    def estimate(self, _: Change | Sequence[Change], /) -> int | Refused:
         return Refused("the replay failed")
 
     def pipeline_places(self, _: Flush, __: Change, /) -> dict[Key, tuple[int, int]]:

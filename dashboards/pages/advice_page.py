@@ -14,9 +14,9 @@ from gpuscope.dashboards import ids, parts
 from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, Slider, chosen
 from gpuscope.dashboards.figures import gains_figure
 from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.schema.document import SuggestionEntry, UnpredictedEntry
+from gpuscope.report.schema.document import PlanEntry, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.view import units
-from gpuscope.report.view.prediction_sentences import setting_words, step_change
+from gpuscope.report.view.prediction_sentences import plan, setting_words, step_change
 
 
 def layout(shown: Shown) -> Component:
@@ -39,16 +39,22 @@ def _suggestions(shown: Shown) -> Iterator[Component]:
         "What to change",
         parts.figure(fig, "advice", 120 + 40 * len(drawn)),
         *[_suggestion(one) for one in found],
+        *_together(report["advice"].get("plan")),
         note="Each change alone: gains don't add up, since findings overlap.",
         corner=parts.csv_link(shown.run.key, "suggestions"),
     )
+
+
+def _together(entry: PlanEntry | None) -> Iterator[Component]:
+    if entry is not None:
+        yield dmc.Text(f"Together: {plan(entry)}", fw=600)
 
 
 def _suggestion(one: SuggestionEntry) -> Component:
     predicted = one["predicted"]
     pairs = [
         ("set", dmc.Code(units.clean(setting_words(one, brief=False)))),
-        ("gain", step_change(predicted)),
+        ("gain", step_change(predicted) + ("" if one.get("certain", True) else ", gain uncertain")),
         ("rests on", predicted["basis"]),
         ("why", one["why"]), ("risk", one["risk"]), ("verify", one["verify"]),
     ]  # fmt: skip

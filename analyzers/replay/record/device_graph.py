@@ -16,6 +16,7 @@ import numpy as np
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls, queue_waits
 from gpuscope.analyzers.device_time.stream_waits import recorded_waits
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.host_time.blocking_sites import sites
 from gpuscope.analyzers.replay.graph import COPY_CALL_NS, NONE, QUEUE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.record.gradients import with_gradients
 from gpuscope.analyzers.replay.record.graph_builder import (
@@ -163,6 +164,8 @@ class Returns:
     begin: Times
     end: Times
     labels: list[str]
+    sites: list[str]
+    """The places of the program, as the report's `host_calls` tells them apart."""
     queue: Mask
     """Launches that waited for room in the queue; they begin as that wait does."""
 
@@ -180,9 +183,11 @@ def _returns(trace: Trace, view: LaneView, ops: Operations, rows: Times) -> Retu
     end = host["end"][both]
     begin = np.concatenate((host["start"][found], host["end"][full] - excess))
     labels = [*_labels(trace, found, rows), *[QUEUE] * len(full)]
+    places = [*sites(trace, view, rows, found), *[""] * len(full)]
     order = np.argsort(end, kind="stable")
     queue = np.arange(len(both)) >= len(found)
-    return Returns(both[order], begin[order], end[order], [labels[place] for place in order.tolist()], queue[order])
+    labels, places = ([own[place] for place in order.tolist()] for own in (labels, places))
+    return Returns(both[order], begin[order], end[order], labels, places, queue[order])
 
 
 def _labels(trace: Trace, calls: Times, rows: Times) -> list[str]:
@@ -223,7 +228,7 @@ def _points(ops: Operations, step_of: Times, returns: Returns) -> tuple[list[Poi
             points.append(Point(at, at, step=step))
         else:
             waiter[which] = len(points)
-            points.append(Point(at, int(returns.begin[which]), True, returns.labels[which], step))
+            points.append(Point(at, int(returns.begin[which]), True, returns.labels[which], step, returns.sites[which]))
     launcher = np.array([place_of.get(call, NONE) for call in ops.call.tolist()], np.int64)
     return points, launcher, waiter
 

@@ -28,6 +28,8 @@ class Point:
     waits: bool = False
     label: str = ""
     step: int = 0
+    site: str = ""
+    """The place of the program that waits."""
 
 
 @dataclass
@@ -81,7 +83,7 @@ class Builder:
             if point.waits:
                 segment, node = node, self.node(
                     Node.WAIT, dur=point.at - high, start=high, end=point.at, step=point.step,
-                    label=self.label(point.label),
+                    label=self.label(point.label), site=self.label(point.site),
                 )  # fmt: skip
                 self.edge(segment, node, 0, Edge.PROGRAM)
             found.append(node)

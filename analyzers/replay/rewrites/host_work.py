@@ -72,6 +72,9 @@ def removed_syncs(graph: Graph, change: RemovedSyncs, setting: Setting) -> Rewri
     if change.name is not None:
         named = np.array([change.name in label.split("/") for label in graph.labels] + [False], np.bool_)
         waits &= named[graph.nodes["label"]]
+    if change.sites:
+        chosen = np.array([label in change.sites for label in graph.labels] + [False], np.bool_)
+        waits &= chosen[graph.nodes["site"]]
     gone = _collectives(graph, change.name)
     if not waits.any() and not gone.any():
         called = "" if change.name is None else f" of {change.name}"

@@ -33,6 +33,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.NoAllocatorStalls: host_work.no_allocator,
     changes.NoHostWork: host_work.no_host_work,
     changes.ReplacedRank: slow_ranks.replaced_rank,
+    changes.SharedWork: slow_ranks.shared_work,
 }
 
 _UNKNOWN: dict[type, str] = {

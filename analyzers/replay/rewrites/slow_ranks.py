@@ -1,4 +1,4 @@
-"""One rank made as fast as its peers."""
+"""One rank made as fast as its peers, or its work shared by them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from gpuscope.analyzers.frame.changes import ReplacedRank
+from gpuscope.analyzers.frame.changes import ReplacedRank, SharedWork
 from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
 from gpuscope.report.view import units
@@ -23,10 +23,7 @@ def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewri
     A stretch lies between two collectives of a step, where all ranks issue as many; else it is the step.
     """
     del setting
-    if change.rank not in graph.marks:
-        raise UnreplayableError(f"rank {change.rank} is not replayed: give its trace too")
-    if len(graph.ranks) < 2:
-        raise UnreplayableError("the other ranks are not there: record all of them")
+    _need_peers(graph, change.rank)
     host = graph.of(Node.HOST)
     device = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
     stretch = _stretches(graph)
@@ -45,6 +42,39 @@ def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewri
         found,
         f"rank {change.rank} with the median time of {units.plural(len(graph.ranks) - 1, 'peer')} between collectives",
     )
+
+
+def shared_work(graph: Graph, change: SharedWork, setting: Setting) -> Rewritten:
+    """What it computes beyond the median of its peers shared evenly by all n ranks: each gets 1/n of it.
+
+    Step by step on devices; where training threads compute, stretch by stretch (`replaced_rank`).
+    """
+    del setting
+    _need_peers(graph, change.rank)
+    computes = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
+    key = graph.nodes["step"]
+    if not computes.any():
+        computes, key = graph.of(Node.HOST), _stretches(graph)
+    count, sums = len(graph.ranks), _sums(graph, computes, key)
+    factor = np.ones(len(graph))
+    for rank in graph.ranks:
+        ratio = {}
+        for place, ns in sums[change.rank].items():
+            extra, own = ns - _peers(sums, place, change.rank), sums[rank].get(place, 0)
+            share = extra / count - (extra if rank == change.rank else 0.0)
+            ratio[place] = max(0.0, 1 + share / own) if own > 0 else 1.0
+        mine = np.flatnonzero(computes & (graph.nodes["rank"] == rank))
+        factor[mine] = [ratio.get(place, 1.0) for place in key[mine].tolist()]
+    found = graph.with_nodes(dur=np.rint(graph.nodes["dur"] * factor).astype(np.int64))
+    return Rewritten(found, f"what rank {change.rank} computes beyond its peers shared by all {count} ranks")
+
+
+def _need_peers(graph: Graph, rank: int) -> None:
+    """Raises `UnreplayableError`."""
+    if rank not in graph.marks:
+        raise UnreplayableError(f"rank {rank} is not replayed: give its trace too")
+    if len(graph.ranks) < 2:
+        raise UnreplayableError("the other ranks are not there: record all of them")
 
 
 def _stretches(graph: Graph) -> Times:
@@ -71,14 +101,20 @@ def _stretches(graph: Graph) -> Times:
 
 def _ratios(graph: Graph, which: Mask, key: Times, rank: int) -> dict[int, float]:
     """Per key, the median of the peers' time by the rank's own."""
+    sums = _sums(graph, which, key)
+    return {place: _peers(sums, place, rank) / ns for place, ns in sums[rank].items() if ns > 0}
+
+
+def _peers(sums: Sums, key: int, rank: int) -> float:
+    """The median of the others."""
+    return float(np.median([own.get(key, 0) for other, own in sums.items() if other != rank]))
+
+
+def _sums(graph: Graph, which: Mask, key: Times) -> Sums:
+    """ns of these nodes."""
     sums: Sums = {own: defaultdict(int) for own in graph.ranks}
     nodes = np.flatnonzero(which)
     columns = (graph.nodes["rank"][nodes], key[nodes], graph.nodes["dur"][nodes])
     for own, place, ns in zip(*(column.tolist() for column in columns), strict=True):
         sums[own][place] += ns
-    found: dict[int, float] = {}
-    for place, ns in sums[rank].items():
-        peers = [sums[other].get(place, 0) for other in graph.ranks if other != rank]
-        if ns > 0:
-            found[place] = float(np.median(peers)) / ns
-    return found
+    return sums

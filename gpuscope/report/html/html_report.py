@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gpuscope.report.html import drawing, memory_drawing
 from gpuscope.report.schema.document import Evidence, Report
 from gpuscope.report.terminal.sections import memory_text, pipeline_text, stragglers_text
-from gpuscope.report.view import arrangement, headline, straggler_sentences, units
+from gpuscope.report.view import arrangement, headline, prediction_sentences, straggler_sentences, units
 from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.vocabulary import CLASSES, PARTS
 
@@ -54,6 +54,8 @@ def render(report: Report) -> str:
         heatmap=stragglers_text.heatmap(report, ROWS_SHOWN, ROWS_SHOWN),
         kernels=sorted(report["kernels"], key=lambda row: -row["dur_ns"]),
         doubts=arrangement.doubts(report),
+        plan_sentence=prediction_sentences.plan,
+        nothing_gains_sentence=prediction_sentences.nothing_gains,
     )
 
 

@@ -228,6 +228,8 @@ class SuggestionEntry(TypedDict):
     why: str
     setting: Setting
     predicted: Prediction
+    certain: NotRequired[bool]
+    """Whether the whole range is a gain; else it is the expected outcome alone."""
     risk: str
     verify: str
 
@@ -242,12 +244,53 @@ class UnpredictedEntry(TypedDict):
     why_not: str
 
 
+class TriedEntry(TypedDict):
+    """A change that was replayed and gains nothing."""
+
+    code: str
+    action: str
+    setting: Setting
+    step_ns_after: int
+
+
+class NothingGainsEntry(TypedDict):
+    """A cause that costs more than 5 % of the time, and what was tried against it in vain."""
+
+    finding: str
+    share_frac: float
+    tried: list[TriedEntry]
+
+
+class PlanStep(TypedDict):
+    """One change of a plan."""
+
+    code: str
+    finding: str
+    action: str
+    setting: Setting
+    step_ns_after: int
+    """Of this and all before it together."""
+    risk: str
+    verify: str
+
+
+class PlanEntry(TypedDict):
+    """The best combination of changes that was found, in the order of what each adds."""
+
+    predicted: Prediction
+    """Of all of them together, by one replay."""
+    steps: list[PlanStep]
+
+
 class AdviceEntry(TypedDict):
-    """Why there are no suggestions, and changes without an estimated gain."""
+    """Why there are no suggestions, changes without an estimated gain, and causes that nothing helps against."""
 
     why: str
     """Why there are none; empty where there are."""
     unpredicted: list[UnpredictedEntry]
+    nothing_gains: NotRequired[list[NothingGainsEntry]]
+    plan: NotRequired[PlanEntry]
+    """Where two changes or more together gain more than any alone."""
 
 
 class KernelEntry(TypedDict):

@@ -106,6 +106,8 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
     writer.show(table)
     if found.more_changes:
         writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
+    if found.together:
+        writer.line(writer.text("Together  ", "bold"), found.together, hang=10)
 
 
 def _gain(line: ChangeLine) -> tuple[str, str, str]:
@@ -116,7 +118,7 @@ def _gain(line: ChangeLine) -> tuple[str, str, str]:
         return units.NONE, "memory", units.NONE
     return (
         units.duration(predicted["step_ns_after"]),
-        gain_share(predicted),
+        gain_share(predicted) + ("" if line.certain else "?"),
         units.span(predicted["low_ns"], predicted["high_ns"]),
     )
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from gpuscope.report.schema.document import Setting, SuggestionEntry, UnpredictedEntry
+from gpuscope.report.schema.document import (
+    NothingGainsEntry,
+    PlanEntry,
+    PlanStep,
+    Setting,
+    SuggestionEntry,
+    UnpredictedEntry,
+)
 from gpuscope.report.schema.pipeline_section import PipelineGain
 from gpuscope.report.schema.replay_section import Prediction
 from gpuscope.report.view import units
@@ -22,7 +29,7 @@ def gain_share(predicted: Prediction) -> str:
     return f"{100 * frac:+.1f} %" if abs(frac) >= 0.0005 else "0 %"
 
 
-def setting_words(one: SuggestionEntry | UnpredictedEntry, *, brief: bool = True) -> str:
+def setting_words(one: SuggestionEntry | UnpredictedEntry | PlanStep, *, brief: bool = True) -> str:
     """A setting as it is typed: `NCCL_ALGO=Ring`, `--num-workers 4`, `DataLoader.num_workers=4`; in words where it is
     none that could be. `brief` leaves out second choices and remarks, which the full report has."""
     setting = one["setting"]
@@ -58,3 +65,15 @@ def with_basis(gain: PipelineGain) -> str:
     """The same, and what it rests on."""
     predicted = gain["predicted"]
     return outcome(gain) + (f"; {predicted['basis']}" if predicted is not None else "")
+
+
+def plan(entry: PlanEntry) -> str:
+    """`step 117.4 ms → 59.97 ms (58.27 ms to 61.67 ms): remove_syncs → 80.1 ms, then loader_workers → 59.97 ms`."""
+    steps = (f"{one['code']} → {units.duration(one['step_ns_after'])}" for one in entry["steps"])
+    return f"{step_change(entry['predicted'])}: {', then '.join(steps)}"
+
+
+def nothing_gains(entry: NothingGainsEntry) -> str:
+    """`launch takes 12.1 % of the time, and nothing tried gains: cuda_graphs → 117.2 ms`."""
+    tried = ", ".join(f"{one['code']} → {units.duration(one['step_ns_after'])}" for one in entry["tried"])
+    return f"{entry['finding']} takes {units.share(entry['share_frac'])} of the time, and nothing tried gains: {tried}"

@@ -47,6 +47,8 @@ class ChangeLine:
     setting: str
     action: str
     predicted: Prediction | None
+    certain: bool
+    """Whether the whole range is a gain."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Summary:
     """Where compute itself goes, by kind of kernel; empty unless the run is bound by it."""
     changes: list[ChangeLine]
     more_changes: int
+    together: str
+    """The best combination, where one gains more than any change alone."""
     limits: str
     """What limits the verdict; empty where nothing does."""
 
@@ -94,6 +98,7 @@ def summary(report: Report, top: int = SHOWN) -> Summary:
         compute=_compute(report) if report["verdict"]["bound_by"] == "compute" else "",
         changes=changes[:top],
         more_changes=max(len(changes) - top, 0),
+        together=_together(report),
         limits=_limits(report),
     )
 
@@ -182,10 +187,11 @@ def _step(report: Report) -> str:
 def _fix(report: Report) -> str:
     suggestions, advice = report["suggestions"], report["advice"]
     if suggestions:
-        first = suggestions[0]
+        first = next((one for one in suggestions if one.get("certain", True)), suggestions[0])
         predicted = first["predicted"]
         main = _main_finding(report)
         lead = "Fix" if main is not None and main["code"] == first["finding"] else "Largest gain"
+        lead += "" if first.get("certain", True) else " (uncertain)"
         if not predicted["step_ns_before"]:
             return f"{lead}: {_lower(first['action'])}."
         change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], "→")
@@ -196,7 +202,7 @@ def _fix(report: Report) -> str:
         return f"To find the cause: {_what_to_add(report)}."
     if advice["unpredicted"]:
         return f"To try: {_lower(advice['unpredicted'][0]['action'])} (gain not predicted)."
-    return "No change is certain to gain."
+    return "" if "not asked" in advice["why"] else "No change is predicted to gain."
 
 
 def _what_to_add(report: Report) -> str:
@@ -244,8 +250,23 @@ def _where(report: Report, finding: FindingEntry) -> str:
 
 
 def _changes(report: Report) -> list[ChangeLine]:
-    predicted = [ChangeLine(setting_words(one), one["action"], one["predicted"]) for one in report["suggestions"]]
-    return predicted + [ChangeLine(setting_words(one), one["action"], None) for one in report["advice"]["unpredicted"]]
+    predicted = [
+        ChangeLine(setting_words(one), one["action"], one["predicted"], one.get("certain", True))
+        for one in report["suggestions"]
+    ]
+    open_ = [ChangeLine(setting_words(one), one["action"], None, False) for one in report["advice"]["unpredicted"]]
+    return predicted + open_
+
+
+def _together(report: Report) -> str:
+    """`NCCL_ALGO=Ring, then DataLoader.num_workers=4: 119.6 → 80.10 ms (-33.0 %)`."""
+    plan = report["advice"].get("plan")
+    if plan is None:
+        return ""
+    predicted = plan["predicted"]
+    settings = ", then ".join(setting_words(one) for one in plan["steps"])
+    change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], "→")
+    return f"{settings}: {change} ({gain_share(predicted)})"
 
 
 def _ranks(report: Report) -> tuple[list[RankLine], int]:

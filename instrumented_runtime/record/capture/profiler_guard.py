@@ -1,4 +1,7 @@
-"""torch runs one profiler per process and crashes on a second. The script's own profiler takes precedence."""
+"""torch runs one profiler per process and crashes on a second. The script's own profiler takes precedence.
+
+It also corrupts the heap if it stops while one of gloo's threads finishes a collective (`gloo_threads`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuscope.errors import InputError
+from gpuscope.instrumented_runtime.record.gloo import gloo_threads
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG
 
 
 def guard(is_ours: Callable[[Any], bool], release: Callable[[], None]) -> Callable[[], None]:
@@ -30,6 +35,8 @@ def guard(is_ours: Callable[[Any], bool], release: Callable[[], None]) -> Callab
 
     def guarded_leave(self: Any, *error: Any) -> Any:
         theirs.discard(id(self))
+        if _initialised():
+            gloo_threads.settle(LOG.running)
         return leave(self, *error)
 
     def remove() -> None:
@@ -37,3 +44,10 @@ def guard(is_ours: Callable[[Any], bool], release: Callable[[], None]) -> Callab
 
     profile._prepare_trace, profile.__exit__ = guarded_prepare, guarded_leave  # type: ignore[method-assign]
     return remove
+
+
+def _initialised() -> bool:
+    """Whether there are process groups."""
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()

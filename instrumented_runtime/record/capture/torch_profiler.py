@@ -94,10 +94,12 @@ class TorchProfiler:
 
     def stop(self) -> None:
         """Write what the active window holds so far; report it if the window never opened."""
-        self._unguard()
-        if self._gave_way:
-            return
-        self._profiler.stop()
+        try:
+            if self._gave_way:
+                return
+            self._profiler.stop()
+        finally:
+            self._unguard()
         if not self._written:
             self._folder.problem(
                 "no_active_steps",

@@ -58,9 +58,11 @@ class Collectives:
     def rewrite(self, trace: Path) -> None:
         """Add the logged arguments to a trace's gloo annotations."""
         self._write(LOG.drain())
-        if self.seen:
+        # The last one's end may not be logged yet; without it all others would be taken for their neighbours.
+        logged = self.seen + LOG.undrained()
+        if logged:
             text = trace.read_text(encoding="utf-8")
-            trace.write_text(with_arguments(text, self.seen, self._folder.part.rank), encoding="utf-8")
+            trace.write_text(with_arguments(text, logged, self._folder.part.rank), encoding="utf-8")
 
     @property
     def _path(self) -> Path:
@@ -135,16 +137,20 @@ def _nanoseconds(microseconds: str) -> int:
 
 
 def _first_of_run(starts: Sequence[int], ends: Sequence[int], logged: Sequence[Collective]) -> int:
-    """Index in `logged` at which the annotations fit best between issue and completion."""
+    """Index in `logged` at which the annotations fit best between issue and completion.
+
+    Ends missing from the log, or whole collectives missing at its end, must not shift the others: judged by the mean
+    over those that have a partner, at least half of them.
+    """
     near = bisect.bisect_left([entry.issued_ns for entry in logged], starts[0])
     candidates = range(max(0, near - 16), min(len(logged), near + 16))
 
-    def misfit(first: int) -> tuple[int, int]:
+    def misfit(first: int) -> tuple[bool, float]:
         pairs = list(zip(starts, ends, logged[first:], strict=False))
         outside = sum(
             max(0, entry.issued_ns - start) + max(0, end - (entry.completed_ns or end)) for start, end, entry in pairs
         )
-        return len(starts) - len(pairs), outside
+        return 2 * len(pairs) < len(starts), outside / len(pairs)
 
     return min(candidates, key=misfit, default=0)
 

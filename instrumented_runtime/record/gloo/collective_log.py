@@ -145,6 +145,16 @@ class CollectiveLog:
             drained, self._new = self._new[:done], self._new[done:]
             return drained
 
+    def undrained(self) -> list[Collective]:
+        """What `drain` has not returned yet, in order of issue, running ones included."""
+        with self._lock:
+            return list(self._new)
+
+    def running(self) -> bool:
+        """Whether a collective, not a send or receive, has not completed."""
+        with self._lock:
+            return any(not entry.is_p2p for entry in self._pending.values())
+
     @property
     def rank(self) -> int:
         """This process's rank in the world."""

@@ -12,8 +12,9 @@ import pytest
 from helpers.advice import finding, report, steady
 
 from gpuscope.analyzers.advice.framework_settings import python
-from gpuscope.analyzers.advice.rule import Knob, Proposal, Rule, advise, rules
+from gpuscope.analyzers.advice.rule import Knob, Proposal, Rule, rules
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import MIB
+from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.frame.changes import BucketSize, Change, LoaderWorkers, Predicted, Refused
 from gpuscope.report.view.causes import NAMED
 
@@ -36,7 +37,7 @@ def test_the_fewest_workers_that_do_are_suggested() -> None:
     [suggestion], advice = advise(report(finding("input")), predict)
     assert suggestion["setting"] == {"kind": "python", "name": "DataLoader.num_workers", "value": "2"}
     assert suggestion["predicted"]["step_ns_after"] == 70_000_000
-    assert advice == {"why": "", "unpredicted": []}
+    assert advice == {"why": "", "unpredicted": [], "nothing_gains": []}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from helpers.advice import blocking, finding, host_calls, report, steady
 
-from gpuscope.analyzers.advice.rule import advise, not_below
+from gpuscope.analyzers.advice.rule import not_below
+from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.frame.changes import CapturedGraphs, Change, Predicted, Refused
 from gpuscope.report.schema.document import Report
 

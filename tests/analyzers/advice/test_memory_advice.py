@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from helpers.advice import blocking, finding, host_calls, report, steady
 
-from gpuscope.analyzers.advice.rule import advise
 from gpuscope.analyzers.advice.rules.memory.allocator_call_rules import state
+from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.frame.changes import Change, Predicted
 from gpuscope.report.schema.document import Report
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import gpuscope
-from gpuscope.analyzers.advice.rule import advise
 from gpuscope.analyzers.advice.rules.memory.allocator_rules import RULE
+from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.allocator.memory_use import run
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.changes import Refused

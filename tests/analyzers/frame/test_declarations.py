@@ -125,9 +125,9 @@ def test_the_report_is_not_edited_once_it_is_built(samples: Path, monkeypatch: p
     seen: list[Any] = []
     advise = reporting.advise
 
-    def kept(diagnosis: Diagnosis, *rest: Any) -> Any:
+    def kept(diagnosis: Diagnosis, *rest: Any, **more: Any) -> Any:
         seen.append(copy.deepcopy(diagnosis))
-        return advise(diagnosis, *rest)
+        return advise(diagnosis, *rest, **more)
 
     monkeypatch.setattr(reporting, "advise", kept)
     report = gpuscope.analyze(samples / "pp_few_micro_batches").report

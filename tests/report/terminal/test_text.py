@@ -15,7 +15,7 @@ from gpuscope.report.terminal.screen import apportion
 from gpuscope.report.view.straggler_sentences import CAUSED_WAIT, SLOWDOWN
 
 HEALTHY = """\
-The device computes for 95.0 % of each 100.0 ms step. No change is certain to
+The device computes for 95.0 % of each 100.0 ms step. No change is predicted to
 gain.
 Compute-bound: 95.0 % of the step, confidence 0.9
 

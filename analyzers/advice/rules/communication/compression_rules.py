@@ -27,6 +27,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         risk="rounds every gradient, and each partial sum, to 16 bits: compare the loss curve; fp16 can overflow",
         verify="record again: bytes of the gradient collectives halve; watch the loss for a few hundred steps",
         changes=(WireBytes(HALF),),
+        alters_training=True,
     )
 
 

@@ -7,7 +7,7 @@ from statistics import median
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Predicted, Refused, ReplacedRank
+from gpuscope.analyzers.frame.changes import Refused, ReplacedRank, SharedWork
 from gpuscope.report.schema.document import FindingEntry, Setting, StragglerEntry
 
 MIN_STEPS = 2
@@ -59,10 +59,11 @@ def _slow_device(case: Case, finding: FindingEntry, rank: int, entry: StragglerE
         verify=("`rocm-smi --showclocks --showthrottle`" if rocm else "`nvidia-smi -q -d CLOCK,PERFORMANCE,ECC`")
         + f" on its host; swap two hosts and see whether the late rank stays {rank}",
         changes=(ReplacedRank(rank),),
+        subject=f"rank {rank}",
     )
 
 
-def _uneven_data(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
+def _uneven_data(_: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
     assert entry is not None
     return Proposal(
         code="even_data",
@@ -72,22 +73,9 @@ def _uneven_data(case: Case, finding: FindingEntry, rank: int, entry: StragglerE
                        "packed to one length); for experts, a balanced router"),
         risk="the order of the samples changes; padding to one length would make every rank as slow as this one",
         verify=f"record again: the input shapes of rank {rank} are those of the others",
-        outcome=_shared(case, rank),
+        changes=(SharedWork(rank),),
+        subject=f"rank {rank}",
     )  # fmt: skip
-
-
-def _shared(case: Case, rank: int) -> Predicted | Refused:
-    """The step where a late rank's extra work is shared by all n ranks: of what it would take to do without that work
-    altogether, (n - 1)/n is saved."""
-    outcome = case.predict((ReplacedRank(rank),))
-    count = len({entry["rank"] for entry in case.report["ranks"]})
-    if isinstance(outcome, Refused) or count < 2:
-        return outcome
-    kept = (count - 1) / count
-    after, low, high = (round(outcome.before - (outcome.before - time) * kept)
-                        for time in (outcome.after, outcome.low, outcome.high))  # fmt: skip
-    basis = f"{outcome.basis}; its extra work shared by all {count} ranks"
-    return Predicted(outcome.before, after, low, high, basis, outcome.provenance)
 
 
 def _late_host(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
@@ -102,6 +90,7 @@ def _late_host(case: Case, finding: FindingEntry, rank: int, entry: StragglerEnt
         risk="none for the other ranks",
         verify=f"record again: `{cause}` of rank {rank} is that of the others",
         changes=(ReplacedRank(rank),),
+        subject=f"rank {rank}",
     )
 
 
@@ -155,6 +144,7 @@ def _unknown(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry
         risk="",
         verify=f"stragglers[].reason of rank {rank} is not null",
         outcome=Refused(why),
+        subject=f"rank {rank}",
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, python, spelled
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule, not_below
-from gpuscope.analyzers.frame.changes import PinnedCopies, Predicted, Refused, RemovedSyncs
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.frame.changes import PinnedCopies, Refused, RemovedSyncs
+from gpuscope.analyzers.host_time.blocking_sites import site
 from gpuscope.report.schema.document import FindingEntry, Setting
 from gpuscope.report.view.units import clean, memory
 
@@ -18,6 +19,8 @@ REPEATED = 2
 """Calls in a recording without steady steps from which a place is part of a loop."""
 SHOWN = 3
 """Places that a suggestion names."""
+TOGETHER = (1, 2, 4)
+"""Places that are done without at once, those that block longest first; then all."""
 PER_KERNEL = 0.5
 """Waits per kernel from which one stands behind each."""
 _VALUES = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "unique", "masked_select")
@@ -38,6 +41,11 @@ class Place:
     steady: bool
     blocked: int
     """ns over all ranks."""
+
+    @property
+    def site(self) -> str:
+        """As a change names it."""
+        return site(self.copy or self.call, self.operator, self.within)
 
     @property
     def bulk(self) -> bool:
@@ -91,7 +99,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if to_device and case.program == "pytorch":
         yield _pinned(finding, to_device[0])
     if not where or len(to_device) < len(where):
-        yield _removed(case, finding, [one for one in where if one not in to_device] or where)
+        others = [one for one in where if one not in to_device] or where
+        for count in dict.fromkeys(min(tried, len(others)) for tried in (*TOGETHER, len(others))):
+            yield _removed(case, finding, others[:count], all_calls=count == len(where) or not where)
 
 
 def _pinned(finding: FindingEntry, place: Place) -> Proposal:
@@ -106,7 +116,8 @@ def _pinned(finding: FindingEntry, place: Place) -> Proposal:
     )
 
 
-def _removed(case: Case, finding: FindingEntry, where: Sequence[Place]) -> Proposal:
+def _removed(case: Case, finding: FindingEntry, where: Sequence[Place], all_calls: bool) -> Proposal:
+    """Without the blocking calls of these places, or of all."""
     action, setting = _instead(case, where[0]) if where else _by_evidence(case, finding)
     names = "; ".join(one.text() for one in where[:SHOWN]) or ", ".join(_names(finding))
     return Proposal(
@@ -118,17 +129,18 @@ def _removed(case: Case, finding: FindingEntry, where: Sequence[Place]) -> Propo
         "say) must not depend on it",
         verify="record again: the cause `sync` is gone"
         + ("; torch.cuda.set_sync_debug_mode('warn') names those left" if case.program == "pytorch" else ""),
-        changes=(RemovedSyncs(),),
-        outcome=_outcome(case, where),
+        changes=(RemovedSyncs() if all_calls else RemovedSyncs(sites=tuple(place.site for place in where)),),
+        outcome=_needed(case, where),
+        floor=device_floor(case, "compute"),
     )
 
 
-def _outcome(case: Case, where: Sequence[Place]) -> Predicted | Refused:
-    """Without all blocking calls, but never faster than the device computes."""
+def _needed(case: Case, where: Sequence[Place]) -> Refused | None:
+    """Why a program can't do without the first of these calls, where that is so."""
     first = where[0] if where else None
     if case.native and first is not None and first.bulk and first.copy and first.copy.startswith("DtoH"):
         return Refused("the host reads what this copy brings, and how long it can do without is not recorded")
-    return not_below(case.predict((RemovedSyncs(),)), device_floor(case, "compute"))
+    return None
 
 
 def _instead(case: Case, place: Place) -> tuple[str, Setting]:

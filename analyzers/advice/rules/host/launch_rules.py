@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import BUSY, config, cost, device_floor, in_dialect, on_cpu, python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule, not_below
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import places
-from gpuscope.analyzers.frame.changes import CapturedGraphs, Predicted, Refused
+from gpuscope.analyzers.frame.changes import CapturedGraphs, Refused
 from gpuscope.report.schema.document import FindingEntry, Setting
 from gpuscope.report.view import units
 
@@ -19,6 +19,8 @@ OFTEN = 0.5
 """Blocking calls per step from which they are part of a step."""
 BLOCKED = 0.01
 """Share of the time that calls which copy nothing must block: others found nothing to wait for."""
+REMOVE = ("remove_syncs", "pinned_copies")
+"""Suggestions after which nothing blocks."""
 IDLE = ("input", "sync", "gc", "host_other", "allocator", "unattributed")
 """Other causes of idle time."""
 
@@ -27,7 +29,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """Graphs, if the run can be one; the cores beside each GPU."""
     if on_cpu(case) or not dominates(case, finding) or case.steady_steps < MIN_STEPS:
         return
-    setting = _setting(case)
+    setting, hindrance = _setting(case), _hindrance(case)
     if setting is not None:
         yield Proposal(
             code="cuda_graphs",
@@ -38,7 +40,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             "code that reads values on the host breaks a graph",
             verify="record again: far fewer cudaLaunchKernel calls, cudaGraphLaunch instead; the cause `launch` falls",
             changes=(CapturedGraphs(),),
-            outcome=_outcome(case),
+            floor=device_floor(case, *BUSY),
+            outcome=None if hindrance is None else Refused(hindrance[0]),
+            possible_after=() if hindrance is None else hindrance[1],
         )
     if case.program == "pytorch" or case.program is None:
         yield _numa(finding)
@@ -59,24 +63,23 @@ def _setting(case: Case) -> Setting | None:
     return setting or python("torch.compile.mode", '"reduce-overhead"')
 
 
-def _outcome(case: Case) -> Predicted | Refused:
-    """What graphs bring, but never a step shorter than what the device does in it; why none could be made."""
+def _hindrance(case: Case) -> tuple[str, tuple[str, ...]] | None:
+    """Why no graph could be made as the run is now, and codes of the suggestions after which it could."""
     window = sum(rank["window_ns"] for rank in case.report["ranks"])
     where = [
         place for place in places(case)
         if place.per_rank >= OFTEN and (place.copy is not None or place.blocked >= BLOCKED * window)
     ]  # fmt: skip
     if where:
-        return Refused(
-            f"first remove what blocks within a step, for no graph holds it: {'; '.join(p.text() for p in where[:3])}"
-        )
+        named = "; ".join(place.text() for place in where[:3])
+        return f"first remove what blocks within a step, for no graph holds it: {named}", REMOVE
     alike = [entry["repeated_frac"] for entry in case.host_calls if entry["repeated_frac"] is not None]
     if alike and min(alike) < ALIKE:
-        return Refused(
+        return (
             f"only {units.share(min(alike))} of a step's kernels are those of the step before, and a graph replays the "
             "same ones: give the steps the same shapes first (pad or pack to a few lengths)"
-        )
-    return not_below(case.predict((CapturedGraphs(),)), device_floor(case, *BUSY))
+        ), ()
+    return None
 
 
 def _numa(finding: FindingEntry) -> Proposal:

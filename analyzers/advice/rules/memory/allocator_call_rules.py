@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, env, spelled
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule, not_below
-from gpuscope.analyzers.frame.changes import NoAllocatorStalls, Predicted, Refused
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.frame.changes import NoAllocatorStalls
 from gpuscope.report.schema.document import FindingEntry
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
 
@@ -74,7 +74,8 @@ def _caching(case: Case, finding: FindingEntry, entry: HostCallsEntry) -> Propos
         risk="tools that look for reads behind the end of a tensor need it switched off: then it is slow on purpose",
         verify=f"record again: no {'hip' if case.rocm else 'cuda'}Malloc and Free within a step; "
         "torch.cuda.memory_reserved() is above 0",
-        outcome=_freed(case),
+        changes=(NoAllocatorStalls(),),
+        floor=device_floor(case, "compute"),
     )
 
 
@@ -89,7 +90,8 @@ def _segments(case: Case, finding: FindingEntry, found: State) -> Proposal:
         risk="calls that the cache does not make itself (torch.cuda.empty_cache() in the loop, workspaces of "
         "libraries) stay: look what the evidence lies in; before torch 2.9 the variable is PYTORCH_CUDA_ALLOC_CONF",
         verify="record again after warm-up: no cudaMalloc and cudaFree within a step",
-        outcome=_freed(case),
+        changes=(NoAllocatorStalls(),),
+        floor=device_floor(case, "compute"),
     )
 
 
@@ -107,12 +109,9 @@ def _once(case: Case, finding: FindingEntry, entry: HostCallsEntry) -> Proposal:
         setting=setting,
         risk="memory that is kept is not there for others; a pool keeps what its release threshold allows",
         verify="record again: no allocation within a step",
-        outcome=_freed(case),
+        changes=(NoAllocatorStalls(),),
+        floor=device_floor(case, "compute"),
     )
-
-
-def _freed(case: Case) -> Predicted | Refused:
-    return not_below(case.predict((NoAllocatorStalls(),)), device_floor(case, "compute"))
 
 
 RULE = Rule(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpuscope.report.schema.document import Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view.prediction_sentences import setting_words, step_change
+from gpuscope.report.view import prediction_sentences
+from gpuscope.report.view.prediction_sentences import setting_words
 
 
 def section(report: Report, writer: Writer) -> None:
@@ -17,17 +18,28 @@ def section(report: Report, writer: Writer) -> None:
         writer.line(f"Nothing: {advice['why']}.")
     for suggestion in suggestions:
         _suggestion(suggestion, writer)
-    if len(suggestions) > 1:
-        writer.line(writer.text("Gains do not add up: findings overlap.", "dim"))
+    _plan(report, writer)
+    for cause in advice.get("nothing_gains", []):
+        writer.line(prediction_sentences.nothing_gains(cause))
     for one in advice["unpredicted"]:
         _unpredicted(one, writer)
+
+
+def _plan(report: Report, writer: Writer) -> None:
+    """The changes that are best made together; else that gains do not add up."""
+    plan = report["advice"].get("plan")
+    if plan is not None:
+        writer.line(writer.text("Together", "bold"), f"  {prediction_sentences.plan(plan)}", hang=10)
+    elif len(report["suggestions"]) > 1:
+        writer.line(writer.text("Gains do not add up: findings overlap.", "dim"))
 
 
 def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
     predicted = suggestion["predicted"]
     writer.line(writer.text(suggestion["action"], "bold"), writer.text(f"  [for {suggestion['finding']}]", "dim"))
     # Without a timeline only memory is known; the basis says how much.
-    step = f"{step_change(predicted)}; " if predicted["step_ns_before"] else ""
+    unsure = "" if suggestion.get("certain", True) else ", gain uncertain"
+    step = f"{prediction_sentences.step_change(predicted)}{unsure}; " if predicted["step_ns_before"] else ""
     for word, sentence in (
         ("set", setting_words(suggestion, brief=False)),
         ("gain", step + predicted["basis"]),

@@ -112,6 +112,18 @@ def test_annotations_are_matched_by_time_and_order() -> None:
     assert events[0]["args"]["External id"] == 5
 
 
+@pytest.mark.parametrize("missing", ["end", "all"])
+def test_a_missing_last_end_does_not_shift_the_others(missing: str) -> None:
+    log = [collective("all_reduce", seq, 10_000 * seq, 10_000 * seq + 9_000) for seq in range(101, 106)]
+    if missing == "end":
+        log[-1].completed_ns = None
+    else:
+        del log[-1]
+    text = trace(*(annotation(f"{10 * seq + 1 - 1000}.000", "5.000") for seq in range(102, 106)))
+    events = json.loads(with_arguments(text, log, rank=0))["traceEvents"]
+    assert [event["args"].get("Seq") for event in events][:3] == [102, 103, 104]
+
+
 def test_an_annotation_of_another_size_stays_as_it_was() -> None:
     text = trace(annotation("10.000", "5.000", elements=9))
     assert with_arguments(text, [collective("all_reduce", 1, 1_009_000, 1_016_000)], rank=0) == text

@@ -1,0 +1,251 @@
+"""From findings to suggestions: every change that a rule proposes is tried in the replay.
+
+Of the values of one knob the first within `TIE_FRAC` of the best is taken. A suggestion is dropped where another one
+for the same finding leads at least as far and nothing is gained by making both. Gains are never added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gpuscope.analyzers.advice.combining import Candidate, Plan, best_plan
+from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
+from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
+from gpuscope.analyzers.frame.changes import Predicted, Refused
+from gpuscope.report.schema.document import (
+    AdviceEntry,
+    Diagnosis,
+    FindingEntry,
+    NothingGainsEntry,
+    PlanEntry,
+    SuggestionEntry,
+    TriedEntry,
+    UnpredictedEntry,
+)
+from gpuscope.report.schema.replay_section import Prediction
+from gpuscope.report.view.causes import BY_CODE
+
+TIE_FRAC = 0.005
+"""Half of the least gain: values of one knob that come closer than this are equally good."""
+COSTLY_FRAC = 0.05
+"""Share of the time from which a cause that no change helps against is said to be one."""
+NOT_ASKED = "advice was not asked for"
+
+
+@dataclass
+class _Found:
+    """What became of the proposals."""
+
+    kept: list[tuple[Proposal, FindingEntry, Predicted]] = field(default_factory=list)
+    refused: list[tuple[Proposal, FindingEntry, str]] = field(default_factory=list)
+    without_gain: list[tuple[Proposal, FindingEntry, int]] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
+    """Best value of each knob whose changes the replay knows, whether it gains alone or not."""
+
+
+def advise(
+    report: Diagnosis, predict: Predict, among: Sequence[Rule] | None = None, estimate: Estimate | None = None
+) -> tuple[list[SuggestionEntry], AdviceEntry]:
+    """The suggestions for a report, the largest gain first, and why there are no (more) of them, with the plan that
+    combines them if two together gain more than one.
+
+    `predict` replays changes made together; `estimate` does so without a range.
+    """
+    tries = Tries(predict, estimate)
+    case = Case(report, tries.predict)
+    found = _Found()
+    for finding, proposals in _proposals(case, rules() if among is None else among):
+        _sort_out(found, finding, proposals, tries)
+    if report["verdict"]["bound_by"] == "compute":
+        # There a stall is worth a change only where it is certain to gain.
+        found.kept = [one for one in found.kept if one[1]["code"] not in BY_CODE or is_gain(one[2])]
+        found.refused = [one for one in found.refused if one[1]["code"] not in BY_CODE]
+    kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
+    plan = best_plan(found.candidates, tries)
+    taken = {proposal.code for proposal, _, _ in kept}
+    suggestions = [_suggestion(*one) for one in kept]
+    unpredicted = [_unpredicted(*one) for one in found.refused if one[0].code not in taken]
+    advice: AdviceEntry = {
+        "why": _why(report, suggestions, unpredicted),
+        "unpredicted": unpredicted,
+        "nothing_gains": _nothing_gains(report, found, plan),
+    }
+    if plan is not None:
+        advice["plan"] = _plan(plan)
+    return suggestions, advice
+
+
+def not_asked() -> AdviceEntry:
+    """The advice of a report without tries."""
+    return {"why": NOT_ASKED, "unpredicted": [], "nothing_gains": []}
+
+
+def worth_answering(report: Diagnosis, finding: FindingEntry) -> bool:
+    """Whether a finding may lead to advice: a stall of at least 3 % (not of severity low) of a run that can be judged
+    and is not start-up alone, which no step repeats."""
+    if finding["code"] not in BY_CODE:
+        return True
+    return not report["verdict"]["abstained"] and finding["severity"] != "low" and not is_startup(report)
+
+
+def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[tuple[FindingEntry, list[Proposal]]]:
+    """Per finding and knob: the values proposed for it."""
+    for rule in (rule for rule in among if case.program is None or case.program in rule.programs):
+        for finding in case.report["findings"]:
+            if finding["code"] not in rule.answers or not worth_answering(case.report, finding):
+                continue
+            knobs: dict[tuple[str, str], list[Proposal]] = {}
+            for proposal in rule.propose(case, finding):
+                knobs.setdefault((proposal.code, proposal.subject), []).append(proposal)
+            for proposals in knobs.values():
+                yield finding, proposals
+
+
+def _sort_out(found: _Found, finding: FindingEntry, proposals: Sequence[Proposal], tries: Tries) -> None:
+    """The values of one knob: the one to take, or why none is."""
+    steps = [(proposal, tries.step(proposal)) for proposal in proposals]
+    known = [(proposal, step) for proposal, step in steps if not isinstance(step, Refused)]
+    found.candidates += [Candidate(p, finding) for p, _ in steps if p.possible_after and p.changes]
+    if not known:
+        found.refused += [(p, finding, step.why) for p, step in steps[:1] if isinstance(step, Refused)]
+        return
+    best = min(step for _, step in known)
+    close = [proposal for proposal, step in known if step <= best * (1 + TIE_FRAC)]
+    others = sorted((one for one in known if one[0] not in close), key=lambda one: one[1])
+    ordered = [*close, *(proposal for proposal, _ in others)]
+    if ordered[0].changes:
+        found.candidates.append(Candidate(ordered[0], finding))
+    perhaps: list[tuple[Proposal, Predicted]] = []
+    step_of = {id(proposal): step for proposal, step in known}
+    for proposal in ordered:
+        if tries.hopeless(proposal, step_of[id(proposal)]):
+            break  # as those behind it, which gain less
+        outcome = tries.outcome(proposal)
+        if isinstance(outcome, Refused):
+            continue
+        if not proposal.gains_time or is_gain(outcome):
+            found.kept.append((proposal, finding, outcome))
+            return
+        if outcome.after > outcome.before * (1 - MIN_GAIN_FRAC):
+            break
+        perhaps += [(proposal, outcome)] if may_gain(outcome) else []
+    if perhaps:
+        found.kept.append((perhaps[0][0], finding, perhaps[0][1]))
+    else:
+        found.without_gain.append((ordered[0], finding, step_of[id(ordered[0])]))
+
+
+def _rank(one: tuple[Proposal, FindingEntry, Predicted]) -> tuple[bool, int]:
+    """Those that are certain to gain first, the largest gain first."""
+    proposal, _, predicted = one
+    return proposal.gains_time and not is_gain(predicted), predicted.after
+
+
+def _once(kept: Iterable[tuple[Proposal, FindingEntry, Predicted]]) -> list[tuple[Proposal, FindingEntry, Predicted]]:
+    """Each setting once: two findings may lead to the same one."""
+    seen: dict[tuple[str, str], tuple[Proposal, FindingEntry, Predicted]] = {}
+    for one in kept:
+        seen.setdefault((one[0].setting["name"], one[0].setting["value"]), one)
+    return list(seen.values())
+
+
+def _undominated(
+    kept: Sequence[tuple[Proposal, FindingEntry, Predicted]], tries: Tries
+) -> list[tuple[Proposal, FindingEntry, Predicted]]:
+    """Without those that lead no further than another one for the same finding, alone or together with it."""
+    left: list[tuple[Proposal, FindingEntry, Predicted]] = []
+    for proposal, finding, outcome in kept:
+        better = [
+            other for other, own, predicted in left
+            if own["code"] == finding["code"] and other.subject == proposal.subject
+            and predicted.after <= outcome.after and (proposal.alters_training or not other.alters_training)
+        ]  # fmt: skip
+        if not any(_superfluous(proposal, other, outcome, tries) for other in better):
+            left.append((proposal, finding, outcome))
+    return left
+
+
+def _superfluous(proposal: Proposal, other: Proposal, outcome: Predicted, tries: Tries) -> bool:
+    """Whether a proposal gains nothing more once another one is made."""
+    if not (proposal.changes and other.changes):
+        return False
+    alone, both = tries.step(other), tries.together([other, proposal])
+    if isinstance(alone, Refused) or isinstance(both, Refused):
+        return False
+    return both > alone - MIN_GAIN_FRAC * outcome.before
+
+
+def _prediction(predicted: Predicted) -> Prediction:
+    return Prediction(
+        step_ns_before=predicted.before, step_ns_after=predicted.after, low_ns=predicted.low,
+        high_ns=predicted.high, basis=predicted.basis, provenance=predicted.provenance,
+    )  # fmt: skip
+
+
+def _suggestion(proposal: Proposal, finding: FindingEntry, predicted: Predicted) -> SuggestionEntry:
+    return {
+        "code": proposal.code, "finding": finding["code"], "action": proposal.action, "why": proposal.why,
+        "setting": proposal.setting, "predicted": _prediction(predicted),
+        "certain": not proposal.gains_time or is_gain(predicted),
+        "risk": proposal.risk, "verify": proposal.verify,
+    }  # fmt: skip
+
+
+def _unpredicted(proposal: Proposal, finding: FindingEntry, why: str) -> UnpredictedEntry:
+    return {
+        "code": proposal.code, "finding": finding["code"], "action": proposal.action, "setting": proposal.setting,
+        "why_not": why,
+    }  # fmt: skip
+
+
+def _plan(plan: Plan) -> PlanEntry:
+    return {
+        "predicted": _prediction(plan.predicted),
+        "steps": [
+            {
+                "code": one.proposal.code, "finding": one.finding["code"], "action": one.proposal.action,
+                "setting": one.proposal.setting, "step_ns_after": after, "risk": one.proposal.risk,
+                "verify": one.proposal.verify,
+            }
+            for one, after in plan.steps
+        ],
+    }  # fmt: skip
+
+
+def _nothing_gains(report: Diagnosis, found: _Found, plan: Plan | None) -> list[NothingGainsEntry]:
+    """Causes that cost much, and what was tried against them in vain."""
+    if report["verdict"]["abstained"]:
+        return []
+    answered = {finding["code"] for _, finding, _ in (*found.kept, *found.refused)}
+    answered |= {one.finding["code"] for one, _ in (plan.steps if plan else ())}
+    entries: list[NothingGainsEntry] = []
+    for finding in report["findings"]:
+        code = finding["code"]
+        if code not in BY_CODE or code in answered or finding["share_frac"] <= COSTLY_FRAC:
+            continue
+        tried = [_tried(*one) for one in found.without_gain if one[1]["code"] == code]
+        if tried:
+            entries.append({"finding": code, "share_frac": finding["share_frac"], "tried": tried})
+    return entries
+
+
+def _tried(proposal: Proposal, finding: FindingEntry, after: int) -> TriedEntry:
+    del finding
+    return {"code": proposal.code, "action": proposal.action, "setting": proposal.setting, "step_ns_after": after}
+
+
+def _why(report: Diagnosis, suggestions: Sequence[SuggestionEntry], unpredicted: Sequence[UnpredictedEntry]) -> str:
+    """Why there is no advice; empty where there is."""
+    verdict = report["verdict"]
+    if suggestions:
+        return ""
+    if verdict["abstained"]:
+        return "no advice without a verdict; the verdict says what to record"
+    if is_startup(report):
+        return "the recording is start-up, not steady state: record steps after the first ones"
+    if verdict["bound_by"] == "compute":
+        return "compute-bound: no class of stalls reaches a tenth of the time, and no change is certain to gain"
+    if unpredicted:
+        return "no change whose gain this trace can predict"
+    return "no change known to gain at least 1 % of the step with certainty"

@@ -1,0 +1,165 @@
+"""Tries: what is taken, dropped, combined, and said where nothing helps. The replay is a table of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from helpers.advice import finding, report
+
+from gpuscope.analyzers.advice.framework_settings import python
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.suggesting import advise
+from gpuscope.analyzers.frame.changes import (
+    CapturedGraphs,
+    Change,
+    NoCollector,
+    PinnedCopies,
+    Predicted,
+    Refused,
+    RemovedSyncs,
+    ReplacedRank,
+    WireBytes,
+)
+from gpuscope.report.schema.document import FindingEntry
+
+SYNCS, PINNED, GRAPHS, GC = RemovedSyncs(), PinnedCopies(), CapturedGraphs(), NoCollector()
+Steps = Mapping[frozenset[Change], int]
+
+
+def replayed(steps: Steps, spread: int = 0) -> Callable[[Sequence[Change]], Predicted | Refused]:
+    """A step of 1,000 ns, and what it becomes with each set of changes; others can't be made."""
+
+    def predict(changes: Sequence[Change]) -> Predicted | Refused:
+        after = steps.get(frozenset(changes))
+        if after is None:
+            return Refused("not in the table")
+        return Predicted(1_000, after, after - spread, after + spread, "a table")
+
+    return predict
+
+
+def proposal(code: str, change: Change, **given: Any) -> Proposal:
+    return Proposal(code, f"Do {code}", "", python(code, str(given)), "a risk", "", (change,), **given)
+
+
+def rule(*proposals: tuple[str, Proposal]) -> list[Rule]:
+    """One rule that answers findings, each with its proposals."""
+
+    def propose(_: Case, of: FindingEntry) -> list[Proposal]:
+        return [one for code, one in proposals if code == of["code"]]
+
+    knobs = tuple(Knob(one.code, (code,), "a test") for code, one in proposals)
+    return [Rule("tests", knobs, propose)]
+
+
+def test_the_plan_is_one_replay_of_all_changes_and_no_sum() -> None:
+    """300 and 200 gained alone are 400 together."""
+    predict = replayed({frozenset([SYNCS]): 700, frozenset([GC]): 800, frozenset([SYNCS, GC]): 600}, spread=10)
+    among = rule(("sync", proposal("remove_syncs", SYNCS)), ("gc", proposal("manual_gc", GC)))
+    suggestions, advice = advise(report(finding("sync"), finding("gc")), predict, among)
+    assert [one["code"] for one in suggestions] == ["remove_syncs", "manual_gc"]
+    plan = advice["plan"]
+    assert [(one["code"], one["step_ns_after"]) for one in plan["steps"]] == [("remove_syncs", 700), ("manual_gc", 600)]
+    predicted = plan["predicted"]
+    assert (predicted["step_ns_after"], predicted["low_ns"], predicted["high_ns"]) == (600, 590, 610)
+
+
+def test_no_plan_where_a_second_change_adds_nothing() -> None:
+    predict = replayed({frozenset([SYNCS]): 700, frozenset([GC]): 800, frozenset([SYNCS, GC]): 695})
+    among = rule(("sync", proposal("remove_syncs", SYNCS)), ("gc", proposal("manual_gc", GC)))
+    suggestions, advice = advise(report(finding("sync"), finding("gc")), predict, among)
+    assert len(suggestions) == 2  # each alone helps against its own finding
+    assert "plan" not in advice
+
+
+def test_what_another_change_for_the_same_finding_contains_is_dropped() -> None:
+    predict = replayed({frozenset([SYNCS]): 700, frozenset([PINNED]): 800, frozenset([SYNCS, PINNED]): 700})
+    among = rule(("sync", proposal("remove_syncs", SYNCS)), ("sync", proposal("pinned_copies", PINNED)))
+    suggestions, _ = advise(report(finding("sync")), predict, among)
+    assert [one["code"] for one in suggestions] == ["remove_syncs"]
+
+
+def test_what_changes_the_numbers_of_training_does_not_displace_what_does_not() -> None:
+    half = WireBytes(0.5)
+    predict = replayed({frozenset([half]): 600, frozenset([SYNCS]): 800, frozenset([SYNCS, half]): 600})
+    among = rule(
+        ("bandwidth", proposal("wire_bytes", half, alters_training=True)),
+        ("bandwidth", proposal("bucket_size", SYNCS)),
+    )
+    suggestions, _ = advise(report(finding("bandwidth")), predict, among)
+    assert [one["code"] for one in suggestions] == ["wire_bytes", "bucket_size"]
+
+
+def test_two_late_ranks_hide_behind_each_other() -> None:
+    """Neither gains alone, both together do."""
+    first, second = ReplacedRank(1), ReplacedRank(2)
+    predict = replayed({frozenset([first]): 1_000, frozenset([second]): 1_000, frozenset([first, second]): 500})
+    among = rule(
+        ("straggler", proposal("slow_rank", first, subject="rank 1")),
+        ("straggler", proposal("slow_rank", second, subject="rank 2")),
+    )
+    suggestions, advice = advise(report(finding("straggler")), predict, among)
+    assert not suggestions
+    assert [one["step_ns_after"] for one in advice["plan"]["steps"]] == [1_000, 500]
+    assert advice["nothing_gains"] == []
+
+
+def test_what_another_change_makes_possible_is_part_of_the_plan_alone() -> None:
+    predict = replayed({frozenset([SYNCS]): 800, frozenset([GRAPHS]): 300, frozenset([SYNCS, GRAPHS]): 400})
+    blocked = Refused("first remove what blocks")
+    graphs = proposal("cuda_graphs", GRAPHS, outcome=blocked, possible_after=("remove_syncs",), floor=450.0)
+    among = rule(("sync", proposal("remove_syncs", SYNCS, floor=420.0)), ("launch", graphs))
+    suggestions, advice = advise(report(finding("sync"), finding("launch")), predict, among)
+    assert [one["code"] for one in suggestions] == ["remove_syncs"]
+    assert [one["why_not"] for one in advice["unpredicted"]] == ["first remove what blocks"]
+    assert [one["step_ns_after"] for one in advice["plan"]["steps"]] == [800, 420]
+
+
+def test_changes_that_exclude_each_other_make_no_plan() -> None:
+    predict = replayed({frozenset([SYNCS]): 700, frozenset([GC]): 600})
+    among = rule(("sync", proposal("remove_syncs", SYNCS)), ("gc", proposal("manual_gc", GC)))
+    suggestions, advice = advise(report(finding("sync"), finding("gc")), predict, among)
+    assert [one["code"] for one in suggestions] == ["manual_gc", "remove_syncs"]
+    assert "plan" not in advice
+
+
+def test_a_costly_cause_that_nothing_helps_against_says_what_was_tried() -> None:
+    among = rule(("sync", proposal("remove_syncs", SYNCS)), ("gc", proposal("manual_gc", GC)))
+    predict = replayed({frozenset([SYNCS]): 998, frozenset([GC]): 700, frozenset([SYNCS, GC]): 700})
+    _, advice = advise(report(finding("sync"), finding("gc")), predict, among)
+    [entry] = advice["nothing_gains"]
+    assert (entry["finding"], entry["share_frac"]) == ("sync", 0.2)
+    assert [(one["code"], one["step_ns_after"]) for one in entry["tried"]] == [("remove_syncs", 998)]
+
+
+def test_of_a_small_cause_nothing_is_said() -> None:
+    small = {**finding("sync", "medium"), "share_frac": 0.05}
+    _, advice = advise(report(small), replayed({frozenset([SYNCS]): 998}), rule(("sync", proposal("x", SYNCS))))  # type: ignore[arg-type]
+    assert advice["nothing_gains"] == []
+
+
+def test_a_likely_gain_that_is_not_certain_is_marked_and_comes_last() -> None:
+    steps = {frozenset([SYNCS]): 950, frozenset([GC]): 930, frozenset([SYNCS, GC]): 930}
+    wide, narrow = replayed(steps, spread=100), replayed(steps, spread=1)
+    among = rule(("sync", proposal("remove_syncs", SYNCS)), ("gc", proposal("manual_gc", GC)))
+    predict = lambda changes: (wide if GC in changes else narrow)(changes)  # noqa: E731
+    suggestions, _ = advise(report(finding("sync"), finding("gc")), predict, among)
+    assert [(one["code"], one["certain"]) for one in suggestions] == [("remove_syncs", True), ("manual_gc", False)]
+    bound, _ = advise(report(finding("sync"), finding("gc"), bound_by="compute"), predict, among)
+    assert [one["code"] for one in bound] == ["remove_syncs"]
+
+
+def test_estimates_are_enough_for_what_does_not_gain() -> None:
+    """Ranges take several replays: they are asked for only where a gain is to be shown."""
+    asked: list[frozenset[Change]] = []
+    steps = {frozenset(): 1_000, frozenset([SYNCS]): 700, frozenset([GC]): 999, frozenset([SYNCS, GC]): 699}
+    predict = replayed(steps)
+
+    def full(changes: Sequence[Change]) -> Predicted | Refused:
+        asked.append(frozenset(changes))
+        return predict(changes)
+
+    among = rule(("sync", proposal("remove_syncs", SYNCS)), ("gc", proposal("manual_gc", GC)))
+    advise(report(finding("sync"), finding("gc")), full, among, estimate=lambda changes: steps[frozenset(changes)])
+    assert asked == [frozenset([SYNCS])]
