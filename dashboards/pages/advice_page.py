@@ -76,7 +76,8 @@ def _not_estimated(shown: Shown) -> Iterator[Component]:
 
 
 def _reasons(one: UnpredictedEntry) -> list[tuple[str, Any]]:
-    return [("set", dmc.Code(units.clean(setting_words(one, brief=False)))), ("why not", one["why_not"])]
+    shown = [("set", dmc.Code(units.clean(setting_words(one, brief=False)))), ("why not", one["why_not"])]
+    return [*shown, *([("verify", one["verify"])] if one.get("verify") else [])]
 
 
 def _whatif(shown: Shown) -> Iterator[Component]:

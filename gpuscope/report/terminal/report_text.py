@@ -7,7 +7,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuscope.report.schema.document import FindingEntry, Report
-from gpuscope.report.terminal import first_screen
+from gpuscope.report.terminal import first_screen, profile_text
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.terminal.sections import (
     advice_text,
@@ -20,6 +20,7 @@ from gpuscope.report.terminal.sections import (
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.headline import NAME, context_line, whole
+from gpuscope.report.view.ideal_sentences import furthest, ideal_of, ideal_step
 from gpuscope.report.view.short_kernels import short_kernel, short_kernels
 from gpuscope.report.view.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.report.view.summary import mfu_words, summary
@@ -59,6 +60,8 @@ def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
     _kernels(report, writer, rows)
     if mfu := mfu_words(report):
         writer.line(mfu)
+    _ideal(report, writer)
+    profile_text.sections(report, writer)
     _doubts(report, writer)
 
 
@@ -240,6 +243,17 @@ def _kernels(report: Report, writer: Writer, shown: int) -> None:
         table.add_row(*map(writer.text, own), writer.cell(name))
     writer.show(table)
     _left_out(len(rows) - shown, writer)
+
+
+def _ideal(report: Report, writer: Writer) -> None:
+    """What an ideal step would take, and where this one is furthest from it."""
+    entry = ideal_of(report)
+    if entry is None:
+        return
+    of_rank = f" (rank {entry['rank']})" if len(report["ranks"]) > 1 else ""
+    writer.line(writer.text(f"{ideal_step(entry, whole(report))}{of_rank}."))
+    if where := furthest(entry):
+        writer.line(writer.text(f"Furthest from it: {where}."))
 
 
 def _left_out(number: int, writer: Writer) -> None:

@@ -55,6 +55,15 @@ def span(first_ns: float, last_ns: float, between: str = "to") -> str:
     return f"{number if unit == last.partition(' ')[2] else first} {between} {last}"
 
 
+def long_duration(ns: float) -> str:
+    """Minutes, hours and days too: `7.350 h`, `33.01 days`."""
+    seconds = ns / 1e9
+    for size_s, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size_s:
+            return f"{_four_digits(seconds / size_s)} {unit}"
+    return duration(ns)
+
+
 def time_unit(longest_ns: float) -> tuple[int, str]:
     """The unit that a set of times reads best in, and its ns: `(1000000, "ms")`."""
     return next((one for one in reversed(_TIME_UNITS) if one[0] <= longest_ns), _TIME_UNITS[0])

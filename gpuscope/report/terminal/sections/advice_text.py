@@ -56,3 +56,5 @@ def _unpredicted(one: UnpredictedEntry, writer: Writer) -> None:
     writer.line(title, writer.text(f"  [for {one['finding']}]", "dim"))
     writer.line(f"{'set':<8}", setting_words(one, brief=False), indent=2, hang=8)
     writer.line(f"{'why not':<8}", one["why_not"], indent=2, hang=8)
+    if one.get("verify"):
+        writer.line(f"{'verify':<8}", one["verify"], indent=2, hang=8)

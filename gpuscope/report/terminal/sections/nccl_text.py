@@ -123,7 +123,7 @@ def _bandwidth_table(rows: Sequence[BandwidthEntry], several: bool, writer: Writ
         ]
         cells += [bound + units.share(row["efficiency_frac"])] if rated else []
         cells += [_choice(row)] if chosen else []
-        words = (row["tool"] if several else "", row["variant"] or "", row["group"] or "")
+        words = (row["tool"] if several else "", row["run"] or "", row["variant"] or "", row["group"] or "")
         by = " ".join(word for word in words if word)
         table.add_row(writer.text(row["op"]), *(writer.text(cell) for cell in cells), writer.cell(by))
     writer.show(table)
@@ -160,7 +160,7 @@ def _fits(entries: Sequence[FitEntry], writer: Writer) -> None:
             units.share(entry["error_frac"]),
         )
         choice = f"{entry['algorithm']}/{entry['protocol']}" if entry["algorithm"] else ""
-        words = (entry["tool"] if entry["tool"] != TRACE else "", choice, entry["group"] or "")
+        words = (entry["tool"] if entry["tool"] != TRACE else "", entry["run"] or "", choice, entry["group"] or "")
         by = " ".join(word for word in words if word)
         table.add_row(writer.text(entry["op"]), *(writer.text(cell) for cell in cells), writer.cell(by))
     writer.show(table)
