@@ -59,13 +59,14 @@ def command(
     trace = open_with_progress(paths, ranks, partial, nsys)
     if perfetto is not None:
         output.write(perfetto, lambda temporary: write(trace, temporary))
+        output.say_written(perfetto, "open it at https://ui.perfetto.dev")
     if nccl_tuner is not None:
         _write_tuner(trace, nccl_tuner, channels)
 
 
 def _write_tuner(trace: Trace, path: Path, channels: int | None) -> None:
     from gpuscope.analyzers.nccl.tuner_file import check, tuning
-    from gpuscope.output import write_text
+    from gpuscope.output import say_written, write_text
 
     found = tuning(trace, channels)
     if not found.changes:
@@ -75,6 +76,7 @@ def _write_tuner(trace: Trace, path: Path, channels: int | None) -> None:
         return
     check(found.rows)
     write_text(path, found.text())
+    say_written(path)
     click.echo(f"{len(found.changes)} choices changed. Any not in the log become ring with Simple.", err=True)
     if found.without_ll128:
         click.echo(

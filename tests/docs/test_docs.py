@@ -22,7 +22,7 @@ import gpuscope
 from gpuscope.analyzers.device_time.kernels.compute_findings import MESSAGES
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION
-from gpuscope.report.view.headline import verdict_line
+from gpuscope.report.view.summary import sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -79,8 +79,7 @@ def test_picture_shows_the_report_of_today(generate: ModuleType) -> None:
     drawn = re.sub(r"<[^>]*>", "", generate.PICTURE.read_text(encoding="utf-8"))
     shown = "".join(unescape(drawn).split())  # a sentence may be wrapped
     report = gpuscope.analyze(ROOT / generate.PICTURED).report
-    for sentence in (verdict_line(report), report["findings"][0]["message"]):
-        assert "".join(sentence.split()) in shown
+    assert "".join(sentence(report).split()) in shown
     assert generate.PICTURE.stat().st_size < 150_000
 
 

@@ -86,6 +86,8 @@ class Verdict(TypedDict):
     cause_abstained: bool
     """The class is certain, its cause is not: `why` says what to record."""
     why: str
+    limits: list[str]
+    """What lowers the confidence by a tenth or more, the most first."""
 
 
 class BreakdownEntry(TypedDict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuscope.report.schema.document import Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view import prediction_sentences
+from gpuscope.report.view.prediction_sentences import setting_words
 
 
 def section(report: Report, writer: Writer) -> None:
@@ -40,7 +41,7 @@ def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
     unsure = "" if suggestion.get("certain", True) else ", gain uncertain"
     step = f"{prediction_sentences.step_change(predicted)}{unsure}; " if predicted["step_ns_before"] else ""
     for word, sentence in (
-        ("set", setting(suggestion)),
+        ("set", setting_words(suggestion, brief=False)),
         ("gain", step + predicted["basis"]),
         ("why", suggestion["why"]),
         ("risk", suggestion["risk"]),
@@ -53,13 +54,7 @@ def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
 def _unpredicted(one: UnpredictedEntry, writer: Writer) -> None:
     title = writer.text(f"Gain not estimated: {one['action']}", "bold")
     writer.line(title, writer.text(f"  [for {one['finding']}]", "dim"))
-    writer.line(f"{'set':<8}", setting(one), indent=2, hang=8)
+    writer.line(f"{'set':<8}", setting_words(one, brief=False), indent=2, hang=8)
     writer.line(f"{'why not':<8}", one["why_not"], indent=2, hang=8)
     if one.get("verify"):
         writer.line(f"{'verify':<8}", one["verify"], indent=2, hang=8)
-
-
-def setting(entry: SuggestionEntry | UnpredictedEntry) -> str:
-    """A setting on one line."""
-    chosen = entry["setting"]
-    return f"{chosen['name']}={chosen['value']} ({chosen['kind']})"
