@@ -75,6 +75,16 @@ class Algorithm:
 
 
 @dataclass(frozen=True)
+class MeasuredTransfers:
+    """Collectives of `op` over `group_size` ranks at the times that something else measured: per size in bytes the
+    factor on the transfer, at best and at worst."""
+
+    op: str
+    group_size: int
+    factors: tuple[tuple[int, float, float], ...]
+
+
+@dataclass(frozen=True)
 class LoaderWorkers:
     """The data loader with `workers` processes, `prefetch` batches ahead each."""
 
@@ -162,6 +172,38 @@ class MoreRanks:
     factor: int
 
 
+@dataclass(frozen=True)
+class Precision:
+    """Matrix products of 32 bits at another precision: `tf32`, `bf16` or `fp16` (the two by autocast)."""
+
+    to: str
+
+
+@dataclass(frozen=True)
+class FusedKernels:
+    """Chains of memory-bound kernels made a few kernels (torch.compile)."""
+
+
+@dataclass(frozen=True)
+class NoLayoutConversion:
+    """Convolutions on tensors in the layout they want (`channels_last`): nothing converted around them."""
+
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """Attention in one kernel instead of two products with a softmax between them."""
+
+
+@dataclass(frozen=True)
+class HopperAttention:
+    """FlashAttention 2 replaced by a kernel made for Hopper (cuDNN's, FlashAttention 3)."""
+
+
+@dataclass(frozen=True)
+class FusedOptimizer:
+    """The optimizer's passes over parameters and states as one kernel (`fused=True`)."""
+
+
 Change = (
     BucketSize
     | Overlap
@@ -171,6 +213,7 @@ Change = (
     | WireBytes
     | LinkSpeed
     | Algorithm
+    | MeasuredTransfers
     | LoaderWorkers
     | PinnedCopies
     | RemovedSyncs
@@ -185,6 +228,12 @@ Change = (
     | EvenStages
     | SequenceParallel
     | MoreRanks
+    | Precision
+    | FusedKernels
+    | NoLayoutConversion
+    | FusedAttention
+    | HopperAttention
+    | FusedOptimizer
 )
 
 

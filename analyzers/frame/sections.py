@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from gpuscope.errors import AnalysisError
-from gpuscope.report.schema import document, memory_section, nccl_sections, profile_sections
+from gpuscope.report.schema import compute_section, document, memory_section, nccl_sections, profile_sections
 from gpuscope.report.schema.document import Diagnosis, KernelEntry
 from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
@@ -133,10 +133,12 @@ NCCL = Section[nccl_sections.Nccl]("nccl")
 TOPOLOGY = Section[list[nccl_sections.TopologyEntry]]("topology")
 BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
 FITS = Section[list[nccl_sections.FitEntry]]("fits")
+CROSSOVERS = Section[list[nccl_sections.CrossoverEntry]]("crossovers")
 TRAFFIC = Section[list[nccl_sections.TrafficEntry]]("traffic")
 MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
 HOST_CALLS = Section[list[HostCallsEntry]]("host_calls", every)
 KERNELS = Section[list[KernelEntry]]("kernels", merge_kernels)
+COMPUTE = Section[list[compute_section.ComputeEntry]]("compute", every)
 EFFICIENCY = Section[list[document.EfficiencyEntry]]("efficiency", every)
 KERNEL_RANKS = Section[list[KernelRankEntry]]("kernel_ranks", merge_kernel_ranks)
 OPERATORS = Section[list[OperatorEntry]]("operators", merge_operators)
@@ -151,7 +153,8 @@ GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, SLOWDOWN, REPLAY, PIPELINE, HANG, NCCL,
-    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, KERNEL_RANKS, OPERATORS,
+    TOPOLOGY, BANDWIDTH, FITS, CROSSOVERS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, KERNEL_RANKS,
+    OPERATORS,
     RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, GAPS,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""

@@ -9,6 +9,8 @@ from typing import cast
 import numpy as np
 
 from gpuscope.analyzers.advice.suggesting import advise, not_asked
+from gpuscope.analyzers.device_time.ideal_step import ideal_steps
+from gpuscope.analyzers.device_time.kernels.compute_findings import compute_findings
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.frame import sections, verdict
@@ -70,7 +72,7 @@ def build(
     causes = {key: undetermined(own) if key in thinned else own for key, own in causes.items()}
     problems = _problems(facts, results)
     diagnosis = _diagnosis(facts, causes, problems, results, parallelism or {})
-    for gap in diagnosis.get("gaps", []):
+    for gap in diagnosis["gaps"]:
         if (gap["rank"], NA if gap["device"] is None else gap["device"]) in thinned | wrong:
             gap["cause"] = None
     suggestions, advice = (
@@ -107,10 +109,23 @@ def _diagnosis(
         "stragglers": [],
         "rank_steps": [],
         "kernels": [],
+        "kernel_ranks": [],
+        "operators": [],
+        "ranges": [],
+        "phases": [],
+        "api_calls": [],
+        "copies": [],
+        "launches": [],
+        "queues": [],
+        "streams": [],
+        "gaps": [],
         "findings": _findings(facts, causes, results, given, clock_error),
     }
     # What no analysis gave is empty, or left out where the schema says so.
-    return cast(Diagnosis, {**found, **given.printed()})
+    diagnosis = cast(Diagnosis, {**found, **given.printed()})
+    if ideal := ideal_steps(diagnosis):
+        diagnosis["ideal"] = ideal
+    return diagnosis
 
 
 def undetermined(causes: Causes) -> dict[str, Attributed]:
@@ -144,7 +159,11 @@ def _findings(
         clock_error=clock_error,
     )
     judged = {lane.key: judged_causes(facts.steady, lane, causes[lane.key]) for lane in facts.lanes}
-    return [*findings(judged, measure), *(finding for result in results for finding in result.findings)]
+    of_analyses = (finding for result in results for finding in result.findings)
+    thinned = any(lane.thinned for lane in facts.lanes)
+    compute = given.get(sections.COMPUTE)
+    of_compute = compute_findings(compute) if compute and not thinned else ()
+    return [*findings(judged, measure), *of_analyses, *of_compute]
 
 
 def judged_causes(steady: SteadyState, lane: LaneSummary, causes: Causes) -> dict[str, Attributed]:

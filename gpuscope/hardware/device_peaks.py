@@ -8,6 +8,7 @@ cores. One device is what a trace counts as one: of an MI250X one of its two die
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _Peaks = dict[str, float]
 
@@ -72,8 +73,31 @@ _TFLOPS: dict[str, _Peaks] = {
 }
 
 
+# GB/s of the device's memory, from the same data sheets (of the 80 GB A100 the SXM module's, of GH200 the 96 GB one's);
+# MI250 and MI250X halved as above.
+_MEMORY_GB_PER_S: dict[str, float] = {
+    "GB300": 8000.0, "GB200": 8000.0, "B300": 8000.0, "B200": 8000.0,
+    "H100": 3352.0, "H100 PCIe": 2039.0, "H100 NVL": 3938.0, "H200": 4800.0, "H200 NVL": 4800.0, "GH200": 4000.0,
+    "H800": 3352.0, "H800 PCIe": 2039.0, "H20": 4000.0,
+    "A100": 1555.0, "A100 80GB": 2039.0, "A100 SXM4 80GB": 2039.0, "A100 80GB PCIe": 1935.0, "A800": 2039.0,
+    "A30": 933.0, "A40": 696.0, "A10": 600.0, "A10G": 600.0, "RTX A6000": 768.0, "RTX 3090": 936.0, "RTX 3080": 760.0,
+    "L4": 300.0, "L40": 864.0, "L40S": 864.0, "RTX 6000 Ada": 960.0, "RTX 4090": 1008.0, "RTX 5090": 1792.0,
+    "V100": 900.0, "V100S": 1134.0, "T4": 320.0,
+    "MI100": 1229.0, "MI210": 1638.0, "MI250": 1638.0, "MI250X": 1638.0, "MI300A": 5325.0, "MI300X": 5325.0,
+    "MI325X": 6000.0, "MI350X": 8000.0, "MI355X": 8000.0,
+}  # fmt: skip
+
 _VARIANT = re.compile(r" rtx \d+ (ti|super|d|laptop|max q) ")
 """Cards with the name of another and other figures."""
+
+
+def _row(device_name: str, names: Iterable[str]) -> str | None:
+    """The longest of `names` whose words stand in a device's name in this order; None for another card's variant."""
+    text = f" {' '.join(device_name.replace('-', ' ').replace('_', ' ').split())} ".casefold()
+    if _VARIANT.search(text):
+        return None
+    named = [name for name in names if f" {name} ".casefold() in text]
+    return max(named, key=len, default=None)
 
 
 def peaks_of(device_name: str) -> _Peaks:
@@ -82,14 +106,19 @@ def peaks_of(device_name: str) -> _Peaks:
     >>> peaks_of("Tesla T4")
     {'fp16': 65000000000000.0, 'fp32': 8100000000000.0}
     """
-    text = f" {' '.join(device_name.replace('-', ' ').replace('_', ' ').split())} ".casefold()
-    if _VARIANT.search(text):
-        return {}
-    named = [name for name in _TFLOPS if f" {name} ".casefold() in text]
-    if not named:
-        return {}
     # «AMD Instinct MI250X / MI250» is one name for both.
-    return {precision: tflops * 1e12 for precision, tflops in _TFLOPS[max(named, key=len)].items()}
+    row = _row(device_name, _TFLOPS)
+    return {} if row is None else {precision: tflops * 1e12 for precision, tflops in _TFLOPS[row].items()}
+
+
+def memory_bandwidth(device_name: str) -> float | None:
+    """Bytes per second of the device's own memory; None for a device that is not in the table.
+
+    >>> memory_bandwidth("NVIDIA A100-SXM4-80GB")
+    2039000000000.0
+    """
+    row = _row(device_name, _MEMORY_GB_PER_S)
+    return None if row is None else _MEMORY_GB_PER_S[row] * 1e9
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:

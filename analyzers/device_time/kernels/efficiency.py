@@ -13,13 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.kernels.launching_operators import categories
-from gpuscope.analyzers.device_time.kernels.operator_work import (
-    SINGLE_UNKNOWN,
-    device_models,
-    is_multiplying,
-    operator_work,
-)
+from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
+from gpuscope.analyzers.device_time.kernels.operator_work import SINGLE_UNKNOWN, device_models, is_multiplying
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView, StepWindow
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
@@ -108,16 +103,16 @@ def _steps(steps: Sequence[StepWindow], found: _Products, ideal: Array) -> list[
 def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Products:
     """Of compute kernels `rows`; steps follow each other."""
     device = trace["device_events"]
-    category = categories(trace, rows)
-    work = operator_work(trace, rows, category)
+    facts = kernel_facts(trace)
+    work = facts.work
     begins = np.array([step.start for step in steps], np.int64)
     ends = np.array([step.end for step in steps], np.int64)
     start = device["start"][rows]
     step = np.searchsorted(begins, start, "right") - 1
-    chosen = np.flatnonzero(is_multiplying(category) & (step >= 0) & (start < ends[np.maximum(step, 0)]))
+    chosen = np.flatnonzero(is_multiplying(facts.category[rows]) & (step >= 0) & (start < ends[np.maximum(step, 0)]))
     return _Products(
-        step[chosen], (device["end"][rows] - start)[chosen], work.known[chosen], work.flops[chosen],
-        [work.precision[index] for index in chosen.tolist()],
+        step[chosen], (device["end"][rows] - start)[chosen], work.known[rows[chosen]], work.flops[rows[chosen]],
+        [work.precision[row] for row in rows[chosen].tolist()],
     )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.kernels.launching_operators import categories, label, operators
-from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models, operator_work
+from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
+from gpuscope.analyzers.device_time.kernels.launching_operators import label, operators
+from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
@@ -37,11 +38,12 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     ]
     rows = np.concatenate(inside) if inside else np.empty(0, np.int64)
     duration = device["end"][rows] - device["start"][rows]
-    category = categories(trace, rows)
+    facts = kernel_facts(trace)
+    category = facts.category[rows]
     unique, group = distinct(device["name"][rows].astype(np.int64) * _ROOM + category)
     operator = operators(trace, rows).astype(np.int64)
     result = Result(ANALYZER.name)
-    rates = _rates(trace, rows, group, operator_work(trace, rows, category), duration)
+    rates = _rates(trace, rows, group, facts.work, duration)
     result.sections[KERNELS] = _entries(trace, unique, group, duration, operator, rates)
     of_lanes: list[KernelRankEntry] = []
     first = 0
@@ -117,19 +119,21 @@ def _main_operators(group: Times, duration: Times, operator: Times, groups: int)
 def _rates(
     trace: Trace, rows: Times, group: Times, work: Work, duration: Times
 ) -> dict[int, tuple[float, str | None, float | None]]:
-    """Per group of kernels whose FLOPs are known: their rate, precision, and share of the peak of their device.
+    """Per group of kernels (device events `rows`; `work` is of all) whose FLOPs are known: their rate, precision,
+    and share of the peak of their device.
 
     Precision and share are None where kernels of the group differ in them, or they are not known.
     """
     device, models = trace["device_events"], device_models(trace)
     sums: dict[int, list[float]] = {}
     kinds: dict[int, set[tuple[str | None, str]]] = {}
-    for index in np.flatnonzero(work.flops).tolist():
+    for index in np.flatnonzero(work.flops[rows]).tolist():
+        row = int(rows[index])
         own = sums.setdefault(int(group[index]), [0.0, 0.0])
-        own[0] += float(work.flops[index])
+        own[0] += float(work.flops[row])
         own[1] += float(duration[index])
-        model = models.get((int(device["rank"][rows[index]]), int(device["device"][rows[index]])), "")
-        kinds.setdefault(int(group[index]), set()).add((work.precision[index], model))
+        model = models.get((int(device["rank"][row]), int(device["device"][row])), "")
+        kinds.setdefault(int(group[index]), set()).add((work.precision[row], model))
     rates: dict[int, tuple[float, str | None, float | None]] = {}
     for key, (flops, spent) in sums.items():
         if not spent:

@@ -14,10 +14,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls, queue_waits
+from gpuscope.analyzers.device_time.kernels.kernel_facts import KernelFacts, kernel_facts
 from gpuscope.analyzers.device_time.stream_waits import recorded_waits
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.host_time.blocking_sites import sites
-from gpuscope.analyzers.replay.graph import COPY_CALL_NS, NONE, QUEUE, Call, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import (
+    COPY_CALL_NS,
+    NONE,
+    QUEUE,
+    Call,
+    Edge,
+    Graph,
+    Node,
+    Trait,
+    UnreplayableError,
+)
 from gpuscope.analyzers.replay.record.gradients import with_gradients
 from gpuscope.analyzers.replay.record.graph_builder import (
     Builder,
@@ -259,14 +270,15 @@ def _device_nodes(
     in_backward = measure_within(behind, ops.at, ops.at + 1) > 0
     found: list[tuple[int, int]] = []
     columns = (ops.rows, ops.start, ops.end, ops.stream, step_of, ops.work)
+    facts = kernel_facts(trace)
     for event, start, end, stream, step, work in zip(*(column.tolist() for column in columns), strict=True):
         common = {"lane": stream, "step": step, "work": work}
         if work != Kind.COMMUNICATION:
             label = builder.label(_copy_label(names, device, event)) if work == Kind.MEMORY else NONE
             size = max(0, int(device["bytes"][event])) if work == Kind.MEMORY else 0
-            kernel = int(device["name"][event]) if work == Kind.COMPUTE else NONE
+            own = _kernel(facts, device, event) if work == Kind.COMPUTE else {}
             node = builder.node(
-                Node.DEVICE, dur=end - start, start=start, end=end, label=label, bytes=size, kernel=kernel, **common
+                Node.DEVICE, dur=end - start, start=start, end=end, label=label, bytes=size, **own, **common
             )
             found.append((node, node))
             continue
@@ -277,6 +289,20 @@ def _device_nodes(
         builder.edge(arrival, transfer, 0, Edge.JOIN)
         found.append((arrival, transfer))
     return found
+
+
+def _kernel(facts: KernelFacts, device: Table, event: int) -> dict[str, int]:
+    """The columns of a kernel's node."""
+    traits = (
+        Trait.LAYOUT * int(facts.layout[event])
+        | Trait.ATTENTION * int(facts.attention[event])
+        | Trait.FLASH_2 * int(facts.flash_2[event])
+    )
+    return {
+        "kernel": int(device["name"][event]), "category": int(facts.category[event]),
+        "precision": int(facts.precision[event]), "floor": int(facts.floor[event]), "chain": int(facts.chain[event]),
+        "traits": int(traits),
+    }  # fmt: skip
 
 
 def _copy_label(names: NamePool, device: Table, event: int) -> str:

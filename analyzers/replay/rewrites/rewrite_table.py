@@ -6,6 +6,7 @@ from gpuscope.analyzers.frame import changes
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewrite, Rewritten, Setting
 from gpuscope.analyzers.replay.rewrites import (
+    faster_kernels,
     gradient_buckets,
     host_work,
     loader_workers,
@@ -24,6 +25,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.WireBytes: transfer_cost.wire_bytes,
     changes.LinkSpeed: transfer_cost.link_speed,
     changes.Algorithm: nccl_algorithm.algorithm,
+    changes.MeasuredTransfers: transfer_cost.measured_transfers,
     changes.MoreRanks: transfer_cost.more_ranks,
     changes.LoaderWorkers: loader_workers.loader_workers,
     changes.PinnedCopies: host_work.pinned_copies,
@@ -33,6 +35,12 @@ REWRITES: dict[type, Rewrite] = {
     changes.NoAllocatorStalls: host_work.no_allocator,
     changes.NoHostWork: host_work.no_host_work,
     changes.ReplacedRank: slow_ranks.replaced_rank,
+    changes.Precision: faster_kernels.precision,
+    changes.FusedKernels: faster_kernels.fused_kernels,
+    changes.NoLayoutConversion: faster_kernels.no_layout_conversion,
+    changes.FusedAttention: faster_kernels.fused_attention,
+    changes.HopperAttention: faster_kernels.hopper_attention,
+    changes.FusedOptimizer: faster_kernels.fused_optimizer,
     changes.SharedWork: slow_ranks.shared_work,
 }
 

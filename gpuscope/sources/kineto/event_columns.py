@@ -6,7 +6,6 @@ list by list, and what follows from a name or a category is asked once per name 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -31,16 +30,9 @@ from gpuscope.sources.kineto.native_block import Native
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME, PerName
 from gpuscope.trace.naming import kinds
+from gpuscope.trace.naming.shaped_operators import is_shaped
 from gpuscope.trace.schema import NA, Category, Kind
 
-SHAPED = re.compile(
-    r"aten::(mm|addmm|bmm|baddbmm|addbmm|matmul|linear|_addmm_activation|_int_mm|_?(scaled_)?(grouped_)?mm(_v2)?"
-    r"|_?convolution(_backward)?(_overrideable)?|_?scaled_dot_product\w*|_(flash|efficient|cudnn)_attention\w*)(\.\w+)?$"
-    r"|flash_attn(_\d)?::\w+$|FlashAttn(Varlen)?Func$|xformers::efficient_attention_forward\w*$"
-    r"|torch::autograd::AccumulateGrad$|[A-Z]\w*Backward\d*$"
-)
-"""Operators whose floating-point operations, or whose gradient's size, follows from their inputs; and nodes of the
-backward pass, whose inputs are gradients: how much each rank has to compute."""
 _DIRECTIONS = ("HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "HtoA", "AtoH", "AtoD", "DtoA", "AtoA")
 
 
@@ -82,7 +74,7 @@ class EventColumns:
         self._kind = PerName(builder.names, _kernel_kind)
         self._direction = PerName(builder.names, lambda name: code(_copy_kind(name)))
         self._is_gloo = PerName(builder.names, lambda name: name.startswith("gloo:"))
-        self._is_shaped = PerName(builder.names, lambda name: SHAPED.match(name) is not None)
+        self._is_shaped = PerName(builder.names, is_shaped)
 
     def take(self, batch: Sequence[Event] | Block) -> None:
         """Take in one block of events."""

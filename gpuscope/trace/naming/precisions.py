@@ -24,7 +24,7 @@ _KERNELS = (
     # use no tensor cores.
     ("tf32", re.compile(r"_tensorop_s1688\w*_|_s1688(gemm|fprop|dgrad|wgrad)\w*_")),
     (SINGLE, re.compile(r"_cijk_\w*?_(sb|s_b)_|_(sgemm|simt|\w*scudnn|implicit_convolve_sgemm|gemv\w*|gemm_sn|gemmk1"
-        r"|dot_kernel|f32f32_f32f32_f32)_")),
+        r"|dot_kernel|f32f32_f32f32_f32|(d|w)grad_(alg\d_)?engine_float)_")),
 )  # fmt: skip
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.sources.kineto.event_columns import SHAPED
 from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.sources.nsys.rows.event_tables import NVTX, Events
 from gpuscope.sources.nsys.rows.host_events import HostRows
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.naming.shaped_operators import is_shaped
 
 _SIZES = re.compile(r", sizes = (\[.*?\])(?:, input_op_ids = |$)", re.DOTALL)
 
@@ -20,7 +20,7 @@ _SIZES = re.compile(r", sizes = (\[.*?\])(?:, input_op_ids = |$)", re.DOTALL)
 def add_shapes(builder: TraceBuilder, tables: Tables, events: Events, placed: Sequence[HostRows]) -> None:
     """Rows of `shapes` for the operators of which an analysis uses them."""
     names = builder.names
-    shaped = [code for code in events.operators.tolist() if SHAPED.match(names[code])]
+    shaped = [code for code in events.operators.tolist() if is_shaped(names[code])]
     if not shaped:
         return
     for part in placed:

@@ -1,0 +1,1 @@
+"""Advice on what the devices compute: precision, fusion, layout, attention, the optimizer."""

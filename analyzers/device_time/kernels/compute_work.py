@@ -1,0 +1,145 @@
+"""What the compute time of a step consists of, what it would take at the device's peaks, and what could be shorter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from gpuscope.analyzers.device_time.kernels.efficiency import HOW_SHAPES
+from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS, KernelFacts, kernel_facts
+from gpuscope.analyzers.device_time.kernels.launching_operators import codes, label
+from gpuscope.analyzers.device_time.kernels.operator_work import device_models, is_multiplying
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.frame.sections import COMPUTE
+from gpuscope.hardware.device_peaks import peaks_of
+from gpuscope.hardware.link_rates import compute_capability
+from gpuscope.report.schema.compute_section import ComputeEntry, ComputePart, Generation, ReducibleEntry
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.naming import precisions
+from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.trace import Trace
+
+COMPILED = 0.1
+"""Share of Inductor's kernels among memory-bound ones from which the model is compiled already."""
+_CAPABILITIES: tuple[tuple[int, Generation], ...] = (
+    (100, "blackwell"), (90, "hopper"), (89, "ada"), (80, "ampere"), (75, "turing"), (70, "volta"),
+)  # fmt: skip
+_COMPILED_FOR: tuple[tuple[Generation, re.Pattern[str]], ...] = (
+    ("blackwell", re.compile(r"sm100_|cutlass\w*_sm100")),
+    ("hopper", re.compile(r"sm90_|nvjet_|cutlass\w*_sm90")),
+    ("ada", re.compile(r"sm89_")),
+    ("ampere", re.compile(r"ampere_|sm8[06]_|cutlass_80|s16816|s1688")),
+    ("turing", re.compile(r"turing_|sm75_|cutlass_75")),
+    ("volta", re.compile(r"volta_|sm70_|cutlass_70")),
+)
+_ONE_PASS = re.compile(r"fused_?(adam|sgd|adagrad|lamb|lion)|multi_tensor_apply.*(Adam|SGD|LAMB|"
+                       r"Lion|Adagrad)Functor|split_embedding", re.IGNORECASE)  # fmt: skip
+"""torch's fused optimizers, and those of APEX, whose functors update parameters and states in one pass."""
+
+
+def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+    """The section `compute`, one entry per lane with kernels."""
+    result = Result(ANALYZER.name)
+    entries = [entry for view in lanes if (entry := _lane(trace, view))]
+    if entries:
+        result.sections[COMPUTE] = entries
+    return result
+
+
+def _lane(trace: Trace, view: LaneView) -> ComputeEntry | None:
+    if view.lane.device == NA:
+        return None
+    device, facts = trace["device_events"], kernel_facts(trace)
+    steps = view.judged_steps
+    begins, ends = (np.array([getattr(step, side) for step in steps], np.int64) for side in ("start", "end"))
+    start = device["start"][view.rows]
+    place = np.searchsorted(begins, start, "right") - 1
+    inside = (place >= 0) & (start < ends[np.maximum(place, 0)]) & (device["kind"][view.rows] == Kind.COMPUTE)
+    rows = view.rows[inside]
+    if not len(rows):
+        return None
+    model = device_models(trace).get(view.key, "")
+    return {
+        "rank": view.lane.rank, "device": view.lane.device, "device_name": model or None,
+        "generation": _generation(trace, facts, rows, model),
+        "steps": len(steps), "window_ns": int((ends - begins).sum()), "parts": _parts(trace, facts, rows, len(steps)),
+        "reducible": list(_reducible(trace, facts, rows, model)), "why": _why(facts, rows, model),
+    }  # fmt: skip
+
+
+def _generation(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Generation | None:
+    """Of an NVIDIA GPU: by its model, else the newest that a kernel was compiled for; newer GPUs run older ones."""
+    capability = compute_capability(model) if model else None
+    if capability is not None:
+        return next((name for least, name in _CAPABILITIES if capability >= least), None)
+    products = rows[is_multiplying(facts.category[rows])]
+    names = [trace.names[code] for code in np.unique(trace["device_events"]["name"][products]).tolist()]
+    return next((name for name, pattern in _COMPILED_FOR if any(pattern.search(text) for text in names)), None)
+
+
+def _parts(trace: Trace, facts: KernelFacts, rows: Times, steps: int) -> list[ComputePart]:
+    device = trace["device_events"]
+    category, floor = facts.category[rows], facts.floor[rows]
+    spent = device["end"][rows] - device["start"][rows]
+    found: list[ComputePart] = []
+    for code in np.unique(category).tolist():
+        own = category == code
+        known = own & (floor > 0)
+        found.append({
+            "category": label(code), "dur_ns": int(spent[own].sum()) // steps,
+            "known_ns": int(spent[known].sum()) // steps, "floor_ns": int(floor[known].sum()) // steps,
+        })  # fmt: skip
+    return sorted(found, key=lambda part: -part["dur_ns"])
+
+
+def _why(facts: KernelFacts, rows: Times, model: str) -> str:
+    if not model:
+        return "the model of the device is not recorded, so its peaks are unknown"
+    if not peaks_of(model):
+        return f"no peaks are known for {model!r}"
+    if not (facts.floor[rows] > 0).any():
+        return f"no operator that launched these kernels has recorded shapes; {HOW_SHAPES}"
+    return ""
+
+
+def _reducible(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Iterator[ReducibleEntry]:
+    """What other settings would shorten; nothing where the kernels show that it is set already."""
+    device, names = trace["device_events"], trace.names
+    category, precision, name = facts.category[rows], facts.precision[rows], device["name"][rows]
+    products = is_multiplying(category)
+    for code, precise in (("single_precision", precisions.SINGLE), ("tf32_products", "tf32")):
+        yield from _entry(trace, code, rows, products & (precision == PRECISIONS.index(precise)), precise)
+    spent = (device["end"] - device["start"])[rows]
+    triton = int(spent[category == codes("triton_fused")[0]].sum())
+    chained = facts.chain[rows] >= 0
+    if triton < COMPILED * max(int(spent[chained].sum()) + triton, 1):
+        yield from _entry(trace, "unfused_kernels", rows, chained, "")
+    yield from _entry(trace, "layout_conversion", rows, facts.layout[rows], "")
+    yield from _entry(trace, "unfused_attention", rows, facts.attention[rows] & ~products, "")
+    if _generation(trace, facts, rows, model) == "hopper":
+        yield from _entry(trace, "flash_attention_2", rows, facts.flash_2[rows], "")
+    optimizer = category == codes("optimizer")[0]
+    passes = optimizer & ~names.matching(lambda text: _ONE_PASS.search(text) is not None)[name]
+    if int(spent[passes].sum()) * 2 > int(spent[optimizer].sum()):
+        yield from _entry(trace, "optimizer_passes", rows, passes, "")
+
+
+def _entry(trace: Trace, code: str, rows: Times, own: Mask, detail: str) -> Iterator[ReducibleEntry]:
+    if not own.any():
+        return
+    device = trace["device_events"]
+    picked = rows[own]
+    spent = device["end"][picked] - device["start"][picked]
+    longest = int(np.argmax(spent))
+    yield {
+        "code": code, "dur_ns": int(spent.sum()), "count": len(picked), "detail": detail,
+        "name": trace.names[int(device["name"][picked[longest]])], "start_ns": int(device["start"][picked[longest]]),
+        "longest_ns": int(spent[longest]),
+    }  # fmt: skip
+
+
+ANALYZER = FileAnalyzer("compute", run, (DEVICE_EVENTS,), (COMPUTE,))

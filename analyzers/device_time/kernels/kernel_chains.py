@@ -1,0 +1,114 @@
+"""Memory-bound kernels that follow each other on a stream: what a compiler could make one kernel of.
+
+A chain is a run of elementwise operations, copies on the device, reductions and normalisations between two kernels that
+none of these can be fused into (matrix products, attention, convolutions, collectives). Kernels of Inductor are fused
+already; updates of parameters, their gradients' accumulation and filling belong to the optimizer and are no chain.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, codes
+from gpuscope.trace.columns.name_pool import PerName
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.naming.kernel_names import words
+from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.trace import Trace
+
+NO_CHAIN = -1
+_FUSABLE = ("normalisation", "softmax", "reduction", "copy", "elementwise")
+_PRODUCTS = ("gemm",)
+_OF_PARAMETERS = re.compile(r"AccumulateGrad$|zero_grad|Optimizer\.|clip_grad|DistributedDataParallel\.")
+_FILLS = re.compile(r"FillFunctor")
+_LIBRARY = re.compile(r"cudnn|miopen|bn_(fw|bw)|batch_norm|distribution_elementwise|reduce_scatter|cub::")
+"""Kernels of libraries that a compiler leaves alone; sorting and random numbers too."""
+_EXPONENTIAL, _REDUCES = re.compile(r"exp_kernel"), re.compile(r"reduce_kernel")
+MIN_KERNELS = 2
+
+
+def chains(trace: Trace, category: Labels) -> tuple[Times, Mask]:
+    """Per device event the number of its chain, or `NO_CHAIN`, and whether it is part of an unfused attention."""
+    device = trace["device_events"]
+    number = np.full(len(device), NO_CHAIN, np.int64)
+    attention = np.zeros(len(device), np.bool_)
+    kernels = np.flatnonzero((device["kind"] != Kind.MEMORY) & (device["device"] != NA))
+    if not len(kernels):
+        return number, attention
+    order = kernels[np.lexsort((device["start"][kernels], device["stream"][kernels], device["device"][kernels],
+                                device["rank"][kernels]))]  # fmt: skip
+    fusable = _fusable(trace, category)[order]
+    lane = np.stack([device[column][order] for column in ("rank", "device", "stream")])
+    moved = np.concatenate(([True], (np.diff(lane) != 0).any(axis=0)))
+    begins = fusable & (moved | ~np.concatenate(([False], fusable[:-1])))
+    run = np.cumsum(begins) - 1
+    fills = trace.names.matching(lambda name: _FILLS.search(name) is not None)[device["name"][order]]
+    count = np.bincount(run[fusable & ~fills], minlength=max(int(begins.sum()), 1))
+    kept = fusable & (count[np.maximum(run, 0)] >= MIN_KERNELS)
+    number[order[kept]] = run[kept]
+    _mark_attention(trace, category, order, fusable, run, moved, attention)
+    return number, attention
+
+
+def _fusable(trace: Trace, category: Labels) -> Mask:
+    device, names = trace["device_events"], trace.names
+    left = names.matching(lambda name: _LIBRARY.search(name) is not None)
+    found = np.isin(category, codes(*_FUSABLE)) & (device["kind"] == Kind.COMPUTE) & ~left[device["name"]]
+    rows = np.flatnonzero(found & (device["launch"] != NA))
+    if len(rows):
+        host = trace["host_events"]
+        launch = device["launch"][rows]
+        candidates = names.matching(lambda name: _OF_PARAMETERS.search(name) is not None)[host["name"]]
+        around = innermost(host, candidates, host["thread"][launch], host["start"][launch])
+        outside = names.matching(lambda name: name == "DistributedDataParallel.forward")[host["name"]]
+        found[rows[(around != NA) & ~outside[np.maximum(around, 0)]]] = False
+    return np.asarray(found)
+
+
+def _mark_attention(
+    trace: Trace, category: Labels, order: Times, fusable: Mask, run: Times, moved: Mask, attention: Mask
+) -> None:
+    """Runs with a softmax between two products of one stream, and these two."""
+    device, names = trace["device_events"], trace.names
+    product = np.isin(category[order], codes(*_PRODUCTS))
+    name = device["name"][order]
+    says = {
+        "softmax": np.isin(category[order], codes("softmax")) & PerName(names, _softmax_by_name)(name).astype(np.bool_),
+        "exp": PerName(names, lambda text: _EXPONENTIAL.search(text) is not None)(name).astype(np.bool_),
+        "reduce": PerName(names, lambda text: _REDUCES.search(text) is not None)(name).astype(np.bool_),
+    }
+    total = int(run.max(initial=-1)) + 1
+    if not total:
+        return
+    own = np.flatnonzero(fusable)
+    counts = {key: np.bincount(run[own], mask[own], total) for key, mask in says.items()}
+    soft = (counts["softmax"] > 0) | ((counts["exp"] > 0) & (counts["reduce"] >= 2))
+    first = np.full(total, len(order), np.int64)
+    np.minimum.at(first, run[own], own)
+    last = np.full(total, -1, np.int64)
+    np.maximum.at(last, run[own], own)
+    for which in np.flatnonzero(soft).tolist():
+        before, after = int(first[which]) - 1, int(last[which]) + 1
+        inside = before >= 0 and after < len(order) and not moved[first[which]] and not moved[after]
+        if inside and product[before] and product[after] and _batched(trace, order[[before, after]]):
+            attention[order[before : after + 1]] = True
+
+
+def _softmax_by_name(name: str) -> bool:
+    return "log_softmax" not in words(name) and "nll" not in words(name)
+
+
+def _batched(trace: Trace, rows: Times) -> bool:
+    """Whether both products are batched ones, as those of attention heads are, where operators were recorded."""
+    device, host, names = trace["device_events"], trace["host_events"], trace.names
+    launch = device["launch"][rows]
+    if (launch == NA).any():
+        return False
+    operators = names.matching(lambda name: re.match(r"aten::(b?addb?mm|bmm|mm|matmul|linear)$", name) is not None)
+    around = innermost(host, operators[host["name"]], host["thread"][launch], host["start"][launch])
+    if (around == NA).any():
+        return not bool((around != NA).any())
+    return all(names[int(host["name"][row])] in ("aten::bmm", "aten::baddbmm", "aten::matmul") for row in around)

@@ -1,0 +1,153 @@
+"""What each kernel does and what it would take at the device's peak: asked once per trace."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gpuscope.analyzers.device_time.kernels.kernel_chains import NO_CHAIN, chains
+from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, categories, codes
+from gpuscope.analyzers.device_time.kernels.operator_bytes import operator_bytes
+from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models, is_multiplying, operator_work
+from gpuscope.hardware.device_peaks import memory_bandwidth, peaks_of
+from gpuscope.trace.columns.name_pool import NO_NAME, PerName
+from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.naming import precisions
+from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.trace import Trace
+
+PRECISIONS = ("", "fp32 or tf32", precisions.SINGLE, "tf32", "bf16", "fp16", "fp8", "fp64", "int8")
+"""Of matrix products, by code; the first is not known."""
+_LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|batched_transpose_\d", re.IGNORECASE)
+_FLASH_2 = re.compile(r"flash_(fwd|bwd)(_\w+)*_kernel")
+_ELEMENT = ((re.compile(r"bfloat16|bf16|half|c10::Half"), 2), (re.compile(r"\bfloat\b"), 4))
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """Per device event of a trace, shape (n,)."""
+
+    category: Labels
+    work: Work
+    precision: Times
+    """Place in `PRECISIONS`; of kernels that multiply."""
+    bytes: Array
+    """That its operator moves at least, split over its kernels by time; 0 where not known."""
+    floor: Times
+    """ns that its FLOPs need at the peak of their precision and its bytes at that of the memory; 0 where not known."""
+    chain: Times
+    """Number of the chain of memory-bound kernels that it is part of; `NO_CHAIN` outside one."""
+    layout: Mask
+    """Whether it converts between the memory layouts of images, for a convolution that wants the other one."""
+    attention: Mask
+    """Whether it is part of an attention that runs as products with a softmax between them."""
+    flash_2: Mask
+    """Whether it is FlashAttention 2."""
+
+
+_KNOWN: WeakKeyDictionary[Trace, KernelFacts] = WeakKeyDictionary()
+
+
+def kernel_facts(trace: Trace) -> KernelFacts:
+    """The facts of a trace's device events, found at the first call."""
+    found = _KNOWN.get(trace)
+    if found is None:
+        found = _KNOWN[trace] = _facts(trace)
+    return found
+
+
+def _facts(trace: Trace) -> KernelFacts:
+    device, names = trace["device_events"], trace.names
+    rows = np.arange(len(device))
+    category = categories(trace, rows)
+    work = operator_work(trace, rows, category)
+    precision = _precision(trace, category, work)
+    moved = _bytes(trace, rows)
+    chain, attention = chains(trace, category)
+    compute = device["kind"] == Kind.COMPUTE
+    layout = compute & names.matching(lambda name: _LAYOUT.search(name) is not None)[device["name"]]
+    flash = compute & names.matching(lambda name: _FLASH_2.search(name) is not None)[device["name"]]
+    floor = _floor(trace, work, moved, precision)
+    return KernelFacts(category, work, precision, moved, floor, chain, layout, attention, flash)
+
+
+def _precision(trace: Trace, category: Labels, work: Work) -> Times:
+    """By the operator's types where its FLOPs are known, else by the kernel's name."""
+    code = {name: place for place, name in enumerate(PRECISIONS)}
+    said = PerName(trace.names, lambda name: code.get(precisions.of_kernel(name) or "", 0))
+    found = np.where(is_multiplying(category), said(trace["device_events"]["name"]), 0).astype(np.int64)
+    for index in np.flatnonzero(work.flops).tolist():
+        found[index] = code.get(work.precision[index] or "", 0) or found[index]
+    return found
+
+
+def _bytes(trace: Trace, rows: Times) -> Array:
+    """Bytes per device event, from the innermost operator around its launch whose bytes can be counted."""
+    device, host = trace["device_events"], trace["host_events"]
+    found = np.zeros(len(rows), np.float64)
+    linked = np.flatnonzero((device["launch"] != NA) & (device["kind"] == Kind.COMPUTE) & (device["device"] != NA))
+    if not len(linked) or not len(trace["shapes"]):
+        return found
+    shapes = trace["shapes"]
+    candidates = np.zeros(len(host), np.bool_)
+    candidates[shapes["event"][host["category"][shapes["event"]] == Category.OP]] = True
+    launch = device["launch"][linked]
+    operator = innermost(host, candidates, host["thread"][launch], host["start"][launch])
+    linked, operator = linked[operator != NA], operator[operator != NA]
+    size = _per_operator(trace, operator, device["name"][linked])
+    spent = (device["end"] - device["start"])[linked].astype(np.float64)
+    _, which = np.unique(operator, return_inverse=True)
+    whole = np.bincount(which, spent)[which] if len(which) else spent
+    found[linked] = np.where(whole > 0, size * spent / np.maximum(whole, 1), 0.0)
+    return found
+
+
+def _per_operator(trace: Trace, operator: Times, kernel: Labels) -> Array:
+    """Bytes of the operator behind each kernel; 0 where they can't be counted."""
+    host, shapes, names = trace["host_events"], trace["shapes"], trace.names
+    place = np.full(len(host), NA, np.int64)
+    place[shapes["event"]] = np.arange(len(shapes))
+    row = place[operator]
+    columns = (host["name"][operator], shapes["dims"][row], shapes["types"][row])
+    untyped = np.where(columns[2] == NO_NAME, PerName(names, _element_of)(kernel), 0)
+    keys = np.stack((*columns, untyped), axis=1)
+    unique, which = np.unique(keys, axis=0, return_inverse=True)
+    sizes = [
+        operator_bytes(names[name], names[dims], names[types], element) or 0
+        for name, dims, types, element in unique.tolist()
+    ]  # fmt: skip
+    return np.array(sizes, np.float64)[which.reshape(-1)] if sizes else np.zeros(0)
+
+
+def _element_of(kernel: str) -> int:
+    """Bytes of an element by a kernel's template arguments; 0 where these do not say."""
+    return next((size for pattern, size in _ELEMENT if pattern.search(kernel)), 0)
+
+
+def _floor(trace: Trace, work: Work, moved: Array, precision: Times) -> Times:
+    """ns, no longer than the kernel took."""
+    device, models = trace["device_events"], device_models(trace)
+    duration = device["end"] - device["start"]
+    floor = np.zeros(len(duration), np.float64)
+    for (rank, number), model in models.items():
+        own = (device["rank"] == rank) & (device["device"] == number)
+        peaks, bandwidth = peaks_of(model), memory_bandwidth(model)
+        rate = np.array(
+            [peaks.get(name, peaks.get("tf32", 0.0) if name == PRECISIONS[1] else 0.0) for name in PRECISIONS]
+        )
+        counted = own & (work.flops > 0) & (rate[precision] > 0)
+        floor[counted] = work.flops[counted] / rate[precision][counted] * 1e9
+        if bandwidth:
+            sized = own & (moved > 0)
+            floor[sized] = np.maximum(floor[sized], moved[sized] / bandwidth * 1e9)
+    return np.asarray(np.minimum(np.rint(floor).astype(np.int64), duration), np.int64)
+
+
+MEMORY_BOUND = codes("normalisation", "softmax", "reduction", "copy", "elementwise")
+"""Categories of kernels that compute little for what they read and write."""
+
+__all__ = ["MEMORY_BOUND", "NO_CHAIN", "PRECISIONS", "KernelFacts", "kernel_facts"]

@@ -1,0 +1,218 @@
+"""Changes to what the device computes: precision, fusion, layout, attention, optimizer.
+
+What a kernel would take instead is not in a trace. It is bounded by what its work needs at the device's peak, and what
+share of the peak such kernels reach is assumed, with a best, an expected and a worst case; the range says so.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+
+from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS
+from gpuscope.analyzers.device_time.kernels.launching_operators import codes
+from gpuscope.analyzers.frame.changes import (
+    FusedAttention,
+    FusedKernels,
+    FusedOptimizer,
+    HopperAttention,
+    NoLayoutConversion,
+    Precision,
+)
+from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, Trait, UnreplayableError
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
+from gpuscope.hardware.device_peaks import peaks_of
+from gpuscope.report.view import units
+from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.naming import precisions
+
+REACHED = {-1: 0.8, 0: 0.5, 1: 0.25}
+"""Share of the tensor cores' peak that products reach which ran on other units before: large ones reach 60–80 % on
+A100 and H100 (NVIDIA's cuBLAS figures), those of small models a quarter."""
+REACHED_SINGLE = {-1: 0.6, 0: 0.85, 1: 0.95}
+"""Share of the FP32 peak that products reach where their FLOPs are not known; cuBLAS' sgemm 80–90 % on A100."""
+LEAST_NS = 4_000
+"""What even a small product takes."""
+HALVED = {-1: 0.55, 0: 0.75, 1: 1.1}
+"""What autocast makes of memory-bound kernels: half the bytes at best, and casts in between."""
+PER_KERNEL = 5
+"""Memory-bound kernels of eager mode that Inductor makes one of, about: five to seven in a normalisation, six in
+a rotary embedding, five in a masked softmax."""
+FUSED = {-1: 0.5, 0: 1.0}
+"""A fused kernel's time, by that of the longest kernels it replaces: it reads and writes what these do, or less."""
+KEPT_LAUNCHES = {-1: 0.0, 0: 0.3, 1: 0.7}
+"""Share of the host's time for launches of merged kernels that stays: guards and compiled code take some."""
+CONVERTED = {-1: 0.0, 0: 0.15, 1: 0.5}
+"""Share of the layout conversions that stay: of the batch, and of operators without a kernel for the layout."""
+PRODUCTS_KEPT = {-1: 0.7, 0: 1.0, 1: 1.4}
+"""Time of the two products of an attention within the fused kernel, by what they took: recomputation in its backward
+pass costs some, tiles that stay on the chip save some."""
+HOPPER = {-1: 1 / 2.0, 0: 1 / 1.5, 1: 0.95}
+"""FlashAttention 3 runs 1.5 to 2 times as fast as FlashAttention 2 on H100 (arXiv:2407.08608); short sequences
+gain less."""
+OPTIMIZER_LAUNCHES = {-1: 0.2, 0: 0.4, 1: 0.8}
+"""Share of the host's time for the optimizer's launches that stays: it still groups tensors by device and type."""
+ONE_PASS = {-1: 0.3, 0: 0.4, 1: 0.75}
+"""Adam's fused kernel makes 7 passes over tensors of the parameters' size (reads parameter, gradient and two moments,
+writes all but the gradient); torch's foreach implementation about 20 (torch/optim/adam.py)."""
+
+
+def precision(graph: Graph, change: Precision, setting: Setting) -> Rewritten:
+    """Products of 32 bits at the peak of another precision, as far as such products reach it."""
+    peaks = peaks_of(setting.gpu)
+    single, faster = peaks.get("fp32"), peaks.get(change.to)
+    if not single or not faster:
+        raise UnreplayableError(
+            f"no peak at {change.to} is known for {setting.gpu!r}" if setting.gpu else
+            "the model of the device is not recorded, so how much faster it is at another precision is unknown"
+        )  # fmt: skip
+    dur, floor = _columns(graph)
+    now = graph.nodes["precision"]
+    products, new, scaled = np.zeros(len(graph), np.bool_), dur.copy(), floor.copy()
+    slower = {name: rate for name in ("fp32", "tf32") if (rate := peaks.get(name, faster)) < faster}
+    for name, rate in slower.items():
+        own = _kernels(graph) & (now == PRECISIONS.index(name))
+        # At the peak of today's precision: as counted from shapes, else as such products usually do.
+        reached = REACHED_SINGLE if name == precisions.SINGLE else REACHED
+        least = np.where(floor > 0, floor, dur * reached[setting.bias])
+        wanted = np.maximum(least * rate / faster / REACHED[setting.bias], np.minimum(LEAST_NS, dur))
+        new = np.where(own, np.minimum(dur, wanted), new)
+        scaled = np.where(own, np.rint(floor * rate / faster), scaled)
+        products |= own
+    if not products.any():
+        raise UnreplayableError(f"no product at a lower rate than {change.to} ran on the device")
+    if change.to in ("bf16", "fp16"):
+        new = np.where(_memory_bound(graph), dur * HALVED[setting.bias], new)
+    counted = int((products & (floor > 0)).sum())
+    how = (
+        f"{units.share(counted / int(products.sum()))} of the products have known FLOPs"
+        if counted
+        else "no FLOPs known"
+    )
+    graph = graph.with_nodes(
+        precision=np.where(products, PRECISIONS.index(change.to), now), floor=scaled.astype(np.int64)
+    )
+    return _shortened(graph, new, f"products at {change.to}, {faster / single:.1f} times the FP32 peak, of which they "
+                      f"reach {REACHED[0]:.0%} (assumed {REACHED[1]:.0%}–{REACHED[-1]:.0%}); {how}")  # fmt: skip
+
+
+def fused_kernels(graph: Graph, change: FusedKernels, setting: Setting) -> Rewritten:
+    """Of each chain one kernel in `PER_KERNEL` stays, the longest ones; the launches of the others go, in part."""
+    del change
+    chain = np.where(_kernels(graph), graph.nodes["chain"], -1)
+    if not (chain >= 0).any():
+        raise UnreplayableError("no memory-bound kernels follow each other")
+    dur, floor = _columns(graph)
+    new, gone = dur.copy(), np.zeros(len(graph), np.bool_)
+    rows = np.flatnonzero(chain >= 0)
+    keys = graph.nodes["rank"][rows] * (int(chain.max()) + 1) + chain[rows]
+    order = rows[np.lexsort((-dur[rows], keys))]
+    for own in np.split(order, np.flatnonzero(np.diff(np.sort(keys))) + 1):
+        stay = ceil(len(own) / PER_KERNEL)
+        kept, whole = own[:stay], float(dur[own].sum())
+        expected = float(dur[kept].sum())
+        spent = (expected + whole) / 2 if setting.bias > 0 else expected * FUSED[setting.bias]
+        spent = min(max(spent, float(floor[kept].sum()) * (setting.bias < 0)), whole)
+        new[own] = 0
+        new[kept] = spent / stay
+        gone[own[stay:]] = True
+    found = _without_launches(graph, gone, KEPT_LAUNCHES[setting.bias])
+    chains = len(np.unique(keys))
+    return _shortened(found, new, f"{units.plural(chains, 'chain')} of {len(rows)} memory-bound kernels, of each one "
+                      f"kernel in {PER_KERNEL} left, as long as the longest (assumed)")  # fmt: skip
+
+
+def no_layout_conversion(graph: Graph, change: NoLayoutConversion, setting: Setting) -> Rewritten:
+    """Without most of the conversions."""
+    del change
+    converts = _trait(graph, Trait.LAYOUT)
+    if not converts.any():
+        raise UnreplayableError("nothing converts between memory layouts")
+    dur, _ = _columns(graph)
+    kept = CONVERTED[setting.bias]
+    return _shortened(graph, np.where(converts, dur * kept, dur),
+                      f"{int(converts.sum())} conversions gone but for {CONVERTED[0]:.0%} (assumed, at most "
+                      f"{CONVERTED[1]:.0%})")  # fmt: skip
+
+
+def fused_attention(graph: Graph, change: FusedAttention, setting: Setting) -> Rewritten:
+    """Without what lies between the two products."""
+    del change
+    attention = _trait(graph, Trait.ATTENTION)
+    if not attention.any():
+        raise UnreplayableError("no attention runs as products with a softmax between them")
+    dur, _ = _columns(graph)
+    products = attention & np.isin(graph.nodes["category"], codes("gemm"))
+    between = attention & ~products
+    new = np.where(products, dur * PRODUCTS_KEPT[setting.bias], np.where(between, 0, dur))
+    return _shortened(_without_launches(graph, between, KEPT_LAUNCHES[setting.bias]), new,
+                      f"{int(between.sum())} kernels between the products gone, these {PRODUCTS_KEPT[-1]:g}–"
+                      f"{PRODUCTS_KEPT[1]:g} times as long (assumed)")  # fmt: skip
+
+
+def hopper_attention(graph: Graph, change: HopperAttention, setting: Setting) -> Rewritten:
+    """FlashAttention 2 at the published speed of its successor."""
+    del change
+    flash = _trait(graph, Trait.FLASH_2)
+    if not flash.any():
+        raise UnreplayableError("no kernel of FlashAttention 2 ran")
+    dur, _ = _columns(graph)
+    return _shortened(
+        graph,
+        np.where(flash, dur * HOPPER[setting.bias], dur),
+        "FlashAttention 2 replaced by a kernel 1.05 to 2 times as fast, 1.5 expected (published for H100)",
+    )
+
+
+def fused_optimizer(graph: Graph, change: FusedOptimizer, setting: Setting) -> Rewritten:
+    """The optimizer's kernels as one pass over parameters and states."""
+    del change
+    own = _kernels(graph) & np.isin(graph.nodes["category"], codes("optimizer"))
+    if not own.any():
+        raise UnreplayableError("the optimizer's kernels are not known")
+    dur, _ = _columns(graph)
+    rows = np.flatnonzero(own)
+    steps = len(np.unique(graph.nodes["step"][rows] * (max(graph.ranks) + 1) + graph.nodes["rank"][rows]))
+    longest = rows[np.argsort(-dur[rows], kind="stable")][:steps]
+    gone = own.copy()
+    gone[longest] = False
+    new = np.where(own, dur * ONE_PASS[setting.bias], dur)
+    return _shortened(_without_launches(graph, gone, OPTIMIZER_LAUNCHES[setting.bias]), new,
+                      f"{len(rows)} kernels of the optimizer in {ONE_PASS[0]:.0%} of their time (by its passes over "
+                      "memory, 7 of about 20)")  # fmt: skip
+
+
+def _columns(graph: Graph) -> tuple[Array, Array]:
+    return graph.nodes["dur"].astype(np.float64), graph.nodes["floor"].astype(np.float64)
+
+
+def _kernels(graph: Graph) -> Mask:
+    return np.asarray(graph.of(Node.DEVICE) & (graph.nodes["category"] >= 0))
+
+
+def _memory_bound(graph: Graph) -> Mask:
+    kinds = codes("normalisation", "softmax", "reduction", "copy", "elementwise")
+    return np.asarray(_kernels(graph) & np.isin(graph.nodes["category"], kinds))
+
+
+def _trait(graph: Graph, trait: Trait) -> Mask:
+    return np.asarray(_kernels(graph) & ((graph.nodes["traits"] & int(trait)) > 0))
+
+
+def _without_launches(graph: Graph, gone: Mask, kept: float) -> Graph:
+    """The host's segments before launches of operations that are gone keep only this share of their own work."""
+    edges = (graph.edges["why"] == Edge.LAUNCH) & gone[graph.edges["dst"]]
+    launching = np.zeros(len(graph), np.bool_)
+    launching[graph.edges["src"][edges]] = True
+    launching &= graph.of(Node.HOST)
+    causes: Times = sum((graph.nodes[cause] for cause in CAUSES), np.zeros(len(graph), np.int64))
+    fixed = np.minimum(causes, graph.nodes["dur"])
+    left = fixed + np.rint((graph.nodes["dur"] - fixed) * kept).astype(np.int64)
+    return graph.with_nodes(dur=np.where(launching, left, graph.nodes["dur"]))
+
+
+def _shortened(graph: Graph, dur: Array, basis: str) -> Rewritten:
+    device = _kernels(graph)
+    found = np.where(device, np.rint(dur).astype(np.int64), graph.nodes["dur"])
+    return Rewritten(graph.with_nodes(dur=found), basis, "assumed")

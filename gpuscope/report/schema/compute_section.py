@@ -1,0 +1,77 @@
+"""The sections `compute` and `ideal`: what the devices' work consists of, and what it would take at their peaks."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+Generation = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
+
+
+class ComputePart(TypedDict):
+    """The kernels of one category in a judged step of one rank."""
+
+    category: str
+    dur_ns: int
+    """Per step, summed over streams."""
+    known_ns: int
+    """Of these, those whose FLOPs or bytes are known."""
+    floor_ns: int
+    """What the known ones would take at the device's peaks."""
+
+
+class ReducibleEntry(TypedDict):
+    """Kernels of one rank that another setting would make shorter or needless; the code is that of its finding."""
+
+    code: str
+    dur_ns: int
+    """Over the judged steps."""
+    count: int
+    detail: str
+    """What of it varies: a precision, a size, a kind of optimizer."""
+    name: str
+    """The longest of these kernels."""
+    start_ns: int
+    longest_ns: int
+
+
+class ComputeEntry(TypedDict):
+    """One rank's device over its judged steps."""
+
+    rank: int
+    device: int
+    device_name: str | None
+    generation: Generation | None
+    """Of an NVIDIA GPU, by its model, else by the newest architecture that a kernel was compiled for."""
+    steps: int
+    """1 where the whole window is judged."""
+    window_ns: int
+    """Of the judged steps."""
+    parts: list[ComputePart]
+    reducible: list[ReducibleEntry]
+    why: str
+    """Why floors are not known, or not of all kernels; empty where all are."""
+
+
+class IdealPart(TypedDict):
+    """What one kind of work takes in the step and what it would take."""
+
+    name: str
+    dur_ns: int
+    ideal_ns: int
+
+
+class IdealEntry(TypedDict):
+    """What a step of one rank would take with each kernel at the device's peak, each collective at the speed of its
+    link, these two beside each other, and no idle time."""
+
+    rank: int
+    step_ns: int
+    compute_ns: int
+    """Kernels at their floors; those whose work is not known as long as measured."""
+    known_frac: float
+    """Share of the kernels' time whose work is known."""
+    communication_ns: int | None
+    """Collectives at link speed; None where sizes or the link are not known, and then they count as hidden."""
+    ideal_ns: int
+    parts: list[IdealPart]
+    """Where the difference lies, the largest first: categories of kernels, exposed communication and memory, idle."""

@@ -1,0 +1,44 @@
+"""How far a step is from an ideal one, in words: the same for the terminal and HTML."""
+
+from __future__ import annotations
+
+from gpuscope.report.schema.compute_section import IdealEntry
+from gpuscope.report.schema.document import Report
+from gpuscope.report.view import units
+
+SHOWN = 4
+"""Places where most is left to gain."""
+LEAST = 0.01
+"""Share of the step from which such a place is named."""
+
+
+def ideal_of(report: Report) -> IdealEntry | None:
+    """The rank that is furthest from its ideal step; None where no kernels were recorded or the trace is not judged."""
+    if report["verdict"]["abstained"]:
+        return None
+    return max(report.get("ideal", []), key=lambda entry: entry["step_ns"] - entry["ideal_ns"], default=None)
+
+
+def ideal_step(entry: IdealEntry, unit: str) -> str:
+    """What an ideal step takes and what that rests on; `unit` is «step» or «window»."""
+    known = entry["known_frac"]
+    kernels = (
+        "kernels at the device's peak" if known >= 0.995 else
+        f"kernels at the device's peak, where their work is known ({units.share(known)} of their time)" if known else
+        "kernels as measured, for their work is not known"
+    )  # fmt: skip
+    communication = entry["communication_ns"]
+    linked = ", collectives at link speed beside them" if communication else ""
+    hidden = ", collectives hidden" if communication is None else ""
+    return (
+        f"An ideal {unit} would take {units.duration(entry['ideal_ns'])} of {units.duration(entry['step_ns'])} "
+        f"({units.share(entry['ideal_ns'] / entry['step_ns'])}): {kernels}{linked}{hidden}, nothing idle"
+    )
+
+
+def furthest(entry: IdealEntry) -> str:
+    """Where the difference lies, the largest first; empty where it lies nowhere."""
+    parts = [part for part in entry["parts"] if part["dur_ns"] - part["ideal_ns"] >= LEAST * entry["step_ns"]][:SHOWN]
+    return ", ".join(
+        f"{part['name']} {units.duration(part['dur_ns'])} → {units.duration(part['ideal_ns'])}" for part in parts
+    )

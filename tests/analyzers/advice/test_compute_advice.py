@@ -1,0 +1,162 @@
+"""Advice on compute: a fault put into a simulated job, and the prediction beside the job without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import simulator.kineto_rows
+import simulator.training
+from simulator.catalogue import COMPUTE, TINY
+from simulator.job import Job
+from simulator.judged import Case
+from simulator.kineto_rows import Profiler
+
+import gpuscope
+from gpuscope.report.schema.document import Report
+
+QUIET = replace(COMPUTE, parallel="single", ranks=1, steps=5)
+"""The device is the limit; FP32 products, and three elementwise kernels behind each layer's."""
+SGEMM, TF32 = "ampere_sgemm_128x64_tn", "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x128_16x3_tn_align4>"
+BF16 = "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn"
+FUSED = "triton_poi_fused_gelu_0"
+APEX = "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>, float>(long)"
+
+Simulate = Callable[..., Report]
+
+
+@pytest.fixture
+def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Simulate:
+    """The report on a job whose kernels have these names, on this GPU."""
+
+    def run(job: Job, gemm: str = BF16, small: str = FUSED, optimizer: str = APEX, gpu: str = "NVIDIA A100-SXM4-80GB",
+            shapes: bool = False) -> Report:  # fmt: skip
+        monkeypatch.setattr(simulator.training, "GEMM", gemm)
+        monkeypatch.setattr(simulator.training, "SMALL", small)
+        monkeypatch.setattr(simulator.training, "FOREACH", optimizer)
+        monkeypatch.setattr(simulator.kineto_rows, "DEVICE_NAME", gpu)
+        job = replace(job, name=f"{job.name}{len(list(tmp_path.iterdir()))}")
+        return gpuscope.analyze(Case(job, "", Profiler(shapes=shapes)).write(tmp_path)).report
+
+    return run
+
+
+def step(report: Report) -> int:
+    assert report["step_time"] is not None
+    return report["step_time"]["median_ns"]
+
+
+def codes(report: Report) -> set[str]:
+    return {one["code"] for one in (*report["suggestions"], *report["advice"]["unpredicted"])} - {"numa_binding"}
+
+
+def foretold(before: Report, after: Report, code: str) -> None:
+    """The suggestion is there, and what the job takes without the fault lies within its range."""
+    predicted = next(one["predicted"] for one in before["suggestions"] if one["code"] == code)
+    assert predicted["low_ns"] <= step(after) <= predicted["high_ns"], (predicted, step(after))
+    assert code not in codes(after)
+
+
+@pytest.mark.parametrize("reached", [0.35, 0.7])
+@pytest.mark.parametrize(("code", "kernel", "peak"), [("tf32", TF32, 155.95), ("autocast", BF16, 311.9)])
+def test_fp32_products_on_tensor_cores(
+    simulated: Simulate, code: str, kernel: str, peak: float, reached: float
+) -> None:
+    before = simulated(QUIET, gemm=SGEMM)
+    faster = round(QUIET.gemm_ns * 0.87 * 19.5 / peak / reached)  # cuBLAS reaches 87 % of the FP32 peak, say
+    small = QUIET.small_ns if code == "tf32" else round(QUIET.small_ns * 0.7)
+    foretold(before, simulated(replace(QUIET, gemm_ns=faster, small_ns=small), gemm=kernel), code)
+
+
+def test_a_gpu_without_tf32_gets_fp16(simulated: Simulate) -> None:
+    before = simulated(QUIET, gemm="volta_sgemm_128x64_nn", gpu="Tesla V100-SXM2-32GB")
+    (one,) = [one for one in before["suggestions"] if one["finding"] == "single_precision"]
+    assert (one["code"], one["setting"]["value"]) == ("autocast", '"cuda", dtype=torch.float16')
+
+
+def test_a_gpu_whose_model_is_not_recorded_gets_no_figure(simulated: Simulate) -> None:
+    before = simulated(QUIET, gemm="volta_sgemm_128x64_nn", gpu="")
+    assert not before["suggestions"]
+    (one,) = [one for one in before["advice"]["unpredicted"] if one["finding"] == "single_precision"]
+    assert one["setting"]["value"].endswith("float16")
+    assert "model of the device is not recorded" in one["why_not"]
+
+
+def test_what_the_host_holds_up_gets_no_faster_kernels(simulated: Simulate) -> None:
+    launched = simulated(TINY, gemm=SGEMM)
+    assert {"tf32", "autocast"}.isdisjoint(one["code"] for one in launched["suggestions"])
+
+
+def test_products_on_tensor_cores_are_left_alone(simulated: Simulate) -> None:
+    assert codes(simulated(QUIET)) == set()
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_unfused_chains(simulated: Simulate, kept: int) -> None:
+    """Six kernels behind each layer's products: in the compiled job one (or two) of them."""
+    eager = replace(QUIET, smalls=6, small_ns=60_000, gemms=2)
+    before = simulated(eager, small=simulator.training.SMALL)
+    foretold(before, simulated(replace(eager, smalls=kept)), "compile")
+
+
+def test_compiled_kernels_are_no_chain(simulated: Simulate) -> None:
+    assert "compile" not in codes(simulated(replace(QUIET, smalls=6, small_ns=60_000)))
+
+
+NCHW = "void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float, false, true>(int)"
+
+
+def test_layout_conversions(simulated: Simulate) -> None:
+    job = replace(QUIET, smalls=2, small_ns=60_000, gemms=1)
+    before = simulated(job, small=NCHW)
+    foretold(before, simulated(replace(job, smalls=0)), "channels_last")
+
+
+def test_attention_in_pieces(simulated: Simulate) -> None:
+    """The kernels between two products are a softmax and its companions; in the fused job they are gone."""
+    softmax = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>(float*)"
+    job = replace(QUIET, smalls=2, small_ns=90_000, gemms=1, layers=6)
+    before = simulated(job, small=softmax, shapes=False)
+    # Operators were recorded: products that are no batched ones (aten::addmm) are no attention.
+    assert "fused_attention" not in codes(before)
+
+
+@pytest.mark.parametrize("ratio", [1.2, 1.9])
+def test_flash_attention_2_on_hopper(simulated: Simulate, ratio: float) -> None:
+    flash = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4> >(flash::Flash_fwd_params)"
+    hopper, job = "NVIDIA H100 80GB HBM3", replace(QUIET, smalls=1, small_ns=600_000)
+    before = simulated(job, small=flash, gpu=hopper)
+    newer = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16"
+    after = simulated(replace(job, small_ns=round(600_000 / ratio)), small=newer, gpu=hopper)
+    foretold(before, after, "hopper_attention")
+    assert "hopper_attention" not in codes(simulated(job, small=flash))  # an A100
+
+
+FOREACH = (
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::TensorListMetadata<2>, Binary>(int)"
+)
+ADAM = (
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdam>"
+)
+
+
+def test_an_optimizer_in_many_passes(simulated: Simulate) -> None:
+    job = replace(QUIET, optimizer_kernels=20, optimizer_ns=100_000)
+    before = simulated(job, optimizer=FOREACH)
+    foretold(before, simulated(replace(job, optimizer_kernels=7), optimizer=ADAM), "fused_optimizer")
+
+
+def test_the_ideal_step_is_the_kernels_at_their_peaks(simulated: Simulate) -> None:
+    report = simulated(QUIET, shapes=True, gpu="NVIDIA H100 80GB HBM3")
+    (ideal,) = report["ideal"]
+    (entry,) = report["compute"]
+    assert ideal["ideal_ns"] <= ideal["step_ns"]
+    gemm = next(part for part in entry["parts"] if part["category"] == "gemm")
+    (efficiency,) = report["efficiency"]
+    (precision,) = efficiency["precisions"]
+    assert gemm["floor_ns"] == pytest.approx(efficiency["flops_per_step"] / 989.4e12 * 1e9, rel=1e-3)
+    assert precision["precision"] == "bf16"
+    others = sum(part["dur_ns"] for part in entry["parts"] if not part["known_ns"])
+    assert ideal["compute_ns"] == pytest.approx(min(gemm["floor_ns"] + others, ideal["step_ns"]), rel=0.02)
