@@ -10,7 +10,7 @@ from flask_compress import Compress
 from gpuscope.dashboards import shell
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.page import pages
-from gpuscope.dashboards.web import access, downloads, limits
+from gpuscope.dashboards.web import access, downloads, limits, timeline_data
 
 
 def create_app(runs: Runs, token: str, local: bool = True) -> Dash:
@@ -34,6 +34,7 @@ def create_app(runs: Runs, token: str, local: bool = True) -> Dash:
     for page in pages():
         page.register(app, runs)
     downloads.register(app.server, runs)
+    timeline_data.register(app.server, runs)
 
     @cache
     def hashes() -> list[str]:
@@ -50,4 +51,4 @@ def _compress(app: Dash) -> None:
     app.server.config["COMPRESS_ZSTD_LEVEL"] = app.server.config["COMPRESS_LEVEL"] = 3
     app.server.config["COMPRESS_BR_LEVEL"] = 1  # at 4, a window of the timeline takes longer to pack than to find
     app.server.config["COMPRESS_ALGORITHM_STREAMING"] = ["zstd", "br", "gzip"]  # files, too
-    Compress(app.server)
+    Compress(app.server).compress_mimetypes_set.add("application/octet-stream")  # the timeline's columns

@@ -5,6 +5,8 @@ from __future__ import annotations
 URL = "url"
 QUERY = "query"
 """Store: the current query string, also after the address bar was only replaced."""
+DRAWN = "drawn"
+"""Store: path, query and theme that the page was drawn for; not what its own parts have changed since."""
 CONTENT = "content"
 PROVIDER = "provider"
 THEME = "theme"
@@ -24,21 +26,16 @@ def extra(key: str) -> dict[str, str]:
     return {"type": "extra", "key": key}
 
 
-def move(key: str) -> dict[str, str]:
-    """A button of the timeline that moves its window."""
-    return {"type": "timeline-move", "key": key}
-
-
-TIMELINE_BOUNDS = "timeline-bounds"
-TIMELINE_GRAPH = "timeline-graph"
-TIMELINE_QUERY = "timeline-query"
-TIMELINE_WINDOW = "timeline-window"
+TIMELINE = "timeline"
+TIMELINE_SETUP = "timeline-setup"
+TIMELINE_READY = "timeline-ready"
 TIMELINE_EVENT = "timeline-event"
+TIMELINE_FLOWS = "timeline-flows"
+TIMELINE_RANGE = "timeline-range"
+TIMELINE_DRAWER = "timeline-drawer"
 TIMELINE_SELECTED = "timeline-selected"
-TIMELINE_TRACKS = "timeline-tracks"
+TIMELINE_CHOSEN = "timeline-chosen"
 TIMELINE_SEARCH = "timeline-search"
 TIMELINE_FOUND = "timeline-found"
-TIMELINE_EXPORT = "timeline-export"
-TIMELINE_NOTE = "timeline-note"
 RANKS_HEATMAP = "ranks-heatmap"
 KERNELS_GRID = "kernels-grid"

@@ -12,6 +12,8 @@ from gpuscope.dashboards.state import View
 from gpuscope.report.schema.document import Evidence
 from gpuscope.report.view import arrangement, units
 
+FINDING = "finding"
+"""Parameter of the address: the finding pinned above the timeline, by its place among those shown."""
 NAME = 100
 """Width of a name within a line, in cells."""
 
@@ -22,18 +24,19 @@ def around(start: int, end: int) -> tuple[int, int]:
     return start - room, end + room
 
 
-def timeline_view(evidence: Evidence, events: Events, view: View) -> str:
-    """The address of the timeline at a piece of evidence, with its event selected."""
+def timeline_view(evidence: Evidence, events: Events, view: View, finding: int | None = None) -> str:
+    """The address of the timeline at a piece of evidence, with its event selected and its finding pinned."""
     start = events.clock.shown(evidence["rank"], evidence["start_ns"])
     window = around(start, start + evidence["dur_ns"])
     ranks = view.ranks if view.has_rank(evidence["rank"]) else None
+    mark = {"mark": f"{start}:{start + evidence['dur_ns']}"}
+    pinned = {} if finding is None else {FINDING: str(finding)}
     return view.link(
-        "/timeline", window=window, event=events.locate(evidence), ranks=ranks,
-        extra={**view.extra, "mark": f"{start}:{start + evidence['dur_ns']}"},
-    )  # fmt: skip
+        "/timeline", window=window, event=events.locate(evidence), ranks=ranks, extra={**view.extra, **mark, **pinned}
+    )
 
 
-def evidence_link(evidence: Evidence, shown: Shown) -> Component:
+def evidence_link(evidence: Evidence, shown: Shown, finding: int | None = None) -> Component:
     """A piece of evidence as text, with a link if there is a timeline."""
     place = arrangement.place_ns(evidence, arrangement.starts(shown.run.report))
     at = "" if place is None else f" at {units.offset(place)}"
@@ -43,5 +46,5 @@ def evidence_link(evidence: Evidence, shown: Shown) -> Component:
     events = shown.run.events
     if events is None:
         return html.Div([dmc.Text(text, size="sm"), note])
-    href = timeline_view(evidence, events, shown.view)
+    href = timeline_view(evidence, events, shown.view, finding)
     return html.Div([dmc.Anchor(text, href=href, size="sm", className="evidence"), note])

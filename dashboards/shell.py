@@ -12,7 +12,7 @@ from gpuscope.dashboards import ids, parts
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.page import Page, Shown, pages
 from gpuscope.dashboards.parts import attributes
-from gpuscope.dashboards.state import View, parse, text
+from gpuscope.dashboards.state import MalformedStateError, View, parse, text
 from gpuscope.report.view import units
 
 _log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ def layout(runs: Runs) -> Component:
             # The page redraws itself for a new address, so the browser need not reload it.
             dcc.Location(id=ids.URL, refresh="callback-nav"),
             dcc.Store(id=ids.QUERY),
+            dcc.Store(id=ids.DRAWN),
             dcc.Store(id=ids.THEME, storage_type="local"),
             html.A("Skip to the page", href=f"#{ids.CONTENT}", className="skip"),
             dmc.AppShell(
@@ -92,22 +93,29 @@ def register(app: Dash, runs: Runs) -> None:
         Output(ids.FILTER_STEPS, "value"),
         Output(ids.FILTER_RANKS, "error"),
         Output(ids.FILTER_STEPS, "error"),
-        Input(ids.URL, "pathname"),
-        Input(ids.URL, "search"),
-        Input(ids.THEME, "data"),
+        Input(ids.DRAWN, "data"),
+        prevent_initial_call=True,
     )
-    def _draw(path: str | None, search: str | None, theme: str | None) -> tuple[Component, str, str, str, str, str]:
+    def _draw(asked: object) -> tuple[Component, str, str, str, str, str]:
+        path, search, theme = _asked(asked)
         view = parse(search)
         run = runs.named(view.run)
         shown = Shown(run, view, runs, theme == "dark")
         ranks = units.ranks(view.ranks) if view.ranks is not None else ""
         steps = "-".join(map(str, view.steps)) if view.steps is not None else ""
         wrong = view.wrong
-        return draw(text(path) or "/", shown), run.key, ranks, steps, wrong.get("ranks", ""), wrong.get("steps", "")
+        return draw(path or "/", shown), run.key, ranks, steps, wrong.get("ranks", ""), wrong.get("steps", "")
 
     def browser(function: str) -> ClientsideFunction:
         return ClientsideFunction("gpuscope", function)
 
+    app.clientside_callback(
+        browser("page"),
+        Output(ids.DRAWN, "data"),
+        Input(ids.URL, "pathname"),
+        Input(ids.URL, "search"),
+        Input(ids.THEME, "data"),
+    )
     app.clientside_callback(
         browser("filter"),
         Output(ids.URL, "search"),
@@ -141,6 +149,12 @@ def register(app: Dash, runs: Runs) -> None:
         prevent_initial_call=True,
     )
     app.clientside_callback(browser("scheme"), Output(ids.PROVIDER, "forceColorScheme"), Input(ids.THEME, "data"))
+
+
+def _asked(state: object) -> tuple[str, str, str]:
+    if not isinstance(state, dict):
+        raise MalformedStateError("the page asked for is no page")
+    return text(state.get("path")), text(state.get("search")), text(state.get("theme"))
 
 
 def draw(path: str, shown: Shown) -> Component:

@@ -4,6 +4,7 @@ window.dash_clientside.gpuscope = (() => {
   const keep = () => window.dash_clientside.no_update;
   const params = () => new URLSearchParams(window.location.search);
   const text = (query) => (query.toString() ? "?" + query.toString() : "");
+  let drawn = "";  // what the page was last drawn for
   const put = (query, key, value) => (value ? query.set(key, value) : query.delete(key));
 
   return {
@@ -13,7 +14,7 @@ window.dash_clientside.gpuscope = (() => {
       const before = text(query);
       const first = runs[0].value;
       if (run !== (query.get("run") || first)) {
-        ["ranks", "steps", "from", "to", "event", "mark", "find"].forEach((key) => query.delete(key));
+        ["ranks", "steps", "from", "to", "event", "mark", "find", "range", "pin", "tree", "finding"].forEach((key) => query.delete(key));
         put(query, "run", run);
       } else {
         put(query, "ranks", (ranks || "").trim());
@@ -37,31 +38,32 @@ window.dash_clientside.gpuscope = (() => {
     },
     query: (search) => search || "",
     links: (query, path, ids) => [ids.map((id) => id.path + (query || "")), ids.map((id) => id.path === path)],
-    turn: (_clicks, theme) => (theme === "dark" ? "light" : "dark"),
-    // The timeline's window after a drag, a scroll or a button. Times are BigInt: they exceed a double's 53 bits.
-    window(layout, ...rest) {
-      const [now, bounds] = rest.slice(-2);
-      const trigger = window.dash_clientside.callback_context.triggered_id;
-      const [low, high, base] = [BigInt(bounds.from), BigInt(bounds.to), BigInt(bounds.base)];
-      let [from, to] = [BigInt(now.from), BigInt(now.to)];
-      if (trigger && trigger.key) {
-        if (!window.dash_clientside.callback_context.triggered[0].value) return keep();
-        const width = to - from;
-        const move = {
-          in: [width / 4n, -width / 4n], out: [-width / 2n, width / 2n],
-          left: [-width / 2n, -width / 2n], right: [width / 2n, width / 2n], all: [low - from, high - to],
-        }[trigger.key];
-        [from, to] = [from + move[0], to + move[1]];
-      } else {
-        const range = layout && [layout["xaxis.range[0]"], layout["xaxis.range[1]"]];
-        if (!range || range[0] === undefined) return keep();
-        [from, to] = range.map((x) => base + BigInt(Math.round(x)));
-      }
-      const room = high - low;  // at most the run's length beyond each side
-      from = from < low - room ? low - room : from;
-      to = to > high + room ? high + room : to;
-      if (to - from < 10n) to = from + 10n;
-      return { from: String(from), to: String(to), moved: true };
+    turn: () => (document.documentElement.dataset.mantineColorScheme === "dark" ? "light" : "dark"),
+    // What the server draws the page for. The timeline follows its own part of the address without being drawn anew.
+    page(path, search, theme) {
+      const own = path === "/timeline" ? window.gpuscopeTimeline.KEPT : [];
+      const query = new URLSearchParams(search || "");
+      own.forEach((key) => query.delete(key));
+      const dark = theme || (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+      const key = JSON.stringify([path, text(query), own.length ? "" : dark]);
+      if (key === drawn) return keep();
+      drawn = key;
+      return { path: path || "/", search: search || "", theme: dark };
+    },
+    mount(setup) {
+      window.gpuscopeTimeline.mount(setup);
+      return keep();
+    },
+    flows(found) {
+      if (window.gpuscopeTimeline.current) window.gpuscopeTimeline.current.answer(found);
+      return keep();
+    },
+    find(text_) {
+      const query = params();
+      put(query, "find", (text_ || "").trim());
+      window.history.replaceState(window.history.state, "", window.location.pathname + text(query));
+      if (window.gpuscopeTimeline.current) window.gpuscopeTimeline.current.find(text_);
+      return window.location.search;
     },
     // A cell of rank by step, a kernel's name: shown in the timeline.
     cell(click) {
@@ -79,27 +81,6 @@ window.dash_clientside.gpuscope = (() => {
       query.set("find", cell.value);
       return ["/timeline", text(query)];
     },
-    pick(click) {
-      const ref = click && click.points.length && click.points[0].customdata;
-      return ref && ref[0] !== "s" ? ref : keep();
-    },
-    // Keep the timeline's state in the address, replaced in place: no history entry per zoom.
-    // Also called once after the page is drawn; then nothing has changed.
-    address(shown, event, find, tracks, bounds) {
-      const query = params();
-      const before = text(query);
-      if (shown.moved) {
-        query.set("from", shown.from);
-        query.set("to", shown.to);
-      }
-      put(query, "event", event);
-      put(query, "find", (find || "").trim());
-      const kinds = (tracks || []).join(",");
-      if (kinds !== bounds.tracks || query.has("tracks")) query.set("tracks", kinds || "none");
-      if (text(query) === before) return [keep(), keep()];
-      window.history.replaceState(window.history.state, "", window.location.pathname + text(query));
-      return [text(query), text(query)];
-    },
-    scheme: (theme) => theme || "light",
+    scheme: (theme) => theme || (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"),
   };
 })();

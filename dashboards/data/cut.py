@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from gpuscope.dashboards.data.run_clock import RunClock
+from gpuscope.dashboards.data.rows.run_clock import RunClock
 from gpuscope.trace.columns.row_order import order_rows, select_rows
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA, SCHEMAS

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpuscope.dashboards.data.events import Events
-from gpuscope.dashboards.data.tracks import stream_label, thread_label
+from gpuscope.dashboards.data.rows.tracks import TableName, stream_label, thread_label
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, Category, Kind
 
 LAUNCHED_SHOWN = 12
+LETTERS: dict[TableName, str] = {"device_events": "d", "host_events": "h", "steps": "s"}
+"""How the reference of an event begins, by its table."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Details:
 def event(events: Events, ref: str) -> Event | None:
     """The event of a reference (`d12`: row 12 of device_events, `h3`: of host_events); None if invalid."""
     names = {"d": "device_events", "h": "host_events"}
-    if not ref[1:].isascii() or not ref[1:].isdigit() or ref[0] not in names:
+    if not ref[1:].isascii() or not ref[1:].isdigit() or len(ref) > 18 or ref[0] not in names:
         return None
     table, row = events.trace[names[ref[0]]], int(ref[1:])
     if row >= len(table):

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.dashboards.data.run_clock import RunClock
-from gpuscope.dashboards.data.tracks import GROUPS, Group, Track, tracks
-from gpuscope.report.schema.document import Evidence
+from gpuscope.dashboards.data.rows.run_clock import RunClock
+from gpuscope.dashboards.data.rows.tracks import Track, tracks
+from gpuscope.report.schema.document import Evidence, Report
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
-
-SHOWN_AT_FIRST: tuple[Group, ...] = ("steps", "streams", "ranges", "threads")
-MAX_TRACKS = 60
-"""Rows drawn at once; more can't be distinguished on a screen."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Tracks to draw, and how many did not fit."""
-
-    tracks: list[Track]
-    left_out: int
 
 
 class Events:
@@ -34,6 +21,8 @@ class Events:
         self.trace = trace
         self.clock = RunClock(trace)
         self.tracks: Sequence[Track] = tracks(trace, self.clock)
+        self.number_of = {track.key: number for number, track in enumerate(self.tracks)}
+        """The place of each track in `tracks`, by key."""
         self.tracks_of_thread = _by_thread(trace, self.tracks)
         table = trace["collectives"]
         self._collective_of = {"d": _rows_by(table["event"]), "h": _rows_by(table["host_event"])}
@@ -47,25 +36,14 @@ class Events:
         room = max((self.last - self.first) // 100, 1)
         return self.first - room, self.last + room
 
-    def present(self) -> list[Group]:
-        """The groups of tracks this run has."""
-        have = {track.group for track in self.tracks}
-        return [group for group in GROUPS if group in have]
-
-    def choose(self, ranks: Collection[int] | None, groups: Collection[str]) -> Choice:
-        """The tracks of these ranks and groups, as many as fit on a screen."""
-        found = [one for one in self.tracks if one.group in groups and (ranks is None or one.rank in ranks)]
-        if len(found) <= MAX_TRACKS:
-            return Choice(found, 0)
-        # The busiest of each rank, so that a rank with many threads does not crowd out another.
-        share = max(MAX_TRACKS // len({one.rank for one in found}), 1)
-        kept: list[Track] = []
-        for rank in dict.fromkeys(one.rank for one in found):
-            own = [one for one in found if one.rank == rank]
-            best = sorted(own, key=lambda one: (one.group not in ("steps", "streams"), -len(one)))[:share]
-            kept += [one for one in own if any(one is chosen for chosen in best)]
-        kept = kept[:MAX_TRACKS]
-        return Choice(kept, len(found) - len(kept))
+    def steady_window(self, report: Report, ranks: Collection[int] | None) -> tuple[int, int] | None:
+        """From the start of the first steady step to the end of the last; None where there are none."""
+        spans = [
+            (self.clock.shown(one["rank"], one["start_ns"]), one["dur_ns"])
+            for one in report["steps"]
+            if one["role"] == "steady" and one["step"] is not None and (ranks is None or one["rank"] in ranks)
+        ]
+        return (min(start for start, _ in spans), max(start + length for start, length in spans)) if spans else None
 
     def steps_window(self, steps: tuple[int, int], ranks: Collection[int] | None) -> tuple[int, int] | None:
         """From the start of the first of these steps to the end of the last, as the host saw them."""
@@ -98,19 +76,25 @@ class Events:
                 return f"{letter}{int(table[column][row])}"
         return ""
 
-    def place_of(self, ref: str) -> tuple[str, tuple[int, int]] | None:
-        """The track an event is drawn on, and its span on the run's clock; None for no event."""
+    def place_of(self, ref: str) -> tuple[int, tuple[int, int]] | None:
+        """The number of the track an event is drawn on, and its span on the run's clock; None for no event."""
         name = {"d": "device_events", "h": "host_events"}.get(ref[:1], "")
-        if not name or not ref[1:].isascii() or not ref[1:].isdigit() or int(ref[1:]) >= len(self.trace[name]):
+        if (
+            not name
+            or not ref[1:].isascii()
+            or not ref[1:].isdigit()
+            or len(ref) > 18
+            or int(ref[1:]) >= len(self.trace[name])
+        ):
             return None
         table, row = self.trace[name], int(ref[1:])
         rank = int(table["rank"][row])
         start, end = (self.clock.shown(rank, int(table[column][row])) for column in ("start", "end"))
-        for track in self.tracks:
+        for number, track in enumerate(self.tracks):
             if track.table == name and track.rank == rank:
                 low, high = np.searchsorted(track.start, [start, start + 1])
                 if row in track.rows[low:high]:
-                    return track.key, (start, end)
+                    return number, (start, end)
         return None
 
     def locate(self, evidence: Evidence) -> str:

@@ -11,6 +11,7 @@ from dash.development.base_component import Component
 from gpuscope.dashboards import parts
 from gpuscope.dashboards.data.event_details import Details, Event
 from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.range_statistics import RangeStatistics
 from gpuscope.dashboards.page_links import around
 from gpuscope.dashboards.state import View
 from gpuscope.report.view import units
@@ -59,7 +60,41 @@ def panel(found: Details, events: Events, view: View) -> Component:
     if found.collective:
         rows += [(f"collective {key.replace('_', ' ')}", _value(key, value)) for key, value in found.collective]
         rows.append(("on other ranks", _partners(found, events, view)))
-    return parts.card(units.crop(units.clean(event.name), NAME), parts.facts([("name", event.name), *rows]))
+    title = html.H3(units.crop(units.clean(event.name), NAME), className="drawer-title")
+    return html.Div([title, parts.facts([("name", event.name), *rows])])
+
+
+def range_panel(found: RangeStatistics, events: Events, view: View) -> Component:
+    """Each rank's breakdown of a chosen range, and the longest kernels in it."""
+    start, end = found.window
+    head = html.H3(f"{units.duration(end - start)} from {units.offset(start - events.first)}", className="drawer-title")
+    if not found.events:
+        return html.Div([head, dmc.Text("No device event runs in this range.", size="sm")])
+    shares = [
+        dmc.TableTr([dmc.TableTh(f"rank {rank}"), *(
+            dmc.TableTd(html.Span(units.share(part / (end - start)), title=units.duration(part)))
+            for part in (one.compute, one.exposed_communication, one.exposed_memory, one.idle)
+        )])
+        for rank, one in found.ranks
+    ]  # fmt: skip
+    columns = dmc.TableTr([dmc.TableTh(name) for name in ("", "compute", "exposed comm.", "exposed mem.", "idle")])
+    kernels = [
+        dmc.TableTr([
+            dmc.TableTd(dmc.Anchor(
+                html.Span(units.crop(units.clean(one.name), 48), title=units.clean(one.name)), size="sm",
+                href=view.link("/timeline", event=one.ref),
+            )),
+            dmc.TableTd(units.count(one.count)), dmc.TableTd(units.duration(one.time)),
+        ])
+        for one in found.kernels
+    ]  # fmt: skip
+    of_kernels = dmc.TableTr([dmc.TableTh(name) for name in ("longest kernels", "count", "time")])
+    return html.Div([
+        head,
+        dmc.Table([dmc.TableThead(columns), dmc.TableTbody(shares)], verticalSpacing=2, className="range-ranks"),
+        dmc.Text(f"{units.plural(found.events, 'device event')}, clipped at the range.", size="sm", my="xs"),
+        dmc.Table([dmc.TableThead(of_kernels), dmc.TableTbody(kernels)], verticalSpacing=2),
+    ])  # fmt: skip
 
 
 def _value(key: str, value: int | str) -> str:

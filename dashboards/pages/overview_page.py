@@ -105,20 +105,20 @@ def _steps(shown: Shown) -> Component:
 
 def _findings(shown: Shown) -> Component:
     found = [
-        finding for finding in arrangement.findings(shown.run.report)
+        (number, finding) for number, finding in enumerate(arrangement.findings(shown.run.report))
         if shown.view.ranks is None or not finding["ranks"] or shown.view.ranks & set(finding["ranks"])
     ]  # fmt: skip
     if not found:
         return parts.empty(
             "No findings", "No cause in this run costs enough time to report, or no analysis could determine it."
         )
-    body: list[Component] = [_finding(finding, shown) for finding in found[:FINDINGS_SHOWN]]
+    body: list[Component] = [_finding(number, finding, shown) for number, finding in found[:FINDINGS_SHOWN]]
     if len(found) > FINDINGS_SHOWN:
         body.append(dmc.Text(f"and {len(found) - FINDINGS_SHOWN} more (CSV)", size="sm", c="dimmed"))
     return parts.card("Findings", *body, corner=parts.csv_link(shown.run.key, "findings"))
 
 
-def _finding(finding: FindingEntry, shown: Shown) -> Component:
+def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
     costs = [
         f"{units.duration(finding['cost_ns_per_step'])} per {headline.whole(shown.run.report)}"
         if finding["cost_ns_per_step"]
@@ -131,7 +131,7 @@ def _finding(finding: FindingEntry, shown: Shown) -> Component:
         dmc.Code(finding["code"]),
         dmc.Text(" · ".join(cost for cost in costs if cost), size="sm", c="dimmed"),
     ], gap="xs")  # fmt: skip
-    places = [html.Li(evidence_link(one, shown)) for one in finding["evidence"][:EVIDENCE_SHOWN]]
+    places = [html.Li(evidence_link(one, shown, number)) for one in finding["evidence"][:EVIDENCE_SHOWN]]
     return html.Div(
         [head, dmc.Text(units.clean(finding["message"])), html.Ul(places, style={"margin": 0, "paddingLeft": 20})],
         style={"marginBottom": 14},

@@ -1,8 +1,7 @@
-"""Page 2: every event on one clock; zoom, pan, click, search."""
+"""Page 2: every event on one clock. assets/timeline draws it; this page gives it its data and shows what is chosen."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -11,19 +10,37 @@ from dash.development.base_component import Component
 
 from gpuscope.dashboards import ids, parts
 from gpuscope.dashboards.data import event_details
-from gpuscope.dashboards.data.detail_levels import marks
-from gpuscope.dashboards.data.events import SHOWN_AT_FIRST, Choice, Events
+from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.flows import flows
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.data.range_statistics import range_statistics
+from gpuscope.dashboards.data.rows.looks import LOOKS
+from gpuscope.dashboards.data.rows.track_tree import tree
 from gpuscope.dashboards.data.search import search
-from gpuscope.dashboards.data.tracks import GROUPS, Track
-from gpuscope.dashboards.figures import timeline_figure as drawing
+from gpuscope.dashboards.data.window_columns import overview
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.pages import event_panel
-from gpuscope.dashboards.state import View, parse
+from gpuscope.dashboards.pages.pinned_finding import pinned
+from gpuscope.dashboards.state import View, parse, text
+from gpuscope.dashboards.web import timeline_data
 from gpuscope.report.view import units
 
 PATH = "/timeline"
-MOVES = {"in": "Zoom in", "out": "Zoom out", "left": "Earlier", "right": "Later", "all": "All"}
+MAP_COLUMNS = 600
+MAX_SEARCH = 200
+BUTTONS = (
+    ("in", "+", "Zoom in (W)"), ("out", "−", "Zoom out (S)"), ("left", "←", "Earlier (A)"), ("right", "→", "Later (D)"),
+    ("fit", "Fit", "Zoom to the selection (F)"), ("steady", "Steady steps", "Show the steady steps"),
+    ("all", "All", "Show the whole recording (0)"),
+)  # fmt: skip
+KEYS = (
+    ("W S", "zoom in, out"), ("A D", "earlier, later"), ("F", "fit the selection"), ("0", "the whole recording"),
+    ("M", "mark the selection"), ("/", "search"), ("Esc", "select nothing"), ("↑ ↓", "rows"),
+    ("← →", "events of a row"),
+    ("Enter", "open or close a row"), ("P", "pin the row; also Alt-click on its name"), ("wheel", "scroll the rows"),
+    ("Ctrl wheel", "zoom"), ("Shift wheel, Shift drag", "earlier, later"), ("drag", "choose a range"),
+    ("Back", "undo a zoom"),
+)  # fmt: skip
 
 
 def layout(shown: Shown) -> Component:
@@ -32,191 +49,208 @@ def layout(shown: Shown) -> Component:
     if events is None:
         return parts.empty("No timeline", units.clean(shown.run.why_no_events))
     view = shown.view
-    groups = _groups(view, events)
-    window = _window(view, events)
-    choice = events.choose(view.ranks, groups)
+    found = event_details.details(events, view.event) if view.event else None
     return html.Div([
-        dcc.Store(id=ids.TIMELINE_WINDOW, data={"from": str(window[0]), "to": str(window[1])}),
-        dcc.Store(id=ids.TIMELINE_QUERY),
-        dcc.Store(id=ids.TIMELINE_EVENT, data=view.event),
-        dcc.Store(id=ids.TIMELINE_BOUNDS, data=_bounds(events, groups)),
-        parts.card(
-            "Timeline",
-            _controls(events, groups, view, shown.run),
-            html.Div(_note(choice, events), id=ids.TIMELINE_NOTE),
-            parts.figure(
-                draw(events, choice, window, view, shown.dark), "timeline", drawing.height(len(choice.tracks)),
-                id=ids.TIMELINE_GRAPH, config={"scrollZoom": True, "doubleClick": False},
-            ),
-            note="Drag to pan, scroll to zoom, click an event for its details. "
-            "Events too narrow to be seen share a mark that says how many it stands for.",
+        dcc.Store(id=ids.TIMELINE_SETUP, data=_setup(shown, events, found)),
+        dcc.Store(id=ids.TIMELINE_READY), dcc.Store(id=ids.TIMELINE_FLOWS),
+        dcc.Store(id=ids.TIMELINE_EVENT), dcc.Store(id=ids.TIMELINE_RANGE),
+        html.H2("Timeline", className="hidden"),
+        pinned(shown, events),
+        _tools(shown.run, view),
+        html.Div([
+            html.Div(id=ids.TIMELINE),
+            html.Aside([
+                html.Button("×", className="close", **parts.attributes(aria_label="Close", data_act="close")),
+                html.Div(_selected(events, view, found), id=ids.TIMELINE_SELECTED, className="for-event"),
+                html.Div(_chosen(events, view), id=ids.TIMELINE_CHOSEN, className="for-range"),
+                html.Div(_found(events, view), id=ids.TIMELINE_FOUND, className="for-find"),
+            ], id=ids.TIMELINE_DRAWER, **parts.attributes(data_show=_opened(view), aria_label="Details")),
+        ], className="timeline-main"),
+        _legend(events, view),
+    ], className="timeline-page")  # fmt: skip
+
+
+def _setup(shown: Shown, events: Events, found: event_details.Details | None) -> dict[str, Any]:
+    """What the canvas is told once; times in ns from the run's first event, as doubles hold exactly."""
+    ranks = shown.view.ranks
+    window = _first_window(shown, events)
+    tracks = [track for track in events.tracks if ranks is None or track.rank in ranks]
+    return {
+        "url": timeline_data.address(shown.run.key), "base": str(events.first),
+        "window": [at - events.first for at in window], "bounds": [at - events.first for at in events.window],
+        "tree": tree(events.tracks, ranks),
+        "tracks": {
+            number: {"rank": track.rank, "label": track.label, "table": event_details.LETTERS[track.table]}
+            for number, track in enumerate(events.tracks) if ranks is None or track.rank in ranks
+        },
+        "looks": {look: {"label": label, "colour": colour} for look, (label, colour) in LOOKS.items()},
+        "steps": _steps(shown, events), "overview": overview(events, tracks, MAP_COLUMNS),
+        "flows": flows(found, events) if found is not None else None,
+    }  # fmt: skip
+
+
+def _first_window(shown: Shown, events: Events) -> tuple[int, int]:
+    """The steps asked for, else the steady ones, else everything; with a margin."""
+    view = shown.view
+    span = events.steps_window(view.steps, view.ranks) if view.steps is not None else None
+    span = span or events.steady_window(shown.run.report, view.ranks)
+    if span is None or not events.first < span[1] or not span[0] < events.last:
+        return events.window
+    room = max((span[1] - span[0]) // 50, 1)
+    return span[0] - room, span[1] + room
+
+
+def _steps(shown: Shown, events: Events) -> list[dict[str, Any]]:
+    """The steps of the first rank shown, for the axis."""
+    steps = [one for one in shown.run.report["steps"] if shown.view.has_rank(one["rank"])]
+    first = min(((one["rank"], one["device"] or 0) for one in steps), default=None)
+    return [
+        {"step": one["step"], "role": one["role"], "start": start - events.first,
+         "end": start + one["dur_ns"] - events.first}
+        for one in steps if (one["rank"], one["device"] or 0) == first
+        for start in [events.clock.shown(one["rank"], one["start_ns"])]
+    ]  # fmt: skip
+
+
+def _tools(run: OpenRun, view: View) -> Component:
+    buttons = [
+        html.Button(label, title=title, className="tool", **parts.attributes(data_act=act, aria_label=title))
+        for act, label, title in BUTTONS
+    ]
+    by_name = view.extra.get("colour") == "name"
+    return html.Div([
+        dmc.TextInput(
+            id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=300, size="xs", w=240,
+            placeholder="Search by name  ( / )", **parts.attributes(aria_label="Search by name"),
         ),
-        html.Div(_selected(events, view), id=ids.TIMELINE_SELECTED, **parts.attributes(aria_live="polite")),
-        parts.card(
-            "Search",
-            dmc.TextInput(
-                id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=True,
-                placeholder="part of a name, e.g. nccl or aten::mm", **parts.attributes(aria_label="Search by name"),
-            ),
-            html.Div(_found(events, view, window), id=ids.TIMELINE_FOUND),
-        ),
-    ])  # fmt: skip
+        html.Div(buttons, className="tools"),
+        html.Button("Colour by name", className="tool", **parts.attributes(
+            data_act="colour", aria_pressed="true" if by_name else "false")),
+        html.Button("Save for Perfetto", className="tool", title="The window, on the common clock, for ui.perfetto.dev",
+                    **parts.attributes(data_act="export", data_href=f"/download/{run.key}/perfetto.json.gz")),
+        html.Details([
+            html.Summary("Keys ( ? )"),
+            html.Dl([part for key, what in KEYS for part in (html.Dt(key), html.Dd(what))]),
+        ], className="timeline-keys", id="timeline-keys"),
+    ], className="timeline-tools")  # fmt: skip
 
 
-def _bounds(events: Events, groups: list[str]) -> dict[str, str]:
-    first, last = events.window
-    return {"from": str(first), "to": str(last), "base": str(events.first), "tracks": ",".join(groups)}
+def _legend(events: Events, view: View) -> Component:
+    present = {int(look) for track in events.tracks if len(track) for look in track.look[[0, len(track) // 2, -1]]}
+    swatches = [
+        html.Span([html.I(style={"background": colour}), label], className="swatch")
+        for look, (label, colour) in LOOKS.items() if look in present
+    ]  # fmt: skip
+    return html.Div([
+        html.Div(swatches, className="swatches"),
+        html.Span("A pixel is as opaque as it is busy; the line below it shows that anything runs there at all."),
+        html.Span(_clock_note(events, view)),
+    ], className="timeline-legend")  # fmt: skip
 
 
-def _controls(events: Events, groups: list[str], view: View, run: OpenRun) -> Component:
-    buttons = [dmc.Button(label, id=ids.move(key), size="xs", variant="default") for key, label in MOVES.items()]
-    present = events.present()
-    return dmc.Group([
-        dmc.ButtonGroup(buttons),
-        dmc.ChipGroup(
-            [dmc.Chip(GROUPS[group], value=group, size="xs") for group in present],
-            id=ids.TIMELINE_TRACKS, multiple=True, value=[group for group in present if group in groups],
-        ),
-        dmc.Anchor("Open in Perfetto", id=ids.TIMELINE_EXPORT, href=_export(run, view), size="sm", refresh=True),
-    ], gap="sm", mb="xs")  # fmt: skip
+def _clock_note(events: Events, view: View) -> str:
+    if len(view.ranks or events.trace.ranks) < 2:
+        return ""
+    error = events.clock.error
+    if error is None:
+        return "The ranks' clocks could not be aligned: times can't be compared across ranks."
+    return f"Times of different ranks compare to within {units.duration(error)}."
 
 
-def _groups(view: View, events: Events) -> list[str]:
-    asked = view.extra.get("tracks", "")
-    return asked.split(",") if asked else [group for group in events.present() if group in SHOWN_AT_FIRST]
+def _opened(view: View) -> str:
+    return "event" if view.event else "range" if view.extra.get("range") else "find" if view.extra.get("find") else ""
 
 
-def _window(view: View, events: Events) -> tuple[int, int]:
-    if view.window is not None:
-        return view.window
-    if view.steps is not None and (found := events.steps_window(view.steps, view.ranks)) is not None:
-        return found
-    return events.window
-
-
-def _note(choice: Choice, events: Events) -> Component | None:
-    said = []
-    if not choice.tracks:
-        return parts.empty("No tracks", "The filters exclude every track: choose other ranks or kinds of tracks.")
-    if choice.left_out:
-        said.append(f"{choice.left_out} more tracks don't fit: filter ranks or kinds of tracks.")
-    if len(events.trace.ranks) > 1:
-        error = events.clock.error
-        said.append(
-            "The ranks' clocks could not be aligned: times can't be compared across ranks."
-            if error is None
-            else f"Times of different ranks compare to within {units.duration(error)}."
-        )
-    return dmc.Text(" ".join(said), size="sm", c="dimmed") if said else None
-
-
-def draw(events: Events, choice: Choice, window: tuple[int, int], view: View, dark: bool) -> dict[str, Any]:
-    """The figure of these tracks in a window."""
-    names, steps = events.trace.names, events.trace["steps"]
-
-    def name(track: Track, place: int) -> str:
-        row = int(track.rows[place])
-        if track.table == "steps":
-            return f"step {int(steps['step'][row])}"
-        return names[int(events.trace[track.table]["name"][row])]
-
-    frame = drawing.Frame(window, events.first, dark, events.place_of(view.event), _marked(view))
-    return drawing.timeline(marks(choice.tracks, window), name, frame)
-
-
-def _marked(view: View) -> tuple[int, int] | None:
-    """The span marked by a link: `mark=START:END`, ns on the run's clock."""
-    try:
-        start, end = (int(part) for part in view.extra.get("mark", "").split(":"))
-    except ValueError:
-        return None
-    return start, end
-
-
-def _selected(events: Events, view: View) -> Component | None:
+def _selected(events: Events, view: View, found: event_details.Details | None) -> Component | None:
     if not view.event:
         return None
-    found = event_details.details(events, view.event)
     if found is None:
         return parts.empty("No such event in this run", "Click an event of the timeline.")
     return event_panel.panel(found, events, view)
 
 
-def _found(events: Events, view: View, window: tuple[int, int]) -> Component | None:
-    text = view.extra.get("find", "")
-    if not text:
+def _chosen(events: Events, view: View) -> Component | None:
+    """The statistics of the range in the address."""
+    try:
+        start, end = (int(part) for part in view.extra.get("range", "").split(":"))
+    except ValueError:
         return None
-    found = search(events, text, window[0], view.ranks)
+    if not -(2**62) < start < end < 2**62:
+        return None
+    return event_panel.range_panel(range_statistics(events, (start, end), view.ranks), events, view)
+
+
+def _found(events: Events, view: View) -> Component | None:
+    wanted = view.extra.get("find", "").strip()[:MAX_SEARCH]
+    if not wanted:
+        return None
+    begin = view.window[0] if view.window is not None else events.first
+    found = search(events, wanted, begin, view.ranks)
     if not found.count:
         return parts.empty(
-            f"No event is called «{units.clean(text)}»", "Part of a name is enough; case does not matter."
+            f"No event is called «{units.clean(wanted)}»", "Part of a name is enough; case does not matter."
         )
     lines = [html.Li(event_panel.link(one, events, view)) for one in found.events]
     summary = f"{units.plural(found.count, 'event')}; from the start of the window on: " + ("" if lines else "none")
-    return html.Div([dmc.Text(summary, size="sm", mt="xs"), html.Ul(lines, style={"paddingLeft": 20})])
-
-
-def _export(run: OpenRun, view: View) -> str:
-    return view.link(f"/download/{run.key}/perfetto.json.gz", event="", steps=None, extra={})
+    return html.Div([dmc.Text(summary, size="sm", mt="xs"), html.Ul(lines, className="links")])
 
 
 def register(app: Dash, runs: Runs) -> None:
-    """Zoom, pan, tracks, selection and search; the address keeps their state."""
+    """The canvas is mounted when the page is drawn; what is chosen on it is described in the drawer."""
 
     def browser(function: str) -> ClientsideFunction:
         return ClientsideFunction("gpuscope", function)
 
+    app.clientside_callback(browser("mount"), Output(ids.TIMELINE_READY, "data"), Input(ids.TIMELINE_SETUP, "data"))
     app.clientside_callback(
-        browser("window"),
-        Output(ids.TIMELINE_WINDOW, "data"),
-        Input(ids.TIMELINE_GRAPH, "relayoutData"),
-        *(Input(ids.move(key), "n_clicks") for key in MOVES),
-        State(ids.TIMELINE_WINDOW, "data"),
-        State(ids.TIMELINE_BOUNDS, "data"),
+        browser("flows"),
+        Output(ids.TIMELINE_READY, "data", allow_duplicate=True),
+        Input(ids.TIMELINE_FLOWS, "data"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        browser("pick"),
-        Output(ids.TIMELINE_EVENT, "data"),
-        Input(ids.TIMELINE_GRAPH, "clickData"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        browser("address"),
+        browser("find"),
         Output(ids.QUERY, "data", allow_duplicate=True),
-        Output(ids.TIMELINE_QUERY, "data"),
-        Input(ids.TIMELINE_WINDOW, "data"),
-        Input(ids.TIMELINE_EVENT, "data"),
         Input(ids.TIMELINE_SEARCH, "value"),
-        Input(ids.TIMELINE_TRACKS, "value"),
-        State(ids.TIMELINE_BOUNDS, "data"),
         prevent_initial_call=True,
     )
 
+    def asked(state: object, **changes: str) -> tuple[Events, View]:
+        view = parse(state)
+        events = runs.named(view.run).events
+        assert events is not None  # otherwise these components do not exist
+        return events, parse(view.link("", extra={**view.extra, **changes}))
+
     @app.callback(
-        Output(ids.TIMELINE_GRAPH, "figure"),
-        Output(ids.TIMELINE_GRAPH, "style"),
-        Output(ids.TIMELINE_NOTE, "children"),
-        Output(ids.TIMELINE_EXPORT, "href"),
         Output(ids.TIMELINE_SELECTED, "children"),
-        Output(ids.TIMELINE_FOUND, "children"),
-        Input(ids.TIMELINE_QUERY, "data"),
-        State(ids.THEME, "data"),
+        Output(ids.TIMELINE_FLOWS, "data"),
+        Input(ids.TIMELINE_EVENT, "data"),
+        State(ids.QUERY, "data"),
         prevent_initial_call=True,
     )
-    def _redraw(search_text: str | None, theme: str | None) -> tuple[Any, ...]:
-        view = parse(search_text)
-        run = runs.named(view.run)
-        events = run.events
-        assert events is not None  # otherwise these components do not exist
-        window = _window(view, events)
-        choice = events.choose(view.ranks, _groups(view, events))
-        fig = draw(events, choice, window, view, theme == "dark")
-        shown = replace(view, window=window)
-        return (
-            fig, {"height": drawing.height(len(choice.tracks))}, _note(choice, events), _export(run, shown),
-            _selected(events, shown), _found(events, shown, window),
-        )  # fmt: skip
+    def _select(ref: object, state: object) -> tuple[Any, ...]:
+        events, view = asked(state)
+        ref = text(ref)
+        found = event_details.details(events, ref) if ref else None
+        return _selected(events, View(**{**vars(view), "event": ref}), found), found and flows(found, events)
+
+    @app.callback(
+        Output(ids.TIMELINE_CHOSEN, "children"),
+        Input(ids.TIMELINE_RANGE, "data"),
+        State(ids.QUERY, "data"),
+        prevent_initial_call=True,
+    )
+    def _choose(span: object, state: object) -> Any:
+        return _chosen(*asked(state, range=text(span)))
+
+    @app.callback(
+        Output(ids.TIMELINE_FOUND, "children"),
+        Input(ids.TIMELINE_SEARCH, "value"),
+        State(ids.QUERY, "data"),
+        prevent_initial_call=True,
+    )
+    def _search(wanted: object, state: object) -> Any:
+        return _found(*asked(state, find=text(wanted)[:MAX_SEARCH]))
 
 
 PAGE = Page(PATH, "Timeline", 2, layout, register)

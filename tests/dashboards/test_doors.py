@@ -15,10 +15,12 @@ from helpers.dashboards import TOKEN, viewer
 
 from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.page import pages
 from gpuscope.dashboards.state import MalformedStateError, parse
 from gpuscope.dashboards.web.access import COOKIE, is_loopback, new_token
 from gpuscope.dashboards.web.downloads import csv
 from gpuscope.dashboards.web.limits import MAX_ADDRESS, MAX_BODY
+from gpuscope.dashboards.web.timeline_data import address
 
 UPDATE = "/_dash-update-component"
 
@@ -109,18 +111,17 @@ def test_long_bodies_and_addresses_are_refused(pair: OpenRun) -> None:
     assert client.get("/timeline?find=" + "a" * MAX_ADDRESS).status_code == 414
 
 
-def request_of(client: Any, search: object, **more: object) -> Any:
+def request_of(client: Any, search: object, path: object = "/timeline", **more: object) -> Any:
     """What the page sends to be drawn, with a state of our choosing."""
     callbacks = client.get("/_dash-dependencies").get_json()
     one = next(one for one in callbacks if "content.children" in one["output"])
     outputs = [
         dict(zip(("id", "property"), name.rsplit(".", 1), strict=True)) for name in one["output"][2:-2].split("...")
     ]
-    values = {"pathname": "/timeline", "search": search, "data": None}
+    state = {"path": path, "search": search, "theme": "light"}
     body = {
-        "output": one["output"], "outputs": outputs, "changedPropIds": ["url.search"],
-        "inputs": [{**entry, "value": values[entry["property"]]} for entry in one["inputs"]],
-        "state": [{**entry, "value": None} for entry in one["state"]],
+        "output": one["output"], "outputs": outputs, "changedPropIds": ["drawn.data"],
+        "inputs": [{**entry, "value": state} for entry in one["inputs"]], "state": [],
     }  # fmt: skip
     return client.post(UPDATE, json={**body, **more})
 
@@ -130,6 +131,23 @@ def request_of(client: Any, search: object, **more: object) -> Any:
 )
 def test_a_malformed_state_is_a_bad_request(pair: OpenRun, search: object) -> None:
     assert request_of(viewer(pair), search).status_code == 400
+    assert request_of(viewer(pair), "", ["path"]).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "level=5", "level=99&first=0&last=1&tracks=0", "level=5&first=0&last=9999999&tracks=0",
+     "level=5&first=9&last=0&tracks=0",
+     "level=5&first=0&last=1&tracks=0-99999999", "level=5&first=0&last=1&tracks=x",
+     "level=50&first=99999999999&last=100000000000&tracks=0",
+     "level=5&first=0&last=1&tracks=" + ",".join(["0-3"] * 200), "level=٥&first=0&last=1&tracks=0"],
+)  # fmt: skip
+def test_what_is_no_window_of_a_timeline_is_a_bad_request(pair: OpenRun, query: str) -> None:
+    client = viewer(pair)
+    assert client.get(f"{address('2')}/cells?{query}").status_code == 400
+    assert client.get(f"{address('2')}/next?{query}").status_code == 400
+    assert client.get(f"{address('9')}/cells?level=5&first=0&last=1&tracks=0").status_code == 404
+    assert client.get("/timeline-data/2/another/cells?level=5&first=0&last=1&tracks=0").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -140,9 +158,10 @@ def test_a_malformed_state_is_a_bad_request(pair: OpenRun, search: object) -> No
 )  # fmt: skip
 def test_a_mistyped_address_still_opens(pair: OpenRun, search: str) -> None:
     client = viewer(pair)
-    assert request_of(client, search).status_code == 200
-    for path in ("/", "/ranks", "/memory", "/advice", "/compare", "/kernels"):
-        assert request_of(client, search, changedPropIds=[f"url.{path}"]).status_code == 200
+    for page in pages():
+        answer = request_of(client, search, page.path)
+        assert answer.status_code == 200
+        assert "can't be drawn" not in answer.get_data(as_text=True)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from helpers.dashboards import TOKEN
 
 Answer = TypeVar("Answer")
+
+
+LIVE = ("from", "to", "event", "mark", "range", "pin", "tree", "colour", "find")
+"""What the timeline reads from the address by itself: the page is not drawn anew for it."""
+
+
+def _drawn_for(address: SplitResult) -> tuple[str, dict[str, str]]:
+    query = dict(parse_qsl(address.query))
+    live = LIVE if address.path == "/timeline" else ()
+    return address.path, {key: value for key, value in query.items() if key not in live}
 
 
 class Browser:
@@ -24,9 +34,10 @@ class Browser:
         if anew or parts.netloc != now.netloc or address == self.driver.current_url:
             self.driver.get(f"{address}{'&' if parts.query else '?'}token={TOKEN}")
         else:  # as a click on a link inside the application does
+            forget = "document.querySelector('[data-page]')?.removeAttribute('data-page');"
             self.script(
-                "document.querySelector('[data-page]')?.removeAttribute('data-page');"
-                "history.pushState({}, '', arguments[0]); dispatchEvent(new CustomEvent('_dashprivate_pushstate'))",
+                ("" if _drawn_for(parts) == _drawn_for(now) else forget)
+                + "history.pushState({}, '', arguments[0]); dispatchEvent(new CustomEvent('_dashprivate_pushstate'))",
                 parts.path + ("?" + parts.query if parts.query else ""),
             )
         self.drawn(page)
@@ -66,7 +77,7 @@ class Browser:
         """The text of the page, or of its first such element; empty where there is none."""
         return str(self.script("return document.querySelector(arguments[0])?.innerText || ''", css))
 
-    def wait(self, ask: Callable[[], Answer], seconds: float = 30) -> Answer:
+    def wait(self, ask: Callable[[], Answer], seconds: float = 10) -> Answer:
         """What `ask` answers once that is true. Raises `AssertionError` when it does not come to be."""
         until = time.monotonic() + seconds
         while not (answer := ask()):

@@ -6,7 +6,6 @@ import gzip
 import json
 from pathlib import Path
 
-import pytest
 from helpers.pair import IMAGE, SCRIPT
 
 from gpuscope.analyzers.run import chrome_trace_export
@@ -87,17 +86,3 @@ def test_an_exported_window_holds_its_events_on_the_common_clock(pair: OpenRun, 
     drawn = [event["name"] for event in document["traceEvents"] if event["ph"] == "X" and event["cat"] != "op"]
     assert sorted(name for name in drawn if name in (SCRIPT, IMAGE)) == [IMAGE, SCRIPT]
     assert {event["pid"] for event in document["traceEvents"]} == {0}
-
-
-def test_where_not_all_tracks_fit_every_rank_keeps_its_busiest(pair: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    events = events_of(pair)
-    every = [track for track in events.tracks if track.group in ("steps", "streams", "ranges", "threads")]
-    monkeypatch.setattr("gpuscope.dashboards.data.events.MAX_TRACKS", 4)
-    choice = events.choose(None, ("steps", "streams", "ranges", "threads"))
-    assert [(track.rank, track.group) for track in choice.tracks] == [
-        (0, "steps"),
-        (0, "streams"),
-        (1, "steps"),
-        (1, "streams"),
-    ]
-    assert choice.left_out == len(every) - 4

@@ -1,0 +1,39 @@
+// Times as text, as gpuscope/report/view/units.py writes them.
+(() => {
+  const UNITS = [[1, "ns"], [1e3, "µs"], [1e6, "ms"], [1e9, "s"]];
+
+  const digits = (value) => {
+    const decimals = Math.max(0, 3 - Math.floor(Math.log10(Math.abs(value))));
+    return value === 0 ? "0" : value.toFixed(Math.min(decimals, 9));
+  };
+
+  // `812 ns`, `25.40 µs`, `1.234 s`.
+  function duration(ns) {
+    const [size, unit] = [...UNITS].reverse().find(([one]) => Math.abs(ns) / one >= 0.99995) || UNITS[0];
+    return `${size === 1 ? Math.round(ns) : digits(ns / size)} ${unit}`;
+  }
+
+  // `+1.234567 s`: a place relative to the first event.
+  function offset(ns) {
+    const micros = Math.floor(Math.abs(ns) / 1000);
+    return `${ns < 0 ? "-" : "+"}${Math.floor(micros / 1e6)}.${String(micros % 1e6).padStart(6, "0")} s`;
+  }
+
+  // Round times in [from, to), about `count`; with their labels, which count from `zero` where digits would not fit.
+  function ticks(from, to, count) {
+    const rough = Math.max((to - from) / count, 1);
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 5, 10].find((nice) => power * nice >= rough * 0.999);
+    const near = Math.max(Math.abs(from), Math.abs(to)) < 2e4 * step;
+    const zero = near ? 0 : Math.floor(from / (1000 * step)) * 1000 * step;
+    const [size, unit] = [...UNITS].reverse().find(([one]) => one <= Math.max(Math.abs(from - zero), Math.abs(to - zero), 1)) || UNITS[0];
+    const found = [];
+    for (let at = Math.ceil(from / step) * step; at < to; at += step) {
+      const value = Number(((at - zero) / size).toPrecision(9));
+      found.push([at, `${zero ? "+" : ""}${value} ${unit}`]);
+    }
+    return { found, zero };
+  }
+
+  Object.assign(window.gpuscopeTimeline = window.gpuscopeTimeline || {}, { duration, offset, ticks });
+})();

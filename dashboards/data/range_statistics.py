@@ -1,0 +1,83 @@
+"""What a chosen range of the timeline holds: each rank's breakdown by the definitions, and the longest kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.rows.detail_levels import bounds
+from gpuscope.trace.breakdown import Breakdown, break_down
+from gpuscope.trace.intervals import union
+from gpuscope.trace.schema import Kind
+
+KERNELS = 10
+
+
+@dataclass(frozen=True)
+class KernelInRange:
+    """A name of device events: how many are in the range, and how long they run in it, ns."""
+
+    name: str
+    count: int
+    time: int
+    ref: str
+    """The longest of them."""
+
+
+@dataclass(frozen=True)
+class RangeStatistics:
+    """Breakdowns by rank, device events in all, and the longest kernels over these ranks."""
+
+    window: tuple[int, int]
+    ranks: list[tuple[int, Breakdown]]
+    events: int
+    kernels: list[KernelInRange]
+
+
+def range_statistics(events: Events, window: tuple[int, int], ranks: Collection[int] | None) -> RangeStatistics:
+    """Events are clipped at the window; concurrent kernels count in full each."""
+    device = events.trace["device_events"]
+    by_rank: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+    rows_seen, length_seen = [], []
+    for track in events.tracks:
+        if track.group != "streams" or (ranks is not None and track.rank not in ranks):
+            continue
+        low, _, high = bounds(track, window)
+        places = low + np.flatnonzero(track.end[low:high] > window[0])
+        start, end = np.maximum(track.start[places], window[0]), np.minimum(track.end[places], window[1])
+        by_rank.setdefault(track.rank, []).append((start, end, track.look[places]))
+        rows_seen.append(track.rows[places])
+        length_seen.append(end - start)
+    rows = np.concatenate(rows_seen) if rows_seen else np.empty(0, np.int64)
+    length = np.concatenate(length_seen) if length_seen else np.empty(0, np.int64)
+    names = device["name"][rows]
+    return RangeStatistics(
+        window, [(rank, _breakdown(parts, window)) for rank, parts in sorted(by_rank.items())], len(rows),
+        _kernels(events, rows, names, length),
+    )  # fmt: skip
+
+
+def _breakdown(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], window: tuple[int, int]) -> Breakdown:
+    start, end, kind = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    compute, communication, memory = (
+        union(start[kind == one], end[kind == one]) for one in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.MEMORY)
+    )
+    return break_down(compute, communication, memory, [window])[0]
+
+
+def _kernels(events: Events, rows: np.ndarray, names: np.ndarray, length: np.ndarray) -> list[KernelInRange]:
+    if not len(rows):
+        return []
+    codes, inverse, counts = np.unique(names, return_inverse=True, return_counts=True)
+    time = np.bincount(inverse, length).astype(np.int64)
+    found = []
+    for place in np.argsort(-time, kind="stable")[:KERNELS].tolist():
+        own = np.flatnonzero(inverse == place)
+        longest = int(rows[own[np.argmax(length[own])]])
+        found.append(
+            KernelInRange(events.trace.names[int(codes[place])], int(counts[place]), int(time[place]), f"d{longest}")
+        )
+    return found

@@ -1,0 +1,67 @@
+"""Tracks as a tree: rank → steps, streams, threads → ranges, operators, Python, system calls, by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TypedDict
+
+from gpuscope.dashboards.data.rows.tracks import GROUPS, Group, Track
+
+FEW_RANKS = 4
+"""Of up to so many ranks all are open at first; of more, each is one row until it is opened."""
+CLOSED: tuple[Group, ...] = ("python", "os")
+"""Sections closed at first: rarely what is asked for, and many rows."""
+
+
+class Node(TypedDict):
+    """A line of the tree. `rows` are tracks by number: those of a section by depth; `summary` is drawn when closed."""
+
+    id: str
+    label: str
+    rows: list[int]
+    summary: int
+    open: bool
+    children: list[Node]
+
+
+def tree(tracks: Sequence[Track], ranks: Collection[int] | None) -> list[Node]:
+    """The nodes of these ranks, in order; tracks are named by their place in `tracks`."""
+    by_rank: dict[int, list[int]] = {}
+    for place, track in enumerate(tracks):
+        if ranks is None or track.rank in ranks:
+            by_rank.setdefault(track.rank, []).append(place)
+    few = len(by_rank) <= FEW_RANKS
+    return [_rank(tracks, rank, places, few) for rank, places in by_rank.items()]
+
+
+def _rank(tracks: Sequence[Track], rank: int, places: list[int], is_open: bool) -> Node:
+    streams = [place for place in places if tracks[place].group == "streams"]
+    summary = max(streams or places, key=lambda place: int(tracks[place].covered[-1]) if len(tracks[place]) else 0)
+    single = [place for place in places if tracks[place].group in ("steps", "streams")]
+    leaves = [_node(f"r{rank}.{place}", tracks[place].label, [place]) for place in single]
+    return _node(f"r{rank}", f"rank {rank}", [], summary, is_open, leaves + list(_threads(tracks, rank, places)))
+
+
+def _threads(tracks: Sequence[Track], rank: int, places: list[int]) -> Iterator[Node]:
+    """The busiest thread first, and only that one open: it launches."""
+    by_thread: dict[int, list[int]] = {}
+    for place in places:
+        if tracks[place].table == "host_events":
+            by_thread.setdefault(tracks[place].thread, []).append(place)
+    events = {thread: sum(len(tracks[place]) for place in own) for thread, own in by_thread.items()}
+    for order, thread in enumerate(sorted(by_thread, key=lambda thread: -events[thread])):
+        own = by_thread[thread]
+        sections = []
+        for group in GROUPS:
+            of_group = [place for place in own if tracks[place].group == group]
+            if of_group:
+                name = f"r{rank}.t{thread}.{group}"
+                sections.append(_node(name, GROUPS[group], of_group, of_group[0], group not in CLOSED))
+        summary = max(own, key=lambda place: (tracks[place].depth == 0, len(tracks[place])))
+        yield _node(f"r{rank}.t{thread}", tracks[own[0]].label, [], summary, order == 0, sections)
+
+
+def _node(
+    name: str, label: str, rows: list[int], summary: int = -1, is_open: bool = True, children: list[Node] | None = None
+) -> Node:
+    return Node(id=name, label=label, rows=rows, summary=summary, open=is_open, children=children or [])

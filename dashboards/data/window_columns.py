@@ -1,0 +1,97 @@
+"""A window of several tracks as binary columns: what the timeline's canvas draws.
+
+Layout: the header's length in bytes (uint32), the header (JSON, padded with spaces so that a multiple of 8 is reached),
+then the columns of `COLUMNS` one after the other, each padded to a multiple of 8. All are little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.rows.detail_levels import Window, detail
+from gpuscope.dashboards.data.rows.tracks import Track
+from gpuscope.report.view import units
+from gpuscope.trace.columns.table import Array, Times
+
+TILE = 512
+"""Cells of a tile: windows begin and end at multiples of it, so that a tile is asked for once."""
+NAME = 160
+"""Cells of a name sent; the details of an event have all of it."""
+COLUMNS = (
+    ("start", "<f8"), ("end", "<f8"), ("row", "<u4"), ("name", "<u4"), ("look", "u1"),
+    ("at", "<u4"), ("busy", "<u2"), ("count", "<u4"), ("cellRow", "<u4"), ("cellName", "<u4"), ("cellLook", "u1"),
+)  # fmt: skip
+"""Of events drawn by themselves: times in ns from the run's first event, row of their table. Of cells: their number in
+the window, how busy in 1/65535, events that start there, row, name and look of the longest."""
+UNNAMED = 0xFFFF_FFFF
+
+
+def window_columns(events: Events, tracks: Sequence[int], level: int, first: int, last: int) -> bytes:
+    """The tiles [first, last) of some tracks. A tile's number is counted from the run's first event."""
+    window = Window(events.first + ((first * TILE) << level), level, (last - first) * TILE)
+    held: dict[str, list[Array]] = {name: [] for name, _ in COLUMNS}
+    counts = []
+    for number in tracks:
+        one = _track(events, events.tracks[number], window)
+        counts.append([number, len(one["start"]), len(one["at"])])
+        for name in held:
+            held[name].append(one[name])
+    joined = {name: np.concatenate(parts) if parts else np.empty(0) for name, parts in held.items()}
+    codes = np.unique(np.concatenate((joined["name"], joined["cellName"]))).tolist()
+    header = {"level": level, "first": first, "last": last, "tracks": counts, "names": _names(events, codes)}
+    text = json.dumps(header, separators=(",", ":")).encode(errors="backslashreplace")
+    text += b" " * (-(len(text) + 4) % 8)
+    return np.uint32(len(text)).tobytes() + text + b"".join(_packed(joined[name], kind) for name, kind in COLUMNS)
+
+
+def _packed(values: Array, kind: str) -> bytes:
+    data = np.ascontiguousarray(values, kind).tobytes()
+    return data + b"\0" * (-len(data) % 8)
+
+
+def _track(events: Events, track: Track, window: Window) -> dict[str, Array]:
+    found = detail(track, window)
+    busy = np.maximum(np.round(found.busy * (65535 / (1 << window.level))), 1)
+    return {
+        "start": track.start[found.wide] - events.first, "end": track.end[found.wide] - events.first,
+        "row": track.rows[found.wide], "name": _codes(events, track, found.wide), "look": track.look[found.wide],
+        "at": found.at, "busy": busy, "count": found.count, "cellRow": track.rows[found.place],
+        "cellName": _codes(events, track, found.place), "cellLook": track.look[found.place],
+    }  # fmt: skip
+
+
+def _codes(events: Events, track: Track, places: Times) -> Array:
+    column = "step" if track.table == "steps" else "name"
+    codes = events.trace[track.table][column][track.rows[places]].astype(np.int64)
+    return np.where(codes < 0, UNNAMED, codes + (len(events.trace.names) if track.table == "steps" else 0))
+
+
+def _names(events: Events, codes: Sequence[int]) -> dict[int, str]:
+    pool = events.trace.names
+    known: dict[int, str] = {}
+    for code in codes:
+        if code != UNNAMED:
+            step = code - len(pool)
+            known[code] = f"step {step}" if step >= 0 else units.crop(units.clean(pool[code]), NAME)
+    return known
+
+
+def overview(events: Events, tracks: Sequence[Track], columns: int) -> list[dict[str, Any]]:
+    """The whole run in `columns`: of each kind of device work, the share of a column it fills, mean over ranks."""
+    edges = np.linspace(*events.window, columns + 1).astype(np.int64)
+    width = np.maximum(np.diff(edges), 1)
+    sums: dict[int, Array] = {}
+    streams = [track for track in tracks if track.group == "streams" and len(track)]
+    for track in streams:
+        look = int(np.bincount(track.look[:: max(len(track) // 1000, 1)]).argmax())
+        sums[look] = sums.get(look, np.zeros(columns)) + np.diff(track.busy_before(edges)) / width
+    ranks = max(len({track.rank for track in streams}), 1)
+    return [
+        {"look": look, "share": np.round(np.minimum(total / ranks, 1), 3).tolist()}
+        for look, total in sorted(sums.items())
+    ]

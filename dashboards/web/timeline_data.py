@@ -1,0 +1,93 @@
+"""The routes of the timeline's canvas: windows as binary columns, and the next event of a row."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+import numpy as np
+from flask import Flask, Response, abort, jsonify, request
+
+from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.open_runs import Runs
+from gpuscope.dashboards.data.window_columns import TILE, window_columns
+from gpuscope.dashboards.state import MalformedStateError
+from gpuscope.dashboards.web.limits import whole
+
+MAX_LEVEL = 50
+MAX_TILES = 64
+MAX_TRACKS = 400
+"""More than a screen holds, at any zoom."""
+BUILD = secrets.token_hex(4)
+"""Part of the addresses: what they answer never changes while this program runs, so a browser may keep it."""
+
+
+def address(key: str) -> str:
+    """Where the canvas asks for the events of a run."""
+    return f"/timeline-data/{key}/{BUILD}"
+
+
+def register(server: Flask, runs: Runs) -> None:
+    """Add the routes `/timeline-data/…`."""
+
+    @server.get("/timeline-data/<key>/<build>/cells")
+    def _cells(key: str, build: str) -> Response:
+        events = _events(runs, key, build)
+        level, first, last = (_asked(name, low, high) for name, low, high in (
+            ("level", 0, MAX_LEVEL), ("first", -(1 << 52), 1 << 52), ("last", -(1 << 52), 1 << 52),
+        ))  # fmt: skip
+        limit = 1 << 62
+        if not first < last <= first + MAX_TILES or max(abs(first), abs(last)) * TILE << level >= limit:
+            raise MalformedStateError("these are not tiles of a timeline")
+        data = window_columns(events, _tracks(request.args.get("tracks", ""), len(events.tracks)), level, first, last)
+        answer = Response(data, content_type="application/octet-stream")
+        answer.headers["Cache-Control"] = "private, max-age=86400, immutable"
+        return answer
+
+    @server.get("/timeline-data/<key>/<build>/next")
+    def _next(key: str, build: str) -> Response:
+        events = _events(runs, key, build)
+        track = events.tracks[_asked("track", 0, len(events.tracks) - 1)]
+        by = _asked("by", -1, 1)
+        if "row" in request.args:
+            row = _asked("row", 0, 1 << 40)
+            at = np.flatnonzero(track.rows == row)
+            place = int(at[0]) + by if len(at) else -1
+        else:
+            begun = _asked("at", -(1 << 61), 1 << 61) + events.first
+            place = int(np.searchsorted(track.start, begun, "left")) - (by < 0)
+        return jsonify(_event(events, track, place) if 0 <= place < len(track) else None)
+
+
+def _event(events: Events, track: Any, place: int) -> dict[str, int]:
+    return {
+        "row": int(track.rows[place]),
+        "start": int(track.start[place]) - events.first,
+        "end": int(track.end[place]) - events.first,
+    }
+
+
+def _events(runs: Runs, key: str, build: str) -> Events:
+    events = runs[key].events if key in runs and build == BUILD else None
+    if events is None:
+        abort(404)
+    return events
+
+
+def _asked(name: str, least: int, most: int) -> int:
+    return whole(request.args.get(name, ""), least, most)
+
+
+def _tracks(text: str, count: int) -> list[int]:
+    """Track numbers written as `0-5,9`."""
+    found: list[int] = []
+    for part in text.split(","):
+        if not re.fullmatch(r"[0-9]{1,7}(-[0-9]{1,7})?", part):
+            raise MalformedStateError("these are not numbers of tracks")
+        low, _, high = part.partition("-")
+        span = range(int(low), int(high or low) + 1)
+        if not span or span[-1] >= count or len(found) + len(span) > MAX_TRACKS:
+            raise MalformedStateError(f"there are {count} tracks, and at most {MAX_TRACKS} are sent at once")
+        found += span
+    return found
