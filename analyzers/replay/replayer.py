@@ -15,11 +15,11 @@ from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.sections import REPLAY
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
-from gpuscope.analyzers.replay import ranges
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
+from gpuscope.analyzers.replay.prediction_bounds import bounds
 from gpuscope.analyzers.replay.ranks_joined import joined
 from gpuscope.analyzers.replay.record.recording import Recorded, variation
 from gpuscope.analyzers.replay.rewrite import Setting
@@ -118,7 +118,7 @@ class Replayer:
         unchanged = self._step(self._graph, self._unchanged)
         times = [outcome.step_ns / unchanged * self._before for outcome in outcomes]
         after = times[0]
-        low, high = ranges.bounds(
+        low, high = bounds(
             after,
             times,
             # The baseline replay error may remain after a change; other steps differ as the recorded ones do; what no
@@ -170,7 +170,7 @@ class Replayer:
         before = self._before or pipeline.step_ns
         times = [before - ns for ns in pipeline.savings(change)]
         error = max(pipeline.error_frac, pipeline.mean_error_frac)
-        low, high = ranges.bounds(times[1], times, (error * times[1], self._variation * times[1]))
+        low, high = bounds(times[1], times, (error * times[1], self._variation * times[1]))
         return Predicted(
             round(before), max(0, round(times[1])), low, high, pipeline.basis(change), pipeline.provenance(change)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.analyzers.replay.ranges import bounds
+from gpuscope.analyzers.replay.prediction_bounds import bounds
 
 
 @pytest.mark.parametrize(
