@@ -1,4 +1,4 @@
-"""A synthetic nsys export in SQLite: for sizes, not for any real run. Made by SQLite itself, some 2 million rows a second."""
+"""A synthetic nsys export in SQLite: for sizes, not for any real run. SQLite makes the rows itself."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def synthetic_export(path: Path, kernels: int) -> Path:
         database.execute(f"""
             INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL
             WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {kernels})
-            SELECT i * 10000 + 9000, i * 10000 + 9000 + 3000 + i * 7919 % 6000, 0, 1, NULL, 7 + (i % 50 = 0), i + 1, {_PID},
+            SELECT i * 10000 + 9000, i * 10000 + 12000 + i * 7919 % 6000, 0, 1, NULL, 7 + (i % 50 = 0), i + 1, {_PID},
                 i * 31 % {_NAMES}, i * 31 % {_NAMES}, NULL, 0, 32, 1, 1, 1, 128, 1, 1, NULL, NULL FROM n""")
         database.execute(f"""
             INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME
             WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {3 * kernels})
             SELECT i / 3 * 10000 + i % 3 * 3000, i / 3 * 10000 + i % 3 * 3000 + 2000, 0, {_PID + 10},
                 CASE i % 3 WHEN 0 THEN i / 3 + 1 ELSE {kernels} + i END, 900 + i % 3, 0, NULL FROM n""")
-        step = KERNELS_PER_STEP * 10_000
+        step, steps = KERNELS_PER_STEP * 10_000, max(1, kernels // KERNELS_PER_STEP)
         database.execute(f"""
             INSERT INTO NVTX_EVENTS
-            WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {max(1, kernels // KERNELS_PER_STEP)})
+            WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {steps})
             SELECT i * {step}, (i + 1) * {step} - 1, 59, NULL, NULL, NULL, {_PID + 10}, 0, 903 FROM n""")
     return path

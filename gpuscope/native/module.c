@@ -490,24 +490,23 @@ out:
     return result;
 }
 
-/* ---- sqlite_columns(functions, uri, query, strict, out, width, offset, rows) ---- */
+/* ---- sqlite_columns(functions, uri, query, out, width, offset, rows) ---- */
 
 /* `out` is an array of shape (width, n) in one piece; the rows go to its columns from `offset` on, at most `rows`. */
 static PyObject *py_sqlite_columns(PyObject *self, PyObject *args)
 {
     PyObject *functions, *into;
     const char *uri, *query;
-    int strict;
     Py_ssize_t width, offset, rows;
     Py_buffer view;
     void *pointers[GS_SQLITE_FUNCTIONS];
     gs_sqlite sqlite;
     (void)self;
-    if (!PyArg_ParseTuple(args, "O!sspOnnn:sqlite_columns", &PyTuple_Type, &functions, &uri, &query, &strict, &into, &width,
-                          &offset, &rows))
+    if (!PyArg_ParseTuple(args, "O!ssOnnn:sqlite_columns", &PyTuple_Type, &functions, &uri, &query, &into, &width, &offset,
+                          &rows))
         return NULL;
     if (PyTuple_Size(functions) != GS_SQLITE_FUNCTIONS) {
-        PyErr_SetString(PyExc_ValueError, "expected the addresses of ten functions");
+        PyErr_SetString(PyExc_ValueError, "expected the addresses of nine functions");
         return NULL;
     }
     for (int index = 0; index < GS_SQLITE_FUNCTIONS; index++) {
@@ -528,7 +527,7 @@ static PyObject *py_sqlite_columns(PyObject *self, PyObject *args)
     } else {
         int64_t *first = (int64_t *)view.buf + offset;
         Py_BEGIN_ALLOW_THREADS
-        found = gs_sqlite_columns(&sqlite, uri, query, strict, first, (size_t)count, (size_t)rows, (size_t)width);
+        found = gs_sqlite_columns(&sqlite, uri, query, first, (size_t)count, (size_t)rows, (size_t)width);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&view);
@@ -542,7 +541,7 @@ static PyMethodDef methods[] = {
     {"shape_texts", py_shape_texts, METH_VARARGS, "shape_texts(text, arguments) -> spans of dims, types and concrete inputs, or None"},
     {"innermost", py_innermost, METH_VARARGS, "innermost(start, end, thread, candidates, threads, at_thread, at) -> rows"},
     {"in_order", py_in_order, METH_VARARGS, "in_order(stream, issue, waits, lasts, recorded_end, free, low, least) -> (start, end)"},
-    {"sqlite_columns", py_sqlite_columns, METH_VARARGS, "sqlite_columns(functions, uri, query, strict, out, width, offset, rows) -> rows"},
+    {"sqlite_columns", py_sqlite_columns, METH_VARARGS, "sqlite_columns(functions, uri, query, out, width, offset, rows) -> rows"},
     {"parents", py_parents, METH_VARARGS, "parents(start, end, thread, candidates, threads) -> rows"},
     {NULL, NULL, 0, NULL},
 };

@@ -14,17 +14,15 @@ typedef struct {
     int (*step)(void *);
     int (*column_type)(void *, int);
     int64_t (*column_int64)(void *, int);
-    double (*column_double)(void *, int);
     int (*column_count)(void *);
     int (*finalize)(void *);
 } gs_sqlite;
 
-enum { GS_SQLITE_FUNCTIONS = 10 };
+enum { GS_SQLITE_FUNCTIONS = 9 };
 
-/* Runs a query on the database `uri` and writes row r of column c to out[c * stride + r], INT64_MIN for NULL; r < `most`.
- * Returns the number of rows; -1 where SQLite fails or a row has no room; -2 where a value is no number. With `strict`
- * whatever is no integer becomes INT64_MIN; else fractions are cut off. */
-int64_t gs_sqlite_columns(const gs_sqlite *sqlite, const char *uri, const char *query, int strict, int64_t *out,
-                          size_t stride, size_t most, size_t width);
+/* Runs a query on the database `uri` and writes row r of column c to out[c * stride + r], r < `most`; INT64_MIN for what is
+ * no integer. Returns the number of rows; -1 where SQLite fails or there are more than `most`. */
+int64_t gs_sqlite_columns(const gs_sqlite *sqlite, const char *uri, const char *query, int64_t *out, size_t stride,
+                          size_t most, size_t width);
 
 #endif

@@ -6,7 +6,6 @@ that Python's module has loaded already; each thread has a connection of its own
 
 from __future__ import annotations
 
-import ctypes
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -18,12 +17,10 @@ from gpuscope.native import core
 from gpuscope.trace.columns.table import Array
 
 _FUNCTIONS = (
-    "open_v2", "close", "busy_timeout", "prepare_v2", "step", "column_type", "column_int64", "column_double",
-    "column_count", "finalize",
+    "open_v2", "close", "busy_timeout", "prepare_v2", "step", "column_type", "column_int64", "column_count", "finalize",
 )  # fmt: skip
 _ROWS_PER_THREAD = 100_000
 """Fewer are not worth a thread."""
-_NO_NUMBER = -2
 
 
 @cache
@@ -31,6 +28,8 @@ def _library() -> tuple[int, ...] | None:
     """The addresses of SQLite's functions in the library behind `sqlite3`; None where it shows none."""
     if core is None:
         return None
+    import ctypes
+
     try:
         library = ctypes.CDLL(str(import_module("_sqlite3").__file__))
         found = [ctypes.cast(library[f"sqlite3_{name}"], ctypes.c_void_p).value for name in _FUNCTIONS]
@@ -55,17 +54,15 @@ def bulk(uri: str, table: str, columns: list[str], first: int, last: int) -> Arr
     threads = max(1, min(_cores(), span // _ROWS_PER_THREAD))
     bounds = [span * place // threads for place in range(threads + 1)]
 
-    def read(strict: bool, place: int) -> int:
+    def read(place: int) -> int:
         low, high = bounds[place], bounds[place + 1]
         query = f"SELECT {','.join(columns)} FROM {table} WHERE rowid BETWEEN {first + low} AND {first + high - 1}"
         query += " ORDER BY rowid"
-        found: int = core.sqlite_columns(functions, uri, query, strict, whole, len(columns), low, high - low)
+        found: int = core.sqlite_columns(functions, uri, query, whole, len(columns), low, high - low)
         return found
 
     with ThreadPoolExecutor(threads) as pool:
-        counts = list(pool.map(lambda place: read(False, place), range(threads)))
-        if _NO_NUMBER in counts:
-            counts = list(pool.map(lambda place: read(True, place), range(threads)))
+        counts = list(pool.map(read, range(threads)))
     if min(counts) < 0:
         return None
     if sum(counts) == span:

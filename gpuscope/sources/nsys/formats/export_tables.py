@@ -102,16 +102,10 @@ class SqliteTables:
         there = [name for name in columns if name in self.columns(table)]
         if not there:
             return {name: np.empty(0, np.int64) for name in columns}
-        if (bulk_found := self._bulk(table, there)) is not None:
-            missing = np.full(bulk_found.shape[1], NA, np.int64)
-            return {name: bulk_found[there.index(name)] if name in there else missing for name in columns}
-        plain = [f"coalesce({_quoted(name)},{NA})" for name in there]
-        try:
-            found = self._matrix(table, plain)
-        except (ValueError, TypeError, OverflowError):
-            # Some value is no whole number: look at each one's type, at twice the cost.
-            strict = [f"CASE typeof({_quoted(n)}) WHEN 'integer' THEN {_quoted(n)} ELSE {NA} END" for n in there]
-            found = self._matrix(table, strict)
+        found = self._bulk(table, there)
+        if found is None:
+            whole = [f"CASE typeof({_quoted(n)}) WHEN 'integer' THEN {_quoted(n)} ELSE {NA} END" for n in there]
+            found = self._matrix(table, whole)
         missing = np.full(found.shape[1], NA, np.int64)
         return {name: found[there.index(name)] if name in there else missing for name in columns}
 
