@@ -29,6 +29,7 @@ SECTIONS: dict[str, type] = {
     "problems": document.ProblemEntry,
     "bandwidth": nccl_sections.BandwidthEntry,
     "fits": nccl_sections.FitEntry,
+    "crossovers": nccl_sections.CrossoverEntry,
     "traffic": nccl_sections.TrafficEntry,
     "topology": nccl_sections.TopologyEntry,
     "memory": memory_section.MemoryEntry,
@@ -44,7 +45,7 @@ SECTIONS: dict[str, type] = {
     "gaps": profile_sections.GapEntry,
 }
 """Sections of the report that are tables, and what a row of each holds. Not every report has those from `bandwidth`
-on."""
+to `memory`."""
 
 
 @dataclass(frozen=True, repr=False)
