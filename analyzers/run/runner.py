@@ -225,7 +225,8 @@ DERIVED_OPERATIONS = FileAnalyzer(
 def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = let_go) -> Part:
     """Read one file, analyse its lanes, and let its events go, unless `keep` holds on to them."""
     ranks = None if options.ranks is None else sorted(options.ranks)
-    key = second_look.key_of(item, options.read, "part", ranks, options.steps, options.files, world_size(item.path))
+    asked = (item.first_rank, "part", ranks, options.steps, options.files, world_size(item.path))
+    key = second_look.key_of(item.path, item.source, options.read, *asked)
     part = second_look.kept(key, Part)
     if part is not None and keep is let_go:
         if options.read.advance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,21 +11,18 @@ from gpuscope.cache import cache_folder, kept_objects
 from gpuscope.cache.content_key import content_key
 
 if TYPE_CHECKING:
-    from gpuscope.sources.opening import Input
-    from gpuscope.sources.source import ReadOptions
+    from gpuscope.sources.source import ReadOptions, Source
 
 WORTH = 8 << 20
 """Bytes of a file from which it is quicker to look it up than to read it again."""
 Made = TypeVar("Made")
 
 
-def key_of(item: Input, options: ReadOptions, *asked: object) -> str | None:
-    """The key of what is made of an input; None where nothing of it is kept."""
-    if not options.cache or not item.source.files.keepable or not item.path.is_file():
+def key_of(path: Path, source: Source, options: ReadOptions, *asked: object) -> str | None:
+    """The key of what is made of a file that a source reads; None where nothing of it is kept."""
+    if not options.cache or not source.files.keepable or not path.is_file() or path.stat().st_size < WORTH:
         return None
-    if item.path.stat().st_size < WORTH:
-        return None
-    return content_key(item.path, item.source.name, options.partial, options.nsys, item.first_rank, *asked)
+    return content_key(path, source.name, options.partial, options.nsys, *asked)
 
 
 def kept(key: str | None, kind: type[Made]) -> Made | None:

@@ -155,7 +155,7 @@ def numbered(items: Sequence[Input], options: ReadOptions) -> list[Input]:
 
 def read_file(item: Input, options: ReadOptions) -> Trace:
     """Read one input. Raises `InputError` where it can't be used, unless it only lay beside the traces."""
-    key = second_look.key_of(item, options)
+    key = second_look.key_of(item.path, item.source, options, item.first_rank)
     if (kept := second_look.kept(key, Trace)) is not None:
         if options.advance:
             options.advance(item.path.stat().st_size)
