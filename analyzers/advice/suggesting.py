@@ -58,8 +58,8 @@ def advise(
     for finding, proposals in _proposals(case, rules() if among is None else among):
         _sort_out(found, finding, proposals, tries)
     if report["verdict"]["bound_by"] == "compute":
-        # There a stall is worth a change only where it is certain to gain.
-        found.kept = [one for one in found.kept if one[1]["code"] not in BY_CODE or is_gain(one[2])]
+        # There a change is worth it only where it is certain to gain.
+        found.kept = [one for one in found.kept if not one[0].gains_time or is_gain(one[2])]
         found.refused = [one for one in found.refused if one[1]["code"] not in BY_CODE]
     kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
     plan = best_plan(found.candidates, tries)
