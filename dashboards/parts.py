@@ -26,7 +26,7 @@ def attributes(**named: Any) -> dict[str, Any]:
 
 def card(title: str, *children: Any, note: str = "", corner: Any = None) -> Component:
     """A titled panel; `note` says what the numbers mean, `corner` holds links and buttons."""
-    head = [dmc.Title(title, order=3, size="h4")]
+    head = [dmc.Title(title, order=2, size="h4")]
     if corner is not None:
         head.append(dmc.Group(corner if isinstance(corner, list) else [corner], gap="xs"))
     body: list[Any] = [dmc.Group(head, justify="space-between", mb=4)]

@@ -37,7 +37,11 @@ window.dash_clientside.gpuscope = (() => {
       return text(query) === before ? keep() : text(query);
     },
     query: (search) => search || "",
-    links: (query, path, ids) => [ids.map((id) => id.path + (query || "")), ids.map((id) => id.path === path)],
+    links: (query, path, ids) => {
+      const page = [...document.querySelectorAll(".frame nav a")].find((link) => new URL(link.href).pathname === path);
+      document.title = page ? `${page.innerText} · gpuscope` : "gpuscope";
+      return [ids.map((id) => id.path + (query || "")), ids.map((id) => id.path === path)];
+    },
     turn: () => (document.documentElement.dataset.mantineColorScheme === "dark" ? "light" : "dark"),
     // What the server draws the page for. The timeline follows its own part of the address without being drawn anew.
     page(path, search, theme) {
