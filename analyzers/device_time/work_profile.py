@@ -14,7 +14,7 @@ import numpy as np
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
-from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.launch_links import innermost
@@ -48,8 +48,9 @@ def _of_lane(trace: Trace, view: LaneView) -> Table:
     keys, which = distinct((operation.astype(np.int64) + 1) * width + dims + 1)
     spent = np.bincount(which, weights=device["end"][rows] - device["start"][rows], minlength=len(keys))
     # The kernels of one operator are one piece of work.
-    pairs = np.unique(np.stack((which, instance)), axis=1)
-    count = np.bincount(pairs[0], minlength=len(keys))
+    low = int(instance.min(initial=0))
+    pieces = int(instance.max(initial=0)) - low + 1
+    count = np.bincount(distinct_values(which * pieces + (instance - low)) // pieces, minlength=len(keys))
     kept = np.argsort(-spent, kind="stable")[:KEPT]
     names = keys[kept] // width - 1, keys[kept] % width - 1
     return Table.build(SCHEMAS["work"], len(kept), {

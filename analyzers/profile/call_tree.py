@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.native import core
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import union
 from gpuscope.trace.schema import NA, Category, Kind
@@ -21,6 +22,10 @@ def parents(start: Times, end: Times, thread: Times) -> Times:
     Spans of a thread nest, as calls do. One that overlaps another without being inside it (a range that crosses
     threads, one of no length) has no parent and is none.
     """
+    if core is not None:
+        columns = (np.ascontiguousarray(values, np.int64) for values in (start, end, thread))
+        threads = max(int(thread.max(initial=-1)) + 1, 0)
+        return np.frombuffer(core.parents(*columns, end > start, threads), np.int64)
     found = np.full(len(start), NA, np.int64)
     for which in np.unique(thread).tolist():
         own = np.flatnonzero((thread == which) & (end > start))
@@ -56,15 +61,17 @@ class Launched:
     sums: Times
     """Sums before each, and of all: ns of compute, communication, memory, then how many; shape (4, n + 1)."""
 
-    def within(self, start: Times, end: Times) -> Times:
-        """What was launched in each span: ns of compute, communication, memory, and how many; shape (4, spans)."""
-        low, high = self._bounds(start, end)
-        return np.asarray(self.sums[:, high] - self.sums[:, low], np.int64)
+    def bounds(self, start: Times, end: Times) -> tuple[Times, Times]:
+        """The places between which lies what was launched in each span."""
+        return np.searchsorted(self.at, start, "left"), np.searchsorted(self.at, end, "left")
 
-    def reach(self, start: Times, end: Times) -> Times:
-        """From the first start to the last end of what was launched in each span, ns; 0 where nothing was."""
-        low, high = self._bounds(start, end)
-        found = np.zeros(len(start), np.int64)
+    def busy(self, low: Times, high: Times) -> Times:
+        """ns of device events between each two places, those at one time added up."""
+        return np.asarray(sum(self.sums[kind, high] - self.sums[kind, low] for kind in range(3)), np.int64)
+
+    def reach(self, low: Times, high: Times) -> Times:
+        """From the first start to the last end of what lies between each two places, ns; 0 where nothing does."""
+        found = np.zeros(len(low), np.int64)
         some = np.flatnonzero(high > low)
         if len(some):
             edges = np.stack((low[some], high[some]), axis=1).ravel()
@@ -73,9 +80,6 @@ class Launched:
             last = np.maximum.reduceat(np.append(self.end, np.iinfo(np.int64).min), edges)[::2]
             found[some] = last - first
         return found
-
-    def _bounds(self, start: Times, end: Times) -> tuple[Times, Times]:
-        return np.searchsorted(self.at, start, "left"), np.searchsorted(self.at, end, "left")
 
 
 def launched(trace: Trace, rows: Times) -> Launched:

@@ -12,6 +12,7 @@ from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import LAUNCHES, QUEUES
 from gpuscope.analyzers.profile.recorded_part import of_lane
 from gpuscope.report.schema.profile_sections import LaunchEntry, QueueEntry
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
@@ -51,7 +52,7 @@ def _launches(trace: Trace, view: LaneView, rows: Times) -> Iterator[LaunchEntry
     if not len(rows):
         return
     launch = device["launch"][rows]
-    calls = np.unique(launch)
+    calls = distinct_values(launch)
     call = host["end"][calls] - host["start"][calls]
     kernel = device["end"][rows] - device["start"][rows]
     delay = np.maximum(device["start"][rows] - host["end"][launch], 0)

@@ -3,6 +3,7 @@ launched."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,10 +13,10 @@ from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.phases import Phases, main_thread
 from gpuscope.analyzers.frame.sections import OPERATORS, PHASES, RANGES
-from gpuscope.analyzers.profile.call_tree import LaunchingThreads, parents
+from gpuscope.analyzers.profile.call_tree import Launched, LaunchingThreads, parents
 from gpuscope.analyzers.profile.recorded_part import RankPart, parts
 from gpuscope.report.schema.profile_sections import OperatorEntry, PhaseEntry, RangeEntry
-from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import union
@@ -60,30 +61,65 @@ def _of_rank(trace: Trace, part: RankPart) -> tuple[list[OperatorEntry], list[Ra
     rows = part.host[(category == Category.OP) | (category == Category.ANNOTATION) | module]
     rows = rows[~_is_step(trace, part.rank, rows)]
     start, end, thread = (host[column][rows] for column in ("start", "end", "thread"))
-    parent = parents(start, end, thread)
-    device = LaunchingThreads(trace, part.device, part.host)
     is_operator = host["category"][rows] == Category.OP
-    within, reach = np.zeros((4, len(rows)), np.int64), np.zeros(len(rows), np.int64)
-    nested = np.zeros((4, len(rows)), np.int64)
-    for which in np.unique(thread).tolist():
-        own, by = np.flatnonzero(thread == which), device.by(which)
-        nested[:, own] = by.within(start[own], end[own])
-        within[:, own] = nested[:, own]
-        ranges = own[host["category"][rows[own]] == Category.ANNOTATION]
-        of_ranges = device.of_ranges(which) if which == device.home else by
-        within[:, ranges] = of_ranges.within(start[ranges], end[ranges])
-        reach[own] = by.reach(start[own], end[own])
-        reach[ranges] = of_ranges.reach(start[ranges], end[ranges])
-    own_host, own_device = end - start, nested[:3].sum(axis=0)
+    spent = end - start
+    sums = _Sums(host["name"][rows].astype(np.int64) * 2 + is_operator)
+    sums.add("host", spent)
+    sums.add("host_self", spent)
+    parent = parents(start, end, thread)
     inner = np.flatnonzero(parent != NA)
-    np.subtract.at(own_host, parent[inner], (end - start)[inner])
-    np.subtract.at(own_device, parent[inner], nested[:3].sum(axis=0)[inner])
-    figures = np.vstack((end - start, own_host, within, own_device, reach))
-    known = part.has_device
+    sums.add("host_self", -spent[inner], parent[inner])
+    device = LaunchingThreads(trace, part.device, part.host)
+    for which in distinct_values(thread).tolist():
+        own, by = np.flatnonzero(thread == which), device.by(which)
+        bounds = by.bounds(start[own], end[own])
+        busy = by.busy(*bounds)
+        nested = parent[own] != NA
+        sums.add("device_self", busy, own)
+        sums.add("device_self", -busy[nested], parent[own[nested]])
+        ranges = (host["category"][rows[own]] == Category.ANNOTATION) & (which == device.home)
+        if ranges.any():
+            of_ranges = device.of_ranges(which)
+            sums.add_launched(own[ranges], of_ranges, of_ranges.bounds(start[own[ranges]], end[own[ranges]]))
+            own, bounds = own[~ranges], (bounds[0][~ranges], bounds[1][~ranges])
+        sums.add_launched(own, by, bounds)
+    longest = np.zeros(len(sums.keys), np.int64)
+    np.maximum.at(longest, sums.group, spent)
     return (
-        _operators(trace, rows[is_operator], figures[:, is_operator], known),
-        _ranges(trace, part.rank, rows[~is_operator], figures[:, ~is_operator], known),
+        _operators(trace, sums, part.has_device),
+        _ranges(trace, part.rank, sums, longest, part.has_device),
     )
+
+
+_LAUNCHED = ("compute", "communication", "memory", "kernels")
+
+
+class _Sums:
+    """Sums over host events by name, operators and ranges apart; ns, but for `kernels`."""
+
+    def __init__(self, keys: Times) -> None:
+        self.keys, self.group = distinct(keys)
+        """Code of the name times two, one more of an operator; and of each event its place among the keys."""
+        self.counts = np.bincount(self.group, minlength=len(self.keys))
+        self._sums: defaultdict[str, Times] = defaultdict(lambda: np.zeros(len(self.keys), np.int64))
+
+    def add(self, figure: str, values: Times, rows: Times | None = None) -> None:
+        """Add values of all events, or of some, to a figure."""
+        np.add.at(self._sums[figure], self.group if rows is None else self.group[rows], values)
+
+    def add_launched(self, rows: Times, launched: Launched, bounds: tuple[Times, Times]) -> None:
+        """Add what was launched in each of some events."""
+        for place, figure in enumerate(_LAUNCHED):
+            self.add(figure, launched.sums[place, bounds[1]] - launched.sums[place, bounds[0]], rows)
+        self.add("reach", launched.reach(*bounds), rows)
+
+    def of(self, figure: str) -> Times:
+        """A figure by key."""
+        return self._sums[figure]
+
+    def at(self, place: int) -> dict[str, int]:
+        """The figures of a key."""
+        return {figure: int(values[place]) for figure, values in self._sums.items()}
 
 
 def _is_step(trace: Trace, rank: int, rows: Times) -> Mask:
@@ -98,45 +134,34 @@ def _is_step(trace: Trace, rank: int, rows: Times) -> Mask:
     return np.asarray(same & trace.names.matching(kinds.is_step_range)[host["name"][rows]], np.bool_)
 
 
-def _summed(names: Times, figures: Times) -> tuple[Times, Times, Times]:
-    """The distinct names (codes), how often each occurs, and the sums of the figures; (n,), (n,) and (figures, n)."""
-    unique, which = distinct(names)
-    sums = np.zeros((len(figures), len(unique)), np.int64)
-    for total, values in zip(sums, figures, strict=True):
-        np.add.at(total, which, values)
-    return unique, np.bincount(which, minlength=len(unique)), sums
-
-
-def _operators(trace: Trace, rows: Times, figures: Times, known: bool) -> list[OperatorEntry]:
-    unique, counts, sums = _summed(trace["host_events"]["name"][rows], figures)
+def _operators(trace: Trace, sums: _Sums, known: bool) -> list[OperatorEntry]:
     entries: list[OperatorEntry] = []
-    for index, code in enumerate(unique.tolist()):
-        spent, own_host, compute, communication, memory, kernels, own_device, _ = sums[:, index].tolist()
+    for index in np.flatnonzero(sums.keys % 2).tolist():
+        own = sums.at(index)
         entries.append({
-            "name": trace.names[code], "count": int(counts[index]), "host_ns": spent, "host_self_ns": own_host,
-            "device_ns": compute + communication + memory if known else None,
-            "device_self_ns": own_device if known else None, "kernels": kernels if known else None,
+            "name": trace.names[int(sums.keys[index]) // 2], "count": int(sums.counts[index]), "host_ns": own["host"],
+            "host_self_ns": own["host_self"],
+            "device_ns": own["compute"] + own["communication"] + own["memory"] if known else None,
+            "device_self_ns": own["device_self"] if known else None, "kernels": own["kernels"] if known else None,
         })  # fmt: skip
     return entries
 
 
-def _ranges(trace: Trace, rank: int, rows: Times, figures: Times, known: bool) -> list[RangeEntry]:
-    names = trace["host_events"]["name"][rows]
-    unique, counts, sums = _summed(names, figures)
-    longest = np.zeros(len(unique), np.int64)
-    np.maximum.at(longest, np.searchsorted(unique, names), figures[0])
-    weight = np.maximum(sums[0], sums[2:5].sum(axis=0))
+def _ranges(trace: Trace, rank: int, sums: _Sums, longest: Times, known: bool) -> list[RangeEntry]:
+    places = np.flatnonzero(sums.keys % 2 == 0)
+    busy = sums.of("compute") + sums.of("communication") + sums.of("memory")
+    weight = np.maximum(sums.of("host"), busy)[places]
     entries: list[RangeEntry] = []
-    for index in np.argsort(-weight, kind="stable")[:RANGES_KEPT].tolist():
-        spent, _, compute, communication, memory, kernels, _, reach = sums[:, index].tolist()
-        name = trace.names[int(unique[index])]
+    for index in places[np.argsort(-weight, kind="stable")[:RANGES_KEPT]].tolist():
+        own, count = sums.at(index), int(sums.counts[index])
+        name = trace.names[int(sums.keys[index]) // 2]
         entries.append({
             "rank": rank, "name": name.removeprefix(_MODULE), "kind": "module" if name.startswith(_MODULE) else "range",
-            "phase": kinds.phase(name) or None, "count": int(counts[index]), "host_ns": spent,
-            "host_mean_ns": spent // int(counts[index]), "host_max_ns": int(longest[index]),
-            "device_ns": compute + communication + memory if known else None, "compute_ns": compute if known else None,
-            "communication_ns": communication if known else None, "memory_ns": memory if known else None,
-            "device_span_ns": reach if known else None, "kernels": kernels if known else None,
+            "phase": kinds.phase(name) or None, "count": count, "host_ns": own["host"],
+            "host_mean_ns": own["host"] // count, "host_max_ns": int(longest[index]),
+            "device_ns": int(busy[index]) if known else None, "compute_ns": own["compute"] if known else None,
+            "communication_ns": own["communication"] if known else None, "memory_ns": own["memory"] if known else None,
+            "device_span_ns": own["reach"] if known else None, "kernels": own["kernels"] if known else None,
         })  # fmt: skip
     return entries
 

@@ -44,7 +44,7 @@ SECTIONS: dict[str, type] = {
     "gaps": profile_sections.GapEntry,
 }
 """Sections of the report that are tables, and what a row of each holds. Not every report has those from `bandwidth`
-on."""
+to `memory`."""
 
 
 @dataclass(frozen=True, repr=False)

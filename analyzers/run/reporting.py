@@ -72,7 +72,7 @@ def build(
     causes = {key: undetermined(own) if key in thinned else own for key, own in causes.items()}
     problems = _problems(facts, results)
     diagnosis = _diagnosis(facts, causes, problems, results, parallelism or {})
-    for gap in diagnosis.get("gaps", []):
+    for gap in diagnosis["gaps"]:
         if (gap["rank"], NA if gap["device"] is None else gap["device"]) in thinned | wrong:
             gap["cause"] = None
     suggestions, advice = (
@@ -109,6 +109,16 @@ def _diagnosis(
         "stragglers": [],
         "rank_steps": [],
         "kernels": [],
+        "kernel_ranks": [],
+        "operators": [],
+        "ranges": [],
+        "phases": [],
+        "api_calls": [],
+        "copies": [],
+        "launches": [],
+        "queues": [],
+        "streams": [],
+        "gaps": [],
         "findings": _findings(facts, causes, results, given, clock_error),
     }
     # What no analysis gave is empty, or left out where the schema says so.

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels.h"
 #include "kineto_scan.h"
 
 /* ---- helpers ---- */
@@ -351,11 +352,151 @@ static PyType_Slot codes_slots[] = {
 
 static PyType_Spec codes_spec = {"gpuscope.native._core.Codes", sizeof(Codes), 0, Py_TPFLAGS_DEFAULT, codes_slots};
 
+/* ---- nested spans ---- */
+
+enum { MOST_THREADS = 1 << 24 };
+
+typedef struct {
+    Py_buffer views[6];
+    int taken;
+} buffers;
+
+static void *take(buffers *all, PyObject *from, Py_ssize_t item, size_t *count)
+{
+    Py_buffer *view = &all->views[all->taken];
+    if (!get(from, view, item, 0))
+        return NULL;
+    all->taken++;
+    size_t own = (size_t)(view->len / item);
+    if (*count != SIZE_MAX && own != *count) {
+        PyErr_SetString(PyExc_ValueError, "columns differ in length");
+        return NULL;
+    }
+    *count = own;
+    return view->buf ? view->buf : (void *)all;
+}
+
+static void release(buffers *all)
+{
+    while (all->taken)
+        PyBuffer_Release(&all->views[--all->taken]);
+}
+
+static int take_spans(buffers *all, PyObject *const columns[4], long long threads, gs_nested *spans)
+{
+    spans->count = SIZE_MAX;
+    if (threads < 0 || threads > MOST_THREADS) {
+        PyErr_SetString(PyExc_ValueError, "too many threads");
+        return 0;
+    }
+    spans->threads = threads;
+    return (spans->start = take(all, columns[0], 8, &spans->count)) && (spans->end = take(all, columns[1], 8, &spans->count))
+           && (spans->thread = take(all, columns[2], 8, &spans->count))
+           && (spans->candidates = take(all, columns[3], 1, &spans->count));
+}
+
+static PyObject *py_innermost(PyObject *self, PyObject *args)
+{
+    PyObject *columns[4], *at_thread, *at, *result = NULL;
+    long long threads;
+    buffers all = {.taken = 0};
+    gs_nested spans;
+    size_t instants = SIZE_MAX;
+    const int64_t *thread_of, *instant;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOOLOO:innermost", &columns[0], &columns[1], &columns[2], &columns[3], &threads, &at_thread,
+                          &at))
+        return NULL;
+    if (take_spans(&all, columns, threads, &spans) && (thread_of = take(&all, at_thread, 8, &instants))
+        && (instant = take(&all, at, 8, &instants))
+        && (result = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(instants * 8)))) {
+        int64_t *found = (int64_t *)(void *)PyByteArray_AsString(result);
+        int done;
+        Py_BEGIN_ALLOW_THREADS
+        done = gs_innermost(&spans, thread_of, instant, instants, found);
+        Py_END_ALLOW_THREADS
+        if (!done) {
+            Py_CLEAR(result);
+            PyErr_NoMemory();
+        }
+    }
+    release(&all);
+    return result;
+}
+
+static PyObject *py_parents(PyObject *self, PyObject *args)
+{
+    PyObject *columns[4], *result = NULL;
+    long long threads;
+    buffers all = {.taken = 0};
+    gs_nested spans;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOOL:parents", &columns[0], &columns[1], &columns[2], &columns[3], &threads))
+        return NULL;
+    if (take_spans(&all, columns, threads, &spans)
+        && (result = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(spans.count * 8)))) {
+        int64_t *found = (int64_t *)(void *)PyByteArray_AsString(result);
+        int done;
+        Py_BEGIN_ALLOW_THREADS
+        done = gs_parents(&spans, found);
+        Py_END_ALLOW_THREADS
+        if (!done) {
+            Py_CLEAR(result);
+            PyErr_NoMemory();
+        }
+    }
+    release(&all);
+    return result;
+}
+
+/* ---- operations in order ---- */
+
+static PyObject *py_in_order(PyObject *self, PyObject *args)
+{
+    PyObject *columns[6], *start = NULL, *end = NULL, *result = NULL;
+    long long low, least;
+    buffers all = {.taken = 0};
+    size_t count = SIZE_MAX, recorded = SIZE_MAX, streams = SIZE_MAX;
+    const int64_t *of[4], *recorded_end = NULL, *given;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOOOOLL:in_order", &columns[0], &columns[1], &columns[2], &columns[3], &columns[4],
+                          &columns[5], &low, &least))
+        return NULL;
+    for (int index = 0; index < 4; index++)
+        if (!(of[index] = take(&all, columns[index], 8, &count)))
+            goto out;
+    if (!(recorded_end = take(&all, columns[4], 8, &recorded)) || !(given = take(&all, columns[5], 8, &streams)))
+        goto out;
+    int64_t *free_at = malloc((streams + 1) * sizeof *free_at);
+    start = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(count * 8));
+    end = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(count * 8));
+    if (!free_at)
+        PyErr_NoMemory();
+    else if (start && end) {
+        memcpy(free_at, given, streams * sizeof *free_at);
+        if (low < 0 || (size_t)low > recorded
+            || !gs_in_order(of[0], of[1], of[2], of[3], count, recorded_end, (size_t)low, free_at, streams, least,
+                            (int64_t *)(void *)PyByteArray_AsString(start), (int64_t *)(void *)PyByteArray_AsString(end)))
+            PyErr_SetString(PyExc_ValueError, "an operation waits for none before it, or is on no stream");
+        else
+            result = PyTuple_Pack(2, start, end);
+    }
+    free(free_at);
+    Py_XDECREF(start);
+    Py_XDECREF(end);
+out:
+    release(&all);
+    return result;
+}
+
 /* ---- the module ---- */
 
 static PyMethodDef methods[] = {
     {"scan", py_scan, METH_VARARGS, "scan(text, categories) -> columns of the events in it, or None where it is unusual"},
     {"shape_texts", py_shape_texts, METH_VARARGS, "shape_texts(text, arguments) -> spans of dims, types and concrete inputs, or None"},
+    {"innermost", py_innermost, METH_VARARGS, "innermost(start, end, thread, candidates, threads, at_thread, at) -> rows"},
+    {"in_order", py_in_order, METH_VARARGS, "in_order(stream, issue, waits, lasts, recorded_end, free, low, least) -> (start, end)"},
+    {"parents", py_parents, METH_VARARGS, "parents(start, end, thread, candidates, threads) -> rows"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuscope.native import core
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA, Category, Kind
 
@@ -80,6 +81,11 @@ def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
     Ranges of one thread nest, so the depth at an instant (ranges opened less ranges closed) gives which
     of the disjoint ranges of that depth covers it: one search per depth, no walk over events.
     """
+    if core is not None and len(at):
+        columns = (np.ascontiguousarray(host[name], np.int64) for name in ("start", "end", "thread"))
+        instants = (np.ascontiguousarray(values, np.int64) for values in (thread, at))
+        threads = max(int(thread.max()) + 1, 0)
+        return np.frombuffer(core.innermost(*columns, np.ascontiguousarray(candidates), threads, *instants), np.int64)
     result = np.full(len(at), NA, np.int64)
     rows = np.flatnonzero(candidates)
     for which in np.unique(thread):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.native import core
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import Spans, measure_before, measure_within
 from gpuscope.trace.schema import NA
@@ -108,6 +109,11 @@ def _run(work: Work, waits: Times, low: int, high: int, issue: Times) -> tuple[T
     begin = int(work.start[low])
     if reach == NA:
         reach = begin
+    if core is not None:
+        columns = (work.stream[low:high], issue, waits[low:high], work.end[low:high] - work.start[low:high], work.end)
+        whole = (np.ascontiguousarray(column, np.int64) for column in (*columns, np.array(free, np.int64)))
+        begun, ended = (np.frombuffer(column, np.int64) for column in core.in_order(*whole, low, begin))
+        return begun, ended, reach
     start, end = [0] * (high - low), [0] * (high - low)
     duration = (work.end[low:high] - work.start[low:high]).tolist()
     recorded_end = work.end

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.intervals import Spans, join, union
 from gpuscope.trace.launch_links import outermost
@@ -45,7 +46,7 @@ def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Tur
     """The sequences of threads that launch a lane's work, the busiest first; `blocking` are its blocking calls."""
     host, device = trace["host_events"], trace["device_events"]
     linked = device["launch"][view.rows]
-    launches = np.unique(linked[linked != NA])
+    launches = distinct_values(linked[linked != NA])
     threads, count = np.unique(host["thread"][launches], return_counts=True)
     waits = queue_waits(trace, view, launches)
     groups: list[list[int]] = []

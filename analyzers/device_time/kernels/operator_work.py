@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,8 @@ import numpy as np
 from gpuscope.analyzers.device_time.kernels.flops import operator_flops
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, codes
 from gpuscope.hardware.device_peaks import peaks_of
-from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.distinct import distinct_pairs, distinct_values
+from gpuscope.trace.columns.name_pool import NO_NAME, PerName
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import precisions
@@ -45,56 +45,67 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     work = Work(np.zeros(len(rows), np.float64), np.zeros(len(rows), np.bool_), [None] * len(rows))
     linked = np.flatnonzero((device["launch"][rows] != NA) & (device["kind"][rows] == Kind.COMPUTE))
     counted, types = _counted(trace)
-    if not len(linked) or not counted:
+    counts = ~np.isnan(counted)
+    if not len(linked) or not counts.any():
         return work
     launch = device["launch"][rows[linked]]
-    candidates = np.zeros(len(host), np.bool_)
-    candidates[list(counted)] = host["category"][list(counted)] == Category.OP
+    candidates = counts & (host["category"] == Category.OP)
     operator = innermost(host, candidates, host["thread"][launch], host["start"][launch])
     linked, operator = linked[operator != NA], operator[operator != NA]
     work.known[linked] = True
-    keep = np.isin(operator, _without_outer(trace, np.unique(operator)))
+    keep = np.isin(operator, _without_outer(trace, distinct_values(operator)))
     linked, operator = linked[keep], operator[keep]
     duration = device["end"][rows] - device["start"][rows]
     order = np.lexsort((-duration[linked], operator))  # each operator's kernels together, the longest first
     linked, operator = linked[order], operator[order]
-    first = np.flatnonzero(np.diff(operator, prepend=NA))
-    precision = _precisions(trace)
-    for event, kernels in zip(operator[first].tolist(), np.split(linked, first[1:]), strict=len(first) > 0):
-        for index, share in _shares(trace, rows, kernels, category, duration):
-            work.flops[index] = counted[event] * share
-            work.precision[index] = precision(types[event], int(rows[index]))
+    chosen, share = _shares(trace, rows, linked, operator, category, duration)
+    linked, operator = linked[chosen], operator[chosen]
+    work.flops[linked] = counted[operator] * share
+    for index, precision in zip(linked.tolist(), _precisions(trace, rows[linked], types[operator]), strict=True):
+        work.precision[index] = precision
     return work
 
 
-def _shares(trace: Trace, rows: Times, kernels: Times, category: Labels, duration: Times) -> list[tuple[int, float]]:
-    """Which of an operator's kernels, the longest first, did its FLOPs, and how much of them each."""
-    names = trace["device_events"]["name"][rows[kernels]].tolist()
-    multiplies = [kernel_category(trace.names[name]) in MULTIPLYING for name in names]
-    chosen = kernels[np.array(multiplies)] if any(multiplies) else kernels
-    if category[chosen[0]] != codes(CONVOLUTION)[0]:
-        return [(int(chosen[0]), 1.0)]
-    spent = duration[chosen]
-    whole = int(spent.sum())
-    parts = spent / whole if whole else np.full(len(chosen), 1 / len(chosen))
-    return list(zip(chosen.tolist(), parts.tolist(), strict=True))
+def _shares(
+    trace: Trace, rows: Times, kernels: Times, operator: Times, category: Labels, duration: Times
+) -> tuple[Times, Array]:
+    """Which of the kernels (by operator, the longest first) did its FLOPs, and how much of them each."""
+    if not len(kernels):
+        return kernels, np.empty(0)
+    multiplies = PerName(trace.names, lambda name: kernel_category(name) in MULTIPLYING)
+    multiplying = multiplies(trace["device_events"]["name"][rows[kernels]]) != 0
+    group = np.cumsum(np.diff(operator, prepend=operator[0]) != 0)
+    any_multiplying = np.bincount(group, weights=multiplying) > 0
+    chosen = np.flatnonzero(multiplying | ~any_multiplying[group])
+    longest = np.diff(group[chosen], prepend=-1) != 0
+    convolves = category[kernels[chosen[longest]]] == codes(CONVOLUTION)[0]
+    by_time = convolves[group[chosen]]
+    chosen, kept = chosen[longest | by_time], by_time[longest | by_time]
+    spent = duration[kernels[chosen]]
+    whole = np.zeros(len(convolves), np.int64)
+    np.add.at(whole, group[chosen], spent)
+    number = np.bincount(group[chosen], minlength=len(whole))
+    whole, number = whole[group[chosen]], number[group[chosen]]
+    parts = np.where(whole > 0, spent / np.maximum(whole, 1), 1 / np.maximum(number, 1))
+    return chosen, np.where(kept, parts, 1.0)
 
 
-def _counted(trace: Trace) -> tuple[dict[int, int], dict[int, str]]:
-    """FLOPs and input types (JSON) of each operator whose FLOPs can be counted, by its row in `host_events`."""
+def _counted(trace: Trace) -> tuple[Array, Times]:
+    """FLOPs of each host event whose FLOPs can be counted, else NaN, and the code of its input types (JSON)."""
     host, shapes, names = trace["host_events"], trace["shapes"], trace.names
-    found: dict[int, int] = {}
-    types: dict[int, str] = {}
-    known: dict[tuple[int, int, int], int | None] = {}
-    for event, dims, kinds, concrete in zip(
-        *(shapes[column].tolist() for column in ("event", "dims", "types", "concrete")), strict=True
-    ):
-        key = (int(host["name"][event]), dims, concrete)
-        if key not in known:
-            known[key] = operator_flops(names[key[0]], names[dims], names[concrete] if concrete != NO_NAME else "")
-        if count := known[key]:
-            found[event] = count
-            types[event] = names[kinds] if kinds != NO_NAME else ""
+    found, types = np.full(len(host), np.nan), np.full(len(host), NO_NAME, np.int64)
+    event = shapes["event"]
+    pairs, pair = distinct_pairs(host["name"][event], shapes["dims"])
+    keys, key = distinct_pairs(pair, shapes["concrete"])
+    counts = np.full(len(keys), np.nan)
+    for place, (which, concrete) in enumerate(keys):
+        name, dims = pairs[which]
+        count = operator_flops(names[name], names[dims], names[concrete] if concrete != NO_NAME else "")
+        if count:
+            counts[place] = count
+    known = ~np.isnan(counts[key]) if len(key) else np.empty(0, np.bool_)
+    found[event[known]] = counts[key[known]]
+    types[event[known]] = shapes["types"][known]
     return found, types
 
 
@@ -109,19 +120,14 @@ def _without_outer(trace: Trace, operators: Times) -> Times:
     return np.asarray(operators[~holds_next], np.int64)
 
 
-def _precisions(trace: Trace) -> Callable[[str, int], str | None]:
-    """The precision of a device event's row by its operator's input types, asked once per kernel, types and model."""
-    device, models = trace["device_events"], device_models(trace)
-    known: dict[tuple[str, int, str], str | None] = {}
-
-    def ask(types: str, row: int) -> str | None:
-        model = models.get((int(device["rank"][row]), int(device["device"][row])), "")
-        key = (types, int(device["name"][row]), model)
-        if key not in known:
-            known[key] = _precision(types, trace.names[key[1]], model)
-        return known[key]
-
-    return ask
+def _precisions(trace: Trace, rows: Times, types: Times) -> list[str | None]:
+    """The precision of device events by their operators' input types (codes), asked once per kernel."""
+    device, models, names = trace["device_events"], device_models(trace), trace.names
+    lanes, lane = distinct_pairs(device["rank"][rows], device["device"][rows])
+    pairs, pair = distinct_pairs(device["name"][rows], types)
+    keys, key = distinct_pairs(lane, pair)
+    found = [_precision(names[pairs[of][1]], names[pairs[of][0]], models.get(lanes[where], "")) for where, of in keys]
+    return [found[place] for place in key.tolist()]
 
 
 def _precision(types: str, kernel: str, model: str) -> str | None:

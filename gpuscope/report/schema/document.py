@@ -439,17 +439,17 @@ class Diagnosis(TypedDict):
     compute: NotRequired[list[ComputeEntry]]
     ideal: NotRequired[list[IdealEntry]]
     """What each rank's kernels are, and its step with all at peak; where compute kernels were recorded."""
-    kernel_ranks: NotRequired[list[KernelRankEntry]]
-    operators: NotRequired[list[OperatorEntry]]
-    ranges: NotRequired[list[RangeEntry]]
-    phases: NotRequired[list[PhaseEntry]]
-    api_calls: NotRequired[list[ApiCallEntry]]
-    copies: NotRequired[list[CopyEntry]]
-    launches: NotRequired[list[LaunchEntry]]
-    queues: NotRequired[list[QueueEntry]]
-    streams: NotRequired[list[StreamEntry]]
-    gaps: NotRequired[list[GapEntry]]
-    """These ten where the recording holds any."""
+    kernel_ranks: list[KernelRankEntry]
+    operators: list[OperatorEntry]
+    ranges: list[RangeEntry]
+    phases: list[PhaseEntry]
+    api_calls: list[ApiCallEntry]
+    copies: list[CopyEntry]
+    launches: list[LaunchEntry]
+    queues: list[QueueEntry]
+    streams: list[StreamEntry]
+    gaps: list[GapEntry]
+    """These ten are empty where the recording holds none; reports of before they were introduced lack them."""
     findings: list[FindingEntry]
 
 

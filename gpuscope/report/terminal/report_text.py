@@ -7,7 +7,15 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuscope.report.schema.document import FindingEntry, Report
-from gpuscope.report.terminal import advice_text, hang_text, memory_text, nccl_text, pipeline_text, stragglers_text
+from gpuscope.report.terminal import (
+    advice_text,
+    hang_text,
+    memory_text,
+    nccl_text,
+    pipeline_text,
+    profile_text,
+    stragglers_text,
+)
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.causes import cause_label
@@ -45,6 +53,7 @@ def render(report: Report, console: Console) -> None:
     _kernels(report, writer)
     _efficiency(report, writer)
     _ideal(report, writer)
+    profile_text.sections(report, writer)
     _doubts(report, writer)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -33,8 +33,7 @@ def item_bytes(dtype: str) -> int:
 
 def add_collectives(builder: TraceBuilder, rank: int, found: Iterable[tuple[int, CommunicationArguments, str]]) -> None:
     """Rows for communication kernels: (row in device_events, arguments, kernel name) each."""
-    for row, arguments, kernel in found:
-        _add(builder, rank, {"event": row, **_columns(arguments, kernel)})
+    _add(builder, rank, [{"event": row, **_columns(arguments, kernel)} for row, arguments, kernel in found])
 
 
 def _columns(arguments: CommunicationArguments, name: str) -> dict[str, Any]:
@@ -73,16 +72,17 @@ def add_gloo_collectives(
     """
     groups = [group for group in info.get("pg_config") or [] if isinstance(group, dict)]
     only = groups[0] if len(groups) == 1 else {}
+    rows: list[dict[str, Any]] = []
     for row, arguments, name in found:
         if arguments.collective:
-            _add(builder, rank, {"event": NA, "host_event": row, **_columns(arguments, name)})
+            rows.append({"event": NA, "host_event": row, **_columns(arguments, name)})
             continue
         op = kinds.collective_op(name.removeprefix("gloo:"))
         size = _input_bytes(arguments)
         members = only.get("pg_size") or info.get("world_size")
         if op == "all_gather" and size != NA and isinstance(members, int):
             size *= members
-        _add(builder, rank, {
+        rows.append({
             "event": NA,
             "host_event": row,
             "op": op or "unknown",
@@ -93,16 +93,24 @@ def add_gloo_collectives(
             "bytes": size,
             "dtype": arguments.types[0] if isinstance(arguments.types, list) and arguments.types else None,
         })  # fmt: skip
+    _add(builder, rank, rows)
 
 
-def _add(builder: TraceBuilder, rank: int, values: dict[str, Any]) -> None:
-    columns: dict[str, Any] = {"rank": rank}
-    for name, value in values.items():
-        if name in ("op", "group", "group_description", "group_ranks", "dtype"):
-            columns[name] = NO_NAME if value is None else builder.names.code(str(value))
-        else:
-            columns[name] = value if (isinstance(value, int) and abs(value) < 2**62) or value == NA else NA
-    builder.add("collectives", 1, columns)
+_NAMES = ("op", "group", "group_description", "group_ranks", "dtype")
+
+
+def _add(builder: TraceBuilder, rank: int, rows: Sequence[dict[str, Any]]) -> None:
+    """Add rows, each given as values by column; what one does not give is absent there."""
+    code = builder.names.code
+    found: dict[str, list[int]] = {name: [] for name in dict.fromkeys(name for row in rows for name in row)}
+    for row in rows:
+        for name, column in found.items():
+            value = row.get(name)
+            if name in _NAMES:
+                column.append(NO_NAME if value is None else code(str(value)))
+            else:
+                column.append(value if isinstance(value, int) and (abs(value) < 2**62 or value == NA) else NA)
+    builder.add("collectives", len(rows), {"rank": rank, **found})
 
 
 def _ranks(value: Any) -> str | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +14,9 @@ Codes = npt.NDArray[np.int32]
 
 NO_NAME = -1
 """The code of an absent name; pandas' own convention for a missing category."""
+
+
+_NONE = np.empty(0, np.bool_)
 
 
 class _Interned(dict[str, int]):
@@ -29,6 +35,14 @@ class NamePool:
 
     def __init__(self) -> None:
         self._codes = _Interned()
+        self._matches: WeakKeyDictionary[FunctionType, npt.NDArray[np.bool_]] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_codes": self._codes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.__dict__.update(state)
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -54,9 +68,17 @@ class NamePool:
         return self._codes.get(name, NO_NAME)
 
     def matching(self, predicate: object) -> npt.NDArray[np.bool_]:
-        """Per code, whether `predicate(name)` holds: asked once per name, not once per event."""
+        """Per code, whether `predicate(name)` holds: asked once per name, not once per event. Read-only."""
         assert callable(predicate)
-        return np.fromiter((bool(predicate(name)) for name in self.names), np.bool_, len(self))
+        if not isinstance(predicate, FunctionType):
+            return np.fromiter((bool(predicate(name)) for name in self.names), np.bool_, len(self))
+        known = self._matches.get(predicate, _NONE)
+        if len(known) < len(self):
+            new = np.fromiter((bool(predicate(name)) for name in self.names[len(known) :]), np.bool_)
+            known = np.concatenate((known, new))
+            known.flags.writeable = False
+            self._matches[predicate] = known
+        return known
 
 
 class PerName:

@@ -150,13 +150,13 @@ def test_steps_asked_for_cut_every_table(tmp_path: Path) -> None:
     assert row(analysis, "operators", name="aten::mm")["count"] == 2
     assert row(analysis, "api_calls")["count"] == 2
     assert row(analysis, "launches")["launches"] == 2
-    assert "ranges" not in analysis.tables  # the steps themselves have a table of their own
+    assert not len(analysis.tables["ranges"])  # the steps themselves have a table of their own
 
 
 def test_a_cpu_run_has_operators_and_no_device_columns(samples: Path) -> None:
     analysis = gpuscope.analyze(samples / "ddp_healthy")
     assert analysis.tables["operators"]["device_ns"].isna().all()
-    assert "launches" not in analysis.tables
+    assert not len(analysis.tables["launches"])
     assert {"forward", "backward"} <= set(analysis.tables["phases"]["phase"])
 
 
