@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import dash_mantine_components as dmc
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ids, parts, theme
@@ -126,6 +126,19 @@ def register(app: Dash, runs: Runs) -> None:
         Input(ids.QUERY, "data"),
         Input(ids.URL, "pathname"),
         State({"type": "nav", "path": ALL}, "id"),
+    )
+    app.clientside_callback(
+        browser("lead"),
+        Output(ids.URL, "pathname"),
+        Output(ids.URL, "search", allow_duplicate=True),
+        Input({"type": "lead", "name": ALL}, "clickData"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        browser("tell"),
+        Output({"type": "telling", "name": MATCH}, "children"),
+        Input({"type": "told", "name": MATCH}, "clickData"),
+        prevent_initial_call=True,
     )
     app.clientside_callback(
         browser("turn"),
