@@ -54,7 +54,7 @@ def test_every_page_is_drawn_without_complaint(
             assert empty == 0, f"{path}: a figure without data"
             buttons = browser.script("return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
             assert not [title for title in buttons if "hare" in title or "loud" in title]  # nothing leaves this machine
-            assert browser.script("return document.documentElement.scrollWidth - innerWidth") <= 0, path
+            browser.wait(lambda: browser.script("return document.documentElement.scrollWidth <= innerWidth"))
             assert browser.violations() == [], path
         assert browser.errors() == []
         assert browser.script("return document.title").endswith("· gpuscope")
