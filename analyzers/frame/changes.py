@@ -23,6 +23,13 @@ class BucketSize:
 
 
 @dataclass(frozen=True)
+class AccumulatedGradients:
+    """Gradients reduced in the last of a step's `micro_batches` alone (DDP's `no_sync`)."""
+
+    micro_batches: int
+
+
+@dataclass(frozen=True)
 class Overlap:
     """Gradient communication beside the backward pass (`on`) or after it."""
 
@@ -72,6 +79,16 @@ class Algorithm:
     protocol: str | None = None
     channels: int | None = None
     op: str | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredTransfers:
+    """Collectives of `op` over `group_size` ranks at the times that something else measured: per size in bytes the
+    factor on the transfer, at best and at worst."""
+
+    op: str
+    group_size: int
+    factors: tuple[tuple[int, float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -196,6 +213,7 @@ class FusedOptimizer:
 
 Change = (
     BucketSize
+    | AccumulatedGradients
     | Overlap
     | Prefetch
     | KeepParameters
@@ -203,6 +221,7 @@ Change = (
     | WireBytes
     | LinkSpeed
     | Algorithm
+    | MeasuredTransfers
     | LoaderWorkers
     | PinnedCopies
     | RemovedSyncs

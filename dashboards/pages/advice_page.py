@@ -17,9 +17,8 @@ from gpuscope.dashboards.figures import gains_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.state import View, parse
 from gpuscope.report.schema.document import PlanEntry, SuggestionEntry, UnpredictedEntry
-from gpuscope.report.terminal.advice_text import setting
 from gpuscope.report.view import units
-from gpuscope.report.view.prediction_sentences import nothing_gains, step_change
+from gpuscope.report.view.prediction_sentences import nothing_gains, setting_words, step_change
 
 
 def layout(shown: Shown) -> Component:
@@ -67,7 +66,7 @@ def _plan(plan: PlanEntry | None) -> Component | None:
 def _suggestion(one: SuggestionEntry) -> Component:
     predicted = one["predicted"]
     pairs = [
-        ("set", dmc.Code(units.clean(setting(one)))),
+        ("set", dmc.Code(units.clean(setting_words(one, brief=False)))),
         ("gain", step_change(predicted) + ("" if one.get("certain", True) else ", gain uncertain")),
         ("rests on", predicted["basis"]),
         ("why", one["why"]), ("risk", one["risk"]), ("verify", one["verify"]),
@@ -90,7 +89,8 @@ def _not_estimated(shown: Shown) -> Iterator[Component]:
 
 
 def _reasons(one: UnpredictedEntry) -> list[tuple[str, Any]]:
-    return [("set", dmc.Code(units.clean(setting(one)))), ("why not", one["why_not"])]
+    shown = [("set", dmc.Code(units.clean(setting_words(one, brief=False)))), ("why not", one["why_not"])]
+    return [*shown, *([("verify", one["verify"])] if one.get("verify") else [])]
 
 
 def _in_vain(shown: Shown) -> Iterator[Component]:

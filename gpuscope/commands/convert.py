@@ -9,7 +9,7 @@ import click
 
 from gpuscope.commands.open_with_progress import open_with_progress
 from gpuscope.commands.options import inputs
-from gpuscope.errors import UsageError
+from gpuscope.errors import UsageError, install_hint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ def command(
     gpuscope convert rank0.json.gz events.parquet
     gpuscope convert run/ tables/
     """
-    from gpuscope.output import check_free, write
+    from gpuscope.output import check_free, say_written, write
 
     _require_pyarrow()
     check_free([out], force, paths)
@@ -54,6 +54,7 @@ def command(
     else:
         for name in trace.tables:
             write(out / f"{name}.parquet", _frame(trace, name).to_parquet)
+    say_written(out, "pandas.read_parquet, DuckDB or polars read it")
 
 
 def _frame(trace: Trace, table: str) -> pd.DataFrame:
@@ -73,4 +74,4 @@ def _require_pyarrow() -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
-        raise UsageError("writing Parquet needs pyarrow", hint="pip install 'gpuscope[arrow]'") from None
+        raise UsageError("writing Parquet needs pyarrow", hint=install_hint("arrow")) from None

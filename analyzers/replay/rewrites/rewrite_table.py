@@ -18,6 +18,7 @@ from gpuscope.analyzers.replay.rewrites import (
 
 REWRITES: dict[type, Rewrite] = {
     changes.BucketSize: gradient_buckets.bucket_size,
+    changes.AccumulatedGradients: gradient_buckets.accumulated,
     changes.Overlap: gradient_buckets.overlap,
     changes.Prefetch: sharded_parameters.prefetch,
     changes.KeepParameters: sharded_parameters.keep_parameters,
@@ -25,6 +26,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.WireBytes: transfer_cost.wire_bytes,
     changes.LinkSpeed: transfer_cost.link_speed,
     changes.Algorithm: nccl_algorithm.algorithm,
+    changes.MeasuredTransfers: transfer_cost.measured_transfers,
     changes.MoreRanks: transfer_cost.more_ranks,
     changes.LoaderWorkers: loader_workers.loader_workers,
     changes.PinnedCopies: host_work.pinned_copies,
