@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
-from gpuscope.dashboards.data.memory_stacks import BEFORE, MemoryOverTime
-from gpuscope.dashboards.data.segments import Segment
+from gpuscope.dashboards.data.memory.memory_stacks import BEFORE, MemoryOverTime
+from gpuscope.dashboards.data.memory.segments import Segment
 from gpuscope.dashboards.plain_text import plain
 from gpuscope.report.schema.memory_section import HeldEntry, MemoryEntry
 from gpuscope.report.view import palette, units

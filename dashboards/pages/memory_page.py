@@ -10,8 +10,8 @@ from dash import html
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import parts
-from gpuscope.dashboards.data.memory_stacks import memory_over_time
-from gpuscope.dashboards.data.segments import segments_of
+from gpuscope.dashboards.data.memory.memory_stacks import memory_over_time
+from gpuscope.dashboards.data.memory.segments import segments_of
 from gpuscope.dashboards.figures import memory_figure as figures
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.report.schema.memory_section import MemoryEntry
