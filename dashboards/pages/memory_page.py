@@ -110,7 +110,7 @@ def _over_time(entry: MemoryEntry, shown: Shown) -> Component:
             "(gpuscope record --memory does).",
         )
     by_kind = memory_over_time(shown.run.trace, entry) if shown.run.trace is not None else None
-    note = "In use by what asked for it, as its stack tells." if by_kind is not None else ""
+    note = "In use by kind of allocation, judged by its stack." if by_kind is not None else ""
     return parts.card(
         "Over time", parts.figure(figures.over_time(entry, shown.dark, by_kind), "memory", 340), note=note
     )
