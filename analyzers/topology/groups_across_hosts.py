@@ -93,7 +93,13 @@ def _rails_finding(trace: Trace, lanes: Sequence[LaneSummary], spreads: Sequence
         f"{units.plural(len(spreads), 'group')} of one rank per host on different GPUs of their hosts; exposed "
         f"communication of these takes {units.share(found['share_frac'])} of the time"
     )
-    return {**found, "code": "rails_crossed", "message": said}
+    return {
+        **found,
+        "code": "rails_crossed",
+        "severity": found["severity"],
+        "message": said,
+        "evidence": found["evidence"],
+    }
 
 
 def _hosts(trace: Trace) -> dict[int, str]:

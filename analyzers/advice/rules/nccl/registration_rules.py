@@ -164,8 +164,8 @@ RULE = Rule(
         Knob(
             "async_tensor_parallel",
             ("latency", "bandwidth"),
-            "`torch._inductor.config._micro_pipeline_tp`, torchtitan `enable_async_tensor_parallel`: tensor parallel under "
-            "torch.compile within NVLink",
+            "`torch._inductor.config._micro_pipeline_tp`, torchtitan `enable_async_tensor_parallel`: tensor parallel "
+            "under torch.compile within NVLink",
         ),
         Knob(
             "nccl_symmetric",
