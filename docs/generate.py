@@ -36,15 +36,14 @@ from gpuscope.instrumented_runtime.commands.record import flags
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.output import write_text
 from gpuscope.report.schema import profile_sections
-from gpuscope.report.terminal.report_text import render
+from gpuscope.report.terminal.first_screen import render
+from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION, Cause
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "report.svg"
 PICTURED = "sample_traces/ddp_slow_rank"
 PICTURE_WIDTH = 100
-PICTURE_ENDS_BEFORE = ("Gain not estimated", "Collectives")
-"""The picture is the report down to its advice: up to the first line that begins so."""
 WIDTH = 80
 """Columns of the terminal that output in the documentation was printed on."""
 DOCUMENT_WIDTH = 118
@@ -223,11 +222,11 @@ def picture() -> str:
     """The first screen of the terminal report on a sample trace, as SVG."""
     report = gpuscope.analyze(ROOT / PICTURED).report
     written = StringIO()
-    render(report, Console(file=written, width=PICTURE_WIDTH, force_terminal=True, color_system="truecolor"))
+    console = Console(file=written, width=PICTURE_WIDTH, force_terminal=True, color_system="truecolor")
+    render(report, Writer(console))
     lines = [Text.from_ansi(line) for line in written.getvalue().splitlines()]
-    ends = next(i for i, line in enumerate(lines) if line.plain.startswith(PICTURE_ENDS_BEFORE))
     console = Console(record=True, width=PICTURE_WIDTH, file=StringIO(), color_system="truecolor")
-    console.print(Text(f"$ gpuscope analyze {PICTURED}"), *lines[:ends], sep="\n", highlight=False)
+    console.print(Text(f"$ gpuscope analyze {PICTURED}"), *lines, sep="\n", highlight=False)
     return console.export_svg(title="gpuscope analyze", unique_id="gpuscope")
 
 

@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import click
+
 from gpuscope.errors import InputError, UsageError
 
 
@@ -26,6 +28,12 @@ def check_free(paths: Iterable[Path], force: bool, inputs: Iterable[str] = ()) -
         occupied = any(path.iterdir()) if path.is_dir() else path.exists()
         if occupied and not force:
             raise UsageError(f"{path} exists already", hint="name another, or pass --force to overwrite it")
+
+
+def say_written(path: Path, how: str = "") -> None:
+    """Say on stderr that `path` was written, and what opens it."""
+    what = f"{path}{'/' if path.is_dir() else ''}"
+    click.echo(f"Wrote {what}" + (f" ({how})" if how else ""), err=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -195,7 +195,7 @@ def _suggestion(proposal: Proposal, finding: FindingEntry, predicted: Predicted)
 def _unpredicted(proposal: Proposal, finding: FindingEntry, why: str) -> UnpredictedEntry:
     return {
         "code": proposal.code, "finding": finding["code"], "action": proposal.action, "setting": proposal.setting,
-        "why_not": why,
+        "why_not": why, "risk": proposal.risk, "verify": proposal.verify,
     }  # fmt: skip
 
 

@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 
 @click.command(short_help="Choose a parallelism for a model and a cluster.")
-@click.option("--model", "model_name", required=True, metavar="MODEL", help="llama-3-8b … or layers=32,width=4096,…")
-@click.option("--cluster", "spec", required=True, metavar="SPEC", help="8xH100, or 16x8xH100 for 16 hosts.")
+@click.option("--model", "model_name", metavar="MODEL",
+              help="llama-3-8b …, layers=32,width=4096,…, or a .toml file, or a config.json.")  # fmt: skip
+@click.option("--cluster", "spec", metavar="SPEC", help="8xH100, 16x8xH100 for 16 hosts, or a .toml or .json file.")
+@click.option("--from", "run", type=click.Path(exists=True, path_type=Path), metavar="RUN",
+              help="A recorded run: what it measured replaces what is assumed.")  # fmt: skip
+@click.option("--layout", metavar="SIZES",
+              help="How RUN was spread, where it does not say: tp=2,pp=4,zero=1,micro_batch=1,batch=512.")  # fmt: skip
 @click.option("--sequence", type=click.IntRange(min=1), metavar="TOKENS",
               help="Length of a sequence.  [default: the model's]")  # fmt: skip
-@click.option("--global-batch", type=click.IntRange(min=1), metavar="N",
-              help="Sequences per step.  [default: about 4 M tokens]")  # fmt: skip
+@click.option("--global-batch", type=click.IntRange(min=1), metavar="N", help="Sequences per step.")
+@click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="Tokens per step.  [default: 4194304]")
 @click.option("--network", metavar="KEY",
-              help="What joins hosts, per GPU: ib_ndr, roce_200 …  [default: the GPU's usual]")  # fmt: skip
+              help="The link of a host's network port: ib_ndr, ethernet_100 …  [default: the GPU's usual]")  # fmt: skip
+@click.option("--ports", type=click.IntRange(min=1), metavar="N",
+              help="Network ports of a host.  [default: one per GPU]")  # fmt: skip
 @click.option("--gpu-memory", type=click.FloatRange(min=1), metavar="GB",
               help="Memory of a GPU.  [default: its data sheet's]")  # fmt: skip
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=5, show_default=True, help="Candidates to show.")
+@click.option("--precision", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True,
+              help="Of the matrix multiplications.")  # fmt: skip
+@click.option("--lossy", is_flag=True, help="Also consider ZeRO++, which sends weights and gradients in fewer bits.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=4, show_default=True, help="Candidates to show.")
+@click.option("--full", is_flag=True, help="Also print the literature's rules and every assumption.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, and nothing else, on stdout.")
 def command(
-    model_name: str, spec: str, sequence: int | None, global_batch: int | None, network: str | None,
-    gpu_memory: float | None, limit: int, as_json: bool,
+    model_name: str | None, spec: str | None, run: Path | None, layout: str | None, sequence: int | None,
+    global_batch: int | None, tokens: int | None, network: str | None, ports: int | None, gpu_memory: float | None,
+    precision: str, lossy: bool, limit: int, full: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say what fits: memory per GPU by part, bytes sent per step, pipeline bubble, placement; and why.
 
     \b
     gpuscope advise --model llama-3-8b --cluster 8xH100
     gpuscope advise --model llama-3-70b --cluster 16x8xH100 --global-batch 512
-    gpuscope advise --model layers=48,width=6144,heads=48,ffn=24576,vocabulary=50304,sequence=4096 --cluster 4x8xA100
+    gpuscope advise --model config.json --cluster cluster.toml --tokens 8388608
+    gpuscope advise --from runs/today --cluster 4x8xH100
     """
     from gpuscope.analyzers.planning.advising import advise
 
     document = advise(
-        model_name, spec, sequence=sequence, global_batch=global_batch, network=network, gpu_memory=gpu_memory,
-        limit=limit,
+        model_name, spec, run=run, layout=layout, sequence=sequence, global_batch=global_batch, tokens=tokens,
+        network=network, ports=ports, gpu_memory=gpu_memory, precision=precision, lossy=lossy, limit=limit,
     ).document  # fmt: skip
     if as_json:
         import json
@@ -43,4 +58,4 @@ def command(
     from gpuscope.report.terminal.plan_text import render
     from gpuscope.report.terminal.screen import ReportConsole, Writer
 
-    render(document, Writer(ReportConsole()))
+    render(document, Writer(ReportConsole()), full=full)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
 
 from gpuscope.commands.options import StepRange, inputs
+from gpuscope.commands.report_options import print_report, report_options
+from gpuscope.errors import UsageError
 from gpuscope.store.location import store_option
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ SEVERITIES = ("low", "medium", "high")
 @click.command(short_help="Say what bounds a run and where its time goes.")
 @inputs
 @click.option("--steps", type=StepRange(), metavar="A-B", help="Only these steps, e.g. 3-8.")
+@report_options
+@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what was read, and how long it took.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else, on stdout.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write one self-contained page.")
 @click.option("--csv", type=click.Path(path_type=Path), metavar="DIR", help="Also write each table as CSV.")
@@ -39,6 +44,10 @@ def command(
     partial: bool,
     nsys: str | None,
     steps: tuple[int, int] | None,
+    full: bool,
+    top: int | None,
+    quiet: bool,
+    verbose: bool,
     as_json: bool,
     html: Path | None,
     csv: Path | None,
@@ -61,30 +70,29 @@ def command(
     """
     from gpuscope.output import check_free
 
+    if quiet and full:
+        raise UsageError("--quiet and --full contradict each other", hint="pass one of them")
     check_free([path for path in (html, csv) if path is not None], force, paths)
+    began = monotonic()
     analysis, files = _analyse(paths, ranks, partial, nsys, steps, not no_advice)
+    if verbose:
+        _say_read(analysis, monotonic() - began)
     report = analysis.report
-    if html is not None:
-        from gpuscope.output import write_text
-        from gpuscope.report.html.html_report import render as render_html
-
-        write_text(html, render_html(report))
-    if csv is not None:
-        _write_csv(analysis, csv)
+    run = None
     if not no_store:
         from gpuscope.store.keep import keep
 
         options = {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps, "partial": partial}
-        keep(report, files, paths, options, store, label)
+        run = keep(report, files, paths, options, store, label)
     if as_json:
         from gpuscope.report.json_report import dumps
 
         click.echo(dumps(report))
     else:
-        from gpuscope.report.terminal.report_text import render
-        from gpuscope.report.terminal.screen import ReportConsole
-
-        render(report, ReportConsole())
+        print_report(report, full, top, quiet)
+    _write(analysis, html, csv)
+    if run is not None and (verbose or not (as_json or quiet)):
+        click.echo(f"Stored as run {run}: gpuscope open {run}, gpuscope runs show {run} --full", err=True)
     for failure in analysis.failed:
         click.echo(f"Error: an analysis failed: {failure}", err=True)
     if analysis.failed:
@@ -114,8 +122,30 @@ def _analyse(
     return analysis, [item.path for item in items]
 
 
-def _write_csv(analysis: Analysis, folder: Path) -> None:
-    from gpuscope.output import write_text
+def _say_read(analysis: Analysis, seconds: float) -> None:
+    """What was read, of what size, and how long that and its analysis took."""
+    from gpuscope.report.view import units
 
-    for section, frame in analysis.tables.items():
-        write_text(folder / f"{section}.csv", frame.to_csv(index=False))
+    for source in analysis.report["trace"]["sources"]:
+        kind = f"{source['format']} {source['format_version']}".rstrip()
+        ranks = f", {units.rank_words(source['ranks'])}" if source["ranks"] else ""
+        click.echo(f"{source['path']}: {kind}{ranks}, {units.plural(source['events'], 'event')}", err=True)
+    for one in analysis.report["analyzers"]:
+        if one["status"] == "skipped" and one["applicable"]:
+            click.echo(f"not analysed: {one['name']}: {one['why']}", err=True)
+    click.echo(f"Read and analysed in {seconds:.1f} s.", err=True)
+
+
+def _write(analysis: Analysis, html: Path | None, csv: Path | None) -> None:
+    """The files asked for; says how to open them."""
+    from gpuscope.output import say_written, write_text
+
+    if html is not None:
+        from gpuscope.report.html.html_report import render
+
+        write_text(html, render(analysis.report))
+        say_written(html, f"open it in a browser: gpuscope open {html}")
+    if csv is not None:
+        for section, frame in analysis.tables.items():
+            write_text(csv / f"{section}.csv", frame.to_csv(index=False))
+        say_written(csv, f"{len(analysis.tables)} tables as CSV")

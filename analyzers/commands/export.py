@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     metavar="OUT.csv",
     help="Write what NCCL should choose by size, for its example tuner plugin; nothing where no choice would gain.",
 )
+@click.option(
+    "--channels", type=click.IntRange(1, 64), help="NCCL's channels, for --nccl-tuner, where its log lacks them."
+)
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 def command(
     paths: tuple[str, ...],
@@ -37,6 +40,7 @@ def command(
     nsys: str | None,
     perfetto: Path | None,
     nccl_tuner: Path | None,
+    channels: int | None,
     force: bool,
 ) -> None:
     """Write a run for another tool: all ranks merged on one clock, or NCCL's choices improved.
@@ -55,15 +59,16 @@ def command(
     trace = open_with_progress(paths, ranks, partial, nsys)
     if perfetto is not None:
         output.write(perfetto, lambda temporary: write(trace, temporary))
+        output.say_written(perfetto, "open it at https://ui.perfetto.dev")
     if nccl_tuner is not None:
-        _write_tuner(trace, nccl_tuner)
+        _write_tuner(trace, nccl_tuner, channels)
 
 
-def _write_tuner(trace: Trace, path: Path) -> None:
+def _write_tuner(trace: Trace, path: Path, channels: int | None) -> None:
     from gpuscope.analyzers.nccl.tuner_file import check, tuning
-    from gpuscope.output import write_text
+    from gpuscope.output import say_written, write_text
 
-    found = tuning(trace)
+    found = tuning(trace, channels)
     if not found.changes:
         click.echo(
             f"No other choice is certain to gain: {path} is not written, NCCL chooses better by itself.", err=True
@@ -71,6 +76,7 @@ def _write_tuner(trace: Trace, path: Path) -> None:
         return
     check(found.rows)
     write_text(path, found.text())
+    say_written(path)
     click.echo(f"{len(found.changes)} choices changed. Any not in the log become ring with Simple.", err=True)
     if found.without_ll128:
         click.echo(

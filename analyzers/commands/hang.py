@@ -32,8 +32,8 @@ def command(paths: tuple[str, ...], as_json: bool, fail_on_hang: bool) -> int:
 
         click.echo(dumps(report))
     else:
-        from gpuscope.report.terminal.hang_text import render
         from gpuscope.report.terminal.screen import ReportConsole, Writer
+        from gpuscope.report.terminal.sections.hang_text import render
 
         render(report, Writer(ReportConsole()))
     return int(fail_on_hang and report.get("hang", {}).get("hung", False))

@@ -75,6 +75,16 @@ class Algorithm:
 
 
 @dataclass(frozen=True)
+class MeasuredTransfers:
+    """Collectives of `op` over `group_size` ranks at the times that something else measured: per size in bytes the
+    factor on the transfer, at best and at worst."""
+
+    op: str
+    group_size: int
+    factors: tuple[tuple[int, float, float], ...]
+
+
+@dataclass(frozen=True)
 class LoaderWorkers:
     """The data loader with `workers` processes, `prefetch` batches ahead each."""
 
@@ -203,6 +213,7 @@ Change = (
     | WireBytes
     | LinkSpeed
     | Algorithm
+    | MeasuredTransfers
     | LoaderWorkers
     | PinnedCopies
     | RemovedSyncs

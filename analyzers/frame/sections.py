@@ -133,6 +133,7 @@ NCCL = Section[nccl_sections.Nccl]("nccl")
 TOPOLOGY = Section[list[nccl_sections.TopologyEntry]]("topology")
 BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
 FITS = Section[list[nccl_sections.FitEntry]]("fits")
+CROSSOVERS = Section[list[nccl_sections.CrossoverEntry]]("crossovers")
 TRAFFIC = Section[list[nccl_sections.TrafficEntry]]("traffic")
 MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
 HOST_CALLS = Section[list[HostCallsEntry]]("host_calls", every)
@@ -152,7 +153,8 @@ GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, SLOWDOWN, REPLAY, PIPELINE, HANG, NCCL,
-    TOPOLOGY, BANDWIDTH, FITS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, KERNEL_RANKS, OPERATORS,
+    TOPOLOGY, BANDWIDTH, FITS, CROSSOVERS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, KERNEL_RANKS,
+    OPERATORS,
     RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, GAPS,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""

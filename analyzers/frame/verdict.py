@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from gpuscope.analyzers.frame.analyzer import Attributed
 from gpuscope.report.schema.document import Class, ProblemEntry, Slowdown, Verdict
@@ -18,6 +19,8 @@ LOST_WORK = 0.5
 MAX_CONFIDENCE = 0.95
 WHOLE_WINDOW = 0.8
 """Confidence that remains where the whole window is judged, warm-up and all."""
+TOLD = 0.9
+"""A doubt that leaves no more than this of the confidence is told as a limit of the verdict."""
 ASSUMED_WORLD = 0.9
 """What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
 
@@ -89,20 +92,22 @@ def decide(evidence: Evidence) -> Verdict:
         return _verdict(None, None, 0.0, 0.0, why + _besides(evidence.slowdown), abstained=True)
     top, cause, share = bound(evidence.causes, evidence.window)
     cause_abstained = top == "communication" and cause is None
-    confidence = round(_confidence(evidence, top, cause, share), 2)
+    doubts = _doubts(evidence, top, cause, share)
+    confidence = round(min(max(prod(doubt.factor for doubt in doubts), 0.05), MAX_CONFIDENCE), 2)
     why = _why(evidence, top, cause, share) + _world_taken(evidence)
     if evidence.why_whole:
         why += f"; {evidence.why_whole}"
-    return _verdict(top, cause, share, confidence, why, cause_abstained=cause_abstained)
+    limits = [doubt.why for doubt in sorted(doubts, key=lambda doubt: doubt.factor) if doubt.factor <= TOLD]
+    return _verdict(top, cause, share, confidence, why, cause_abstained=cause_abstained, limits=limits)
 
 
 def _verdict(
     bound_by: Class | None, cause: str | None, share: float, confidence: float, why: str, *,
-    abstained: bool = False, cause_abstained: bool = False,
+    abstained: bool = False, cause_abstained: bool = False, limits: Sequence[str] = (),
 ) -> Verdict:  # fmt: skip
     return {
         "bound_by": bound_by, "cause": cause, "share_frac": share, "confidence": confidence, "abstained": abstained,
-        "cause_abstained": cause_abstained, "why": why,
+        "cause_abstained": cause_abstained, "why": why, "limits": list(limits),
     }  # fmt: skip
 
 
@@ -173,39 +178,75 @@ def _ranks_missing(evidence: Evidence) -> bool:
     return evidence.world_size is None or len(evidence.ranks) < evidence.world_size
 
 
-def _confidence(evidence: Evidence, top: Class, cause: str | None, share: float) -> float:
-    """The product of the doubts about the verdict; docs/definitions.md explains it.
+@dataclass(frozen=True)
+class Doubt:
+    """One thing that makes the verdict less certain: what it leaves of the confidence, and why."""
+
+    factor: float
+    why: str
+
+
+def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> list[Doubt]:
+    """The doubts about the verdict, whose product is its confidence; docs/definitions.md explains it.
 
     How clear the lead is (the runner-up class, or the 10 % line), and the shares of what is unexplained,
     lost, unlinked, assumed or missing.
     """
-    sums = class_sums(evidence.causes)
-    if top == "compute":
-        lead = 1 - max(sums.values()) / (VERDICT_SHARE * evidence.window)
-    else:
-        runner_up = max((ns for name, ns in sums.items() if name != top), default=0)
-        lead = min(1 - runner_up / sums[top], (share - VERDICT_SHARE) / VERDICT_SHARE + 0.1)
-    confidence = 0.5 + 0.5 * min(max(lead, 0.0), 1.0)
-    not_compute = sum(evidence.causes.values())
+    doubts = [_lead(evidence, top, share), *_of_recording(evidence, top)]
     unknown = evidence.causes.get(UNATTRIBUTED, 0)
     if cause is not None:  # where the cause is left open, an unknown one lowers nothing
         unknown += evidence.causes.get(UNDIVIDED_COMMUNICATION, 0)
-    confidence *= 1 - unknown / max(not_compute, evidence.window // 10, 1)
-    confidence *= 1 - evidence.kernels_lost / max(evidence.launches, evidence.kernels_lost, 1)
-    confidence *= evidence.events / (evidence.events + evidence.events_lost)
-    if top == "cpu":
-        confidence *= 1 - 0.5 * evidence.launch_missing / evidence.events
-    if cause in evidence.assumed:
-        confidence *= 0.7
-    if _ranks_missing(evidence) and evidence.world_size is not None:
-        confidence *= 0.9
+    not_compute = max(sum(evidence.causes.values()), evidence.window // 10, 1)
+    doubts.append(Doubt(1 - unknown / not_compute, f"{units.share(unknown / evidence.window)} has no known cause"))
+    if cause is not None and cause in evidence.assumed:
+        doubts.append(Doubt(0.7, f"{cause_label(cause)} rests on assumed figures of the link"))
+    world = evidence.world_size
+    if world is not None and len(evidence.ranks) < world:
+        doubts.append(Doubt(0.9, f"only {len(evidence.ranks)} of {world} ranks are in these files"))
     if evidence.world_assumed:
-        confidence *= ASSUMED_WORLD
-    if top == "communication" and evidence.world_size is None:
-        confidence *= 0.8
+        said = f"the {len(evidence.ranks)} ranks in these files are assumed to be the whole job"
+        doubts.append(Doubt(ASSUMED_WORLD, said))
+    if top == "communication" and world is None:
+        doubts.append(Doubt(0.8, "how many ranks the job has is not recorded"))
     if evidence.why_whole:
-        confidence *= WHOLE_WINDOW
-    return min(max(confidence, 0.05), MAX_CONFIDENCE)
+        doubts.append(Doubt(WHOLE_WINDOW, evidence.why_whole))
+    return doubts
+
+
+def _lead(evidence: Evidence, top: Class, share: float) -> Doubt:
+    """How far the next class, or the 10 % line, is from changing the verdict."""
+    sums = class_sums(evidence.causes)
+    others: dict[Class, int] = {name: ns for name, ns in sums.items() if name != top}
+    next_one = max(others, key=lambda name: others[name])
+    runner_up = f"{CLASSES[next_one]} stalls take {units.share(others[next_one] / evidence.window)}"
+    line = units.share(VERDICT_SHARE)
+    if top == "compute":
+        lead = 1 - max(sums.values()) / (VERDICT_SHARE * evidence.window)
+        why = f"{runner_up}, near the {line} that would bound it"
+    else:
+        to_runner_up = 1 - others[next_one] / sums[top]
+        to_line = (share - VERDICT_SHARE) / VERDICT_SHARE + 0.1
+        lead = min(to_runner_up, to_line)
+        why = f"{runner_up}, too" if to_runner_up <= to_line else f"{units.share(share)} is little more than {line}"
+    return Doubt(0.5 + 0.5 * min(max(lead, 0.0), 1.0), why)
+
+
+def _of_recording(evidence: Evidence, top: Class) -> list[Doubt]:
+    """Records that were lost, or lack their other half."""
+    launches = max(evidence.launches, evidence.kernels_lost, 1)
+    unlinked = evidence.launch_missing / evidence.events
+    doubts = [
+        Doubt(
+            1 - evidence.kernels_lost / launches, f"{evidence.kernels_lost} of {launches} launches lack their kernel"
+        ),
+        Doubt(
+            evidence.events / (evidence.events + evidence.events_lost),
+            f"{units.plural(evidence.events_lost, 'event')} could not be read",
+        ),
+    ]
+    if top == "cpu":
+        doubts.append(Doubt(1 - 0.5 * unlinked, f"{units.share(unlinked)} of the device events lack their launch"))
+    return doubts
 
 
 def _world_taken(evidence: Evidence) -> str:

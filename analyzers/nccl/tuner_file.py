@@ -1,5 +1,7 @@
 """A configuration for NCCL's example tuner plugin: NCCL's own choices, with those changed that gain for certain.
 
+What was measured decides first (`measured/crossovers.py`), then NCCL's cost model held to what the trace shows.
+
 Written for NVIDIA/nccl 2.30, plugins/tuner/example/plugin.c. What it does decides what must be written:
 - It sets one channel wherever no row matches or a row says −1: every row names its channels, and the rows of each
   of its five operations cover every size.
@@ -19,11 +21,13 @@ from gpuscope.analyzers.collectives.message_cost import CostModel
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.analyzers.frame.sections import FITS
-from gpuscope.analyzers.nccl.bandwidth import run as bandwidth
-from gpuscope.analyzers.nccl.cost_constants import PROTOCOLS
-from gpuscope.analyzers.nccl.cost_model import Choice
-from gpuscope.analyzers.nccl.predicted_cost import Estimate, predict
-from gpuscope.analyzers.nccl.run_choices import RunChoices
+from gpuscope.analyzers.nccl.cost.cost_constants import PROTOCOLS
+from gpuscope.analyzers.nccl.cost.cost_model import Choice
+from gpuscope.analyzers.nccl.cost.predicted_cost import Estimate, predict
+from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
+from gpuscope.analyzers.nccl.measured.bandwidth import run as bandwidth
+from gpuscope.analyzers.nccl.measured.crossovers import crossovers
+from gpuscope.analyzers.nccl.measured.timed_series import timings
 from gpuscope.errors import UsageError
 from gpuscope.trace.trace import Row, Trace
 
@@ -80,25 +84,30 @@ class Tuning:
         return "\n".join([*head, *(row.line() for row in self.rows)]) + "\n"
 
 
-def tuning(trace: Trace) -> Tuning:
-    """Rows for every communicator whose choices NCCL's log has.
+def tuning(trace: Trace, channels: int | None = None) -> Tuning:
+    """Rows for every communicator whose choices NCCL's log has; `channels` where the log has them not.
 
-    Raises `UsageError` where the log has no choice with its channels, or not the communicator that made it.
+    Raises `UsageError` where the log has no choice or no channels, or not the communicator that made a choice.
     """
     choices = [row for row in trace.rows("choices") if row["op"] in OPERATIONS]
-    channels = max((row["channels"] or 0 for row in trace.rows("communicators")), default=0)
-    channels = max([channels, *(row["channels"] or 0 for row in choices)])
-    if not choices or not channels:
+    logged = [row["channels"] or 0 for table in ("communicators", "choices") for row in trace.rows(table)]
+    channels = max(logged, default=0) or channels
+    if not choices:
         raise UsageError(
-            "which algorithm, protocol and channels NCCL chose is not recorded",
+            "which algorithm and protocol NCCL chose is not recorded",
             hint="read a log of NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING beside the traces",
+        )
+    if not channels:
+        raise UsageError(
+            "how many channels NCCL used is not recorded, and the plugin forces one where a row says none",
+            hint="read the lines «N coll channels» of NCCL_DEBUG=INFO too, or give their number with --channels",
         )
     sizes = {row["size"] for row in trace.rows("communicators") if row["size"]}
     by_kind: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in choices:
         by_kind[row["op"], _group_size(row, sizes)].append(row)
     facts = RunFacts(trace, ())
-    run_choices, models = RunChoices(facts), _models(facts)
+    run_choices, models, faster = RunChoices(facts), _models(facts), _measured(facts)
     rows: list[TunerRow] = []
     changes: list[str] = []
     lost = 0
@@ -113,14 +122,29 @@ def tuning(trace: Trace) -> Tuning:
             now = replace(now, channels=now.channels or channels)
             lost += now.protocol == "ll128"
             safe = replace(now, protocol="simple") if now.protocol == "ll128" else now
-            best = None if isinstance(place, Refused) else _better(op, nbytes, run_choices, size, now, models)
+            best = faster.get((op, size, nbytes))
+            if best is None and not isinstance(place, Refused):
+                best = _better(op, nbytes, run_choices, size, now, models)
             if best is not None:
+                best = replace(best[0], channels=best[0].channels or now.channels), best[1]
                 changes.append(f"{op} of {nbytes} bytes, {size} ranks: {_words(now)} -> {_words(best[0])}: {best[1]}")
             chosen[nbytes] = best[0] if best is not None else safe
         rows += [TunerRow(op, low, high, choice, nodes, size) for low, high, choice in _ranges(chosen)]
     usual = Choice("ring", "simple", channels)
     rows += [TunerRow(op, 0, LARGEST, usual) for op in OPERATIONS]
     return Tuning(tuple(rows), tuple(changes), lost)
+
+
+def _measured(facts: RunFacts) -> dict[tuple[str, int, int], tuple[Choice, str]]:
+    """By operation, ranks and bytes: the choice that measured times show to be faster, and by how much."""
+    found: dict[tuple[str, int, int], tuple[Choice, str]] = {}
+    for entry in sorted(crossovers(timings(facts).series), key=lambda one: one["at_most_ns"] / one["dur_ns"]):
+        algorithm, protocol = entry["faster_algorithm"], entry["faster_protocol"]
+        if algorithm is not None and protocol not in (None, "ll128"):
+            key = entry["op"], entry["group_size"], entry["bytes"]
+            said = f"measured {entry['dur_ns']} -> at most {entry['at_most_ns']} ns"
+            found.setdefault(key, (Choice(algorithm, str(protocol)), said))
+    return found
 
 
 def _group_size(row: Row, sizes: set[int]) -> int:
@@ -143,7 +167,7 @@ def _models(facts: RunFacts) -> Models:
     found: Models = {}
     fits = bandwidth(facts).sections.get(FITS)
     for fit in sorted(fits or [], key=lambda fit: fit["tool"] != "trace"):
-        if fit["alpha_ns"] is not None:
+        if fit["alpha_ns"] is not None and (fit["protocol"] is not None or fit["algorithm"] is None):
             beta = 1 / fit["busbw_gbps"] if fit["busbw_gbps"] else 0.0
             basis = f"fitted to {fit['sizes']} message sizes"
             key = fit["op"], fit["group_size"], fit["algorithm"], fit["protocol"]

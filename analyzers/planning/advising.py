@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuscope.analyzers.planning.cluster import cluster_of
-from gpuscope.analyzers.planning.plan import default_batch, plan
-from gpuscope.analyzers.planning.transformer import model_named
+from gpuscope.analyzers.planning.candidates import Question
+from gpuscope.analyzers.planning.costs.rates import Rates
+from gpuscope.analyzers.planning.inputs.cluster import Cluster
+from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
+from gpuscope.analyzers.planning.inputs.model_spec import model_named
+from gpuscope.analyzers.planning.inputs.transformer import Model
+from gpuscope.analyzers.planning.plan import plan
 from gpuscope.errors import UsageError
-from gpuscope.report.schema.plan_document import Plan, PlanEntry, PlanRule
+from gpuscope.report.schema.plan_document import Plan, PlanCalibration, PlanChange, PlanEntry, PlanRule
 from gpuscope.report.section_tables import SectionTables
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SECTIONS: dict[str, type] = {"candidates": PlanEntry, "rules": PlanRule}
+SECTIONS: dict[str, type] = {
+    "candidates": PlanEntry, "nearest": PlanEntry, "rules": PlanRule, "sensitivity": PlanChange,
+}  # fmt: skip
 """Sections of the document that are tables, and what a row of each holds."""
+TOKENS = 4 << 20
+"""Of a step where neither a batch nor tokens are given: what Llama 2 (arXiv:2307.09288, section 2.2) trained with."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +44,8 @@ class ParallelismPlan:
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:
-        """`candidates` and `rules` as DataFrames, nested keys dotted (`memory_bytes.optimizer`)."""
+        """`candidates`, `nearest`, `rules` and `sensitivity` as DataFrames, nested keys dotted
+        (`memory_bytes.optimizer`)."""
         return SectionTables(self.document, SECTIONS)
 
     def __repr__(self) -> str:
@@ -47,28 +58,87 @@ class ParallelismPlan:
 
 
 def advise(
-    model: str,
-    cluster: str,
+    model: str | None = None,
+    cluster: str | None = None,
     *,
+    run: str | Path | None = None,
+    layout: str | None = None,
     sequence: int | None = None,
     global_batch: int | None = None,
+    tokens: int | None = None,
     network: str | None = None,
+    ports: int | None = None,
     gpu_memory: float | None = None,
+    precision: str = "bf16",
+    lossy: bool = False,
     limit: int = 5,
 ) -> ParallelismPlan:
-    """Say which parallelisms fit a model on a cluster, without a trace, the quickest by estimate first.
+    """Say which parallelisms fit a model on a cluster, the quickest by estimate first.
 
-    `model` is a preset (`llama-3-8b`), `layers=32,width=4096,…`, or a preset with parts changed; `cluster` is `8xH100`,
-    or `16x8xH100` for 16 hosts. `sequence` is in tokens (default: the model's), `global_batch` in sequences per step
-    (default: about 4 Mi tokens), `network` the link between hosts per GPU (`ib_ndr`; default: the GPU's usual one),
-    `gpu_memory` in GB of a GPU (default: its data sheet's), `limit` the number of candidates kept.
+    `model` is a preset (`llama-3-8b`), `layers=32,width=4096,…`, a preset with parts changed, or a file of these or of
+    Transformers' configuration; `cluster` is `8xH100`, `16x8xH100` for 16 hosts, or a file. With `run`, a folder that
+    gpuscope recorded, what was measured there replaces what is assumed, and `model` and `cluster` default to the run's;
+    `layout` says how the run was spread (`tp=2,pp=4,batch=512`) where its manifest does not.
 
-    Raises `UsageError` for a model, cluster or network that is not known or not possible, or a batch that no layout
-    divides.
+    `sequence` is in tokens (default: the model's), `global_batch` in sequences per step or `tokens` in tokens (default:
+    4 Mi), `network` the link of a port (`ib_ndr`; default: the GPU's usual one), `ports` those of a host (default: one
+    per GPU), `gpu_memory` in GB of a GPU (default: its data sheet's), `precision` `bf16` or `fp8`, `limit` the number
+    of candidates kept. `lossy` also considers ZeRO++, which sends in fewer bits.
+
+    Raises `UsageError` or `InputError` for a model, cluster, network or run that is not known or not possible, or a
+    batch that no layout divides.
     """
-    for name, value, least in (("global_batch", global_batch, 1), ("gpu_memory", gpu_memory, 1), ("limit", limit, 1)):
+    for name, value, least in (
+        ("global_batch", global_batch, 1), ("tokens", tokens, 1), ("gpu_memory", gpu_memory, 1), ("limit", limit, 1),
+        ("ports", ports, 1), ("sequence", sequence, 1),
+    ):  # fmt: skip
         if value is not None and not value >= least:
             raise UsageError(f"{name}={value} must be at least {least}")
-    shape, machines = model_named(model, sequence), cluster_of(cluster, network, gpu_memory)
-    batch = global_batch if global_batch is not None else default_batch(shape, machines)
-    return ParallelismPlan(plan(shape, model, machines, batch, limit))
+    if global_batch is not None and tokens is not None:
+        raise UsageError("global_batch and tokens say the same twice", hint="give one of them")
+    if precision not in ("bf16", "fp8"):
+        raise UsageError(f"precision={precision} is neither bf16 nor fp8")
+    shape, machines, rates, found = _inputs(model, cluster, run, sequence, network, gpu_memory, ports, layout)
+    if precision not in machines.peaks:
+        raise UsageError(f"{machines.gpu} has no {precision} peak", hint="give fp8_tflops in the cluster's file")
+    batch = global_batch if global_batch is not None else _batch(shape, machines, tokens)
+    question = Question(shape, machines, batch, rates, precision, lossy)
+    return ParallelismPlan(plan(question, model or str(run), limit, found))
+
+
+def _inputs(
+    model: str | None, cluster: str | None, run: str | Path | None, sequence: int | None, network: str | None,
+    gpu_memory: float | None, ports: int | None, layout: str | None,
+) -> tuple[Model, Cluster, Rates, PlanCalibration | None]:  # fmt: skip
+    shape = model_named(model, sequence) if model is not None else None
+    on_cpu = re.fullmatch(r"([1-9]\d{0,4})xCPU", cluster or "") if run is not None else None
+    machines = cluster_of(cluster, network, gpu_memory, ports) if cluster is not None and not on_cpu else None
+    if run is not None:
+        from gpuscope.analyzers.planning.calibration.calibrating import calibrated
+
+        processes = int(on_cpu[1]) if on_cpu else None
+        own, machines, rates, told = calibrated(Path(run), shape, machines, layout, processes)
+        return shape or (replace(own, sequence=sequence) if sequence else own), machines, rates, told
+    if layout is not None:
+        raise UsageError("a layout is that of a recorded run", hint="name the run with --from")
+    if shape is None or machines is None:
+        raise UsageError(
+            f"{'a model' if shape is None else 'a cluster'} is missing",
+            hint="--model llama-3-8b --cluster 8xH100, or --from a recorded run",
+        )
+    return shape, machines, Rates(), None
+
+
+def _batch(model: Model, cluster: Cluster, tokens: int | None) -> int:
+    """Sequences of so many tokens, just as many as the user says; by default about `TOKENS`, a multiple of the GPUs
+    where there are enough. Raises `UsageError` where the tokens are no whole number of sequences."""
+    if tokens is None:
+        wanted = max(TOKENS // model.sequence, 1)
+        return max(round(wanted / cluster.gpus), 1) * cluster.gpus if wanted >= cluster.gpus else wanted
+    if tokens % model.sequence:
+        below, above = tokens // model.sequence * model.sequence, -(-tokens // model.sequence) * model.sequence
+        raise UsageError(
+            f"{tokens:,} tokens are no whole number of sequences of {model.sequence:,}",
+            hint=f"--tokens {below or above} or {above}",
+        )
+    return tokens // model.sequence

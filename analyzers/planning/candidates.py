@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from gpuscope.analyzers.planning.cluster import Cluster
-from gpuscope.analyzers.planning.estimate import USABLE, step_seconds
-from gpuscope.analyzers.planning.layout import Layout, memory
-from gpuscope.analyzers.planning.transformer import Model
+from gpuscope.analyzers.planning.costs.plan_memory import memory, offloaded
+from gpuscope.analyzers.planning.costs.rates import Rates
+from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, stages_of
+from gpuscope.analyzers.planning.inputs.cluster import Cluster
+from gpuscope.analyzers.planning.inputs.transformer import Model
+from gpuscope.analyzers.planning.layout import CPU, FULL, NO, NVME, RING, SELECTIVE, ULYSSES, Layout
 
 MICRO_BATCHES = (1, 2, 4, 8)
+CHUNKS = (1, 2, 3, 4, 6, 8)
 LONG_SEQUENCE = 16384
 """From this length on context parallelism is considered: below it a sequence fits a GPU beside tensor parallelism
 (Llama 3, arXiv:2407.21783, section 3.3.2, divides sequences of 131,072 and none of 8,192)."""
+
+AS_GOOD = 1.005
+"""Times the quickest, below which the estimate tells no difference."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is planned. `batch` is in sequences; `lossy` also considers what changes the arithmetic (ZeRO++)."""
+
+    model: Model
+    cluster: Cluster
+    batch: int
+    rates: Rates
+    precision: str = "bf16"
+    lossy: bool = False
 
 
 @dataclass(frozen=True)
@@ -22,63 +40,151 @@ class Scored:
 
     layout: Layout
     memory: dict[str, float]
-    seconds: float
-    fits: bool
+    estimate: Estimate
+    lacks: float
+    """Bytes of a GPU's memory that are missing; 0 where it fits."""
 
     @property
-    def complexity(self) -> int:
-        """Kinds of parallelism besides plain data parallelism."""
-        own = self.layout
-        return sum(size > 1 for size in (own.tensor, own.pipeline, own.context, own.expert)) + own.zero + own.recompute
+    def needs(self) -> float:
+        """Bytes of a GPU."""
+        return sum(self.memory.values())
 
 
-def layouts(model: Model, cluster: Cluster, batch: int) -> Iterator[Layout]:
-    """Every layout whose sizes divide what they must."""
+def layouts(model: Model, cluster: Cluster, batch: int, *, lossy: bool = False) -> Iterator[Layout]:
+    """Every layout whose sizes divide what they must, before recomputation and offloading are chosen."""
     for tensor in _divisors(cluster.gpus_per_host):
-        if model.heads % tensor or (model.kv_heads or model.heads) % tensor:
+        kv = model.kv_heads or model.heads
+        if model.heads % tensor or (kv % tensor and tensor % kv) or model.width % tensor:
             continue
         for pipeline in _divisors(cluster.gpus // tensor):
-            if model.layers % pipeline:
-                continue
-            yield from _spread(model, cluster, batch, tensor, pipeline)
+            # Layers need not divide: stages may be uneven.
+            if pipeline <= model.layers:
+                yield from _spread(model, cluster, batch, Layout(1, tensor, pipeline), lossy)
 
 
-def _spread(model: Model, cluster: Cluster, batch: int, tensor: int, pipeline: int) -> Iterator[Layout]:
-    left = cluster.gpus // (tensor * pipeline)
-    for context in _divisors(left) if model.sequence >= LONG_SEQUENCE else (1,):
+def _spread(model: Model, cluster: Cluster, batch: int, base: Layout, lossy: bool) -> Iterator[Layout]:
+    left = cluster.gpus // (base.tensor * base.pipeline)
+    for context, exchange in _contexts(model, base.tensor, left):
         data = left // context
-        experts = [size for size in _divisors(data) if model.experts % size == 0] if model.experts else [1]
+        ranks = data * context * base.tensor
+        experts = [size for size in _divisors(ranks) if model.experts % size == 0] if model.experts else [1]
         for micro in MICRO_BATCHES:
             if batch % (data * micro):
                 continue
+            count = batch // (data * micro)
             for expert in experts:
-                # Gradients that are divided, or gathered weights, would cross the pipeline once per micro-batch.
-                for zero in (0, 1) if pipeline > 1 else (0, 1, 2, 3):
-                    if zero and data * context == 1:
-                        continue
-                    for recompute in (False, True):
-                        yield Layout(data, tensor, pipeline, context, expert, zero, micro, recompute)
+                for chunks in _chunks(model, base.pipeline, count):
+                    own = replace(
+                        base, data=data, context=context, exchange=exchange, expert=expert, micro_batch=micro,
+                        chunks=chunks,
+                    )  # fmt: skip
+                    yield from _zeros(cluster, own, lossy)
 
 
-def scored(model: Model, cluster: Cluster, batch: int) -> list[Scored]:
-    """Every layout, the quickest first; of equals the simplest, then the one that needs least memory."""
-    rows = []
-    for layout in layouts(model, cluster, batch):
-        needs = memory(model, layout, batch)
-        fits = sum(needs.values()) <= USABLE * cluster.memory
-        rows.append(Scored(layout, needs, step_seconds(model, cluster, layout, batch), fits))
-    return sorted(rows, key=lambda row: (row.seconds, row.complexity, sum(row.memory.values())))
+def _contexts(model: Model, tensor: int, left: int) -> Iterator[tuple[int, str]]:
+    if model.sequence < LONG_SEQUENCE:
+        yield 1, RING
+        return
+    for size in _divisors(left):
+        # Each rank of the ring has two pieces of the sequence, so that causal attention is balanced.
+        if size == 1 or model.sequence % (2 * size) == 0:
+            yield size, RING
+        if size > 1 and (model.kv_heads or model.heads) % (tensor * size) == 0:
+            yield size, ULYSSES
 
 
-def best_of_each(rows: list[Scored]) -> list[Scored]:
-    """Of those that fit, the first of each combination of sizes."""
-    seen: dict[tuple[int, ...], Scored] = {}
+def _chunks(model: Model, stages: int, count: int) -> Iterator[int]:
+    # The interleaved schedule takes micro-batches by rounds of as many as there are stages.
+    for chunks in CHUNKS if stages > 1 and count % stages == 0 else (1,):
+        if stages * chunks <= model.layers:
+            yield chunks
+
+
+def _zeros(cluster: Cluster, own: Layout, lossy: bool) -> Iterator[Layout]:
+    yield own
+    if own.replicas == 1:
+        return
+    # Gradients that are divided, or gathered weights, would cross the pipeline once per micro-batch.
+    for zero in (1,) if own.pipeline > 1 else (1, 2, 3):
+        yield replace(own, zero=zero)
+        inside = cluster.gpus_per_host // own.tensor
+        if zero == 3 and 1 < inside < own.replicas and own.replicas % inside == 0 and own.expert == 1:
+            yield replace(own, zero=zero, shard=inside)
+            if lossy:
+                yield replace(own, zero=zero, secondary=inside)
+
+
+def scored(question: Question) -> list[Scored]:
+    """Every layout, the quickest first; of equals the simplest, then the one that needs least memory.
+
+    Recomputation costs time and saves memory, so each layout comes with the least of it that fits. An optimizer goes to
+    the host only where nothing fits otherwise.
+    """
+    model, cluster = question.model, question.cluster
+    found = [_least(question, own) for own in layouts(model, cluster, question.batch, lossy=question.lossy)]
+    if not any(row.lacks == 0 for row in found):
+        found += [_least(question, own) for own in _offloaded(question)]
+    return sorted(found, key=lambda row: (row.estimate.seconds, row.layout.complexity, row.needs))
+
+
+def _offloaded(question: Question) -> Iterator[Layout]:
+    places = (CPU, NVME) if question.cluster.nvme_gbps else (CPU,)
+    for own in layouts(question.model, question.cluster, question.batch):
+        if own.zero and own.shards == own.replicas:
+            yield from (replace(own, offload=place) for place in places)
+        elif own.replicas == 1:
+            yield from (replace(own, zero=1, offload=place) for place in places)
+
+
+def _least(question: Question, layout: Layout) -> Scored:
+    for recompute in (NO, SELECTIVE, FULL):
+        own = replace(layout, recompute=recompute)
+        needs, lacks = _needs(question, own)
+        if lacks == 0 or recompute == FULL:
+            break
+    spent = estimate(question.model, question.cluster, own, question.batch, question.rates, question.precision)
+    return Scored(own, needs, spent, lacks)
+
+
+def _needs(question: Question, layout: Layout) -> tuple[dict[str, float], float]:
+    cluster, stages = question.cluster, stages_of(question.model, layout)
+    needs = memory(question.model, layout, stages, question.batch)
+    needs["activations"] *= question.rates.activation_factor
+    lacks = max(sum(needs.values()) - cluster.usable, 0.0)
+    if layout.offload == CPU and cluster.host_memory:
+        host = offloaded(question.model, layout, stages) * cluster.gpus_per_host
+        lacks += max(host - cluster.host_memory, 0.0) / cluster.gpus_per_host
+    return needs, lacks
+
+
+def best_of_each(rows: Iterable[Scored]) -> list[Scored]:
+    """Of those that fit, one of each combination of sizes: the simplest that is as good as the quickest."""
+    groups: dict[tuple[int, ...], list[Scored]] = {}
     for row in rows:
-        own = row.layout
-        if row.fits:
-            seen.setdefault((own.data, own.tensor, own.pipeline, own.context, own.expert), row)
-    return list(seen.values())
+        if row.lacks == 0:
+            groups.setdefault(_sizes(row.layout), []).append(row)
+    found = [
+        min(
+            (row for row in group if row.estimate.seconds <= AS_GOOD * group[0].estimate.seconds),
+            key=lambda row: row.layout.complexity,
+        )
+        for group in groups.values()
+    ]
+    return sorted(found, key=lambda row: row.estimate.seconds)
+
+
+def _sizes(own: Layout) -> tuple[int, ...]:
+    return own.data, own.tensor, own.pipeline, own.context, own.expert
+
+
+def nearest(rows: Iterable[Scored], shown: int) -> list[Scored]:
+    """Of those that do not fit, the ones that lack least, one of each combination of sizes."""
+    seen: dict[tuple[int, ...], Scored] = {}
+    for row in sorted(rows, key=lambda row: (row.lacks, row.estimate.seconds)):
+        seen.setdefault(_sizes(row.layout), row)
+    return list(seen.values())[:shown]
 
 
 def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(size for size in range(1, number + 1) if number % size == 0)
+    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
+    return tuple(sorted({*small, *(number // size for size in small)}))

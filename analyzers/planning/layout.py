@@ -1,24 +1,18 @@
-"""A way to spread a model over a cluster, and what it takes: memory by part, bytes sent, idle share.
-
-Memory of the model's states: Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3 (2Ψ weights, 2Ψ gradients, 12Ψ for
-Adam in mixed precision) and section 5 (what each stage divides). Activations: Korthikanti et al., arXiv:2205.05198,
-equations 1 to 4, counted part by part, so that gated feed-forward parts and grouped queries come out too; attention is
-taken to be fused (FlashAttention), so its 5·a·s²·b term is absent, and nothing is dropped out. Bubble of 1F1B:
-Narayanan et al., arXiv:2104.04473, section 2.2.
-"""
+"""A way to spread a model over a cluster: the sizes of its parallelisms, and which layers a stage gets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from gpuscope.analyzers.pipelines.schedules import bubble_frac
-from gpuscope.analyzers.planning.cluster import Cluster
-from gpuscope.analyzers.planning.transformer import Model
 
-BYTES = 2
-"""Of a weight, gradient or activation in bf16."""
-OPTIMIZER_BYTES = 12
-"""Of Adam per weight: master weight, momentum and variance in fp32."""
+NO, SELECTIVE, FULL = "none", "selective", "full"
+"""What is recomputed in the backward pass: nothing, norms and activation functions, or whole layers."""
+RING, ULYSSES = "ring", "ulysses"
+"""How context parallelism exchanges: keys and values in a ring, or all-to-alls of heads."""
+CPU, NVME = "cpu", "nvme"
+"""Where the optimizer and its states are, if not on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -32,21 +26,57 @@ class Layout:
     expert: int = 1
     zero: int = 0
     micro_batch: int = 1
-    recompute: bool = False
+    recompute: str = NO
+    chunks: int = 1
+    """Model chunks of a pipeline stage: more than one is the interleaved schedule."""
+    exchange: str = RING
+    """Of context parallelism."""
+    shard: int = 0
+    """Ranks over which ZeRO divides, fewer than all: hybrid sharding (HSDP); 0 for all."""
+    secondary: int = 0
+    """ZeRO++: weights and gradients sent in 8 and 4 bits, and so many ranks of a host that divide a second copy of the
+    weights; 0 for none of it."""
+    offload: str = NO
 
     @property
     def name(self) -> str:
-        """`dp 8 (ZeRO-1) x tp 8 x pp 4, micro-batch 1, full recomputation`."""
-        zero = f" (ZeRO-{self.zero})" if self.zero else ""
+        """`dp 8 (ZeRO-1) x tp 8 x pp 4 (2 chunks), micro-batch 1, full recomputation`."""
+        zero = f"ZeRO-{self.zero}{'++' if self.secondary else ''}" if self.zero else ""
+        zero += f" over {self.shard}" if zero and self.shards < self.replicas else ""
         others = (("tp", self.tensor), ("pp", self.pipeline), ("cp", self.context), ("ep", self.expert))
-        sizes = "".join(f" x {kind} {size}" for kind, size in others if size > 1)
-        tail = ", full recomputation" if self.recompute else ""
-        return f"dp {self.data}{zero}{sizes}, micro-batch {self.micro_batch}{tail}"
+        notes = {"pp": f" ({self.chunks} chunks)" if self.chunks > 1 else "", "cp": f" ({self.exchange})"}
+        sizes = "".join(f" x {kind} {size}{notes.get(kind, '')}" for kind, size in others if size > 1)
+        tail = f", {self.recompute} recomputation" if self.recompute != NO else ""
+        tail += f", optimizer on {'NVMe' if self.offload == NVME else 'the CPU'}" if self.offload != NO else ""
+        return f"dp {self.data}{f' ({zero})' if zero else ''}{sizes}, micro-batch {self.micro_batch}{tail}"
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights before ZeRO divides them."""
+        return self.data * self.context
 
     @property
     def shards(self) -> int:
-        """Ranks over which ZeRO divides: those that hold the same weights."""
-        return self.data * self.context
+        """Ranks over which ZeRO divides."""
+        return self.shard or self.replicas
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts: those of a stage by the ranks that share the experts out. Experts
+        are whole: they are shared over tensor-parallel ranks too (Megatron-Core's folding, arXiv:2504.14960)."""
+        return max(self.replicas * self.tensor // self.expert, 1)
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks over which ZeRO divides an expert's states."""
+        return max(self.shards * self.tensor // self.expert, 1)
+
+    @property
+    def complexity(self) -> int:
+        """Kinds of parallelism and of saving besides plain data parallelism."""
+        sizes = sum(size > 1 for size in (self.tensor, self.pipeline, self.context, self.expert, self.chunks))
+        savings = (NO, SELECTIVE, FULL).index(self.recompute) + (self.offload != NO) + (self.secondary > 0)
+        return sizes + self.zero + savings + (self.shards < self.replicas)
 
 
 def micro_batches(layout: Layout, batch: int) -> int:
@@ -54,114 +84,44 @@ def micro_batches(layout: Layout, batch: int) -> int:
     return batch // (layout.data * layout.micro_batch)
 
 
-@dataclass(frozen=True)
-class Weights:
-    """Weights on the fullest GPU: those that all data-parallel ranks share, and those of its experts."""
-
-    shared: float
-    experts: float
-
-
-def weights(model: Model, layout: Layout) -> Weights:
-    """Of a first or last pipeline stage, whichever GPU holds more: its layers, and an embedding or the output layer."""
-    per_stage = model.layers / layout.pipeline
-    ends = model.embedding * (2 if layout.pipeline == 1 and not model.tied else 1)
-    return Weights(
-        (per_stage * model.layer + ends) / layout.tensor,
-        per_stage * model.layer_experts / (layout.tensor * layout.expert),
-    )
-
-
-def memory(model: Model, layout: Layout, batch: int) -> dict[str, float]:
-    """Bytes on the fullest GPU by part: parameters, gradients, optimizer, activations."""
-    own, shards = weights(model, layout), layout.shards
-    # Experts are replicated only over the data-parallel ranks that do not share them out.
-    spread = max(shards // layout.expert, 1)
-
-    def states(per_weight: int, divided: bool) -> float:
-        return per_weight * (own.shared / (shards if divided else 1) + own.experts / (spread if divided else 1))
-
-    # A ZeRO-3 rank gathers one layer's weights at a time, and has the next one's under way.
-    gathered = 2 * BYTES * (model.layer / layout.tensor + model.layer_experts / (layout.tensor * layout.expert))
-    return {
-        "parameters": states(BYTES, layout.zero >= 3) + (gathered if layout.zero >= 3 and shards > 1 else 0.0),
-        "gradients": states(BYTES, layout.zero >= 2),
-        "optimizer": states(OPTIMIZER_BYTES, layout.zero >= 1),
-        "activations": activations(model, layout, batch),
-    }
-
-
-def layer_activations(model: Model, layout: Layout) -> float:
-    """Bytes of one layer and one micro-batch, kept for the backward pass (equation 4: all of it divided by tensor).
-
-    Per token and in bf16: two norms' inputs, attention's input, queries, keys, values and output, the feed-forward
-    part's input and what lies between its matrices. For GPT (ffn 4·width, no grouping, no dropout) that is
-    32·s·b·h of the paper's 34; the other two are dropout masks.
-    """
-    tokens = layout.micro_batch * model.sequence / layout.context
-    attention = 3 * model.width + 2 * model.kv_width
-    between = (3 if model.gated else 2) * model.ffn * (model.experts_per_token if model.experts else 1)
-    return BYTES * tokens * (2 * model.width + attention + model.width + between) / layout.tensor
-
-
-def activations(model: Model, layout: Layout, batch: int) -> float:
-    """Bytes on the first pipeline stage, which keeps most micro-batches, or on the last, which has the logits."""
-    one = layer_activations(model, layout)
-    tokens = layout.micro_batch * model.sequence / layout.context
-    kept = BYTES * tokens * model.width / layout.tensor if layout.recompute else one
-    per_stage = model.layers / layout.pipeline
-    in_flight = min(layout.pipeline, max(micro_batches(layout, batch), 1))
-    working = one if layout.recompute else 0.0
-    logits = 4 * tokens * model.vocabulary / layout.tensor  # fp32, for the loss
-    first, last = kept * per_stage * in_flight + working, kept * per_stage + working + logits
-    return first + logits if layout.pipeline == 1 else max(first, last)
-
-
 def bubble(layout: Layout, batch: int) -> float:
-    """Share of a step that a pipeline stage idles under 1F1B: (p − 1) / (m + p − 1)."""
-    return bubble_frac(layout.pipeline, micro_batches(layout, batch))
+    """Share of a step that a pipeline stage idles: (p − 1) / (v·m + p − 1) with v chunks per stage."""
+    return bubble_frac(layout.pipeline, micro_batches(layout, batch), layout.chunks)
 
 
-def volume(model: Model, layout: Layout, batch: int) -> dict[str, float]:
-    """Bytes that a GPU sends per step, by parallelism.
+@dataclass(frozen=True)
+class Stages:
+    """How a pipeline's layers are split: those of each model chunk, in the order in which a micro-batch meets them."""
 
-    data: ZeRO section 7: 2Ψ for an all-reduce, as for stages 1 and 2 (which reduce once per micro-batch with stage
-    2), 3Ψ per micro-batch for stage 3. tensor: four all-reduces of the activations per layer and micro-batch
-    (Shoeybi et al., arXiv:1909.08053, section 3). pipeline: an activation and its gradient. context: keys and
-    values forward, again backward with their gradients (Liu et al., Ring Attention, arXiv:2310.01889). expert:
-    tokens out and back, forward and backward (Lepikhin et al., GShard, arXiv:2006.16668).
-    """
-    count = micro_batches(layout, batch)
-    tokens = layout.micro_batch * model.sequence / layout.context
-    hidden = BYTES * tokens * model.width
-    layers = model.layers / layout.pipeline
-    own = weights(model, layout)
-    spread = max(layout.shards // layout.expert, 1)
-    rounds = {0: 2, 1: 2, 2: count + 1, 3: 3 * count}[layout.zero]
-    states = own.shared * _ring(layout.shards) + own.experts * _ring(spread)
-    keys = BYTES * tokens * 2 * model.kv_width / layout.tensor
-    return {
-        "data": BYTES * rounds * states,
-        "tensor": count * layers * 4 * 2 * _ring(layout.tensor) * hidden,
-        "pipeline": (count * 2 * hidden / layout.tensor) if layout.pipeline > 1 else 0.0,
-        "context": count * layers * 3 * (layout.context - 1) * keys,
-        "expert": count * layers * 4 * _ring(layout.expert) * hidden * model.experts_per_token / layout.tensor
-        if model.experts else 0.0,
-    }  # fmt: skip
+    chunks: tuple[int, ...]
+    stages: tuple[int, ...]
+    """Layers of each stage: stage s has chunks s, s + p, …"""
+
+    @property
+    def most(self) -> int:
+        """Of the fullest stage."""
+        return max(self.stages)
+
+    @property
+    def even(self) -> bool:
+        """Whether all chunks are equal."""
+        return len(set(self.chunks)) == 1
 
 
-def _ring(size: int) -> float:
-    """Share of the bytes that a ring of so many ranks sends on."""
-    return (size - 1) / size
+@cache
+def split(layers: int, stages: int, chunks: int, head: float) -> Stages:
+    """The split in which the slowest stage takes least, uneven where it must be, with the output layer counted as
+    `head` layers on the last chunk: as Llama 3 (arXiv:2407.21783, section 3.3.2: one layer fewer on the first and the
+    last stage) and DeepSeek-V3 do."""
+    count = stages * chunks
+    if count == 1:
+        return Stages((layers,), (layers,))
+    found = [_split(layers, stages, count, last) for last in range(-(-layers // count) + 1)]
+    return min(found, key=lambda one: (max(*one.stages[:-1], one.stages[-1] + head), -one.chunks[-1]))
 
 
-def bandwidths(cluster: Cluster, layout: Layout) -> dict[str, float]:
-    """Bytes/s per GPU for each parallelism, with tensor innermost, then context, data, and the pipeline outermost."""
-    inner = layout.tensor * layout.context
-    return {
-        "data": cluster.bandwidth(layout.data * layout.context, layout.tensor),
-        "tensor": cluster.bandwidth(layout.tensor, 1),
-        "pipeline": cluster.bandwidth(layout.pipeline, inner * layout.data),
-        "context": cluster.bandwidth(layout.context, layout.tensor),
-        "expert": cluster.bandwidth(layout.expert, inner),
-    }
+def _split(layers: int, stages: int, count: int, last: int) -> Stages:
+    base, more = divmod(layers - last, count - 1)
+    # The first stage has the embedding and most micro-batches in flight, so it gets a larger chunk last.
+    sizes = (*(base + (index >= count - 1 - more) for index in range(count - 1)), last)
+    return Stages(sizes, tuple(sum(sizes[stage::stages]) for stage in range(stages)))

@@ -1,88 +1,101 @@
-"""From a model and a cluster to the document of `gpuscope advise`."""
+"""From a question to the document of `gpuscope advise`."""
 
 from __future__ import annotations
 
-from gpuscope.analyzers.planning.candidates import Scored, best_of_each, scored
-from gpuscope.analyzers.planning.cluster import Cluster
-from gpuscope.analyzers.planning.estimate import ASSUMPTIONS, flops
-from gpuscope.analyzers.planning.layout import BYTES, OPTIMIZER_BYTES, bandwidths, bubble, micro_batches, volume
+from gpuscope.analyzers.planning.candidates import Question, Scored, best_of_each, nearest, scored
+from gpuscope.analyzers.planning.costs.goodput import goodput, gpu_hours_per_token, joules_per_token
+from gpuscope.analyzers.planning.costs.plan_memory import STATE_BYTES
+from gpuscope.analyzers.planning.costs.step_estimate import assumptions, flops, stages_of
+from gpuscope.analyzers.planning.entries import entry
+from gpuscope.analyzers.planning.inputs.cluster import Cluster
+from gpuscope.analyzers.planning.launchers import commands
 from gpuscope.analyzers.planning.rules import rules
-from gpuscope.analyzers.planning.transformer import Model
+from gpuscope.analyzers.planning.sensitivity import sensitivity
 from gpuscope.errors import UsageError
-from gpuscope.report.schema.plan_document import PLAN_VERSION, Plan, PlanEntry
+from gpuscope.report.schema.plan_document import (
+    PLAN_VERSION,
+    Plan,
+    PlanCalibration,
+    PlanCluster,
+    PlanCost,
+    PlanGoodput,
+    PlanModel,
+)
 from gpuscope.report.view import units
 from gpuscope.version import __version__
 
-TOKENS = 4 << 20
-"""Tokens of a step where no batch is named: what Llama 2 (arXiv:2307.09288, section 2.2) trained with."""
+NS = 1e9
 
 
-def default_batch(model: Model, cluster: Cluster) -> int:
-    """Sequences of about `TOKENS`, as a multiple of the GPUs."""
-    return max(TOKENS // model.sequence // cluster.gpus, 1) * cluster.gpus
-
-
-def plan(model: Model, name: str, cluster: Cluster, batch: int, shown: int) -> Plan:
-    """The plan for a global batch in sequences. Raises `UsageError` where no layout divides the batch."""
-    rows = scored(model, cluster, batch)
+def plan(question: Question, name: str, shown: int, calibration: PlanCalibration | None = None) -> Plan:
+    """The plan. Raises `UsageError` where no layout divides the batch."""
+    model, cluster, batch = question.model, question.cluster, question.batch
+    rows = scored(question)
     if not rows:
         raise UsageError(
-            f"no layout divides a batch of {batch} sequences over {cluster.gpus} GPUs",
+            f"no layout divides a batch of {units.plural(batch, 'sequence')} over {units.plural(cluster.gpus, 'GPU')}",
             hint=f"a multiple of the GPUs always does: --global-batch {cluster.gpus}",
         )
     best = best_of_each(rows)
-    network = cluster.network
+    first = best[0] if best else None
     return {
         "plan_version": PLAN_VERSION,
         "gpuscope_version": __version__,
-        "model": {
-            "name": name, "parameters": model.parameters, "flops_per_step": flops(model, batch),
-            "states_bytes": model.parameters * (2 * BYTES + OPTIMIZER_BYTES),
-        },
-        "cluster": {
-            "name": f"{cluster.hosts} x {cluster.gpus_per_host} {cluster.gpu}", "gpus": cluster.gpus,
-            "hosts": cluster.hosts, "memory_bytes": cluster.memory, "peak_flops_per_s": cluster.peak,
-            "inside": cluster.inside.name, "network": network.name if network else None,
-        },
-        "global_batch": batch, "sequence": model.sequence, "considered": len(rows),
-        "feasible": sum(row.fits for row in rows),
-        "candidates": [_entry(model, cluster, row, batch) for row in best[:shown]],
-        "rules": rules(model, cluster, rows, batch),
-        "placement": _placement(cluster, best[0]) if best else [],
-        "assumptions": list(ASSUMPTIONS),
+        "model": _model(question, name),
+        "cluster": _cluster(cluster),
+        "global_batch": batch, "sequence": model.sequence, "tokens": batch * model.sequence,
+        "precision": question.precision, "considered": len(rows), "feasible": sum(row.lacks == 0 for row in rows),
+        "candidates": [entry(question, row, first) for row in best[:shown]],
+        "nearest": [] if best else [entry(question, row, None) for row in nearest(rows, min(shown, 3))],
+        "rules": rules(question, rows),
+        "placement": _placement(cluster, first) if first else [],
+        "sensitivity": sensitivity(question, first) if first else [],
+        "goodput": _goodput(question) if first and cluster.gpu_mtbf_hours else None,
+        "cost": _cost(question, first) if first and cluster.gpu_mtbf_hours else None,
+        "commands": commands(model, first.layout, stages_of(model, first.layout), batch) if first else {},
+        "calibration": calibration,
+        "assumptions": assumptions(cluster, question.precision, calibration is not None),
     }  # fmt: skip
 
 
-def _entry(model: Model, cluster: Cluster, row: Scored, batch: int) -> PlanEntry:
-    own = row.layout
-    sent = {kind: round(size) for kind, size in volume(model, own, batch).items()}
+def _model(question: Question, name: str) -> PlanModel:
+    model = question.model
+    ends = model.parameters - round(model.layers * (model.layer + model.routed))
     return {
-        "name": own.name, "data": own.data, "tensor": own.tensor, "pipeline": own.pipeline, "context": own.context,
-        "expert": own.expert, "zero": own.zero, "micro_batch": own.micro_batch,
-        "micro_batches": micro_batches(own, batch), "recompute": own.recompute,
-        "memory_bytes": {part: round(size) for part, size in row.memory.items()},
-        "memory_frac": sum(row.memory.values()) / cluster.memory, "volume_bytes": sent,
-        "bubble_frac": bubble(own, batch), "estimate_ns": round(row.seconds * 1e9),
-        "why": _why(model, cluster, row, batch, sent),
+        "name": name, "parameters": model.parameters, "active_parameters": round(model.layers * model.active) + ends,
+        "flops_per_step": flops(model, question.batch), "states_bytes": model.parameters * STATE_BYTES,
     }  # fmt: skip
 
 
-def _why(model: Model, cluster: Cluster, row: Scored, batch: int, sent: dict[str, int]) -> list[str]:
-    own, rates = row.layout, bandwidths(cluster, row.layout)
-    found = [
-        f"{kind} parallelism sends {units.size(sent[kind])} per GPU and step at {units.bandwidth(rates[kind] / 1e9)}: "
-        f"{units.duration(sent[kind] / rates[kind] * 1e9)}"
-        for kind in sorted(sent, key=lambda kind: -sent[kind] / rates[kind])
-        if sent[kind]
-    ]
-    if own.pipeline > 1:
-        count = units.plural(micro_batches(own, batch), "micro-batch", "micro-batches")
-        found.append(f"{own.pipeline} stages idle {units.share(bubble(own, batch))} with {count}")
-    if own.recompute:
-        found.append("activations are recomputed: a third more compute, or they would not fit or not as quickly")
-    if own.zero == 3:
-        found.append(f"ZeRO-3 divides all {units.size(16 * model.parameters)} of the model's states")
-    return found
+def _cluster(cluster: Cluster) -> PlanCluster:
+    return {
+        "name": cluster.name, "gpus": cluster.gpus, "hosts": cluster.hosts, "memory_bytes": cluster.memory,
+        "usable_bytes": round(cluster.usable), "peak_flops_per_s": cluster.peaks["bf16"],
+        "inside": cluster.inside.name, "inside_gbps": cluster.inside.usable,
+        "network": cluster.network.name if cluster.network else None, "network_gbps": cluster.port_gbps,
+    }  # fmt: skip
+
+
+def _goodput(question: Question) -> PlanGoodput:
+    found = goodput(question.model.parameters, question.cluster)
+    return {
+        "mtbf_ns": round(found.mtbf * NS), "checkpoint_ns": round(found.checkpoint * NS),
+        "checkpoint_interval_ns": round(found.interval * NS), "goodput_frac": found.frac,
+    }  # fmt: skip
+
+
+def _cost(question: Question, first: Scored) -> PlanCost | None:
+    cluster, tokens = question.cluster, question.batch * question.model.sequence
+    frac = goodput(question.model.parameters, cluster).frac
+    if frac == 0:
+        return None
+    hours = gpu_hours_per_token(first.estimate.seconds, tokens, cluster, frac) * 1e6
+    joules = joules_per_token(first.estimate.seconds, tokens, cluster, frac)
+    price = cluster.gpu_hour_price
+    return {
+        "gpu_hours": hours, "joules": joules * 1e6 if joules is not None else None,
+        "price": hours * price if price is not None else None,
+    }  # fmt: skip
 
 
 def _placement(cluster: Cluster, best: Scored) -> list[str]:
@@ -93,11 +106,15 @@ def _placement(cluster: Cluster, best: Scored) -> list[str]:
     found = []
     if own.tensor > 1:
         found.append(f"tensor parallelism over {own.tensor} neighbouring GPUs of one host ({cluster.inside.name})")
+    if own.expert > 1:
+        found.append(f"expert parallelism over {own.expert} neighbouring GPUs of a pipeline stage")
     if own.context > 1:
-        found.append(f"context parallelism next to it, {apart(own.tensor)}")
+        found.append(f"context parallelism next to tensor parallelism, {apart(own.tensor)}")
     if own.data > 1:
         inside = own.tensor * own.context * own.data <= cluster.gpus_per_host
-        where = "inside the host" if inside else "over hosts, which divides gradients over every GPU's own network port"
+        where = (
+            "inside the host" if inside else "over hosts, which divides gradients over every GPU's share of the ports"
+        )
         found.append(f"data parallelism {where}, {apart(own.tensor * own.context)}")
     if own.pipeline > 1:
         found.append(f"pipeline outermost, {apart(cluster.gpus // own.pipeline)}: it sends least")

@@ -2,72 +2,63 @@
 
 from __future__ import annotations
 
-from gpuscope.analyzers.planning.candidates import LONG_SEQUENCE, Scored
-from gpuscope.analyzers.planning.cluster import Cluster
-from gpuscope.analyzers.planning.estimate import USABLE
-from gpuscope.analyzers.planning.transformer import Model
+from gpuscope.analyzers.planning.candidates import LONG_SEQUENCE, Question, Scored
+from gpuscope.analyzers.planning.layout import NO
 from gpuscope.report.schema.plan_document import PlanRule
 from gpuscope.report.view import units
 
 
-def rules(model: Model, cluster: Cluster, rows: list[Scored], batch: int) -> list[PlanRule]:
+def rules(question: Question, rows: list[Scored]) -> list[PlanRule]:
     """Every rule; `applies` where this model on this cluster calls for it."""
-    limit = USABLE * cluster.memory
+    model, cluster = question.model, question.cluster
+    limit = cluster.usable
     needs = [_least(rows, stages) for stages in ((0,), (1, 2), (3,))]
     alone, light, full = needs
-    fits = [need[0] is not None and need[0] <= limit for need in needs]
+    fits = [need is not None and need <= limit for need in needs]
     return [
         _rule("plain data parallelism while a replica fits one GPU", fits[0], _needs(alone, limit),
               "Li et al., PyTorch Distributed, arXiv:2006.15704"),
         _rule("else divide the optimizer and gradients (ZeRO-1, ZeRO-2): the same volume", fits[1] and not fits[0],
               _needs(light, limit), "Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7"),
-        _rule("else divide the weights too (ZeRO-3, FSDP): half as much volume again per micro-batch",
+        _rule("else divide the weights too (ZeRO-3, FSDP): weights gathered twice per micro-batch",
               fits[2] and not any(fits[:2]), _needs(full, limit), "Zhao et al., PyTorch FSDP, arXiv:2304.11277"),
         _rule("tensor parallelism only inside a host's fast links, at most as wide as the host",
               cluster.gpus_per_host > 1 and not any(fits[:2]),
               f"{cluster.inside.name}, {units.bandwidth(cluster.inside.usable)}"
-              + (f", between hosts {units.bandwidth(cluster.network.usable)} per GPU" if cluster.network else ""),
+              + (f", between hosts {units.bandwidth(cluster.port_gbps)} per GPU" if cluster.network else ""),
               "Narayanan et al., arXiv:2104.04473, takeaway 1"),
         _rule("pipeline across hosts once a host's tensor parallelism does not suffice, with many micro-batches",
               cluster.hosts > 1 and not any(fits),
-              f"a batch of {batch} sequences on {units.plural(cluster.hosts, 'host')}",
+              f"a batch of {units.plural(question.batch, 'sequence')} on {units.plural(cluster.hosts, 'host')}",
               "Narayanan et al., arXiv:2104.04473, takeaways 1 and 2"),
         _rule("context parallelism for long sequences", model.sequence >= LONG_SEQUENCE,
               f"sequences of {model.sequence:,}; considered from {LONG_SEQUENCE:,}",
               "Llama 3, arXiv:2407.21783, section 3.3.2"),
         _rule("expert parallelism for mixtures of experts, inside a host where it can be", model.experts > 0,
-              f"{model.experts} experts" if model.experts else "no experts",
+              f"{model.experts} experts; between hosts a GPU's all-to-all has {units.bandwidth(cluster.port_gbps)}"
+              if model.experts and cluster.network else f"{model.experts} experts" if model.experts else "no experts",
               "Lepikhin et al., GShard, arXiv:2006.16668"),
     ]  # fmt: skip
 
 
-Needs = tuple[float | None, float | None]
-"""Least memory without and with recomputed activations; None where no layout divides the batch."""
-
-
-def _least(rows: list[Scored], stages: tuple[int, ...]) -> Needs:
-    """Of data parallelism alone, with these stages of ZeRO."""
-    found = []
-    for recompute in (False, True):
-        sums = [
-            sum(row.memory.values())
+def _least(rows: list[Scored], stages: tuple[int, ...]) -> float | None:
+    """Memory of data parallelism alone with these stages of ZeRO; None where no layout divides the batch."""
+    return min(
+        (
+            row.needs
             for row in rows
             if row.layout.tensor == row.layout.pipeline == row.layout.context == row.layout.expert == 1
             and row.layout.zero in stages
-            and row.layout.recompute is recompute
-        ]
-        found.append(min(sums, default=None))
-    return found[0], found[1]
-
-
-def _needs(need: Needs, limit: float) -> str:
-    kept, recomputed = need
-    if kept is None or recomputed is None:
-        return "no such layout divides the batch"
-    return (
-        f"takes {units.size(round(kept))} of {units.size(round(limit))} usable per GPU, "
-        f"{units.size(round(recomputed))} with activations recomputed"
+            and row.layout.offload == NO
+        ),
+        default=None,
     )
+
+
+def _needs(need: float | None, limit: float) -> str:
+    if need is None:
+        return "no such layout divides the batch"
+    return f"takes {units.size(round(need))} of {units.size(round(limit))} usable per GPU"
 
 
 def _rule(rule: str, applies: bool, why: str, source: str) -> PlanRule:

@@ -160,20 +160,25 @@ def _shares(graph: Graph, done: Replayed) -> tuple[Array, Array]:
     """Per node, the share of a kernel's time beside a collective of its rank, from the rank's arrival on, and of a
     transfer's time beside kernels of its rank."""
     by_kernel, by_transfer = np.zeros(len(graph)), np.zeros(len(graph))
-    kernel, transfer = _kinds(graph)
-    arrivals, transfers = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
-    for rank in graph.ranks:
-        mine = graph.nodes["rank"] == rank
-        own = mine[arrivals] & (arrivals >= 0) & (transfers >= 0) if len(arrivals) else np.empty(0, np.bool_)
-        in_flight = union(done.start[arrivals[own]], done.end[transfers[own]])
-        here = np.flatnonzero(kernel & mine)
-        computing = union(done.start[here], done.end[here])
-        by_kernel[here] = _within(in_flight, done, here)
-        there = np.flatnonzero(transfer & mine)
-        by_transfer[there] = _within(computing, done, there)
+    kernels, transfers = (np.flatnonzero(kind) for kind in _kinds(graph))
+    arrived, through = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
+    both = (arrived >= 0) & (through >= 0)
+    start, end = _rank_by_rank(graph, done)
+    in_flight = union(start[arrived[both]], end[through[both]])
+    computing = union(start[kernels], end[kernels])
+    by_kernel[kernels] = _within(in_flight, start[kernels], end[kernels])
+    by_transfer[transfers] = _within(computing, start[transfers], end[transfers])
     return by_kernel, by_transfer
 
 
-def _within(spans: Spans, done: Replayed, nodes: Times) -> Array:
-    start, end = done.start[nodes], done.end[nodes]
+def _rank_by_rank(graph: Graph, done: Replayed) -> tuple[Times, Times]:
+    """Start and end of every node with each rank behind the one before it, so that no two ranks overlap."""
+    if not len(graph):
+        return done.start, done.end
+    origin = int(done.start.min())
+    behind = np.searchsorted(graph.ranks, graph.nodes["rank"]) * (int(done.end.max()) - origin + 1) - origin
+    return done.start + behind, done.end + behind
+
+
+def _within(spans: Spans, start: Times, end: Times) -> Array:
     return np.asarray(measure_within(spans, start, end) / np.maximum(end - start, 1))

@@ -14,7 +14,7 @@ from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.analyzers.frame.sections import REPLAY
-from gpuscope.analyzers.nccl.run_choices import RunChoices
+from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
@@ -179,6 +179,11 @@ class Replayer:
         return self._trusted_pipeline.places(flush, change)
 
     @property
+    def nodes(self) -> int:
+        """Of the graph: a replay takes some tens of nanoseconds for each, in Python a microsecond."""
+        return 0 if self._graph is None else len(self._graph)
+
+    @property
     def _trusted_pipeline(self) -> PipelineReplay:
         """Raises `UnreplayableError` where there is none, or its unchanged replay misses."""
         pipeline = self._pipeline
@@ -266,7 +271,8 @@ class Replayer:
         """The `replay` section of the report."""
         return {
             "measured_step_ns": self.measured_step_ns, "replayed_step_ns": self.replayed_step_ns,
-            "error_frac": self.error_frac, "steps": self.steps, "why": self.why,
+            "error_frac": self.error_frac, "steps": self.steps,
+            "inferred_waits": None if self._graph is None else self._graph.inferred, "why": self.why,
         }  # fmt: skip
 
     def result(self) -> Result:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analyzers.nccl.run_choices import RunChoices
+from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.replay.graph import NONE, Edge, Graph, Node
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Mask, Times

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.replay.tries import cost, cost_table
 from gpuscope.analyzers.replay.replayer import MAX_ERROR, Replayer
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.errors import GpuscopeError
@@ -26,11 +27,18 @@ console = Console(width=None if sys.stdout.isatty() else 140)
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
-def main(paths: Sequence[Path]) -> None:
+@click.option("--tries", is_flag=True, help="Instead: what trying changes costs beside reading.")
+def main(paths: Sequence[Path], tries: bool) -> None:
     """Replay every run under PATHS: a folder of traces is one run, or, if they don't form one, several."""
+    if tries:
+        runs = [(run, root) for root in _roots(paths) for run, replayer in replayed(root) if not replayer.why]
+        costs = [cost(run, str(run.relative_to(root.parent))) for run, root in runs]
+        ratio = sum(one.trying for one in costs) / sum(one.reading for one in costs)
+        console.print(cost_table(costs), f"all tries {ratio:.0%} of all reading")
+        return
     table = Table("run", "ranks", "steps", "measured", "replayed", "error", "why not")
     errors: list[float] = []
-    for root in paths or [path for path in DEFAULT if path.is_dir()]:
+    for root in _roots(paths):
         for run, replayer in replayed(root):
             known = replayer.error_frac is not None
             table.add_row(
@@ -49,13 +57,17 @@ def main(paths: Sequence[Path]) -> None:
         )
 
 
+def _roots(paths: Sequence[Path]) -> Sequence[Path]:
+    return paths or [path for path in DEFAULT if path.is_dir()]
+
+
 def replayed(root: Path) -> Iterator[tuple[Path, Replayer]]:
     """The runs under a folder, or the one of a file."""
     files = sorted(path for path in root.iterdir() if path.name.endswith(FORMATS)) if root.is_dir() else [root]
     whole = [root] if files and root.is_dir() else []
     for run in [*whole, *files]:
         try:
-            replayer = analyze(run).replayer
+            replayer = analyze(run, advice=False).replayer
         except GpuscopeError:
             continue  # no trace, or not a single run: try file by file
         if replayer is not None:

@@ -15,9 +15,8 @@ from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, 
 from gpuscope.dashboards.figures import gains_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.report.schema.document import PlanEntry, SuggestionEntry, UnpredictedEntry
-from gpuscope.report.terminal.advice_text import setting
 from gpuscope.report.view import units
-from gpuscope.report.view.prediction_sentences import plan, step_change
+from gpuscope.report.view.prediction_sentences import plan, setting_words, step_change
 
 
 def layout(shown: Shown) -> Component:
@@ -54,7 +53,7 @@ def _together(entry: PlanEntry | None) -> Iterator[Component]:
 def _suggestion(one: SuggestionEntry) -> Component:
     predicted = one["predicted"]
     pairs = [
-        ("set", dmc.Code(units.clean(setting(one)))),
+        ("set", dmc.Code(units.clean(setting_words(one, brief=False)))),
         ("gain", step_change(predicted) + ("" if one.get("certain", True) else ", gain uncertain")),
         ("rests on", predicted["basis"]),
         ("why", one["why"]), ("risk", one["risk"]), ("verify", one["verify"]),
@@ -77,7 +76,8 @@ def _not_estimated(shown: Shown) -> Iterator[Component]:
 
 
 def _reasons(one: UnpredictedEntry) -> list[tuple[str, Any]]:
-    return [("set", dmc.Code(units.clean(setting(one)))), ("why not", one["why_not"])]
+    shown = [("set", dmc.Code(units.clean(setting_words(one, brief=False)))), ("why not", one["why_not"])]
+    return [*shown, *([("verify", one["verify"])] if one.get("verify") else [])]
 
 
 def _whatif(shown: Shown) -> Iterator[Component]:

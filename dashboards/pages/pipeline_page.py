@@ -12,7 +12,7 @@ from gpuscope.dashboards import parts
 from gpuscope.dashboards.figures import pipeline_figure as figures
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.report.schema.pipeline_section import Pipeline
-from gpuscope.report.terminal.pipeline_text import BUBBLE
+from gpuscope.report.terminal.sections.pipeline_text import BUBBLE
 from gpuscope.report.view import units
 from gpuscope.report.view.prediction_sentences import with_basis
 

@@ -44,7 +44,7 @@ def command(
     gpuscope convert rank0.json.gz events.parquet
     gpuscope convert run/ tables/
     """
-    from gpuscope.output import check_free, write
+    from gpuscope.output import check_free, say_written, write
 
     _require_pyarrow()
     check_free([out], force, paths)
@@ -54,6 +54,7 @@ def command(
     else:
         for name in trace.tables:
             write(out / f"{name}.parquet", _frame(trace, name).to_parquet)
+    say_written(out, "pandas.read_parquet, DuckDB or polars read it")
 
 
 def _frame(trace: Trace, table: str) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuscope.commands.report_options import print_report, report_options
 from gpuscope.store.location import located, store_option
 
 if TYPE_CHECKING:
@@ -58,9 +59,12 @@ def command(
 @command.command(short_help="Show the report of a run.")
 @click.argument("run", type=int)
 @store_option
+@report_options
 @click.option("--json", "as_json", is_flag=True, help="Print the stored report as JSON.")
 @click.pass_context
-def show(ctx: click.Context, run: int, store: Path | None, as_json: bool) -> None:
+def show(
+    ctx: click.Context, run: int, store: Path | None, full: bool, top: int | None, quiet: bool, as_json: bool
+) -> None:
     """Show the report of the run of that number, as `gpuscope analyze` showed it."""
     from gpuscope.store.store import opened
 
@@ -71,10 +75,7 @@ def show(ctx: click.Context, run: int, store: Path | None, as_json: bool) -> Non
 
         click.echo(dumps(report))
         return
-    from gpuscope.report.terminal.report_text import render
-    from gpuscope.report.terminal.screen import ReportConsole
-
-    render(report, ReportConsole())
+    print_report(report, full, top, quiet)
 
 
 @command.command(short_help="Delete runs.")

@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "kineto_scan.h"
+#include "longest_path.h"
 
 /* ---- helpers ---- */
 
@@ -489,6 +490,50 @@ out:
     return result;
 }
 
+/* ---- longest_path(src, dst, lag, dur, start, end) ---- */
+
+static int below(const int64_t *places, size_t count, size_t limit)
+{
+    for (size_t index = 0; index < count; index++)
+        if (places[index] < 0 || (uint64_t)places[index] >= limit)
+            return 0;
+    return 1;
+}
+
+static PyObject *longest_path(Py_buffer *views)
+{
+    size_t edges = (size_t)views[0].len / sizeof(int64_t), nodes = (size_t)views[3].len / sizeof(int64_t), done = 0;
+    int good = views[1].len == views[0].len && views[2].len == views[0].len && views[4].len == views[3].len
+               && views[5].len == views[3].len && edges < UINT32_MAX;
+    if (!good || !below(views[0].buf, edges, nodes) || !below(views[1].buf, edges, nodes)) {
+        PyErr_SetString(PyExc_ValueError, "edges lead to nodes that are not there, or columns differ in length");
+        return NULL;
+    }
+    gs_graph graph = {nodes, edges, views[0].buf, views[1].buf, views[2].buf, views[3].buf};
+    Py_BEGIN_ALLOW_THREADS
+    good = gs_longest_path(&graph, views[4].buf, views[5].buf, &done);
+    Py_END_ALLOW_THREADS
+    return good ? PyLong_FromSize_t(done) : PyErr_NoMemory();
+}
+
+static PyObject *py_longest_path(PyObject *self, PyObject *args)
+{
+    PyObject *columns[6], *result = NULL;
+    Py_buffer views[6];
+    int held = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOOOO:longest_path", &columns[0], &columns[1], &columns[2], &columns[3], &columns[4],
+                          &columns[5]))
+        return NULL;
+    while (held < 6 && get(columns[held], &views[held], sizeof(int64_t), held > 3))
+        held++;
+    if (held == 6)
+        result = longest_path(views);
+    while (held)
+        PyBuffer_Release(&views[--held]);
+    return result;
+}
+
 /* ---- the module ---- */
 
 static PyMethodDef methods[] = {
@@ -497,6 +542,8 @@ static PyMethodDef methods[] = {
     {"innermost", py_innermost, METH_VARARGS, "innermost(start, end, thread, candidates, threads, at_thread, at) -> rows"},
     {"in_order", py_in_order, METH_VARARGS, "in_order(stream, issue, waits, lasts, recorded_end, free, low, least) -> (start, end)"},
     {"parents", py_parents, METH_VARARGS, "parents(start, end, thread, candidates, threads) -> rows"},
+    {"longest_path", py_longest_path, METH_VARARGS,
+     "longest_path(src, dst, lag, dur, start, end): sets start and end, int64; how many nodes no circle holds back"},
     {NULL, NULL, 0, NULL},
 };
 

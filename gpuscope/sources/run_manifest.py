@@ -70,6 +70,41 @@ def mesh(folder: Path) -> dict[str, int]:
     return {kind: size for kind, size in {**known, "dp": dp}.items() if size > 1}
 
 
+def training_of(folder: Path) -> dict[str, Any] | None:
+    """`config` (with `model`, `data` and `parallel`) and `mesh` of a run of `gpuscope train`; None of another run."""
+    manifest = _read(folder) or {}
+    config, parallelism = manifest.get("config"), manifest.get("parallelism")
+    sizes = parallelism.get("mesh") if isinstance(parallelism, dict) else None
+    if not isinstance(config, dict) or not isinstance(sizes, dict):
+        return None
+    needed = {"model": ("layers", "width", "heads", "vocabulary"), "data": ("batch", "sequence"), "parallel": ()}
+    for section, keys in needed.items():
+        values = config.get(section)
+        if not isinstance(values, dict) or not all(_positive(values.get(key)) for key in keys):
+            return None
+    if not all(_positive(size) for size in sizes.values()):
+        return None
+    return {"config": config, "mesh": sizes}
+
+
+def machine_of(folder: Path) -> tuple[int, int]:
+    """Processors and bytes of memory of the host that ran rank 0; 0 where the run does not say."""
+    for path in sorted((folder / "environment").glob("rank*.json")):
+        try:
+            platform = json.loads(path.read_text(encoding="utf-8")).get("platform", {})
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(platform, dict):
+            found = [platform.get(key) for key in ("cpus", "memory_bytes")]
+            cpus, memory = (value if isinstance(value, int) and _positive(value) else 0 for value in found)
+            return cpus, memory
+    return 0, 0
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def world_size(path: Path) -> int | None:
     """Ranks of the job that recorded the file `path`, as the manifest of its run folder says."""
     for folder in run_folders([path]):

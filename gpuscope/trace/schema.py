@@ -419,6 +419,7 @@ CHOICES = TableSchema(
         Column("channels", "int", "channels used", True),
         Column("ranks", "int", "distinct ranks that chose so", True),
         Column("count", "int", "times it was logged"),
+        Column("source", "int", "row in Trace.sources of the file it came from", True),
     ),
 )
 
@@ -436,6 +437,10 @@ MEASUREMENTS = TableSchema(
         Column("count", "int", "operations that the time is the mean of", True),
         Column("variant", "name", "in-place or out-of-place; what timed it", True),
         Column("wrong", "int", "elements with a wrong value", True),
+        Column("source", "int", "row in Trace.sources of the file it came from", True),
+        Column("communicator", "name", "the communicator, where the tool names it", True),
+        Column("seq", "int", "number of the operation within its communicator: the same on all its ranks", True),
+        Column("warmup", "int", "operations run before the timed ones", True),
     ),
 )
 

@@ -22,7 +22,7 @@ import gpuscope
 from gpuscope.analyzers.device_time.kernels.compute_findings import MESSAGES
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION
-from gpuscope.report.view.headline import verdict_line
+from gpuscope.report.view.summary import sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -79,8 +79,7 @@ def test_picture_shows_the_report_of_today(generate: ModuleType) -> None:
     drawn = re.sub(r"<[^>]*>", "", generate.PICTURE.read_text(encoding="utf-8"))
     shown = "".join(unescape(drawn).split())  # a sentence may be wrapped
     report = gpuscope.analyze(ROOT / generate.PICTURED).report
-    for sentence in (verdict_line(report), report["findings"][0]["message"]):
-        assert "".join(sentence.split()) in shown
+    assert "".join(sentence(report).split()) in shown
     assert generate.PICTURE.stat().st_size < 150_000
 
 
@@ -112,8 +111,8 @@ def finding_codes_made_by_hand(source: str) -> Iterator[str]:
 
 
 def codes_given_to_a_maker(node: ast.AST) -> Iterator[str]:
-    """Codes in `_finding("code", …)`, and in a table of what such calls say by the role of a step."""
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_finding" and node.args:
+    """Codes in `_finding("code", …)`, `stated("code", …)`, and in a table of what such calls say by a step's role."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("_finding", "stated") and node.args:
         if isinstance(first := node.args[0], ast.Constant):
             yield str(first.value)
     elif isinstance(node, ast.Dict):
@@ -213,6 +212,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "nccl",
         "bandwidth",
         "traffic",
+        "crossovers",
         "topology",
         "advice",
         "memory",

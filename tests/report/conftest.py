@@ -137,6 +137,7 @@ def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | No
             "abstained": False,
             "cause_abstained": False,
             "why": "",
+            "limits": [],
         }
         | verdict,
         "ranks": ranks,
@@ -255,7 +256,7 @@ def input_bound() -> Report:
         ],
         findings=[
             {
-                "code": "input_wait",
+                "code": "input",
                 "severity": "high",
                 "message": "In every step the GPU has nothing to do while a batch is made.",
                 "ranks": [0, 1],
@@ -278,7 +279,7 @@ def input_bound() -> Report:
         suggestions=[
             {
                 "code": "more_workers",
-                "finding": "input_wait",
+                "finding": "input",
                 "action": "Load batches in worker processes.",
                 "why": "Batches are made on the training thread, one after the other.",
                 "setting": {"kind": "python", "name": "DataLoader(num_workers)", "value": "4"},

@@ -22,17 +22,20 @@ class EarlyIssue:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._into: defaultdict[int, list[int]] = defaultdict(list)
-        for place, dst in enumerate(graph.edges["dst"].tolist()):
+        issues = np.flatnonzero(graph.of(Node.ARRIVAL)[graph.edges["dst"]])
+        for place, dst in zip(issues.tolist(), graph.edges["dst"][issues].tolist(), strict=True):
             self._into[dst].append(place)
         self._host = {rank: self._by_end(graph, rank) for rank in graph.ranks}
         launched = np.flatnonzero((graph.edges["why"] == Edge.LAUNCH) & graph.of(Node.DEVICE)[graph.edges["dst"]])
-        found: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        for src, dst in zip(graph.edges["src"][launched].tolist(), graph.edges["dst"][launched].tolist(), strict=True):
-            key = int(graph.nodes["rank"][dst]), int(graph.nodes["lane"][dst])
-            found[key].append((int(graph.nodes["end"][src]), int(dst)))
-        self._launched = {key: np.array(sorted(own), np.int64).reshape(-1, 2) for key, own in found.items()}
+        node, at = graph.edges["dst"][launched], graph.nodes["end"][graph.edges["src"][launched]]
+        rank, lane = graph.nodes["rank"][node], graph.nodes["lane"][node]
+        order = np.lexsort((node, at, lane, rank))
+        rows = np.stack((rank, lane, at, node), axis=1)[order]
+        bounds = np.flatnonzero((np.diff(rows[:, :2], axis=0) != 0).any(axis=1)) + 1
+        parts = np.split(rows, bounds) if len(rows) else []
+        self._launched = {(int(own[0, 0]), int(own[0, 1])): own[:, 2:] for own in parts}
         """By rank and stream: when an operation was launched, and its node."""
-        self._devices = {rank for rank, _ in found}
+        self._devices = {rank for rank, _ in self._launched}
 
     @staticmethod
     def _by_end(graph: Graph, rank: int) -> Times:

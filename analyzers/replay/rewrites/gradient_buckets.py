@@ -31,7 +31,7 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     _need_cores(setting)
     scale = scales(graph, calls, found, setting)
     first = change.size if change.first is None else change.first
-    changed = regrouped(graph, calls, lambda own: buckets(own, change.size, first), found, scale)
+    changed = regrouped(graph, calls, lambda own: buckets(own, change.size, first), found, scale, key=change)
     known = all(graph.calls[call].gradients for call in calls)
     when = "gradients as they became ready" if known else "gradients within a bucket assumed to become ready evenly"
     return Rewritten(changed, f"{found.basis(graph, calls)}; {when}", found.provenance(graph, calls))

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscope.analyzers.collectives.message_cost import CostModel, fit
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
-from gpuscope.analyzers.nccl.predicted_cost import changed, predict
+from gpuscope.analyzers.nccl.cost.predicted_cost import changed, predict
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting

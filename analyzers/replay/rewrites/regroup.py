@@ -8,7 +8,7 @@ whoever waited for one of the old ones waits for the one that now holds its last
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -40,24 +40,45 @@ class Scale(NamedTuple):
     last: float
 
 
+LAUNCH, STREAM, WAITED = int(Edge.LAUNCH), int(Edge.STREAM), (int(Edge.SYNC), int(Edge.EVENT))
 Bucket = Sequence[Piece]
 """A new collective."""
 
 
 def regrouped(
     graph: Graph, calls: Sequence[int], cut: Callable[[list[Call]], list[Bucket]], found: Costs, scale: Scale,
-    *, at_first: bool = False,
+    *, key: Hashable, at_first: bool = False,
 ) -> Graph:  # fmt: skip
     """The graph with `calls` replaced: `cut` gives, of a step's calls in order, the new ones.
 
-    A new one takes so many times what the model expects as the measured ones did.
+    A new one takes so many times what the model expects as the measured ones did. What costs do not change is kept for
+    the next time that `key`, which stands for `cut`, is asked for: a prediction asks for it with several costs.
     Raises `UnreplayableError` where ranks or steps disagree on the calls.
     """
-    steps = _by_step(graph, calls)
-    work = _Work(graph, found, scale, at_first)
-    for own in steps:
-        work.step(own, cut([graph.calls[call] for call in next(iter(own.values()))]))
-    return work.finish(calls)
+    if (key, at_first) not in graph.memo:
+        work = _Work(graph, at_first)
+        for own in _by_step(graph, calls):
+            work.step(own, cut([graph.calls[call] for call in next(iter(own.values()))]))
+        graph.memo.clear()  # one is as large as the graph
+        graph.memo[key, at_first] = work.finish(calls), tuple(work.made)
+    changed: Graph
+    changed, made = graph.memo[key, at_first]
+    dur = changed.nodes["dur"].copy()
+    for one in made:
+        bus = bus_bytes(graph, one.old, one.bytes) or 0.0
+        dur[one.node] = round((scale.last if one.last else scale.beside) * found.model(graph, one.old).expected(bus))
+    return changed.with_nodes(dur=dur)
+
+
+class _Made(NamedTuple):
+    """A new transfer, as one rank sees it."""
+
+    node: int
+    old: int
+    """The call that it is like."""
+    bytes: int
+    last: bool
+    """Whether it is the last of its step."""
 
 
 def _by_step(graph: Graph, calls: Sequence[int]) -> list[dict[int, list[int]]]:
@@ -76,13 +97,13 @@ def _by_step(graph: Graph, calls: Sequence[int]) -> list[dict[int, list[int]]]:
 class _Work:
     """Collects what a regrouping adds and takes away."""
 
-    def __init__(self, graph: Graph, found: Costs, scale: Scale, at_first: bool) -> None:
-        self.graph, self.found, self.scale, self.at_first = graph, found, scale, at_first
+    def __init__(self, graph: Graph, at_first: bool) -> None:
+        self.graph, self.at_first = graph, at_first
+        self.made: list[_Made] = []
         self.arrival, self.transfer = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
-        self.into, self.out = defaultdict(list), defaultdict(list)
-        for place, (src, dst) in enumerate(zip(graph.edges["src"].tolist(), graph.edges["dst"].tolist(), strict=True)):
-            self.into[dst].append(place)
-            self.out[src].append(place)
+        self.into, self.out = graph.around_calls
+        self.ends: list[int] = graph.nodes["end"].tolist()
+        self.sources: dict[int, int] = {}
         self.early = EarlyIssue(graph)
         self.nodes: list[dict[str, int]] = []
         self.edges: list[tuple[int, int, int, int]] = []
@@ -91,9 +112,6 @@ class _Work:
         """Per rank, the new transfers in order."""
         self.spent: dict[int, int] = defaultdict(int)
         """ns that a host segment takes more."""
-
-    into: defaultdict[int, list[int]]
-    out: defaultdict[int, list[int]]
 
     def step(self, own: dict[int, list[int]], buckets: list[Bucket]) -> None:
         """The new collectives of a step, on all ranks."""
@@ -130,14 +148,12 @@ class _Work:
         size = sum(piece.bytes for piece in bucket)
         call = len(self.graph.calls) + len(self.calls)
         self.calls.append(replace(self.graph.calls[old], bytes=size))
-        bus = bus_bytes(self.graph, old, size) or 0.0
-        scale = self.scale.last if is_last else self.scale.beside
-        dur = round(scale * self.found.model(self.graph, old).expected(bus))
         step = int(self.graph.nodes["step"][self.arrival[old]])
         common = {"rank": rank, "step": step, "call": call, "work": int(Kind.COMMUNICATION)}
         common["lane"] = int(self.graph.nodes["lane"][self.arrival[old]])
         arrival = self._node(kind=Node.ARRIVAL, **common)
-        transfer = self._node(kind=Node.TRANSFER, dur=dur, **common)
+        transfer = self._node(kind=Node.TRANSFER, **common)
+        self.made.append(_Made(transfer, old, size, is_last))
         self.edges.append((arrival, transfer, 0, Edge.JOIN))
         self._issue(calls, last, arrival)
         return arrival, transfer
@@ -167,12 +183,12 @@ class _Work:
 
     def _source(self, call: int) -> int:
         """The host segment that issues a call."""
-        places = [
-            place for place in self.into[int(self.arrival[call])] if self.graph.edges["why"][place] == Edge.LAUNCH
-        ]
-        if not places:
-            raise UnreplayableError("the issue of a collective is not recorded")
-        return int(self.graph.edges["src"][places[0]])
+        if call not in self.sources:
+            issues = [src for src, _, _, why in self.into.get(int(self.arrival[call]), ()) if why == LAUNCH]
+            if not issues:
+                raise UnreplayableError("the issue of a collective is not recorded")
+            self.sources[call] = issues[0]
+        return self.sources[call]
 
     def _order(self, rank: int, calls: list[int], made: list[tuple[int, int]]) -> None:
         """As many at once as there were lanes; behind what was before them on these, and before what follows."""
@@ -181,14 +197,14 @@ class _Work:
         lanes = sorted({int(graph.nodes["lane"][self.arrival[call]]) for call in calls})
         pauses, before, behind = [], [], []
         for call in calls:
-            for place in self.into[int(self.arrival[call])]:
-                if graph.edges["why"][place] == Edge.STREAM:
-                    pauses.append(int(graph.edges["lag"][place]))
-                    if int(graph.edges["src"][place]) not in old:
-                        before.append(int(graph.edges["src"][place]))
-            for place in self.out[int(self.transfer[call])]:
-                if graph.edges["why"][place] == Edge.STREAM and int(graph.edges["dst"][place]) not in old:
-                    behind.append(int(graph.edges["dst"][place]))
+            for src, _, lag, why in self.into.get(int(self.arrival[call]), ()):
+                if why == STREAM:
+                    pauses.append(lag)
+                    if src not in old:
+                        before.append(src)
+            for _, dst, _, why in self.out.get(int(self.transfer[call]), ()):
+                if why == STREAM and dst not in old:
+                    behind.append(dst)
         pause = round(float(np.median(pauses))) if pauses else 0
         followed = self.last[rank]
         for place, (arrival, _) in enumerate(made):
@@ -203,20 +219,13 @@ class _Work:
 
     def _consumers(self, calls: list[int], buckets: list[Bucket], made: list[tuple[int, int]]) -> None:
         holder = {piece.old: place for place, bucket in enumerate(buckets) for piece in bucket}
-        graph = self.graph
         for which, call in enumerate(calls):
-            for place in self.out[int(self.transfer[call])]:
-                dst, lag, why = (int(graph.edges[name][place]) for name in ("dst", "lag", "why"))
-                if why in (Edge.SYNC, Edge.EVENT) and not self._too_early(calls, buckets[holder[which]], dst):
+            # A consumer that comes before the new collective is even issued waits for it no more.
+            last = calls[buckets[holder[which]][-1].old]
+            issued = None if self.at_first else self.ends[self._source(last)]
+            for _, dst, lag, why in self.out.get(int(self.transfer[call]), ()):
+                if why in WAITED and (issued is None or self.ends[dst] >= issued):
                     self.edges.append((made[holder[which]][1], dst, lag, why))
-
-    def _too_early(self, calls: list[int], bucket: Bucket, consumer: int) -> bool:
-        """Whether a consumer comes before the new collective is even issued: then it waits for it no more."""
-        if self.at_first:
-            return False
-        source = self._source(calls[bucket[-1].old])
-        issued = int(self.graph.nodes["end"][source])
-        return bool(self.graph.nodes["end"][consumer] < issued)
 
     def finish(self, calls: Sequence[int]) -> Graph:
         """The old ones take no time and block nothing; the new ones are there."""

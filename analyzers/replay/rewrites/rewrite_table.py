@@ -25,6 +25,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.WireBytes: transfer_cost.wire_bytes,
     changes.LinkSpeed: transfer_cost.link_speed,
     changes.Algorithm: nccl_algorithm.algorithm,
+    changes.MeasuredTransfers: transfer_cost.measured_transfers,
     changes.MoreRanks: transfer_cost.more_ranks,
     changes.LoaderWorkers: loader_workers.loader_workers,
     changes.PinnedCopies: host_work.pinned_copies,

@@ -143,7 +143,9 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
         if calls:
             scale = scales(graph, calls, found, setting)
             first = calls is not scatters
-            changed = regrouped(changed, calls, lambda own: _groups(own, change.count), found, scale, at_first=first)
+            changed = regrouped(
+                changed, calls, lambda own: _groups(own, change.count), found, scale, key=change, at_first=first
+            )
     return Rewritten(
         changed,
         f"{before} collectives joined {change.count} by {change.count}; {found.basis(graph, parameters)}",

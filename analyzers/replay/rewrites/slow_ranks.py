@@ -112,9 +112,11 @@ def _peers(sums: Sums, key: int, rank: int) -> float:
 
 def _sums(graph: Graph, which: Mask, key: Times) -> Sums:
     """ns of these nodes."""
-    sums: Sums = {own: defaultdict(int) for own in graph.ranks}
+    sums: Sums = {own: {} for own in graph.ranks}
     nodes = np.flatnonzero(which)
-    columns = (graph.nodes["rank"][nodes], key[nodes], graph.nodes["dur"][nodes])
-    for own, place, ns in zip(*(column.tolist() for column in columns), strict=True):
-        sums[own][place] += ns
+    width = int(key.max(initial=0)) + 1
+    both, place = np.unique(graph.nodes["rank"][nodes] * width + key[nodes], return_inverse=True)
+    total = np.bincount(place, graph.nodes["dur"][nodes], len(both)).astype(np.int64)
+    for one, ns in zip(both.tolist(), total.tolist(), strict=True):
+        sums[one // width][one % width] = ns
     return sums

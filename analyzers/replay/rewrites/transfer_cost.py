@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
 
 import numpy as np
 
-from gpuscope.analyzers.frame.changes import LinkSpeed, MoreRanks, WireBytes
+from gpuscope.analyzers.frame.changes import LinkSpeed, MeasuredTransfers, MoreRanks, WireBytes
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, nodes_by_call
@@ -35,8 +36,8 @@ def rescaled(graph: Graph, found: Costs, ratio: dict[int, float]) -> Graph:
     """Each call's transfer times its ratio; time that may be waiting stays."""
     node = nodes_by_call(graph, Node.TRANSFER)
     dur = graph.nodes["dur"].copy()
-    for call, factor in ratio.items():
-        dur[node[call]] += round(int(found.transfer[call]) * (factor - 1))
+    calls, factors = np.array(list(ratio), np.int64), np.array(list(ratio.values()))
+    dur[node[calls]] += np.rint(found.transfer[calls] * (factors - 1)).astype(np.int64)
     return graph.with_nodes(dur=np.maximum(dur, 0))
 
 
@@ -44,7 +45,16 @@ def _fixed_share(graph: Graph, found: Costs, call: int, size: float, worse: floa
     """The share of a transfer that is fixed cost; `worse` in [-1, 1] moves it within the model's error."""
     model = found.model(graph, call)
     share = model.alpha / max(model.expected(size), 1)
-    return float(np.clip(share * (1 + worse * found.error(graph, call)), 0.0, 1.0))
+    return min(1.0, max(0.0, share * (1 + worse * found.error(graph, call))))
+
+
+def alike(graph: Graph, calls: Iterable[int]) -> Iterator[list[int]]:
+    """Calls that cost the same: of one operation, group and size."""
+    found: dict[Hashable, list[int]] = defaultdict(list)
+    for call in calls:
+        own = graph.calls[call]
+        found[own.op, own.group, own.group_size, own.bytes].append(call)
+    yield from found.values()
 
 
 def link_speed(graph: Graph, change: LinkSpeed, setting: Setting) -> Rewritten:
@@ -55,11 +65,11 @@ def link_speed(graph: Graph, change: LinkSpeed, setting: Setting) -> Rewritten:
     # Which share is the worse one depends on which of the two parts gains more.
     sign = 1 if change.latency > 1 / change.bandwidth else -1
     ratio: dict[int, float] = {}
-    for call in range(len(graph.calls)):
-        size = bus_bytes(graph, call)
+    for calls in alike(graph, range(len(graph.calls))):
+        size = bus_bytes(graph, calls[0])
         if size:
-            share = _fixed_share(graph, found, call, size, sign * setting.bias)
-            ratio[call] = share * change.latency + (1 - share) / change.bandwidth
+            share = _fixed_share(graph, found, calls[0], size, sign * setting.bias)
+            ratio |= dict.fromkeys(calls, share * change.latency + (1 - share) / change.bandwidth)
     if not ratio:
         raise UnreplayableError("the replayed steps hold no collective of known size: record collective arguments")
     return Rewritten(rescaled(graph, found, ratio), found.basis(graph, list(ratio)), found.provenance(graph, ratio))
@@ -72,14 +82,28 @@ def wire_bytes(graph: Graph, change: WireBytes, setting: Setting) -> Rewritten:
     calls, found = gradients(graph), costs(graph, setting)
     sign = 1 if change.factor < 1 else -1
     ratio: dict[int, float] = {}
-    for call in calls:
-        share = _fixed_share(graph, found, call, bus_bytes(graph, call) or 0.0, sign * setting.bias)
-        ratio[call] = share + (1 - share) * change.factor
+    for own in alike(graph, calls):
+        share = _fixed_share(graph, found, own[0], bus_bytes(graph, own[0]) or 0.0, sign * setting.bias)
+        ratio |= dict.fromkeys(own, share + (1 - share) * change.factor)
     return Rewritten(
         rescaled(graph, found, ratio),
         found.basis(graph, calls) + "; without the cost of casting or compressing",
         found.provenance(graph, calls),
     )
+
+
+def measured_transfers(graph: Graph, change: MeasuredTransfers, setting: Setting) -> Rewritten:
+    """Transfers of the given sizes times the factor that was measured for them."""
+    found = costs(graph, setting)
+    factors = {nbytes: (best, worst) for nbytes, best, worst in change.factors}
+    ratio: dict[int, float] = {}
+    for call, own in enumerate(graph.calls):
+        if own.op == change.op and own.group_size == change.group_size and own.bytes in factors:
+            best, worst = factors[own.bytes]
+            ratio[call] = {-1: best, 0: (best + worst) / 2, 1: worst}[setting.bias]
+    if not ratio:
+        raise UnreplayableError(f"the replayed steps hold no {change.op} of these sizes over {change.group_size} ranks")
+    return Rewritten(rescaled(graph, found, ratio), "transfer times as measured for another choice")
 
 
 def more_ranks(graph: Graph, change: MoreRanks, setting: Setting) -> Rewritten:

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpuscope.report.html import drawing, memory_drawing
 from gpuscope.report.schema.document import Evidence, Report
-from gpuscope.report.terminal import memory_text, pipeline_text, stragglers_text
+from gpuscope.report.terminal.sections import memory_text, pipeline_text, stragglers_text
 from gpuscope.report.view import arrangement, headline, prediction_sentences, straggler_sentences, units
 from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.vocabulary import CLASSES, PARTS

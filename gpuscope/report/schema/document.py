@@ -12,7 +12,14 @@ from gpuscope.report.schema.compute_section import ComputeEntry, IdealEntry
 from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.memory_section import MemoryEntry
-from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
+from gpuscope.report.schema.nccl_sections import (
+    BandwidthEntry,
+    CrossoverEntry,
+    FitEntry,
+    Nccl,
+    TopologyEntry,
+    TrafficEntry,
+)
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.schema.profile_sections import (
     ApiCallEntry,
@@ -79,6 +86,8 @@ class Verdict(TypedDict):
     cause_abstained: bool
     """The class is certain, its cause is not: `why` says what to record."""
     why: str
+    limits: list[str]
+    """What lowers the confidence by a tenth or more, the most first."""
 
 
 class BreakdownEntry(TypedDict):
@@ -241,6 +250,9 @@ class UnpredictedEntry(TypedDict):
     action: str
     setting: Setting
     why_not: str
+    risk: NotRequired[str]
+    verify: NotRequired[str]
+    """How to try it; reports of older versions lack both."""
 
 
 class TriedEntry(TypedDict):
@@ -427,6 +439,8 @@ class Diagnosis(TypedDict):
     bandwidth: NotRequired[list[BandwidthEntry]]
     fits: NotRequired[list[FitEntry]]
     """Where sizes of collectives are recorded, or NCCL's tools measured."""
+    crossovers: NotRequired[list[CrossoverEntry]]
+    """Where measured times show that another choice of NCCL is faster."""
     traffic: NotRequired[list[TrafficEntry]]
     """Where messages between ranks are recorded with their other end."""
     memory: NotRequired[list[MemoryEntry]]

@@ -12,6 +12,8 @@ class BandwidthEntry(TypedDict):
 
     tool: str
     """What timed it: `trace`, or a tool of NCCL."""
+    run: str | None
+    """What the run is called, where the files hold several of the same kind; else None."""
     op: str
     group: str | None
     """The group's description, else its name; None where the tool records none."""
@@ -29,7 +31,8 @@ class BandwidthEntry(TypedDict):
     algorithm: str | None
     protocol: str | None
     channels: int | None
-    """What NCCL's log says it chose for this operation and size; None where not recorded or ambiguous."""
+    """What NCCL's log says it chose for this operation and size, else what the kernel's name says (never more than
+    the algorithm, but for a library with exact names); None where not recorded or ambiguous."""
     peak_gbps: float | None
     """Line rate of the link, per direction of one GPU."""
     link: str | None
@@ -48,6 +51,7 @@ class FitEntry(TypedDict):
     """T(S) = α + S·factor/B over the sizes of one operation and group; None where there is no fit."""
 
     tool: str
+    run: str | None
     op: str
     group: str | None
     group_size: int
@@ -66,6 +70,32 @@ class FitEntry(TypedDict):
     """Root mean square of the relative error of the times."""
     why: str
     """Why there is no fit; empty where there is."""
+
+
+class CrossoverEntry(TypedDict):
+    """A size at which measured times alone show that another choice of NCCL is faster."""
+
+    kind: str
+    """`larger_is_faster`: a larger message, of `like_bytes`, took less. `bandwidth_drops`: the same bytes in messages
+    of `like_bytes` took less. `other_run`: another run of the same took less."""
+    tool: str
+    run: str | None
+    faster_run: str | None
+    """With `other_run`: the run that was faster."""
+    op: str
+    group: str | None
+    group_size: int
+    bytes: int
+    dur_ns: int
+    """Median of one operation."""
+    at_most_ns: int
+    """What it takes at most by the choice that was faster."""
+    like_bytes: int
+    algorithm: str | None
+    protocol: str | None
+    faster_algorithm: str | None
+    faster_protocol: str | None
+    """NCCL's choices, as in `bandwidth`."""
 
 
 class TrafficEntry(TypedDict):
@@ -125,6 +155,16 @@ class VariableEntry(TypedDict):
     value: str
 
 
+class PortEntry(TypedDict):
+    """A network port."""
+
+    name: str
+    link_layer: str | None
+    """RoCE or IB; None where not logged."""
+    gpu_direct: bool | None
+    """Whether it reads and writes GPU memory itself (GPUDirect RDMA); None where not logged."""
+
+
 class Nccl(TypedDict):
     """What NCCL said of itself."""
 
@@ -136,6 +176,12 @@ class Nccl(TypedDict):
     choices: list[ChoiceEntry]
     environment: list[VariableEntry]
     """NCCL's variables as its logs say they were set."""
+    networks: list[str]
+    """What carries messages between hosts: IB, Socket, or a plugin."""
+    ports: list[PortEntry]
+    """Network ports that its logs name."""
+    gpus: list[str]
+    """The models of its GPUs, as far as recorded."""
 
 
 class TopologyEntry(TypedDict):

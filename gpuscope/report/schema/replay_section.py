@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from gpuscope.report.schema.provenance import Provenance
 
@@ -15,6 +15,8 @@ class Replay(TypedDict):
     error_frac: float | None
     """|replayed − measured| / measured."""
     steps: int
+    inferred_waits: NotRequired[int | None]
+    """Waits of a stream for another that were not recorded but inferred; None where nothing was replayed."""
     why: str
     """Why nothing is predicted; empty where changes can be."""
 

@@ -1,4 +1,4 @@
-"""The terminal report: the verdict first, what is uncertain last."""
+"""The whole terminal report (`--full`): the verdict first, what is uncertain last."""
 
 from __future__ import annotations
 
@@ -7,35 +7,42 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuscope.report.schema.document import FindingEntry, Report
-from gpuscope.report.terminal import (
+from gpuscope.report.terminal import first_screen, profile_text
+from gpuscope.report.terminal.screen import Bar, Writer
+from gpuscope.report.terminal.sections import (
     advice_text,
     hang_text,
     memory_text,
     nccl_text,
     pipeline_text,
-    profile_text,
     stragglers_text,
 )
-from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.causes import cause_label
-from gpuscope.report.view.headline import NAME, context_line, verdict_line, whole
+from gpuscope.report.view.headline import NAME, context_line, whole
 from gpuscope.report.view.ideal_sentences import furthest, ideal_of, ideal_step
+from gpuscope.report.view.short_kernels import short_kernel, short_kernels
 from gpuscope.report.view.straggler_sentences import SLOWDOWN, slowdown_total
+from gpuscope.report.view.summary import mfu_words, summary
 from gpuscope.report.view.units import crop
 from gpuscope.report.view.vocabulary import CLASSES, PARTS
 
 EVIDENCE_SHOWN = {"high": 3, "medium": 1, "low": 1}
 """Places per finding: what costs little need not fill the screen."""
-KERNELS_SHOWN = 10
-COLLECTIVES_SHOWN = 10
+ROWS_SHOWN = 10
 FAINT_FRAC = 0.001
+LEAST_NAME = 24
+"""Cells of the narrowest column of names."""
 
 
-def render(report: Report, console: Console) -> None:
-    """Print `report` to `console`, at its width, in its encoding, with or without colour."""
+def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
+    """Print all of `report` to `console`, at its width, in its encoding, with or without colour; of long tables the
+    first `rows`."""
     writer = Writer(console)
-    _verdict(report, writer)
+    found = summary(report)
+    first_screen.headline(report, found, writer)
+    if found.limits:
+        writer.line(writer.text("Limits  ", "bold"), found.limits, hang=8)
     _context(report, writer)
     _ranks(report, writer)
     _causes(report, writer)
@@ -43,27 +50,19 @@ def render(report: Report, console: Console) -> None:
     if "hang" in report:
         hang_text.section(report["hang"], writer)
     advice_text.section(report, writer)
-    _collectives(report, writer)
+    _collectives(report, writer, rows)
     nccl_text.sections(report, writer)
     memory_text.section(report, writer)
     stragglers_text.section(report, writer)
     _slowdown(report, writer)
     _replay(report, writer)
     pipeline_text.section(report, writer)
-    _kernels(report, writer)
-    _efficiency(report, writer)
+    _kernels(report, writer, rows)
+    if mfu := mfu_words(report):
+        writer.line(mfu)
     _ideal(report, writer)
     profile_text.sections(report, writer)
     _doubts(report, writer)
-
-
-def _verdict(report: Report, writer: Writer) -> None:
-    verdict = report["verdict"]
-    abstained = verdict["abstained"] or verdict["bound_by"] is None
-    style = "bold yellow" if abstained else "bold green" if verdict["bound_by"] == "compute" else "bold red"
-    writer.line(writer.text(verdict_line(report), style))
-    if verdict["why"]:
-        writer.line(verdict["why"], indent=2)
 
 
 def _context(report: Report, writer: Writer) -> None:
@@ -162,21 +161,21 @@ def _finding(finding: FindingEntry, unit: str, starts: dict[int, int], writer: W
         place = arrangement.place_ns(evidence, starts)
         at = "" if place is None else f"at {units.offset(place)} "
         before = f"rank {evidence['rank']} {at}for {units.duration(evidence['dur_ns'])}: "
-        writer.line(before, writer.name(evidence["name"], max(writer.console.width - 4 - len(before), 20)), indent=4)
-        note = f"; {crop(evidence['note'], 3 * NAME)}" if evidence["note"] else ""
-        writer.line(writer.text(f"{units.exact_ns(evidence['start_ns'])}{note}", "dim"), indent=6)
+        writer.line(before, short_kernel(evidence["name"], max(writer.console.width - 4 - len(before), 20)), indent=4)
+        if evidence["note"]:
+            writer.line(writer.text(crop(evidence["note"], 3 * NAME), "dim"), indent=6)
     more = len(finding["evidence"]) - shown
     if more > 0:
         writer.line(writer.text(f"and {units.plural(more, 'more place')} (--html, --json)", "dim"), indent=4)
 
 
-def _collectives(report: Report, writer: Writer) -> None:
+def _collectives(report: Report, writer: Writer, shown: int) -> None:
     rows = sorted(report["collectives"], key=lambda row: -row["dur_ns"])
     if not rows:
         return
     writer.heading("Collectives")
     table = writer.table("~operation", "~group", ">count", ">bytes", ">wait", ">transfer", ">busbw")
-    for row in rows[:COLLECTIVES_SHOWN]:
+    for row in rows[:shown]:
         cells = (
             units.count(row["count"]),
             units.size(row["bytes"]),
@@ -187,7 +186,7 @@ def _collectives(report: Report, writer: Writer) -> None:
         names = (writer.cell(row["op"]), writer.cell(row["group"] or units.NONE))
         table.add_row(*names, *(writer.text(cell) for cell in cells))
     writer.show(table)
-    _left_out(len(rows) - COLLECTIVES_SHOWN, writer)
+    _left_out(len(rows) - shown, writer)
 
 
 def _slowdown(report: Report, writer: Writer) -> None:
@@ -221,36 +220,29 @@ def _replay(report: Report, writer: Writer) -> None:
         writer.line(f"No predictions: {replay['why']}", indent=2)
 
 
-def _kernels(report: Report, writer: Writer) -> None:
+def _kernels(report: Report, writer: Writer, shown: int) -> None:
     rows = sorted(report["kernels"], key=lambda row: -row["dur_ns"])
     if not rows:
         return
     writer.heading("Longest kernels")
-    rated = any(row["flops_per_s"] is not None for row in rows[:KERNELS_SHOWN])
+    rated = any(row["flops_per_s"] is not None for row in rows[:shown])
     table = writer.table(">share", ">time", ">count", ">mean", *([">rate"] if rated else []), "~kernel")
-    for row in rows[:KERNELS_SHOWN]:
-        cells = [
+    cells = [
+        [
             units.share(row["share_frac"]),
             units.duration(row["dur_ns"]),
             units.count(row["count"]),
             units.duration(row["mean_ns"]),
             *([units.flop_rate(row["flops_per_s"])] if rated else []),
         ]
-        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
+        for row in rows[:shown]
+    ]
+    used = sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True))
+    names = short_kernels([row["name"] for row in rows[:shown]], max(writer.console.width - used, LEAST_NAME))
+    for own, name in zip(cells, names, strict=True):
+        table.add_row(*map(writer.text, own), writer.cell(name))
     writer.show(table)
-    _left_out(len(rows) - KERNELS_SHOWN, writer)
-
-
-def _efficiency(report: Report, writer: Writer) -> None:
-    """The MFU of the ranks, or why there is none where their FLOPs are known."""
-    counted = [entry for entry in report.get("efficiency", []) if entry["flops_per_s"] is not None]
-    if not counted:
-        return
-    known = sorted(entry["mfu"] for entry in counted if entry["mfu"] is not None)
-    figures = " to ".join(dict.fromkeys(units.share(mfu) for mfu in (known[:1] + known[-1:])))
-    why = next((entry["why"] for entry in counted if entry["why"]), "")
-    line = f"MFU {figures}" + (f" ({why})" if why else "") if known else f"No MFU: {why}"
-    writer.line(writer.text(line))
+    _left_out(len(rows) - shown, writer)
 
 
 def _ideal(report: Report, writer: Writer) -> None:

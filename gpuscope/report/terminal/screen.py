@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.segment import Segment
+from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -130,6 +130,10 @@ class Writer:
         """Print as is: no highlighting of numbers, no markup, no emoji."""
         self.console.print(Trimmed(renderable), end="", highlight=False, markup=False, emoji=False)
 
+    def limited(self, lines: int) -> LimitedWriter:
+        """A writer to the same console that stops after so many lines."""
+        return LimitedWriter(self.console, lines)
+
     def table(self, *columns: str) -> Table:
         """An empty table without lines; the first character of each title says what its column holds.
 
@@ -143,8 +147,31 @@ class Writer:
                 self.text(column[1:], "dim"),
                 justify="right" if column[0] == ">" else "left",
                 no_wrap=not gives_way,
+                overflow="fold",
             )
         return table
+
+
+class LimitedWriter(Writer):
+    """Prints `lines` lines and counts the others."""
+
+    def __init__(self, console: Console, lines: int) -> None:
+        super().__init__(console)
+        self.left = lines
+        self.left_out = 0
+
+    def show(self, renderable: RenderableType) -> None:
+        """Print as much as there is room for."""
+        lines = self.console.render_lines(Trimmed(renderable), pad=False)
+        for line in lines[: self.left]:
+            self.console.print(Segments([*line, Segment.line()]), end="")
+        self.left_out += max(len(lines) - self.left, 0)
+        self.left = max(self.left - len(lines), 0)
+
+    def end(self, words: str) -> None:
+        """Say how many lines were left out, where any were."""
+        if self.left_out:
+            self.console.print(Trimmed(self.text(f"{self.left_out} {words}", "dim")), end="")
 
 
 class ReportConsole(Console):

@@ -56,7 +56,7 @@ class Cause:
     meaning: str
     """One line, Markdown: what it is."""
     message: str
-    """How its finding begins; the share of the time and `detail` follow."""
+    """What goes wrong, as its finding and the first line of a report begin; what it costs and `detail` follow."""
     look: Look
     idle: bool = False
     """Whether it is a part of idle time, rather than of exposed communication or memory time."""
@@ -125,27 +125,27 @@ CAUSES = (
         "sync", "cpu", "blocking synchronisation",
         "the device is idle because a blocking call (`.item()`, `cudaStreamSynchronize`, a pageable copy…) let the "
         "launch queue run dry",
-        "A blocking call lets the launch queue run dry; the device idles until the next launch",
+        "Blocking calls drain the launch queue and leave the device idle",
         Look(palette.YELLOW), idle=True,
     ),
     Cause(
         "launch", "cpu", "kernel launch overhead",
         "the device is idle while that thread issues one launch after the other and is slower than the device: launch "
         "overhead",
-        "The host launches more slowly than the device finishes: its own code sets the pace",
+        "The host launches kernels more slowly than the device runs them",
         Look(palette.SKY), idle=True,
     ),
     Cause(
         "gc", "cpu", "Python garbage collection",
         "Python's garbage collection",
-        "Python's garbage collector runs on the launching thread while the device idles",
+        "Python's garbage collector runs while the device idles",
         Look(palette.GREEN), idle=True,
     ),
     Cause(
         "host_other", "cpu", "other host work",
         "anything else on the launching thread: checkpoint, logging, lock, file or network call, compilation, or one "
         "host operation that computes for long without launching",
-        "The launching thread does other work (checkpoint, logging, files, locks) while the device idles",
+        "The launching thread does other work while the device idles",
         Look(palette.GREEN, "/"), idle=True,
     ),
     Cause(
@@ -157,19 +157,19 @@ CAUSES = (
     Cause(
         "latency", "communication", "small messages (latency)",
         "exposed transfer of messages so small that the fixed cost dominates",
-        "Exposed messages are so small that their fixed cost dominates",
+        "Collectives are so small that their fixed cost dominates",
         Look(palette.ORANGE, "."),
     ),
     Cause(
         "bandwidth", "communication", "link bandwidth",
         "exposed transfer limited by bytes over the link",
-        "Exposed transfers are limited by bytes over the link",
+        "Collectives are limited by the bandwidth of the link",
         Look(palette.ORANGE),
     ),
     Cause(
         "pipeline_bubble", "communication", "pipeline bubble",
         "a pipeline stage with nothing to do: it waits for an activation or gradient from a neighbour",
-        "A pipeline stage waits for its neighbour",
+        "Pipeline stages wait for their neighbours",
         Look(palette.ORANGE, "-"),
     ),
     Cause(
@@ -187,20 +187,20 @@ CAUSES = (
     Cause(
         "allocator", "memory", "allocator calls",
         "the device is idle while the host is in `cudaMalloc`, `cudaFree`, `cudaHostAlloc` or similar",
-        "The device idles while the host allocates or frees memory",
+        "The device idles while the host allocates and frees memory",
         Look(palette.PURPLE, "x"), idle=True,
     ),
     Cause(
         UNATTRIBUTED, None, "no recorded cause",
         "the trace holds no host events that could explain the gap",
-        "The device idles and the trace holds no host events that could explain it",
+        "The device idles and no recorded host event explains it",
         Look(palette.GREY, "."), idle=True,
     ),
     Cause(
         UNDIVIDED_COMMUNICATION, "communication", "undivided communication",
         "exposed communication that can't be divided into waiting and transfer: ranks or sizes are missing; "
         "`unattributed` within its class",
-        "Communication is exposed, and the trace does not separate waiting from transfer",
+        "Communication is not hidden behind compute, and the trace does not separate waiting from transfer",
         Look(palette.ORANGE, "x"), finding="exposed_communication",
     ),
 )  # fmt: skip

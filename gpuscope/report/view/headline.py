@@ -54,7 +54,7 @@ def context_line(report: Report) -> str:
 def _files(report: Report) -> str:
     sources = report["trace"]["sources"]
     formats = ", ".join(sorted({source["format"] for source in sources}))
-    which = crop(sources[0]["path"], NAME) if len(sources) == 1 else units.plural(len(sources), "file")
+    which = units.crop_path(sources[0]["path"], NAME) if len(sources) == 1 else units.plural(len(sources), "file")
     return f"{which} ({formats})" if formats else which
 
 

@@ -1,8 +1,15 @@
-"""What the replay predicts, in words: the same ones wherever a prediction is shown."""
+"""A change and what the replay predicts of it, in words: the same ones wherever they are shown."""
 
 from __future__ import annotations
 
-from gpuscope.report.schema.document import NothingGainsEntry, PlanEntry
+from gpuscope.report.schema.document import (
+    NothingGainsEntry,
+    PlanEntry,
+    PlanStep,
+    Setting,
+    SuggestionEntry,
+    UnpredictedEntry,
+)
 from gpuscope.report.schema.pipeline_section import PipelineGain
 from gpuscope.report.schema.replay_section import Prediction
 from gpuscope.report.view import units
@@ -14,6 +21,35 @@ def step_change(predicted: Prediction) -> str:
         units.duration(predicted[key]) for key in ("step_ns_before", "step_ns_after", "low_ns", "high_ns")
     )
     return f"step {before} → {after} ({low} to {high})"
+
+
+def gain_share(predicted: Prediction) -> str:
+    """`-24.9 %`: what the step loses."""
+    frac = predicted["step_ns_after"] / predicted["step_ns_before"] - 1
+    return f"{100 * frac:+.1f} %" if abs(frac) >= 0.0005 else "0 %"
+
+
+def setting_words(one: SuggestionEntry | UnpredictedEntry | PlanStep, *, brief: bool = True) -> str:
+    """A setting as it is typed: `NCCL_ALGO=Ring`, `--num-workers 4`, `DataLoader.num_workers=4`; in words where it is
+    none that could be. `brief` leaves out second choices and remarks, which the full report has."""
+    setting = one["setting"]
+    value = setting["value"].partition(";")[0].partition("  #")[0].strip() if brief else setting["value"]
+    if brief and len(value) > VALUE:
+        value = value.partition(" (")[0]
+    return f"{setting['name']}{_between(setting)}{value}".rstrip()
+
+
+VALUE = 40
+"""A longer value of a setting loses what it says in brackets, where there is little room."""
+
+
+def _between(setting: Setting) -> str:
+    name, value = setting["name"], setting["value"]
+    if not value:
+        return ""
+    if " -" in name or name.startswith("-") or value.startswith("-"):
+        return " "
+    return ": " if " " in name or (" " in value and setting["kind"] != "env") else "="
 
 
 def outcome(gain: PipelineGain) -> str:

@@ -8,9 +8,10 @@ from gpuscope.report.schema.document import Slowdown, StragglerEntry
 from gpuscope.report.view import units
 
 CAUSED_WAIT = (
-    "Caused wait is measured: what the others waited in collectives, in all, and for each step and waiting rank. "
-    "Waiting for messages between stages is the pipeline's. What the step gains without it is predicted (What to "
-    "change)."
+    "Caused wait adds up what each other rank waited in each collective, per step for one waiting rank: collectives "
+    "that wait at the same time count each, so it can exceed the step. What a step loses is the cost of the finding; "
+    "what it gains without the late rank is predicted (What to change). Waiting for messages between stages is the "
+    "pipeline's."
 )
 SLOWDOWN = (
     "S measures unevenness: it compares with each operation at the mean of its peers (communication: the median), "
@@ -52,42 +53,40 @@ def whose(entries: Sequence[StragglerEntry], testable: bool, clock_error: int | 
     named = culprits(entries)
     if not named:
         return "the last rank is unknown" + _within(clock_error)
-    ranks = _ranks([entry["rank"] for entry in named])
+    ranks = units.rank_words([entry["rank"] for entry in named])
     led = [entry["rank"] for entry in entries if entry["recurrent"] and entry not in named]
     if not named[0]["root_wait_ns"]:
         words = f"{ranks} is last at the highest cost; no single rank explains its delay"
     elif named[0]["recurrent"]:
-        words = f"{ranks} {_verb(named)} consistently last"
+        words = f"{ranks} {units.be(named)} consistently last"
     elif led:
-        words = f"{_ranks(led)} {'is' if len(led) == 1 else 'are'} consistently last, delayed by {ranks}"
+        words = f"{units.rank_words(led)} {units.be(led)} consistently last, delayed by {ranks}"
     elif not testable:
         words = f"too few collectives to test for a persistent straggler; most waiting traces back to {ranks}"
     elif len(named) > 1:
         words = f"the last rank changes: none is last more often than by chance; the waiting traces back to {ranks}"
     else:
-        words = f"{ranks} {_verb(named)} last most often, though no more than by chance"
+        words = f"{ranks} {units.be(named)} last most often, though no more than by chance"
     if len(named) == 1 or len({(entry["phase"], entry["operation"]) for entry in named}) == 1:
         words += _doing(named[0])
     made = [entry["rank"] for entry in entries if entry not in named and entry["recurrent"] and named[0]["recurrent"]]
     if made:
-        words += f"; {_ranks(made)} {'is' if len(made) == 1 else 'are'} delayed by others"
+        words += f"; {units.rank_words(made)} {units.be(made)} delayed by others"
     return words + _within(clock_error)
 
 
 def _doing(entry: StragglerEntry) -> str:
     """What made it late, as far as the trace shows."""
+    where = late_in(entry)
+    return f"; it falls behind{where}" if where else ""
+
+
+def late_in(entry: StragglerEntry) -> str:
+    """` before forward (aten::mm)`: where a rank falls behind; empty where the trace does not show it."""
     phase, operation = entry["phase"], entry["operation"]
     when = "" if phase is None else f" {phase}" if phase.startswith("before ") else f" in {phase}"
-    return f"; it falls behind{when}" + (f" ({operation})" if operation else "") if when or operation else ""
+    return when + (f" ({operation})" if operation else "")
 
 
 def _within(clock_error: int | None) -> str:
     return f"; times of different ranks are comparable to within {units.duration(clock_error)}" if clock_error else ""
-
-
-def _verb(named: Sequence[StragglerEntry]) -> str:
-    return "is" if len(named) == 1 else "are"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {units.ranks(sorted(ranks))}"

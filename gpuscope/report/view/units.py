@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 
 from rich.cells import cell_len, set_cell_size
 
@@ -48,6 +48,22 @@ def duration(ns: float | None) -> str:
     return NONE if ns is None else _scaled(ns, _TIME_UNITS)
 
 
+def span(first_ns: float, last_ns: float, between: str = "to") -> str:
+    """Two times, their unit once where it is the same: `87.97 to 91.76 ms`."""
+    first, last = duration(first_ns), duration(last_ns)
+    number, _, unit = first.partition(" ")
+    return f"{number if unit == last.partition(' ')[2] else first} {between} {last}"
+
+
+def long_duration(ns: float) -> str:
+    """Minutes, hours and days too: `7.350 h`, `33.01 days`."""
+    seconds = ns / 1e9
+    for size_s, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size_s:
+            return f"{_four_digits(seconds / size_s)} {unit}"
+    return duration(ns)
+
+
 def time_unit(longest_ns: float) -> tuple[int, str]:
     """The unit that a set of times reads best in, and its ns: `(1000000, "ms")`."""
     return next((one for one in reversed(_TIME_UNITS) if one[0] <= longest_ns), _TIME_UNITS[0])
@@ -65,9 +81,13 @@ def exact_ns(ns: int | None) -> str:
 
 
 def offset(ns: int) -> str:
-    """A place relative to a window's start, to the microsecond: `+1.234567 s`."""
+    """A place relative to a window's start, to the microsecond: `+1.234567 s`, `+47.299 ms`, `+812 µs`."""
     micros = abs(ns) // 1000
-    return f"{'-' if ns < 0 else '+'}{micros // 1_000_000}.{micros % 1_000_000:06d} s"
+    sign = "-" if ns < 0 else "+"
+    if micros < 1000:
+        return f"{sign}{micros} µs"
+    size, digits, unit = (1000, 3, "ms") if micros < 1_000_000 else (1_000_000, 6, "s")
+    return f"{sign}{micros // size}.{micros % size:0{digits}d} {unit}"
 
 
 def size(nbytes: int | None) -> str:
@@ -141,6 +161,17 @@ def ranks(numbers: Iterable[int]) -> str:
     return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs) or NONE
 
 
+def rank_words(numbers: Iterable[int]) -> str:
+    """`rank 1`, or `ranks 0-3,7`."""
+    some = sorted(set(numbers))
+    return f"{'rank' if len(some) == 1 else 'ranks'} {ranks(some)}"
+
+
+def be(some: Sized) -> str:
+    """`is` of one, `are` of several."""
+    return "is" if len(some) == 1 else "are"
+
+
 def clean(text: str) -> str:
     """`text` with everything that is not shown as itself spelled out: `\\x1b`, `\\n`, `\\u202e`.
 
@@ -172,6 +203,17 @@ def crop(text: str, width: int, ellipsis: str = "…") -> str:
     while cell_len(end) > tail:
         end = end[1:]
     return set_cell_size(text, room - tail).rstrip() + ellipsis + end
+
+
+def crop_path(path: str, width: int, ellipsis: str = "…") -> str:
+    """A path in at most `width` cells: folders go from the front, whole; the file's name is what tells files apart."""
+    if cell_len(path) <= width:
+        return path
+    parts = path.split("/")
+    for first in range(1, len(parts)):
+        if cell_len(shown := "/".join([ellipsis, *parts[first:]])) <= width:
+            return shown
+    return crop(parts[-1], width, ellipsis)
 
 
 _PLAIN = str.maketrans({"µ": "u", "…": "...", "–": "-", "→": "->", "·": "|", "±": "+/-", "≥": ">=", "«": '"', "»": '"'})

@@ -25,6 +25,9 @@ _RING = re.compile(r"Channel (\d{1,9})/(\d{1,9}) :(?: +\d+)+ *$")
 _TREES = re.compile(r"Trees(?: \[\d+\] \S+)+")
 _VIA = re.compile(r"Channel \d+(?:/\d+)? : (\d{1,9})\[\w+\] -> (\d{1,9})\[\w+\] ?(\[(?:send|receive)\])? via (\S.*)")
 _COUNT = re.compile(r"(\w+): opCount \S+ .*\[nranks=(\d{1,9})\]")
+_GDR = re.compile(r"GPU Direct RDMA (Disabled|Enabled) for HCA \d{1,9} '([^']{1,200})'")
+_NETWORK = re.compile(r"Using network (\S{1,100})")
+_PORT = re.compile(r"(\w{1,60}):(?:uverbs\d{1,9}:)?\d{1,9}/(RoCE|IB)\b")
 _CHOICE = re.compile(
     r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?: time [\d.]+)?"
     r"(?: channel\{Lo\.\.Hi\}=\{(\d{1,9})\.\.(\d{1,9})\})?"
@@ -81,6 +84,14 @@ class Facts:
     _current: dict[tuple[str, int, int], Communicator] = field(default_factory=dict)
     environment: set[tuple[str, str]] = field(default_factory=set)
     """Variables of NCCL and their values as it says they were set."""
+    networks: set[str] = field(default_factory=set)
+    """What carries messages between hosts: IB, Socket, or a plugin's name."""
+    ports: dict[str, str] = field(default_factory=dict)
+    """Network ports by name: RoCE or IB."""
+    direct: dict[str, bool] = field(default_factory=dict)
+    """Whether GPUDirect RDMA is enabled, by network port; one host that lacks it counts."""
+    calls: int = 0
+    """Operations that were logged when they were called."""
     _called: dict[tuple[str, int, int], tuple[str, int]] = field(default_factory=dict)
 
     def feed(self, line: Line) -> None:
@@ -91,6 +102,7 @@ class Facts:
             self._choice(line)
         elif "opCount" in text:
             if (match := _COUNT.match(text)) is not None:
+                self.calls += 1
                 self.op, self.size = collective_op(match[1]), int(match[2])
                 self._called[line.host, line.pid, line.tid] = self.op, self.size
         elif text.startswith("Channel "):
@@ -102,7 +114,19 @@ class Facts:
         elif (match := _VERSION.search(text)) is not None:
             self.version = match[1]
         elif (match := _SET.search(text)) is not None:
-            self.environment.add((match[1], match[2]))
+            # Integers are logged with a full stop behind them (`ncclLoadParam`), texts without.
+            value = match[2].rstrip(".")
+            self.environment.add((match[1], value if value.lstrip("-").isdecimal() else match[2]))
+        else:
+            self._network(text)
+
+    def _network(self, text: str) -> None:
+        if (match := _GDR.search(text)) is not None:
+            self.direct[match[2]] = self.direct.get(match[2], True) and match[1] == "Enabled"
+        elif (match := _NETWORK.search(text)) is not None:
+            self.networks.add(match[1])
+        elif "NET/IB" in text:
+            self.ports |= {match[1]: match[2] for match in _PORT.finditer(text)}
 
     def _choice(self, line: Line) -> None:
         match = _CHOICE.match(line.text)

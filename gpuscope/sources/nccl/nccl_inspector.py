@@ -46,8 +46,9 @@ class InspectorSource:
             communicators.setdefault(key, _communicator(record, row, builder))
         if not rows:
             raise InputError(f"{path}: contains no readable Inspector record")
-        builder.source(path, self.name, version, len(rows), {})
-        builder.add("measurements", len(rows), {name: [row[name] for row in rows] for name in rows[0]})
+        source = builder.source(path, self.name, version, len(rows), {})
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        builder.add("measurements", len(rows), {**columns, "source": source})
         for communicator in communicators.values():
             builder.add("communicators", 1, communicator)
         builder.problem("data_loss", "record_unreadable", lost, f"{path.name}: lines that could not be read")
@@ -66,7 +67,7 @@ def _row(record: dict[str, Any], builder: TraceBuilder) -> dict[str, Any] | None
     rate = integer(busbw * 1e9) if isinstance(busbw, int | float) else None
     if size is None or ranks is None or dur is None or dur < 0:
         return None
-    op, rank = str(perf.get("coll", "")), integer(header.get("rank"))
+    op, rank, seq = str(perf.get("coll", "")), integer(header.get("rank")), integer(perf.get("coll_sn"))
     source = perf.get("coll_timing_source")
     return {
         "rank": NA if rank is None else rank,
@@ -78,6 +79,8 @@ def _row(record: dict[str, Any], builder: TraceBuilder) -> dict[str, Any] | None
         "busbw": NA if rate is None else rate,
         "count": 1,
         "variant": builder.names.code(str(source)) if source else NO_NAME,
+        "communicator": builder.names.code(str(header.get("id", ""))),
+        "seq": NA if seq is None else seq,
     }
 
 

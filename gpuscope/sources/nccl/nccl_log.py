@@ -59,12 +59,16 @@ class NcclLogSource:
             "average_busbw_gbps": tables.averages,
             "version": facts.version,
             "nccl_environment": sorted(facts.environment),
+            "networks": sorted(facts.networks),
+            "ports": dict(sorted(facts.ports.items())),
+            "gpu_direct": dict(sorted(facts.direct.items())),
+            "calls_logged": facts.calls if tables.rows else 0,
         }
-        builder.source(path, self.name, facts.version, facts.lines + len(tables.rows), described)
+        source = builder.source(path, self.name, facts.version, facts.lines + len(tables.rows), described)
         _communicators(builder, facts, tables)
         _connections(builder, facts)
-        _choices(builder, facts)
-        _measurements(builder, facts, tables, path)
+        _choices(builder, facts, source)
+        _measurements(builder, facts, tables, path, source)
         builder.problem(
             "data_loss",
             "record_unreadable",
@@ -145,7 +149,7 @@ def _hosts(facts: Facts) -> dict[tuple[str, int], str]:
     return {key: next(iter(names)) for key, names in found.items() if len(names) == 1}
 
 
-def _choices(builder: TraceBuilder, facts: Facts) -> None:
+def _choices(builder: TraceBuilder, facts: Facts, source: int) -> None:
     code = builder.names.code
     for choice, count in facts.choices.items():
         row = {
@@ -157,11 +161,12 @@ def _choices(builder: TraceBuilder, facts: Facts) -> None:
             "channels": _or_na(choice.channels),
             "ranks": len(facts.chosen_by[choice]),
             "count": count,
+            "source": source,
         }
         builder.add("choices", 1, row)
 
 
-def _measurements(builder: TraceBuilder, facts: Facts, tables: Tables, path: Path) -> None:
+def _measurements(builder: TraceBuilder, facts: Facts, tables: Tables, path: Path, source: int) -> None:
     code = builder.names.code
     unnamed = facts.op or collective_op(path.stem)
     incomplete: Counter[str] = Counter()
@@ -180,6 +185,8 @@ def _measurements(builder: TraceBuilder, facts: Facts, tables: Tables, path: Pat
             "count": row.iterations,
             "variant": code(row.variant),
             "wrong": row.wrong,
+            "source": source,
+            "warmup": row.warmup,
         }
         builder.add("measurements", 1, values)
     builder.problem(

@@ -54,9 +54,9 @@ class ProfilerSource:
                 by_type.get(str(record.get("type")), []).append(record)
         if not events:
             raise InputError(f"{path}: contains no readable event of a profiler plugin")
-        builder.source(path, self.name, "", events, {})
+        source = builder.source(path, self.name, "", events, {})
         sizes = _communicators(builder, by_type["ProfilerLifecycle"])
-        incomplete = _collectives(builder, by_type["ncclProfileColl"], by_type["KERNEL"], sizes)
+        incomplete = _collectives(builder, source, by_type["ncclProfileColl"], by_type["KERNEL"], sizes)
         builder.problem("data_loss", "record_unreadable", lost, f"{path.name}: lines that could not be read")
         builder.problem(
             "data_loss",
@@ -77,7 +77,9 @@ def _communicators(builder: TraceBuilder, started: list[Event]) -> dict[str, int
     return sizes
 
 
-def _collectives(builder: TraceBuilder, calls: list[Event], kernels: list[Event], sizes: Mapping[str, int]) -> int:
+def _collectives(
+    builder: TraceBuilder, source: int, calls: list[Event], kernels: list[Event], sizes: Mapping[str, int]
+) -> int:
     code = builder.names.code
     kernel_of = _kernels_of(calls, kernels)
     chosen: Counter[tuple[str, int, str, str, int]] = Counter()
@@ -105,11 +107,14 @@ def _collectives(builder: TraceBuilder, calls: list[Event], kernels: list[Event]
             "dur": dur,
             "count": 1,
             "variant": code("kernel"),
+            "source": source,
+            "communicator": code(str(event.get("commId", ""))),
         }
         builder.add("measurements", 1, row)
     for (op, size, algorithm, protocol, channels), count in chosen.items():
         names = {"op": code(op), "algorithm": code(algorithm), "protocol": code(protocol)}
-        builder.add("choices", 1, {**names, "bytes": size, "channels": channels, "ranks": count, "count": count})
+        builder.add("choices", 1, {**names, "bytes": size, "channels": channels, "ranks": count, "count": count,
+                                   "source": source})  # fmt: skip
     return incomplete
 
 

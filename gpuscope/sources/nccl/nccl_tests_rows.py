@@ -13,6 +13,7 @@ VARIANTS = ("out-of-place", "in-place")
 _DEVICE = re.compile(r"#\s+Rank\s+(\d{1,9}).*\bPid\s+(\d{1,18}) on\s+(\S+) device\s+(\d{1,9})\s+\[([^\]]*)\]\s*(.*)")
 _TEST = re.compile(r"# Collective test starting: (\w+)")
 _ITERATIONS = re.compile(r"(?<!warmup )(?<!agg )\biters: (\d{1,18})")
+_WARMUP = re.compile(r"\bwarmup iters: (\d{1,18})")
 _AVERAGE = re.compile(r"# Avg bus bandwidth\s*:\s*(\d+(?:\.\d+)?)")
 _ROW = re.compile(r"\s*\d{1,18}\s+\d+\s+\S+\s+\S+\s")
 _LIMIT = 1 << 62
@@ -42,6 +43,7 @@ class Row:
     variant: str
     wrong: int
     iterations: int
+    warmup: int
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Tables:
     unreadable: int = 0
     ranks: int = 0
     iterations: int = NA
+    warmup: int = NA
     prefix: int = 0
     """Columns before the first time; 0 outside of a table."""
 
@@ -79,8 +82,9 @@ class Tables:
             self.averages.append(float(match[1]))
 
     def _begin(self, line: str) -> None:
-        match = _ITERATIONS.search(line)
+        match, warmup = _ITERATIONS.search(line), _WARMUP.search(line)
         self.ranks, self.prefix, self.iterations = 0, 0, int(match[1]) if match else NA
+        self.warmup = int(warmup[1]) if warmup else NA
 
     def _row(self, words: list[str]) -> None:
         values = words[self.prefix :]
@@ -99,4 +103,6 @@ class Tables:
                 continue
             # «N/A» where not checked; old versions print an error.
             count = int(wrong) if wrong.isdecimal() and len(wrong) < 19 else NA
-            self.rows.append(Row(self.op, self.ranks, int(words[0]), dur, rate, variant, count, self.iterations))
+            self.rows.append(
+                Row(self.op, self.ranks, int(words[0]), dur, rate, variant, count, self.iterations, self.warmup)
+            )

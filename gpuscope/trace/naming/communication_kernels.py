@@ -8,6 +8,7 @@ Only the identifier and its namespaces are read, never template arguments: an el
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 
 from gpuscope.trace.naming.kernel_names import qualified_name, words
@@ -101,3 +102,36 @@ def named_collective(identifier: str) -> str:
     if _LOCAL.search(text):
         return ""
     return next((op for pattern, op in _COLLECTIVES if pattern.search(text)), "")
+
+
+_CHOICE = re.compile(r"(?i)_(TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|NVLS_TREE|NVLS|PAT)_(LL128|LL|SIMPLE)(?:_|$)")
+_EXACT = re.compile(r"(?i)_(?:TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|NVLS_TREE|NVLS|PAT)_(?:LL128|SIMPLE)(?:_|$)")
+_SYMMETRIC = re.compile(_START + r"ncclSymk?DevKernel_")
+
+
+def kernel_algorithm(kernel: str, op: str, exact: bool = False) -> tuple[str | None, str | None]:
+    """NCCL's algorithm and protocol as far as a kernel's name says them; None for what it leaves open.
+
+    NCCL builds few kernels, and each of them runs any algorithm: `best_kernel` of NVIDIA/nccl src/device/generate.py
+    gives every all-reduce, reduce and reduce-scatter `…_TREE_LL` if it is a tree and `…_RING_LL` if not, whatever its
+    protocol, and every all-gather and broadcast `…_RING_LL`. So «LL» alone says nothing, «TREE» says tree, and «RING»
+    that it is no tree: a ring, where no switch reduces, which the caller must know. Only a library built with exact
+    names has other protocols in them, and then (`exact`) all are meant.
+    """
+    match = _CHOICE.search(qualified_name(kernel))
+    if match is None:
+        return None, None
+    algorithm, protocol = match[1].lower(), match[2].lower()
+    if exact or protocol != "ll":
+        return algorithm, protocol
+    return (None if op in ("all_gather", "broadcast") else algorithm), None
+
+
+def exact_names(kernels: Iterable[str]) -> bool:
+    """Whether a library of NCCL with exact kernel names was used: some name has a protocol besides LL."""
+    return any(_EXACT.search(name) for name in kernels if "ernel" in name)
+
+
+def symmetric(kernel: str) -> bool:
+    """Whether it is one of NCCL's kernels for symmetric memory (src/device/symmetric/generate.py)."""
+    return _SYMMETRIC.search(qualified_name(kernel)) is not None

@@ -6,8 +6,8 @@ import pytest
 
 from gpuscope.analyzers.collectives.message_cost import CostModel
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
-from gpuscope.analyzers.nccl.cost_model import Choice, Place, available, bandwidth, latency_ns, steps
-from gpuscope.analyzers.nccl.predicted_cost import SPREAD, Estimate, changed, predict
+from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place, available, bandwidth, latency_ns, steps
+from gpuscope.analyzers.nccl.cost.predicted_cost import SPREAD, Estimate, changed, predict
 
 HGX = Place(ranks=8, nodes=1, nvlink=True, generation="hopper")
 FOUR_HOSTS = Place(ranks=32, nodes=4, nvlink=False, generation="volta")

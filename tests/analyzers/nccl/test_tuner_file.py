@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from helpers.collectives import collective, run_of
+from helpers.nccl_logs import chosen, communicator, nccl_tests, write
 
 from gpuscope.analyzers.commands.export import command
-from gpuscope.analyzers.nccl.cost_model import Choice
+from gpuscope.analyzers.nccl.cost.cost_model import Choice
 from gpuscope.analyzers.nccl.tuner_file import LARGEST, OPERATIONS, TunerRow, check, tuning
 from gpuscope.errors import UsageError
 from gpuscope.sources.opening import open_trace
@@ -76,6 +77,54 @@ def test_without_a_log_it_says_what_to_record(tmp_path: Path) -> None:
     run_of(tmp_path, [collective(100, 60, 4096, 0)], [collective(100, 60, 4096, 0)])
     with pytest.raises(UsageError, match="which algorithm"):
         tuning(open_trace(tmp_path))
+
+
+def parsed(text: str) -> list[tuple[str, int, int, str, str, int, int, int]]:
+    """As `loadConfig` of NVIDIA/nccl plugins/tuner/example/plugin.c reads a file: no line of 256 characters or more,
+    comments and empty lines skipped, 8 to 10 fields; names that it does not know would silently become others."""
+    rows = []
+    for line in text.split("\n"):
+        assert len(line) < 255
+        if not line or line.startswith("#"):
+            continue
+        fields = [field.strip(" \t") for field in line.split(",")]
+        assert 8 <= len(fields) <= 10
+        assert fields[0] in ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
+        assert fields[3] in ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
+        assert fields[4] in ("ll", "simple")  # LL128 never
+        low, high, channels, nodes, ranks = (int(fields[place]) for place in (1, 2, 5, 6, 7))
+        assert 0 <= low <= high < 1 << 64
+        assert channels >= 1
+        rows.append((fields[0], low, high, fields[3], fields[4], channels, nodes, ranks))
+    return rows
+
+
+def test_what_was_measured_changes_exactly_the_size_that_gains(tmp_path: Path) -> None:
+    """64 KiB by a tree take longer than 128 KiB by a ring; 32 KiB keep their tree."""
+    kib = 1 << 10
+    times = {32 * kib: 90.0, 64 * kib: 160.0, 128 * kib: 110.0, 256 * kib: 150.0}
+    now = dict.fromkeys([32 * kib, 64 * kib], "TREE LL") | dict.fromkeys([128 * kib, 256 * kib], "RING LL")
+    write(tmp_path, "nccl.log", communicator(2, channels=8), chosen(now), nccl_tests(times))
+    found = tuning(open_trace(tmp_path))
+    assert len(found.changes) == 1
+    assert "measured 160000 -> at most 110000 ns" in found.changes[0]
+    check(found.rows)
+    assert parsed(found.text())
+    lines = [line for line in found.text().splitlines() if line and not line.startswith("#")]
+    told = {nbytes: applied(lines, "allreduce", nbytes, 1, 2)[0] for nbytes in times}
+    assert told == {32 * kib: "tree", 64 * kib: "ring", 128 * kib: "ring", 256 * kib: "ring"}
+
+
+def test_channels_that_no_log_has_must_be_given(shared_traces: Path) -> None:
+    """32 ranks on 4 hosts: the log of choices has no channels, and one per row would be forced."""
+    trace = open_trace(shared_traces / "nccl" / "panlichen")
+    with pytest.raises(UsageError, match="how many channels"):
+        tuning(trace)
+    found = tuning(trace, channels=2)
+    assert ["65536" in change for change in found.changes if "measured" in change] == [True]
+    rows = [row for row in parsed(found.text()) if row[6:] == (4, 32)]
+    (own,) = [row for row in rows if row[1] <= 65536 <= row[2]]
+    assert own[3:6] == ("ring", "ll", 2)
 
 
 def test_a_gap_would_leave_one_channel() -> None:

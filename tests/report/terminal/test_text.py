@@ -15,8 +15,9 @@ from gpuscope.report.terminal.screen import apportion
 from gpuscope.report.view.straggler_sentences import CAUSED_WAIT, SLOWDOWN
 
 HEALTHY = """\
-Compute-bound, 95 % of the step - confidence 0.9
-  No other class takes 10 %.
+The device computes for 95.0 % of each 100.0 ms step. No change is predicted to
+gain.
+Compute-bound: 95.0 % of the step, confidence 0.9
 
 run/rank0.json.gz (kineto) · 1 rank · NVIDIA A100-SXM4-80GB · window 500.0 ms ·
 5 steps of 100.0 ms (from ProfilerStep)
@@ -36,18 +37,6 @@ Longest kernels
  1.0 %  5.000 ms      5  1.000 ms              -  Memcpy HtoD (Pinned -> Device)
 """
 
-ABSTAINED = """\
-No verdict from this trace
-  The trace holds no device events, so nothing can be said about the GPU. Record
-  with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA].
-
-a.json (kineto)
-
-What is uncertain
-error: no device events in a.json
-skipped: breakdown: no device events
-"""
-
 
 def written(report: Report, width: int = 80, encoding: str = "utf-8", colour: bool = False) -> str:
     raw = io.BytesIO()
@@ -62,21 +51,14 @@ def test_healthy(healthy: Report) -> None:
     assert written(healthy) == HEALTHY
 
 
-def test_abstained(abstained: Report) -> None:
-    assert written(abstained) == ABSTAINED
-
-
-def test_the_verdict_is_the_first_line(input_bound: Report) -> None:
-    first = written(input_bound).splitlines()[0]
-    assert first == "CPU-bound, 34 % of the step: data loader (input) - confidence 0.8"
-
-
-def test_evidence_stands_relative_and_in_absolute_ns(input_bound: Report) -> None:
-    lines = [line.strip() for line in written(input_bound, 120).splitlines()]
+def test_evidence_stands_relative_to_the_window(input_bound: Report) -> None:
+    shown = written(input_bound, 120)
+    lines = [line.strip() for line in shown.splitlines()]
     at = lines.index(
-        "rank 0 at +0.160000 s for 31.00 ms: enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        "rank 0 at +160.000 ms for 31.00 ms: enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
     )
-    assert lines[at + 1] == "1,694,128,201,160,000,250 ns; step 1"
+    assert lines[at + 1] == "step 1"
+    assert " ns" not in shown
     assert "and 3 more places (--html, --json)" in lines
 
 
@@ -146,7 +128,6 @@ def test_a_class_without_steps_is_a_share_of_the_window(input_bound: Report) -> 
     for straggler in input_bound["stragglers"]:
         straggler["caused_wait_ns_per_step"] = None
     lines = written(input_bound).splitlines()
-    assert lines[0] == "CPU-bound, 34 % of the window: data loader (input) - confidence 0.8"
     table = [line.split("  ") for line in lines]
     assert [cell.strip() for cell in table[lines.index("Non-compute time by cause") + 1] if cell] == [
         "class", "cause", "in all", "share", "affected ranks",
@@ -154,7 +135,6 @@ def test_a_class_without_steps_is_a_share_of_the_window(input_bound: Report) -> 
     assert ["CPU", "data loader (input)", "620.0 ms", "31.0 %", "all"] in [
         [cell.strip() for cell in row if cell] for row in table
     ]
-    assert "per step" not in written(input_bound)
     assert any(line.startswith("HIGH input") and " per window, " in line for line in lines)
 
 

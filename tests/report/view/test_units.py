@@ -58,7 +58,8 @@ def test_sizes_and_rates() -> None:
 
 def test_places() -> None:
     assert units.offset(1_234_567_890) == "+1.234567 s"
-    assert units.offset(-2_000) == "-0.000002 s"
+    assert units.offset(47_299_999) == "+47.299 ms"
+    assert units.offset(-2_000) == "-2 µs"
     assert units.exact_ns(1_694_128_201_545_123_456) == "1,694,128,201,545,123,456 ns"
     assert units.axis([0, 200_000_000, 1_000_000_000]) == ["0", "0.2 s", "1 s"]
 

@@ -9,7 +9,6 @@ from gpuscope.analyzers.advice.framework_settings import config, cost, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused, ReplacedRank, SharedWork
 from gpuscope.report.schema.document import FindingEntry, Setting, StragglerEntry
-from gpuscope.report.view import units
 
 MIN_STEPS = 2
 """Steps in which a rank must be the latest to be blamed."""
@@ -54,8 +53,7 @@ def _slow_device(case: Case, finding: FindingEntry, rank: int, entry: StragglerE
     return Proposal(
         code="slow_rank",
         action=f"Check the device of rank {rank}, and drain or replace its node",
-        why=f"{cost(finding)}{_waited(entry)}{shown}; with this rank as fast as the median of its peers the step is "
-        "shorter",
+        why=f"{cost(finding)}{shown}; with this rank as fast as the median of its peers the step is shorter",
         setting=config("hosts of the job", f"without the one of rank {rank}, until it is checked"),
         risk="none for the run; if a neighbour on the same host draws power or bandwidth, another host helps as much",
         verify=("`rocm-smi --showclocks --showthrottle`" if rocm else "`nvidia-smi -q -d CLOCK,PERFORMANCE,ECC`")
@@ -69,9 +67,9 @@ def _uneven_data(_: Case, finding: FindingEntry, rank: int, entry: StragglerEntr
     assert entry is not None
     return Proposal(
         code="even_data",
-        action=f"Give every rank as much to compute: rank {rank} gets more",
-        why=f"{cost(finding)}{_waited(entry)}; {entry['reason_why']}",
-        setting=python("the sampler of the data loader", "batches by length, as many tokens on each rank (or sequences "
+        action=f"Give every rank the same amount of work (rank {rank} has more)",
+        why=f"{cost(finding)}; {entry['reason_why']}",
+        setting=python("the sampler of the data loader", "batches with as many tokens on every rank (by length, or "
                        "packed to one length); for experts, a balanced router"),
         risk="the order of the samples changes; padding to one length would make every rank as slow as this one",
         verify=f"record again: the input shapes of rank {rank} are those of the others",
@@ -87,7 +85,7 @@ def _late_host(case: Case, finding: FindingEntry, rank: int, entry: StragglerEnt
     return Proposal(
         code="late_host",
         action=f"{action} on rank {rank}",
-        why=f"{cost(finding)}{_waited(entry)}; {entry['reason_why']}",
+        why=f"{cost(finding)}; {entry['reason_why']}",
         setting=setting,
         risk="none for the other ranks",
         verify=f"record again: `{cause}` of rank {rank} is that of the others",
@@ -139,7 +137,7 @@ def _unknown(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry
     return Proposal(
         code="slow_rank",
         action=f"Find out why rank {rank} is late before replacing anything",
-        why=f"{cost(finding)}{_waited(entry)}",
+        why=f"{cost(finding)}",
         setting=python("torch.profiler.profile.record_shapes", "True")
         if case.program == "pytorch"
         else config("nsys profile", "-t cuda,nvtx,osrt on all ranks"),
@@ -148,12 +146,6 @@ def _unknown(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry
         outcome=Refused(why),
         subject=f"rank {rank}",
     )
-
-
-def _waited(entry: StragglerEntry | None) -> str:
-    """What each of the others waits per step for it: measured, and of the size of the gain."""
-    per_step = entry.get("caused_wait_ns_per_step") if entry is not None else None
-    return f", {units.duration(per_step)} per step of each rank that waits for it" if per_step else ""
 
 
 _BY_REASON: Mapping[str | None, Callable[[Case, FindingEntry, int, StragglerEntry | None], Proposal]] = {

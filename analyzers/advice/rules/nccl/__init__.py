@@ -1,0 +1,1 @@
+"""Rules for NCCL's own settings."""

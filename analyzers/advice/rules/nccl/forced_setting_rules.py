@@ -1,0 +1,102 @@
+"""Variables of NCCL taken away again: where its default is right, nothing else is set in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuscope.analyzers.advice.framework_settings import config, env
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.nccl.logged.forced_settings import Forced, forced
+from gpuscope.analyzers.nccl.logged.nccl_grammar import UNSET
+from gpuscope.analyzers.nccl.trial_commands import Variant, comparison
+from gpuscope.report.schema.document import FindingEntry
+
+_RERUN = Refused("times with the variable can't predict those without: the commands under «verify» measure both")
+_SIZES = (1 << 10, 1 << 30)
+_WHAT_FOR = {
+    "transport": "it may have been set against a hang, an IOMMU, or in a container without shared memory",
+    "gpu_direct": "it may have been set against a driver or card without GPUDirect RDMA",
+    "rails": "it may have been set for this network's wiring, or so that registered buffers reach the network",
+    "nvls": "more device memory; multicast may be missing in a virtual machine",
+    "registration": "registered buffers hold device memory",
+    "channels": "more device memory for NCCL's buffers, or more threads taken from compute",
+    "choice": "it may have been set against a bug of an older NCCL: read its release notes",
+    "topology": "in a virtual machine that hides the PCIe tree the provider's file is needed: keep that one",
+    "checks": "wrong arguments are no longer found",
+}
+CODES = {
+    "transport": "nccl_transport",
+    "gpu_direct": "nccl_gpu_direct",
+    "rails": "nccl_rails",
+    "nvls": "nccl_nvls",
+    "registration": "nccl_registration",
+    "channels": "nccl_buffer",
+    "choice": "nccl_choice",
+    "topology": "nccl_topology",
+    "checks": "nccl_checks",
+}
+"""Codes of suggestions by what a variable is about."""
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """Each forced variable unset; for cards without GPUDirect, what they need for it."""
+    if "nccl" not in case.report:
+        return
+    if finding["code"] == "no_gpu_direct":
+        if finding["severity"] != "low":
+            yield _gpu_direct(finding)
+        return
+    for one in forced(case.report["nccl"], tuple(case.report["nccl"]["gpus"])):
+        yield _unset(case, one)
+
+
+def _unset(case: Case, one: Forced) -> Proposal:
+    ranks = max((entry["size"] for entry in case.report["nccl"]["communicators"]), default=2)
+    rows = [row for row in case.report.get("bandwidth", ()) if row["group_size"] == ranks]
+    op = max(rows, key=lambda row: row["dur_ns"] * row["count"])["op"] if rows else "all_reduce"
+    variants = [Variant("as_set", {one.name: one.value}), Variant("unset", {one.name: UNSET})]
+    return Proposal(
+        code=CODES[one.topic],
+        action=f"Take {one.name} out of the environment",
+        why=f"NCCL's log says that {one.name}={one.value} is set: {one.does}",
+        setting=env(one.name, UNSET),
+        risk=_WHAT_FOR[one.topic],
+        verify=comparison(op, _SIZES, ranks, variants),
+        outcome=_RERUN,
+        subject=one.name,
+    )
+
+
+def _gpu_direct(finding: FindingEntry) -> Proposal:
+    return Proposal(
+        code="nccl_gpu_direct",
+        action="Let network cards read and write GPU memory themselves (GPUDirect RDMA)",
+        why=finding["message"],
+        setting=config("kernel module", "nvidia_peermem, or dma-buf: the open GPU driver and a kernel from 5.12 on"),
+        risk="needs a reload of drivers on every host; PCIe access control (ACS) must not route it through the CPU",
+        verify="NCCL's log says «GPU Direct RDMA Enabled», and nccl.transports[] NET/IB/…/GDRDMA",
+        outcome=Refused("how fast the cards are without host memory in between is not in these files: run again"),
+    )
+
+
+RULE = Rule(
+    "nccl_settings",
+    (
+        Knob("nccl_transport", ("forced_setting",), "`NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL`, `NCCL_SHM_DISABLE`, "
+             "`NCCL_IB_DISABLE`, `NCCL_NET` unset, where the log shows that they keep ranks apart"),
+        Knob("nccl_gpu_direct", ("forced_setting", "no_gpu_direct"), "`NCCL_NET_GDR_LEVEL`, `NCCL_NET_GDR_READ`, "
+             "`NCCL_NET_GDR_C2C`, `NCCL_DMABUF_ENABLE` unset; `nvidia_peermem` or dma-buf where the log misses it"),
+        Knob("nccl_rails", ("forced_setting",), "`NCCL_PXN_DISABLE`, `NCCL_P2P_PXN_LEVEL`, `NCCL_CROSS_NIC`, "
+             "`NCCL_IB_PCI_RELAXED_ORDERING`, `NCCL_IB_ADAPTIVE_ROUTING` unset"),
+        Knob("nccl_nvls", ("forced_setting",), "`NCCL_NVLS_ENABLE`, `NCCL_CUMEM_ENABLE` unset, on Hopper and later"),
+        Knob("nccl_registration", ("forced_setting",), "`NCCL_WIN_ENABLE`, `NCCL_LOCAL_REGISTER`, "
+             "`NCCL_GRAPH_REGISTER` unset"),
+        Knob("nccl_buffer", ("forced_setting",), "`NCCL_BUFFSIZE`, `NCCL_NTHREADS` unset, where below the default"),
+        Knob("nccl_choice", ("forced_setting",), "`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_LAUNCH_MODE` unset"),
+        Knob("nccl_topology", ("forced_setting",), "`NCCL_TOPO_FILE` unset"),
+        Knob("nccl_checks", ("forced_setting",), "`NCCL_CHECK_POINTERS`, `NCCL_CHECK_MODE` unset"),
+    ),
+    propose,
+    ("pytorch", "jax", "native"),
+)  # fmt: skip

@@ -1,0 +1,214 @@
+"""NCCL's own knobs: algorithm, protocol, channels.
+
+NCCL chooses well where its model of the machine is right, so only its log or a measurement can show that
+another choice gains; without them the advice is to record the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpuscope.analyzers.advice.framework_settings import cost, env
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.frame.changes import Algorithm, Refused
+from gpuscope.analyzers.nccl.logged.nccl_grammar import MOST_CTAS, UNSET, algorithm_name, for_operation, wrong
+from gpuscope.report.schema.document import FindingEntry
+from gpuscope.report.schema.nccl_sections import BandwidthEntry
+
+_VERIFY = "record again with NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING: bandwidth[] shows choice and busbw"
+_ALTERNATIVES: Mapping[str, Sequence[str]] = {"all_reduce": ("ring", "tree"), "all_gather": (), "reduce_scatter": ()}
+"""Not NVLS: where NCCL does not take it unasked it is most likely not there, and forcing it fails."""
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """By the finding: choices for messages, or the channels that a variable keeps some ranks from."""
+    if not _nccl(case):
+        return
+    if finding["code"] in ("latency", "bandwidth"):
+        found: Iterator[Proposal] = _choices(case, finding)
+    else:
+        found = _allowed_channels(case, finding)
+    for proposal in found:
+        if not wrong(proposal.setting["name"], proposal.setting["value"]):
+            yield proposal
+
+
+def _nccl(case: Case) -> bool:
+    """Whether NCCL (or RCCL, which has its variables) communicates here."""
+    return "nccl" in case.report or any("nccl" in kernel["name"].lower() for kernel in case.report.get("kernels", ()))
+
+
+def _variable(case: Case, name: str) -> str | None:
+    """A variable's value as NCCL's log says it was set."""
+    set_value = case.report["nccl"]["environment"] if "nccl" in case.report else []
+    return next((variable["value"] for variable in set_value if variable["name"] == name), None)
+
+
+def _costliest(case: Case) -> BandwidthEntry | None:
+    """The operation, group and size of the trace that takes most time."""
+    rows = [row for row in case.report.get("bandwidth", ()) if row["tool"] == "trace" and row["op"] in _ALTERNATIVES]
+    return max(rows, key=lambda row: row["dur_ns"] * row["count"], default=None)
+
+
+def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    row = _costliest(case)
+    if row is None:
+        return
+    if row["algorithm"] is None or row["protocol"] is None:
+        yield Proposal(
+            code="nccl_log",
+            action=f"Record which algorithm and protocol NCCL chooses for {row['op']}",
+            why=f"{cost(finding)}; whether another choice would gain can be estimated only from NCCL's own",
+            setting=env("NCCL_DEBUG_SUBSYS", "INIT,ENV,TUNING"),
+            risk="with NCCL_DEBUG=INFO a line per operation in the log",
+            verify="bandwidth[].algorithm of the next report is not null",
+            outcome=Refused("nothing to gain by itself: it lets the next report predict other choices"),
+        )
+        return
+    if _variable(case, "NCCL_ALGO") is None:
+        yield from _algorithms(finding, row)
+    if _variable(case, "NCCL_PROTO") is None:
+        yield from _protocols(finding, row)
+    if finding["code"] == "bandwidth":
+        yield from _channels(finding, row)
+        yield from _switches(case, finding, row)
+        yield from _networks(case, finding)
+
+
+def _algorithms(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    op, now = row["op"], row["algorithm"]
+    for algorithm in _ALTERNATIVES[op]:
+        if algorithm == now:
+            continue
+        yield Proposal(
+            code="nccl_algorithm",
+            action=f"Let NCCL carry out {op} by {algorithm} instead of {now}",
+            why=f"{cost(finding)}; {op} of {row['group'] or 'one group'} takes most of it",
+            setting=env("NCCL_ALGO", for_operation(op, algorithm_name(algorithm))),
+            risk=f"holds for every {op} of the job, whatever its size; NCCL's later versions may choose better",
+            verify=_VERIFY,
+            changes=(Algorithm(algorithm=algorithm, op=op),),
+        )
+
+
+def _protocols(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    op, now = row["op"], row["protocol"]
+    protocol = "ll" if finding["code"] == "latency" else "simple"
+    if now == protocol:
+        return
+    yield Proposal(
+        code="nccl_protocol",
+        action=f"Let NCCL use protocol {protocol} for {op} instead of {now}",
+        why=f"{cost(finding)}; {protocol} has the " + ("least fixed cost" if protocol == "ll" else "most bandwidth"),
+        setting=env("NCCL_PROTO", for_operation(op, {"ll": "LL", "simple": "Simple"}[protocol])),
+        risk=f"holds for every {op} of the job: "
+        + ("large ones lose half of their bandwidth" if protocol == "ll" else "small ones take longer"),
+        verify=_VERIFY,
+        changes=(Algorithm(protocol=protocol, op=op),),
+    )
+
+
+def _channels(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    now = row["channels"]
+    if now is None or now >= MOST_CTAS:
+        return
+    wanted = min(2 * now, MOST_CTAS)
+    yield Proposal(
+        code="nccl_channels",
+        action=f"Give NCCL at least {wanted} channels instead of {now}",
+        why=f"{cost(finding)}; with {now} channels {row['op']} may not fill its links",
+        setting=env("NCCL_MIN_CTAS", str(wanted)),
+        risk=f"{wanted - now} more SMs taken from kernels that run beside communication",
+        verify=_VERIFY + "; compute beside communication must not get slower",
+        changes=(Algorithm(channels=wanted, op=row["op"]),),
+    )
+
+
+def _switches(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    """NVLS that somebody has switched off. It is left to NCCL, never forced: that fails where it is not supported."""
+    if _variable(case, "NCCL_NVLS_ENABLE") != "0":
+        return
+    yield Proposal(
+        code="nccl_nvls",
+        action="Let NCCL use NVLink switches that reduce (NVLS) again",
+        why=f"{cost(finding)}; NCCL's log says that NCCL_NVLS_ENABLE=0 is set",
+        setting=env("NCCL_NVLS_ENABLE", UNSET),
+        risk="more device memory; it may have been switched off for a reason: multicast missing in a virtual machine",
+        verify="NCCL's log shows nvls channels; " + _VERIFY,
+        changes=(Algorithm(algorithm="nvls", protocol="simple", op=row["op"]),),
+    )
+
+
+def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """What may help between hosts, though nothing in a trace tells how much."""
+    transports = case.report["nccl"]["transports"] if "nccl" in case.report else []
+    between = [one["transport"] for one in transports if one["same_node"] is False]
+    if not any(one.startswith("NET/") for one in between):
+        return
+    if _variable(case, "NCCL_BUFFSIZE") is None:
+        yield Proposal(
+            code="nccl_buffer",
+            action="Give each of NCCL's connections 8 MiB of buffer instead of 4",
+            why=f"{cost(finding)}; a network of long latency needs more bytes under way",
+            setting=env("NCCL_BUFFSIZE", str(8 << 20)),
+            risk="twice the device memory for NCCL's buffers, on every channel and peer",
+            verify="nccl-tests at the job's sizes with both values, then " + _VERIFY,
+            outcome=Refused(
+                "a trace can't predict the gain of a larger buffer: measure with nccl-tests or gpuscope bench"
+            ),
+        )
+    if any(one.startswith("NET/IB") for one in between) and _variable(case, "NCCL_COLLNET_ENABLE") is None:
+        yield Proposal(
+            code="nccl_collnet",
+            action="Let the InfiniBand switches reduce (SHARP)",
+            why=f"{cost(finding)}; switches that reduce halve the bytes that each host sends",
+            setting=env("NCCL_COLLNET_ENABLE", "1"),
+            risk="needs NCCL's SHARP plugin and switches that have it switched on; without, NCCL goes on as before",
+            verify="NCCL's log names CollNet; " + _VERIFY,
+            outcome=Refused("whether the switches can reduce, and how fast, is not in a trace: run with it"),
+        )
+
+
+def _allowed_channels(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """A limit in one host's environment makes it have fewer channels than the others."""
+    most = max((entry["channels"] or 0 for entry in case.report["nccl"]["communicators"]), default=0)
+    for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"):
+        set_value = _variable(case, name)
+        if set_value is not None and set_value.isdecimal() and int(set_value) < most <= MOST_CTAS:
+            yield Proposal(
+                code="nccl_channels",
+                action=f"Take {name} out of the environment: NCCL makes {most} channels elsewhere",
+                why=f"{cost(finding)}; NCCL's log says that {name}={set_value} is set",
+                setting=env(name, UNSET),
+                risk=f"up to {most} SMs go to communication",
+                verify="nccl.communicators[] has as many channels everywhere",
+                changes=(Algorithm(channels=most),),
+            )
+
+
+RULE = Rule(
+    "nccl",
+    (
+        Knob(
+            "nccl_log",
+            ("latency", "bandwidth"),
+            "`NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` with `NCCL_DEBUG=INFO`, where NCCL's choices are not recorded",
+        ),
+        Knob(
+            "nccl_algorithm",
+            ("latency", "bandwidth"),
+            "`NCCL_ALGO=allreduce:Tree`…, for the costliest operation, where NCCL's log has its choice",
+        ),
+        Knob("nccl_protocol", ("latency", "bandwidth"), "`NCCL_PROTO=allreduce:LL` or `Simple`"),
+        Knob(
+            "nccl_channels",
+            ("bandwidth", "fewer_channels"),
+            "`NCCL_MIN_CTAS`; `NCCL_MAX_CTAS` or `NCCL_MAX_NCHANNELS` unset where the log shows such a limit",
+        ),
+        Knob("nccl_nvls", ("bandwidth",), "`NCCL_NVLS_ENABLE` unset, where the log shows that it was 0"),
+        Knob("nccl_buffer", ("bandwidth",), "`NCCL_BUFFSIZE`, between hosts"),
+        Knob("nccl_collnet", ("bandwidth",), "`NCCL_COLLNET_ENABLE=1`, over InfiniBand"),
+    ),
+    propose,
+    ("pytorch", "jax", "native"),
+)

@@ -1,0 +1,1 @@
+"""What NCCL's logs and its plugins record: choices, channels, transports, variables."""

@@ -1,0 +1,1 @@
+"""Measured times of collectives: bandwidth, fits, and where they cross."""

@@ -1,0 +1,1 @@
+"""What a recorded run measured, in place of what a plan would assume."""

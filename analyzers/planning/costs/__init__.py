@@ -1,0 +1,1 @@
+"""What a layout takes by published formulas: memory, messages, time, goodput."""

@@ -1,0 +1,155 @@
+"""What the ranks of a layout send: bytes, and the time by a link's cost and bandwidth.
+
+Sent per rank, with tokens those of a micro-batch on a rank and Ψ the weights on a GPU before ZeRO divides them:
+
+tensor: with sequence parallelism two all-gathers and two reduce-scatters of the activations per layer, forward and
+again backward (Korthikanti et al., arXiv:2205.05198, section 4.2.2); with full recomputation the forward ones twice.
+pipeline: an activation and its gradient per chunk. context: keys and values in a ring forward, backward with their
+gradients (Liu et al., Ring Attention, arXiv:2310.01889), or four all-to-alls of queries, keys, values and output
+(Jacobs et al., DeepSpeed Ulysses, arXiv:2309.14509). expert: tokens out and back, forward and backward (Lepikhin et
+al., GShard, arXiv:2006.16668). data: gradients in fp32, weights in bf16 (ZeRO, arXiv:1910.02054, section 7); ZeRO++
+as Wang et al., arXiv:2306.10209, section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuscope.analyzers.planning.costs.plan_memory import BYTES, GRADIENT_BYTES, Weights
+from gpuscope.analyzers.planning.costs.rates import Rates
+from gpuscope.analyzers.planning.inputs.cluster import Cluster
+from gpuscope.analyzers.planning.inputs.transformer import Model
+from gpuscope.analyzers.planning.layout import FULL, ULYSSES, Layout
+
+QUANTIZED_WEIGHT_BYTES = 1.0
+QUANTIZED_GRADIENT_BYTES = 0.5
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective or transfer: bytes that a rank sends, and its seconds."""
+
+    nbytes: float = 0.0
+    seconds: float = 0.0
+
+
+NOTHING = Message()
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Of one layer and micro-batch unless said otherwise; forward and backward together where not."""
+
+    tensor: Message
+    tensor_count: int
+    context: Message
+    context_count: int
+    expert: Message
+    expert_count: int
+    pipeline: Message
+    """Of one chunk of a stage, one way."""
+    gather: Message
+    """Of a layer's weights, forward."""
+    regather: Message
+    """Of a layer's weights, backward."""
+    reduce: Message
+    """Of a layer's gradients."""
+    replicate: Message
+    """Of a layer's gradients over the replicas of hybrid sharding, once per step."""
+
+
+def messages(model: Model, cluster: Cluster, layout: Layout, own: Weights, layers: int, rates: Rates) -> Messages:
+    """Every message of a stage with these weights and so many layers."""
+    link = _Links(cluster, layout, rates)
+    tokens = layout.micro_batch * model.sequence / layout.context
+    hidden, again = BYTES * tokens * model.width, layout.recompute == FULL
+    context, context_count = _context(model, layout, link, tokens, again)
+    experts = layout.expert > 1 and model.experts > 0
+    moved = hidden * model.experts_per_token / layout.tensor * _others(layout.expert)
+    return Messages(
+        link.ring("tensor", hidden * _others(layout.tensor), layout.tensor, 1),
+        (12 if again else 8) if layout.tensor > 1 else 0,
+        context, context_count,
+        link.all_to_all("expert", moved, layout.expert, 1) if experts else NOTHING,
+        (6 if again else 4) if experts else 0,
+        link.pair("pipeline", hidden / layout.tensor, cluster.gpus // layout.pipeline) if layout.pipeline > 1
+        else NOTHING,
+        *_data(layout, link, own, max(layers, 1)),
+    )  # fmt: skip
+
+
+def _context(model: Model, layout: Layout, link: _Links, tokens: float, again: bool) -> tuple[Message, int]:
+    if layout.context == 1:
+        return NOTHING, 0
+    kv = model.kv if model.kv_rank else 2 * (model.kv_heads or model.heads) * model.head
+    if layout.exchange == ULYSSES:
+        elements = model.heads * (model.query + model.value) + kv
+        sent = BYTES * tokens * elements / layout.tensor * _others(layout.context)
+        return link.all_to_all("context", sent, layout.context, layout.tensor), 3 if again else 2
+    sent = BYTES * tokens * kv / layout.tensor * (layout.context - 1)
+    return link.ring("context", sent, layout.context, layout.tensor), 4 if again else 3
+
+
+def _data(layout: Layout, link: _Links, own: Weights, layers: int) -> tuple[Message, Message, Message, Message]:
+    """Gather, gather again, reduce, and reduce over the replicas of hybrid sharding: each of one layer's share."""
+    shards, replicas, zero = layout.shards, layout.replicas, layout.zero
+    # Experts are shared by fewer ranks, `expert` apart.
+    parts = ((own.shared, shards, replicas, layout.tensor),
+             (own.experts, layout.expert_shards, layout.expert_replicas, layout.expert))  # fmt: skip
+
+    def summed(per_weight: float, *, over_all: bool = False, inside: int = 0) -> Message:
+        found = [
+            link.ring("data", per_weight * count / layers * _others(size), size, stride)
+            for count, own_shards, all_ranks, stride in parts
+            for size in (inside or (all_ranks if over_all else own_shards),)
+            if count and size > 1
+        ]
+        return Message(sum(one.nbytes for one in found), sum(one.seconds for one in found))
+
+    if zero == 0:
+        return NOTHING, NOTHING, summed(2 * GRADIENT_BYTES, over_all=True), NOTHING
+    hybrid = shards < replicas
+    across = _across(layout, link, own, layers) if hybrid else NOTHING
+    if layout.secondary:
+        inner = summed(BYTES, inside=layout.secondary)
+        return summed(QUANTIZED_WEIGHT_BYTES), inner, summed(QUANTIZED_GRADIENT_BYTES), across
+    gather = summed(BYTES)
+    return gather, gather if zero >= 3 else NOTHING, summed(GRADIENT_BYTES), across
+
+
+def _across(layout: Layout, link: _Links, own: Weights, layers: int) -> Message:
+    copies, stride = layout.replicas // layout.shards, layout.tensor * layout.shards
+    share = 2 * GRADIENT_BYTES * (own.shared + own.experts * layout.expert) / layout.shards / layers
+    return link.ring("data", share * _others(copies), copies, stride)
+
+
+def _others(size: int) -> float:
+    """Share of the bytes that a ring of so many ranks sends on."""
+    return (size - 1) / size
+
+
+@dataclass(frozen=True)
+class _Links:
+    """Seconds of a message: what was measured for its kind, else NCCL's latency and the links' usable rate."""
+
+    cluster: Cluster
+    layout: Layout
+    rates: Rates
+
+    def ring(self, kind: str, nbytes: float, size: int, stride: int) -> Message:
+        return self._message(kind, nbytes, size, stride, self.cluster.ring(size, stride))
+
+    def all_to_all(self, kind: str, nbytes: float, size: int, stride: int) -> Message:
+        return self._message(kind, nbytes, size, stride, self.cluster.all_to_all(size, stride))
+
+    def pair(self, kind: str, nbytes: float, stride: int) -> Message:
+        return self._message(kind, nbytes, 2, stride, self.cluster.pair(stride))
+
+    def _message(self, kind: str, nbytes: float, size: int, stride: int, gbps: float) -> Message:
+        if size <= 1 or nbytes <= 0:
+            return NOTHING
+        measured = self.rates.link(kind)
+        if measured is not None:
+            steps = (size - 1) / max(measured.ranks - 1, 1)
+            return Message(nbytes, (measured.alpha_ns * steps + nbytes / measured.busbw_gbps) / 1e9)
+        return Message(nbytes, (self.cluster.latency_ns(size, stride) + nbytes / gbps) / 1e9)

@@ -1,0 +1,194 @@
+"""The time of a step: compute, what of its communication nothing hides, and the pipeline's bubble."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuscope.analyzers.planning.costs.messages import Messages, messages
+from gpuscope.analyzers.planning.costs.plan_memory import OPTIMIZER_BYTES, Weights, weights
+from gpuscope.analyzers.planning.costs.rates import ATTENTION_EFFICIENCY, EFFICIENCY, Rates
+from gpuscope.analyzers.planning.inputs.cluster import Cluster
+from gpuscope.analyzers.planning.inputs.transformer import ATTENTION_BACKWARD, Model
+from gpuscope.analyzers.planning.layout import (
+    FULL,
+    NVME,
+    RING,
+    SELECTIVE,
+    Layout,
+    Stages,
+    bubble,
+    micro_batches,
+    split,
+)
+
+SELECTIVE_COST = 0.02
+"""Of the compute, for norms and activation functions computed again: Korthikanti et al., arXiv:2205.05198, table 4,
+has 1.6 to 7 % for its selective recomputation, which also repeats attention."""
+CPU_ADAM_NS = 0.25
+"""Per weight and host: DeepSpeed's CPU Adam updates 1e9 weights in 0.26 s (DeepSpeed, ZeRO-Offload tutorial)."""
+CAUSAL = 0.5
+"""Of attention's multiplications: those above the diagonal are skipped."""
+ASSUMPTIONS = (
+    "links give their usable rate and NCCL's latency (gpuscope/hardware/links.toml), whatever else they carry",
+    "gradients are reduced behind the last micro-batch's backward pass; ZeRO-3 gathers a layer's weights behind the "
+    "one before; a context ring hides behind its attention; tensor, expert and pipeline communication is not hidden",
+    "layers are spread as evenly as they divide; the load of experts is balanced",
+    "bf16 with Adam in fp32 (18 bytes per weight), fused attention, no dropout",
+)
+
+
+def assumptions(cluster: Cluster, precision: str, measured: bool) -> list[str]:
+    """What an estimate rests on, in words."""
+    compute = (
+        f"matrix multiplications run at {EFFICIENCY:.0%} of the GPU's dense {precision} peak and attention at "
+        f"{ATTENTION_EFFICIENCY:.0%} of the bf16 peak, whatever the sizes"
+    )
+    own = [] if measured else [compute]
+    return [*own, *ASSUMPTIONS, f"{cluster.usable_frac:.0%} of the memory is usable"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a step by part, and bytes sent by kind. The parts sum to `seconds`."""
+
+    compute: float
+    bubble: float
+    exposed: dict[str, float]
+    offload: float
+    other: float
+    sent: dict[str, float]
+    in_flight: dict[str, float]
+    """Communication by kind, hidden or not."""
+
+    @property
+    def seconds(self) -> float:
+        """The step."""
+        return self.compute + self.bubble + sum(self.exposed.values()) + self.offload + self.other
+
+
+@dataclass(frozen=True)
+class _Layer:
+    forward: float
+    backward: float
+
+
+def flops(model: Model, batch: int) -> float:
+    """Of a step: forward and backward, nothing recomputed."""
+    return model.flops_per_token * model.sequence * batch
+
+
+def stages_of(model: Model, layout: Layout) -> Stages:
+    """The split of the layers; the output layer counts as the layers that take as long."""
+    return split(model.layers, layout.pipeline, layout.chunks, model.embedding / model.active)
+
+
+def estimate(
+    model: Model, cluster: Cluster, layout: Layout, batch: int, rates: Rates, precision: str = "bf16"
+) -> Estimate:
+    """The step of a layout. Of the stages the one that takes longest sets the pace."""
+    stages, count = stages_of(model, layout), micro_batches(layout, batch)
+    layer = _layer(model, cluster, layout, rates, precision)
+    own = max(weights(model, layout, stages), key=lambda one: one.shared + one.experts)
+    sent = messages(model, cluster, layout, own, stages.most, rates)
+    head = 3 * _head(model, cluster, layout, rates, precision)
+    layers, both = stages.most, layer.forward + layer.backward
+    compute = max(layers * both if layout.pipeline > 1 else 0.0, stages.stages[-1] * both + head)
+    exposed, in_flight, volume = _communication(model, layout, layer, sent, layers, count, rates)
+    per_round = compute * count + sum(exposed[kind] for kind in ("tensor", "context", "expert", "pipeline"))
+    idle = bubble(layout, batch)
+    return Estimate(
+        compute * count, per_round * idle / (1 - idle), exposed, _offload(layout, cluster, own),
+        rates.step_ns / 1e9, volume, in_flight,
+    )  # fmt: skip
+
+
+def _layer(model: Model, cluster: Cluster, layout: Layout, rates: Rates, precision: str) -> _Layer:
+    """Compute of a layer and a micro-batch on a GPU."""
+    tokens = layout.micro_batch * model.sequence / layout.context
+    peak = cluster.peaks.get(precision) or cluster.peaks["bf16"]
+    gemm = 2 * tokens * model.active / layout.tensor / (peak * rates.gemm_frac)
+    attention = CAUSAL * tokens * model.attention_flops / layout.tensor / (cluster.peaks["bf16"] * rates.attention_frac)
+    forward, backward = gemm + attention, 2 * gemm + ATTENTION_BACKWARD * attention
+    if layout.recompute == FULL:
+        backward += forward
+    elif layout.recompute == SELECTIVE:
+        backward += SELECTIVE_COST * (forward + backward)
+    return _Layer(forward, backward)
+
+
+def _head(model: Model, cluster: Cluster, layout: Layout, rates: Rates, precision: str) -> float:
+    """The output layer, forward. It stays in bf16 where the rest is in FP8, as in DeepSeek-V3 (section 3.3.1)."""
+    del precision
+    tokens = layout.micro_batch * model.sequence / layout.context
+    return 2 * tokens * model.embedding / layout.tensor / (cluster.peaks["bf16"] * rates.gemm_frac)
+
+
+def _communication(
+    model: Model, layout: Layout, layer: _Layer, sent: Messages, layers: int, count: int, rates: Rates
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Exposed seconds, all seconds, and bytes, by kind, of a step."""
+    rounds, sparse = layers * count, model.moe_layers / model.layers
+    times = {
+        "tensor": rounds * sent.tensor_count * sent.tensor.seconds,
+        "context": rounds * sent.context_count * sent.context.seconds,
+        "expert": rounds * sparse * sent.expert_count * sent.expert.seconds,
+        "pipeline": 2 * layout.chunks * count * sent.pipeline.seconds,
+    }
+    volume = {
+        "tensor": rounds * sent.tensor_count * sent.tensor.nbytes,
+        "context": rounds * sent.context_count * sent.context.nbytes,
+        "expert": rounds * sparse * sent.expert_count * sent.expert.nbytes,
+        "pipeline": 2 * layout.chunks * count * sent.pipeline.nbytes,
+    }
+    exposed = dict(times)
+    if layout.exchange == RING:
+        hidden = (layer.forward + layer.backward) / max(layout.context, 1) * (layout.context - 1)
+        exposed["context"] = max(times["context"] - rounds * hidden * _attention_share(model), 0.0)
+    gathers = count if layout.zero >= 3 else 1
+    reduces = count if layout.zero >= 2 else 1
+    volume["data"] = layers * (
+        gathers * (sent.gather.nbytes + sent.regather.nbytes) + reduces * sent.reduce.nbytes + sent.replicate.nbytes
+    )
+    times["data"] = layers * (
+        gathers * (sent.gather.seconds + sent.regather.seconds) + reduces * sent.reduce.seconds + sent.replicate.seconds
+    )
+    exposed["data"] = (
+        times["data"] * (1 - rates.overlap_frac)
+        if rates.overlap_frac is not None
+        else _data_exposed(layout, layer, sent, layers, gathers, reduces)
+    )
+    return exposed, times, volume
+
+
+def _attention_share(model: Model) -> float:
+    """Of a layer's compute, by multiplications."""
+    attention = CAUSAL * model.attention_flops
+    return attention / (attention + 2 * model.active)
+
+
+def _data_exposed(layout: Layout, layer: _Layer, sent: Messages, layers: int, gathers: int, reduces: int) -> float:
+    """As the replay has it: a layer's weights are gathered while the one before computes, its gradients reduced while
+    the one before it in the backward pass does; the first gather and the last reduction have nothing to hide behind."""
+    more = layers - 1
+
+    def behind(message: float, compute: float) -> float:
+        return message + more * max(message - compute, 0.0) if message else 0.0
+
+    if layout.zero >= 3:
+        both = sent.regather.seconds + sent.reduce.seconds
+        found = gathers * (behind(sent.gather.seconds, layer.forward) + behind(both, layer.backward))
+    else:
+        found = reduces * behind(sent.reduce.seconds, layer.backward) + behind(sent.gather.seconds, layer.forward)
+    return found + behind(sent.replicate.seconds, layer.backward)
+
+
+def _offload(layout: Layout, cluster: Cluster, own: Weights) -> float:
+    """Gradients to the host, its update, weights back (Ren et al., ZeRO-Offload, arXiv:2101.06840); with NVMe the
+    states read and written too (Rajbhandari et al., ZeRO-Infinity, arXiv:2104.07857). Nothing of it is hidden."""
+    if layout.offload == "none":
+        return 0.0
+    mine = own.shared / layout.shards + own.experts / layout.expert_shards
+    moved = (4 + 2) * mine / (cluster.host_link_gbps * 1e9) if cluster.host_link_gbps else 0.0
+    update = CPU_ADAM_NS * mine * cluster.gpus_per_host / 1e9
+    states = 2 * OPTIMIZER_BYTES * mine * cluster.gpus_per_host
+    return moved + update + (states / (cluster.nvme_gbps * 1e9) if layout.offload == NVME else 0.0)

@@ -1,0 +1,100 @@
+"""One layout of a plan's document: its sizes, what it takes, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuscope.analyzers.planning.candidates import Question, Scored
+from gpuscope.analyzers.planning.costs.plan_memory import OPTIMIZER_BYTES, STATE_BYTES
+from gpuscope.analyzers.planning.costs.rates import Link, Rates
+from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, stages_of
+from gpuscope.analyzers.planning.layout import CPU, FULL, NO, SELECTIVE, Layout, bubble, micro_batches
+from gpuscope.report.schema.plan_document import PlanEntry
+from gpuscope.report.view import units
+
+LINK_ERROR = 0.25
+"""Of a link's measured cost, for other sizes and groups than those measured."""
+
+
+def entry(question: Question, row: Scored, first: Scored | None) -> PlanEntry:
+    """The entry of a layout; `first` is the best candidate, None where nothing fits."""
+    own, spent, stages = row.layout, row.estimate, stages_of(question.model, row.layout)
+    low, high = range_of(question, own) if question.rates.error_frac else (None, None)
+    return {
+        "name": own.name, "data": own.data, "tensor": own.tensor, "pipeline": own.pipeline, "chunks": own.chunks,
+        "context": own.context, "exchange": own.exchange if own.context > 1 else None, "expert": own.expert,
+        "zero": own.zero, "shard": own.shards if own.zero else 1, "secondary": own.secondary, "offload": own.offload,
+        "micro_batch": own.micro_batch, "micro_batches": micro_batches(own, question.batch),
+        "recompute": own.recompute, "layers": list(stages.stages),
+        "memory_bytes": {part: round(size) for part, size in row.memory.items()},
+        "memory_frac": row.needs / question.cluster.memory, "lacks_bytes": round(row.lacks),
+        "volume_bytes": {kind: round(size) for kind, size in spent.sent.items()},
+        "communication_ns": _ns(spent.in_flight), "exposed_ns": _ns(spent.exposed),
+        "compute_ns": round(spent.compute * 1e9), "bubble_ns": round(spent.bubble * 1e9),
+        "bubble_frac": bubble(own, question.batch), "estimate_ns": round(spent.seconds * 1e9),
+        "low_ns": low, "high_ns": high,
+        "slower_frac": spent.seconds / first.estimate.seconds - 1 if first else 0.0,
+        "why": _why(question, row),
+    }  # fmt: skip
+
+
+def _ns(seconds: dict[str, float]) -> dict[str, int]:
+    return {kind: round(value * 1e9) for kind, value in seconds.items()}
+
+
+def range_of(question: Question, layout: Layout) -> tuple[int, int]:
+    """ns of the estimate with everything at its better and at its worse end."""
+    rates, error = question.rates, question.rates.error_frac
+
+    def at(side: float) -> int:
+        links = {
+            kind: Link(link.alpha_ns * (1 + side * LINK_ERROR), link.busbw_gbps / (1 + side * LINK_ERROR), link.ranks)
+            for kind, link in rates.links.items()
+        }
+        scale = 1 + side * error
+        own: Rates = replace(
+            rates, gemm_frac=rates.gemm_frac / scale, attention_frac=rates.attention_frac / scale, links=links,
+            step_ns=rates.step_ns * scale,
+        )  # fmt: skip
+        made: Estimate = estimate(question.model, question.cluster, layout, question.batch, own, question.precision)
+        return round(made.seconds * 1e9)
+
+    return at(-1), at(1)
+
+
+def _why(question: Question, row: Scored) -> list[str]:
+    own, spent = row.layout, row.estimate
+    model = question.model
+    found = []
+    for kind in sorted(spent.in_flight, key=lambda kind: -spent.exposed[kind]):
+        if spent.in_flight[kind]:
+            found.append(
+                f"{kind} parallelism sends {units.size(round(spent.sent[kind]))} per GPU and step: "
+                f"{units.duration(spent.in_flight[kind] * 1e9)}, exposed {units.duration(spent.exposed[kind] * 1e9)}"
+            )
+    if own.pipeline > 1:
+        count = units.plural(micro_batches(own, question.batch), "micro-batch", "micro-batches")
+        found.append(f"{own.pipeline} stages idle {units.share(bubble(own, question.batch))} with {count}")
+        stages = stages_of(model, own)
+        if len(set(stages.stages)) > 1:
+            counts = [
+                f"{stages.stages.count(layers)} of {layers}" for layers in sorted(set(stages.stages), reverse=True)
+            ]
+            found.append(
+                f"stages by layers: {', '.join(counts)}; the last one, with the output layer, has {stages.stages[-1]}"
+            )
+    if own.recompute == SELECTIVE:
+        found.append("norms and activation functions are recomputed: activations would not fit otherwise")
+    if own.recompute == FULL:
+        found.append("activations are recomputed: a third more compute, or they would not fit")
+    if own.zero == 3:
+        found.append(f"ZeRO-3 divides all {units.size(STATE_BYTES * model.parameters)} of the model's states")
+    if own.secondary:
+        found.append("ZeRO++ sends weights in 8 and gradients in 4 bits: check that the loss still converges as before")
+    if own.offload != NO:
+        where = "the hosts' memory" if own.offload == CPU else "NVMe drives"
+        size = units.size(round(OPTIMIZER_BYTES * model.parameters / question.cluster.hosts))
+        found.append(f"the optimizer and {size} of states per host are in {where}")
+    if row.lacks:
+        found.append(f"{units.size(round(row.lacks))} per GPU are missing")
+    return found

@@ -1,0 +1,186 @@
+"""A cluster by its spec, `8xH100` or `16x8xH100`, or by a file with any of its figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuscope.analyzers.planning.inputs.cluster import Cluster
+from gpuscope.analyzers.planning.inputs.fields import filled, is_file, read_values
+from gpuscope.errors import GpuscopeError, InputError, UsageError
+from gpuscope.hardware.boards import Board, board_of, boards
+from gpuscope.hardware.device_peaks import peaks_of
+from gpuscope.hardware.link_rates import Link, gpu_fabric, gpu_nvlink, gpu_pcie, link_named, links, network
+
+USABLE = 0.9
+"""Of a GPU's memory, where nothing else is given."""
+GPU_MTBF_HOURS = 50_700.0
+"""Hours of one GPU between failures that end a job: 419 in 54 days of 16,384 H100 (Llama 3, arXiv:2407.21783, section
+3.3.4)."""
+RESTART_MINUTES = 10.0
+"""From a failure to the first step after it: assumed."""
+CHECKPOINT_GBPS_PER_HOST = 1.0
+"""GB/s of storage per host: assumed; Llama 3's gives 2,000 of them 2 TB/s (section 3.3.1)."""
+MOST_GPUS = 1 << 20
+_SPEC = re.compile(r"(?:(?P<hosts>\d{1,7})x)?(?P<gpus>\d{1,7})x(?P<name>\S.*)")
+_STAGED = 0.5
+"""Of a link where copies between GPUs are staged in host memory: every byte crosses PCIe twice."""
+
+
+@dataclass(frozen=True)
+class ClusterFile:
+    """The fields of a cluster's file. What is absent is the GPU's usual figure, where the table knows the GPU."""
+
+    gpu: str
+    """Its name, as in the spec: `H100`; any name where the figures are given."""
+    gpus_per_host: int
+    hosts: int = 1
+    memory_gb: float | None = None
+    """GB (1e9 bytes) of a GPU."""
+    usable_frac: float | None = None
+    """Of the memory that a job can fill."""
+    bf16_tflops: float | None = None
+    """Dense peak of a GPU in TFLOP/s."""
+    fp8_tflops: float | None = None
+    inside: str | None = None
+    """Key of the link between a host's GPUs."""
+    inside_gbps: float | None = None
+    """GB/s per GPU and direction that it can be expected to give; goes before `inside`."""
+    network: str | None = None
+    """Key of the link that a port has."""
+    network_gbit: float | None = None
+    """Gbit/s of a port; goes before `network`."""
+    ports: int | None = None
+    """Network ports of a host; one per GPU where absent."""
+    power_w: float | None = None
+    """W of a GPU at work, with its part of the host."""
+    pue: float | None = None
+    """Of the data centre: all power by the computers'."""
+    gpu_hour_price: float | None = None
+    """Price of a GPU for an hour, in any currency."""
+    gpu_mtbf_hours: float | None = None
+    """Hours of one GPU between failures that end a job."""
+    restart_minutes: float | None = None
+    """From a failure to the first step after it."""
+    checkpoint_gbps: float | None = None
+    """GB/s that all GPUs together write a checkpoint with."""
+    host_memory_gb: float | None = None
+    """GB of a host's memory for offloaded states."""
+    host_link_gbps: float | None = None
+    """GB/s between a GPU and its host's memory."""
+    nvme_gbps: float | None = None
+    """GB/s of a host's NVMe drives."""
+
+
+def cluster_of(
+    spec: str, network_key: str | None = None, memory_gb: float | None = None, ports: int | None = None
+) -> Cluster:
+    """The cluster of a spec or a file; the other arguments go before what it says.
+
+    Raises `UsageError` or `InputError`, naming the field, where it is none or where a figure is not known.
+    """
+    if is_file(spec):
+        path = Path(spec)
+        given, where = filled(ClusterFile, read_values(path), path), f"{path}: "
+        error: type[GpuscopeError] = InputError
+    else:
+        given, error, where = _from_words(spec), UsageError, ""
+    given = replace(
+        given, network=network_key or given.network, memory_gb=memory_gb or given.memory_gb, ports=ports or given.ports,
+        network_gbit=None if network_key else given.network_gbit,
+    )  # fmt: skip
+    _check(given, error, where)
+    return _cluster(given, error, where)
+
+
+def _from_words(spec: str) -> ClusterFile:
+    match = _SPEC.fullmatch(spec)
+    if not match:
+        raise UsageError(
+            f"{spec!r} is no cluster", hint="write for instance 8xH100, 16x8xH100 for 16 hosts, or a .toml file"
+        )
+    name, gpus, hosts = match["name"].strip(), int(match["gpus"]), int(match["hosts"] or 1)
+    if re.fullmatch(r"[345]0[6-9]0( Ti)?", name):
+        name = f"RTX {name}"
+    found = ClusterFile(name, gpus, hosts)
+    known = board_of(_plain(name))
+    if known is not None and known.domain and hosts == 1 and gpus > known.domain and gpus % known.domain == 0:
+        return replace(found, gpus_per_host=known.domain, hosts=gpus // known.domain)
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", " ")
+
+
+def _check(given: ClusterFile, error: type[GpuscopeError], where: str) -> None:
+    for key in ("gpus_per_host", "hosts", "ports"):
+        value = getattr(given, key)
+        if value is not None and not 1 <= value <= MOST_GPUS:
+            raise error(f"{where}{key}={value} must be 1 to {MOST_GPUS:,}")
+    if given.hosts * given.gpus_per_host > MOST_GPUS:
+        raise error(f"{where}{given.hosts * given.gpus_per_host:,} GPUs are more than {MOST_GPUS:,}")
+    for key, value in vars(given).items():
+        if isinstance(value, float) and not (math.isfinite(value) and value > 0):
+            raise error(f"{where}{key}={value:g} must be more than 0")
+    if given.usable_frac is not None and given.usable_frac > 1:
+        raise error(f"{where}usable_frac={given.usable_frac:g} must be at most 1")
+    if given.pue is not None and given.pue < 1:
+        raise error(f"{where}pue={given.pue:g} must be at least 1")
+
+
+def _cluster(given: ClusterFile, error: type[GpuscopeError], where: str) -> Cluster:
+    name, board = _plain(given.gpu), board_of(_plain(given.gpu))
+    # A V100 has tensor cores for FP16 alone.
+    table = peaks_of(given.gpu) or peaks_of(name)
+    bf16 = given.bf16_tflops * 1e12 if given.bf16_tflops else table.get("bf16") or table.get("fp16")
+    memory_gb = given.memory_gb or (board.memory_gb if board else None)
+    if bf16 is None or memory_gb is None:
+        lacking = "memory_gb" if bf16 else "bf16_tflops" if memory_gb else "memory_gb and bf16_tflops"
+        raise error(
+            f"{where}the GPU {given.gpu!r} is not in the table",
+            hint=f"known: {', '.join(boards())}; or a .toml file that also gives {lacking}",
+        )
+    fp8 = given.fp8_tflops * 1e12 if given.fp8_tflops else table.get("fp8")
+    inside = _inside(given, name, board, error, where)
+    host_gb = given.host_memory_gb or 0.0
+    pcie = gpu_pcie(name)
+    return Cluster(
+        given.hosts, given.gpus_per_host, given.gpu, round(memory_gb * 1e9),
+        {"bf16": bf16} | ({"fp8": fp8} if fp8 else {}), inside,
+        _between(given, board, error, where) if given.hosts > 1 else None, given.ports or given.gpus_per_host,
+        given.usable_frac or USABLE, given.power_w or (board.power_w if board else None), given.pue,
+        given.gpu_hour_price, given.gpu_mtbf_hours or GPU_MTBF_HOURS, given.restart_minutes or RESTART_MINUTES,
+        given.checkpoint_gbps or CHECKPOINT_GBPS_PER_HOST * given.hosts, round(host_gb * 1e9),
+        given.host_link_gbps or (pcie.usable if pcie else 0.0), given.nvme_gbps or 0.0,
+    )  # fmt: skip
+
+
+def _inside(given: ClusterFile, name: str, board: Board | None, error: type[GpuscopeError], where: str) -> Link:
+    if given.inside_gbps:
+        rate = given.inside_gbps
+        return Link("given", f"{rate:g} GB/s", "nvlink", 1, rate, rate, links()["nvlink4"].latency_ns)
+    if given.inside:
+        return link_named(given.inside)
+    # The bare model name («H100») is taken for the board with all links, as in the vendors' own systems.
+    own = gpu_fabric(name) or gpu_fabric(f"{name} SXM") or gpu_fabric(f"{name} SXM4") or gpu_fabric(f"{name} SXM3")
+    plain = "PCIe" in name or "NVL" in name.split()
+    bridged = gpu_nvlink(name) if plain and given.gpus_per_host == 2 else None
+    link = (None if plain else own) or bridged or gpu_pcie(name)
+    if link is None:
+        raise error(f"{where}the links of {given.gpu!r} are not in the table", hint="give inside or inside_gbps")
+    if board is not None and board.staged:
+        return replace(link, name=f"{link.name} through host memory", usable=link.usable * _STAGED)
+    return link
+
+
+def _between(given: ClusterFile, board: Board | None, error: type[GpuscopeError], where: str) -> Link:
+    if given.network_gbit:
+        return network("infiniband", given.network_gbit)
+    key = given.network or (board.network if board else None)
+    if key is None:
+        keys = ", ".join(key for key, link in links().items() if link.kind in ("infiniband", "roce", "ethernet"))
+        raise error(f"{where}what joins hosts of {given.gpu} is not known", hint=f"name it with --network: {keys}")
+    return link_named(key)

@@ -1,0 +1,121 @@
+"""A layout in the terms of torchtitan, Megatron-LM and DeepSpeed.
+
+Options are those of torchtitan 0.3 (`torchtitan/config/configs.py`), of Megatron-LM's `arguments.py` (core 0.16) and of
+DeepSpeed's configuration reference.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpuscope.analyzers.planning.inputs.transformer import Model
+from gpuscope.analyzers.planning.layout import FULL, NO, NVME, SELECTIVE, ULYSSES, Layout, Stages, micro_batches
+
+_SHARDING = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
+
+
+def commands(model: Model, layout: Layout, stages: Stages, batch: int) -> dict[str, str]:
+    """Options by framework; a framework that lacks a part of the layout is left out."""
+    found = {
+        "torchtitan": _torchtitan(model, layout, batch),
+        "megatron": _megatron(model, layout, stages, batch),
+        "deepspeed": _deepspeed(layout, batch),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _torchtitan(model: Model, own: Layout, batch: int) -> str:
+    if own.offload != NO or own.secondary or own.exchange == ULYSSES:
+        return ""
+    sharded = own.zero > 0
+    replicas = own.replicas // own.shards if sharded else own.data
+    shard = max(own.shards // own.context, 1) if sharded else 1
+    pairs: dict[str, object] = {
+        "parallelism.data_parallel_replicate_degree": replicas,
+        "parallelism.data_parallel_shard_degree": shard,
+        "parallelism.tensor_parallel_degree": own.tensor,
+        "parallelism.context_parallel_degree": own.context,
+        "parallelism.pipeline_parallel_degree": own.pipeline,
+        "parallelism.expert_parallel_degree": own.expert,
+    }
+    local = own.micro_batch * (micro_batches(own, batch) if own.pipeline > 1 else 1)
+    if sharded:
+        # Weights that stay after the forward pass are ZeRO-2; the optimizer and gradients are divided in both.
+        pairs["parallelism.fsdp_reshard_after_forward"] = "always" if own.zero == 3 else "never"
+    if own.pipeline > 1:
+        pairs["parallelism.pipeline_parallel_schedule"] = "Interleaved1F1B" if own.chunks > 1 else "1F1B"
+        pairs["parallelism.pipeline_parallel_microbatch_size"] = own.micro_batch
+        if own.chunks > 1:
+            pairs["parallelism.pipeline_parallel_layers_per_stage"] = -(-model.layers // (own.pipeline * own.chunks))
+    pairs["training.local_batch_size"] = local
+    pairs["training.global_batch_size"] = batch
+    pairs["training.seq_len"] = model.sequence
+    return " ".join(f"--{key} {value}" for key, value in pairs.items() if value != 1 or not key.endswith("_degree"))
+
+
+def _megatron(model: Model, own: Layout, stages: Stages, batch: int) -> str:
+    if own.secondary or own.offload == NVME:
+        return ""
+    found = [
+        f"--tensor-model-parallel-size {own.tensor}", f"--pipeline-model-parallel-size {own.pipeline}",
+        f"--micro-batch-size {own.micro_batch}", f"--global-batch-size {batch}", f"--seq-length {model.sequence}",
+        "--bf16",
+    ]  # fmt: skip
+    if own.tensor > 1:
+        found.append("--sequence-parallel")
+    if own.context > 1:
+        found.append(
+            f"--context-parallel-size {own.context} --cp-comm-type {'a2a' if own.exchange == ULYSSES else 'p2p'}"
+        )
+    if own.expert > 1:
+        found.append(f"--expert-model-parallel-size {own.expert} --expert-tensor-parallel-size 1")
+    found += _megatron_stages(own, stages)
+    if own.zero == 1 and own.shards == own.replicas:
+        found.append("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather")
+    elif own.zero:
+        found.append(f"--use-megatron-fsdp --data-parallel-sharding-strategy {_SHARDING[own.zero]}")
+        if own.shards < own.replicas:
+            found.append(f"--num-distributed-optimizer-instances {own.replicas // own.shards}")
+    else:
+        found.append("--overlap-grad-reduce")
+    if own.recompute == FULL:
+        found.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    elif own.recompute == SELECTIVE:
+        modules = "layernorm moe_act" if model.experts else "layernorm mlp"
+        found.append(f"--recompute-granularity selective --recompute-modules {modules}")
+    if own.offload != NO:
+        found.append("--optimizer-cpu-offload")
+    return " ".join(found)
+
+
+def _megatron_stages(own: Layout, stages: Stages) -> list[str]:
+    if own.pipeline == 1:
+        return []
+    if not stages.even:
+        # E: the embedding, t: a layer, L: the output layer and the loss; | between model chunks.
+        chunks = [f"t*{layers}" if layers > 1 else "t" * layers for layers in stages.chunks]
+        return [f"--pipeline-model-parallel-layout 'E{'|'.join(chunks)}L'"]
+    return [f"--num-layers-per-virtual-pipeline-stage {stages.chunks[0]}"] if own.chunks > 1 else []
+
+
+def _deepspeed(own: Layout, batch: int) -> str:
+    # DeepSpeed's own tensor and pipeline parallelism need the model to be written for them.
+    if own.tensor > 1 or own.pipeline > 1 or own.expert > 1 or (own.context > 1 and own.exchange != ULYSSES):
+        return ""
+    zero: dict[str, Any] = {"stage": own.zero}
+    if own.zero:
+        zero["overlap_comm"] = True
+    if own.shards < own.replicas:
+        zero["mics_shard_size"] = own.shards
+    if own.secondary:
+        zero |= {
+            "zero_hpz_partition_size": own.secondary, "zero_quantized_weights": True, "zero_quantized_gradients": True,
+        }  # fmt: skip
+    if own.offload != NO:
+        zero["offload_optimizer"] = {"device": own.offload, "pin_memory": True}
+    found = {
+        "train_batch_size": batch, "train_micro_batch_size_per_gpu": own.micro_batch,
+        "gradient_accumulation_steps": micro_batches(own, batch), "bf16": {"enabled": True}, "zero_optimization": zero,
+    }  # fmt: skip
+    return json.dumps(found)

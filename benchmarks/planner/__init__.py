@@ -1,0 +1,1 @@
+"""The planner beside published layouts, and beside runs of our own."""

@@ -1,0 +1,44 @@
+"""How much of a report is printed: the options of everything that prints one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from gpuscope.report.schema.document import Report
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+TOP = 3
+"""Causes and changes on the first screen, unless asked otherwise."""
+
+
+def report_options(command: Command) -> Command:
+    """`--full`, `--top` and `--quiet`."""
+    for decorate in (
+        click.option("-q", "--quiet", is_flag=True, help="Print the verdict in one sentence, nothing else."),
+        click.option(
+            "--top", type=click.IntRange(min=1), metavar="N",
+            help="Causes and changes on the screen (3), or rows of each table with --full (10).",
+        ),
+        click.option("--full", is_flag=True, help="Print everything instead of one screen."),
+    ):  # fmt: skip
+        command = decorate(command)
+    return command
+
+
+def print_report(report: Report, full: bool, top: int | None, quiet: bool) -> None:
+    """Print `report` on stdout, as much of it as asked for."""
+    from gpuscope.report.terminal import first_screen, report_text
+    from gpuscope.report.terminal.screen import ReportConsole, Writer
+    from gpuscope.report.view.summary import sentence
+
+    console = ReportConsole()
+    if quiet:
+        click.echo(Writer(console).safe(sentence(report)))  # one line, however narrow the terminal
+    elif full:
+        report_text.render(report, console, top or report_text.ROWS_SHOWN)
+    else:
+        first_screen.render(report, Writer(console), top or TOP)

@@ -1,0 +1,133 @@
+"""The terminal report on one screen: at most 40 lines of 80 columns, the verdict and its remedy first."""
+
+from __future__ import annotations
+
+from rich.style import Style
+from rich.text import Text
+
+from gpuscope.report.schema.document import Report
+from gpuscope.report.terminal.screen import Bar, Writer
+from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text
+from gpuscope.report.view import units
+from gpuscope.report.view.headline import context_line, whole
+from gpuscope.report.view.prediction_sentences import gain_share
+from gpuscope.report.view.summary import SHOWN, ChangeLine, RankLine, Summary, summary
+from gpuscope.report.view.vocabulary import PARTS
+
+RECORDS_LINES = 26
+"""Of sections on records without a timeline (NCCL logs, snapshots, dumps), so many lines."""
+
+
+def render(report: Report, writer: Writer, top: int = SHOWN) -> None:
+    """Print the first screen of `report`, with at most `top` causes and changes."""
+    found = summary(report, top)
+    headline(report, found, writer)
+    writer.line("")
+    writer.line(writer.text(context_line(report), "dim"))
+    if not found.ranks:
+        _records(report, writer)
+    rank_bars(found, writer)
+    _causes(report, found, writer)
+    _changes(report, found, writer)
+    if found.limits:
+        writer.line("")
+        writer.line(writer.text("Limits  ", "bold"), found.limits, hang=8)
+    writer.line("")
+    writer.line(writer.text("More: --full. In a browser: --html FILE, or gpuscope dashboard PATH.", "dim"))
+
+
+def headline(report: Report, found: Summary, writer: Writer) -> None:
+    """The sentence, and the verdict in figures."""
+    bound_by = None if report["verdict"]["abstained"] else report["verdict"]["bound_by"]
+    style = "bold yellow" if bound_by is None else "bold green" if bound_by == "compute" else "bold red"
+    writer.line(writer.text(found.sentence, style))
+    if bound_by is not None:
+        writer.line(found.verdict)
+
+
+def rank_bars(found: Summary, writer: Writer) -> None:
+    """A bar per rank."""
+    if not found.ranks:
+        return
+    writer.line("")
+    legend = Text()
+    for part in PARTS:
+        fill = part.plain_fill if writer.plain else part.fill
+        legend.append(fill * 2, Style(color=part.colour)).append(f" {part.label}   ")
+    legend.rstrip()
+    writer.line(legend)
+    table = writer.table("<rank", "~", *(f">{part.short}" for part in PARTS), ">step")
+    for line in found.ranks:
+        table.add_row(writer.text(_rank_label(line)), *_rank_cells(line, writer))
+    writer.show(table)
+    if found.folded:
+        writer.line(writer.text(f"{units.plural(found.folded, 'other rank')} between these: --full", "dim"))
+
+
+def _rank_label(line: RankLine) -> str:
+    return f"{line.label} {line.note}".rstrip()
+
+
+def _rank_cells(line: RankLine, writer: Writer) -> list[Text | Bar]:
+    window = line.entry["window_ns"]
+    values = [line.entry["breakdown_ns"][part.key] for part in PARTS]
+    shares = [units.share(value / window if window else None) for value in values]
+    cells = [writer.text(cell) for cell in (*shares, units.duration(line.step_ns))]
+    return [Bar(values, writer.plain), *cells]
+
+
+def _causes(report: Report, found: Summary, writer: Writer) -> None:
+    if found.compute:
+        writer.line("")
+        writer.line(writer.text("Compute, by time of device events: ", "bold"), found.compute, hang=2)
+    if not found.causes:
+        return
+    writer.line("")
+    unit = whole(report)
+    of_ranks = ", mean over ranks" if len(report["ranks"]) > 1 else ""
+    table = writer.table(f"<Not compute{of_ranks}", f">per {unit}", ">share", "~")
+    for line in found.causes:
+        cells = (line.label, units.duration(line.cost_ns), units.share(line.share_frac))
+        # A name is cropped, words are wrapped.
+        where = writer.text(line.where) if " " in line.where else writer.cell(line.where)
+        table.add_row(*(writer.text(cell) for cell in cells), where)
+    writer.show(table)
+    if found.more_causes:
+        writer.line(writer.text(f"{units.plural(found.more_causes, 'smaller cause')}: --full", "dim"))
+
+
+def _changes(report: Report, found: Summary, writer: Writer) -> None:
+    if not found.changes:
+        return
+    writer.line("")
+    table = writer.table("~What to change", f">{whole(report)}", ">gain", ">90 % range")
+    for line in found.changes:
+        table.add_row(writer.text(line.setting), *(writer.text(cell) for cell in _gain(line)))
+    writer.show(table)
+    if found.more_changes:
+        writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
+    if found.together:
+        writer.line(writer.text("Together  ", "bold"), found.together, hang=10)
+
+
+def _gain(line: ChangeLine) -> tuple[str, str, str]:
+    predicted = line.predicted
+    if predicted is None:
+        return units.NONE, "not known", units.NONE
+    if not predicted["step_ns_before"]:
+        return units.NONE, "memory", units.NONE
+    return (
+        units.duration(predicted["step_ns_after"]),
+        gain_share(predicted) + ("" if line.certain else "?"),
+        units.span(predicted["low_ns"], predicted["high_ns"]),
+    )
+
+
+def _records(report: Report, writer: Writer) -> None:
+    """What is known of a run without a timeline, down to a screenful."""
+    limited = writer.limited(RECORDS_LINES)
+    if "hang" in report:
+        hang_text.section(report["hang"], limited)
+    nccl_text.sections(report, limited)
+    memory_text.section(report, limited)
+    limited.end("more lines: --full")

@@ -1,0 +1,60 @@
+"""The terminal report's part on what to change."""
+
+from __future__ import annotations
+
+from gpuscope.report.schema.document import Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.report.terminal.screen import Writer
+from gpuscope.report.view import prediction_sentences
+from gpuscope.report.view.prediction_sentences import setting_words
+
+
+def section(report: Report, writer: Writer) -> None:
+    """The suggestions with their predicted gain, or why there are none."""
+    suggestions, advice = report["suggestions"], report["advice"]
+    if not (suggestions or advice["unpredicted"] or advice["why"]):
+        return
+    writer.heading("What to change")
+    if not suggestions:
+        writer.line(f"Nothing: {advice['why']}.")
+    for suggestion in suggestions:
+        _suggestion(suggestion, writer)
+    _plan(report, writer)
+    for cause in advice.get("nothing_gains", []):
+        writer.line(prediction_sentences.nothing_gains(cause))
+    for one in advice["unpredicted"]:
+        _unpredicted(one, writer)
+
+
+def _plan(report: Report, writer: Writer) -> None:
+    """The changes that are best made together; else that gains do not add up."""
+    plan = report["advice"].get("plan")
+    if plan is not None:
+        writer.line(writer.text("Together", "bold"), f"  {prediction_sentences.plan(plan)}", hang=10)
+    elif len(report["suggestions"]) > 1:
+        writer.line(writer.text("Gains do not add up: findings overlap.", "dim"))
+
+
+def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
+    predicted = suggestion["predicted"]
+    writer.line(writer.text(suggestion["action"], "bold"), writer.text(f"  [for {suggestion['finding']}]", "dim"))
+    # Without a timeline only memory is known; the basis says how much.
+    unsure = "" if suggestion.get("certain", True) else ", gain uncertain"
+    step = f"{prediction_sentences.step_change(predicted)}{unsure}; " if predicted["step_ns_before"] else ""
+    for word, sentence in (
+        ("set", setting_words(suggestion, brief=False)),
+        ("gain", step + predicted["basis"]),
+        ("why", suggestion["why"]),
+        ("risk", suggestion["risk"]),
+        ("verify", suggestion["verify"]),
+    ):
+        if sentence:
+            writer.line(f"{word:<8}", sentence, indent=2, hang=8)
+
+
+def _unpredicted(one: UnpredictedEntry, writer: Writer) -> None:
+    title = writer.text(f"Gain not estimated: {one['action']}", "bold")
+    writer.line(title, writer.text(f"  [for {one['finding']}]", "dim"))
+    writer.line(f"{'set':<8}", setting_words(one, brief=False), indent=2, hang=8)
+    writer.line(f"{'why not':<8}", one["why_not"], indent=2, hang=8)
+    if one.get("verify"):
+        writer.line(f"{'verify':<8}", one["verify"], indent=2, hang=8)

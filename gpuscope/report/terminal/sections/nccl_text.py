@@ -1,0 +1,202 @@
+"""The sections `bandwidth`, `fits`, `traffic`, `nccl` and `topology` in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuscope.report.schema.document import Report
+from gpuscope.report.schema.nccl_sections import (
+    BandwidthEntry,
+    ChoiceEntry,
+    FitEntry,
+    Nccl,
+    TopologyEntry,
+    TrafficEntry,
+)
+from gpuscope.report.terminal.screen import Writer
+from gpuscope.report.view import units
+
+ROWS_SHOWN = 40
+AVERAGES_SHOWN = 3
+COSTLIEST = 12
+"""Rows shown of what a trace holds: those that took most time."""
+TRACE = "trace"
+
+
+def sections(report: Report, writer: Writer) -> None:
+    """Whichever of them the report has."""
+    if "nccl" in report:
+        _nccl(report["nccl"], writer)
+    if "bandwidth" in report:
+        _bandwidth(report["bandwidth"], writer)
+    if "fits" in report:
+        _fits(report["fits"], writer)
+    if "traffic" in report:
+        _traffic(report["traffic"], writer)
+    if "topology" in report:
+        _topology(report["topology"], writer)
+
+
+def _nccl(nccl: Nccl, writer: Writer) -> None:
+    writer.heading("NCCL")
+    if nccl["versions"]:
+        writer.line(f"version {', '.join(nccl['versions'])}")
+    for entry in nccl["communicators"]:
+        details = [units.plural(entry["size"], "rank")]
+        details += [units.plural(entry["nodes"], "node")] if entry["nodes"] else []
+        details += [f"{entry['channels']} channels"] if entry["channels"] is not None else []
+        details += [f"{entry['p2p_channels']} for send and receive"] if entry["p2p_channels"] is not None else []
+        details += [f"{entry['rings']} rings"] if entry["rings"] else []
+        details += [f"{entry['trees']} trees"] if entry["trees"] else []
+        writer.line(f"{units.plural(entry['count'], 'communicator')}: {', '.join(details)}", hang=2)
+    for transport in nccl["transports"]:
+        where = {True: " on one host", False: " between hosts", None: ""}[transport["same_node"]]
+        writer.line(
+            f"{transport['transport']}: {units.plural(transport['connections'], 'connection')} between "
+            f"{units.plural(transport['pairs'], 'pair')} of ranks{where}",
+            hang=2,
+        )
+    if nccl["average_busbw_gbps"]:
+        shown = ", ".join(f"{value:g}" for value in nccl["average_busbw_gbps"][:AVERAGES_SHOWN])
+        more = ", …" if len(nccl["average_busbw_gbps"]) > AVERAGES_SHOWN else ""
+        writer.line(f"nccl-tests' own average bus bandwidth: {shown}{more} GB/s")
+    for variable in nccl["environment"]:
+        writer.line(f"set: {variable['name']}={variable['value']}", hang=2)
+    _choices(nccl["choices"], writer)
+
+
+def _choices(choices: Sequence[ChoiceEntry], writer: Writer) -> None:
+    if not choices:
+        return
+    table = writer.table("<operation", ">bytes", "<algorithm", "<protocol", ">channels", ">devices", ">count")
+    for entry in choices[:ROWS_SHOWN]:
+        cells = (
+            units.size(entry["bytes"]),
+            entry["algorithm"],
+            entry["protocol"],
+            _number(entry["channels"]),
+            _number(entry["ranks"]),
+            units.count(entry["count"]),
+        )
+        table.add_row(writer.text(entry["op"] or units.NONE), *(writer.text(cell) for cell in cells))
+    writer.show(table)
+    _more(len(choices), writer)
+
+
+def _bandwidth(entries: Sequence[BandwidthEntry], writer: Writer) -> None:
+    tools = sorted({entry["tool"] for entry in entries} - {TRACE})
+    for measured, rows in ((True, [e for e in entries if e["tool"] != TRACE]),
+                           (False, [e for e in entries if e["tool"] == TRACE])):  # fmt: skip
+        if not rows:
+            continue
+        writer.heading(f"Bandwidth measured by {', '.join(tools)}" if measured else "Bandwidth in the trace")
+        shown = rows[:ROWS_SHOWN] if measured else _costliest(rows)
+        _bandwidth_table(shown, len(tools) > 1 and measured, writer)
+        _more(len(rows), writer, len(shown))
+        _peaks(rows, writer)
+
+
+def _costliest(rows: Sequence[BandwidthEntry]) -> list[BandwidthEntry]:
+    kept = sorted(rows, key=lambda row: -row["dur_ns"] * row["count"])[:COSTLIEST]
+    return [row for row in rows if row in kept]
+
+
+def _bandwidth_table(rows: Sequence[BandwidthEntry], several: bool, writer: Writer) -> None:
+    rated = any(row["efficiency_frac"] is not None for row in rows)
+    # Beside a tool's rows stands the table of choices.
+    chosen = any(row["algorithm"] and row["tool"] == TRACE for row in rows)
+    columns = [">ranks", ">bytes", ">count", ">time"]
+    timed = any(row["tool"] != TRACE for row in rows) and not rated
+    columns += [">algbw", ">busbw"] if timed else [">busbw"]
+    columns += [">of peak"] if rated else []
+    columns += ["<chosen"] if chosen else []
+    table = writer.table("<operation", *columns, "~")
+    for row in rows:
+        bound = "≥ " if row["lower_bound"] and row["busbw_gbps"] is not None else ""
+        cells = [
+            str(row["group_size"]) if row["group_size"] else units.NONE,
+            units.size(row["bytes"]),
+            units.count(row["count"]),
+            units.duration(row["dur_ns"]),
+            *([units.bandwidth(row["algbw_gbps"])] if timed else []),
+            bound + units.bandwidth(row["busbw_gbps"]),
+        ]
+        cells += [bound + units.share(row["efficiency_frac"])] if rated else []
+        cells += [_choice(row)] if chosen else []
+        words = (row["tool"] if several else "", row["run"] or "", row["variant"] or "", row["group"] or "")
+        by = " ".join(word for word in words if word)
+        table.add_row(writer.text(row["op"]), *(writer.text(cell) for cell in cells), writer.cell(by))
+    writer.show(table)
+
+
+def _choice(row: BandwidthEntry) -> str:
+    if row["algorithm"] is None:
+        return units.NONE
+    channels = f" ×{row['channels']}" if row["channels"] else ""
+    return f"{row['algorithm']}/{row['protocol']}{channels}"
+
+
+def _peaks(rows: Sequence[BandwidthEntry], writer: Writer) -> None:
+    """What each peak is and rests on, or why there is none, once each."""
+    for gbps, link, basis in dict.fromkeys((row["peak_gbps"], row["link"], row["peak_basis"]) for row in rows):
+        basis_line = f"peak {units.bandwidth(gbps)}: {link}, {basis}" if gbps is not None else f"no peak: {basis}"
+        writer.line(writer.text(basis_line, "dim"), hang=2)
+
+
+def _fits(entries: Sequence[FitEntry], writer: Writer) -> None:
+    found = [entry for entry in entries if not entry["why"]]
+    if not found:
+        return
+    writer.heading("Cost by size: fixed cost + bytes / bandwidth")
+    table = writer.table("<operation", ">ranks", ">sizes", ">fixed", ">busbw", ">off by", "~")
+    for entry in found[:ROWS_SHOWN]:
+        fixed, fixed_error = entry["alpha_ns"], entry["alpha_error_ns"]
+        cells = (
+            str(entry["group_size"]),
+            str(entry["sizes"]),
+            units.duration(fixed) + (f" ± {units.duration(fixed_error)}" if fixed_error is not None else ""),
+            units.bandwidth(entry["busbw_gbps"])
+            + (f" ± {units.bandwidth(entry['busbw_error_gbps'])}" if entry["busbw_error_gbps"] is not None else ""),
+            units.share(entry["error_frac"]),
+        )
+        choice = f"{entry['algorithm']}/{entry['protocol']}" if entry["algorithm"] else ""
+        words = (entry["tool"] if entry["tool"] != TRACE else "", entry["run"] or "", choice, entry["group"] or "")
+        by = " ".join(word for word in words if word)
+        table.add_row(writer.text(entry["op"]), *(writer.text(cell) for cell in cells), writer.cell(by))
+    writer.show(table)
+    _more(len(found), writer)
+
+
+def _traffic(entries: Sequence[TrafficEntry], writer: Writer) -> None:
+    writer.heading("Messages between ranks")
+    table = writer.table(">from", ">to", ">count", ">bytes", ">time")
+    for entry in sorted(entries, key=lambda row: -row["dur_ns"])[:COSTLIEST]:
+        cells = (str(entry["rank"]), str(entry["peer"]), units.count(entry["count"]), units.size(entry["bytes"]),
+                 units.duration(entry["dur_ns"]))  # fmt: skip
+        table.add_row(*(writer.text(cell) for cell in cells))
+    writer.show(table)
+    _more(len(entries), writer, COSTLIEST)
+
+
+def _topology(entries: Sequence[TopologyEntry], writer: Writer) -> None:
+    writer.heading("Links of the host")
+    table = writer.table("~from", "~to", "<link", ">width", ">rate")
+    for entry in entries[:ROWS_SHOWN]:
+        table.add_row(
+            writer.cell(entry["node"]),
+            writer.cell(entry["peer"]),
+            writer.text(entry["link"]),
+            writer.text(_number(entry["width"])),
+            writer.text(units.bandwidth(entry["rate_gbps"])),
+        )
+    writer.show(table)
+    _more(len(entries), writer)
+
+
+def _number(value: int | None) -> str:
+    return units.NONE if value is None else str(value)
+
+
+def _more(rows: int, writer: Writer, shown: int = ROWS_SHOWN) -> None:
+    if rows > shown:
+        writer.line(writer.text(f"and {units.count(rows - shown)} more (--json)", "dim"))

@@ -1,0 +1,111 @@
+"""The plan as a document, on the terminal, as options of frameworks, and calibrated by a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+from helpers.cli import call
+
+from gpuscope.analyzers.planning.advising import advise
+from gpuscope.analyzers.planning.calibration.measured_links import measured_links
+from gpuscope.errors import GpuscopeError
+from gpuscope.report.schema.plan_document import Plan
+
+ROOT = Path(__file__).resolve().parents[3]
+RUN = ROOT / "sample_traces" / "ddp_healthy"
+
+
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("advise", "--model", "llama-3-8b,layers=16", "--cluster", "8xH100")
+    text, document = call(capsys, *args).stdout, json.loads(call(capsys, *args, "--json").stdout)
+    assert text.startswith(document["candidates"][0]["name"])
+    assert "What the literature says" not in text
+    assert "What the literature says" in call(capsys, *args, "--full").stdout
+    assert set(document) == set(get_type_hints(Plan))
+
+
+def test_every_key_is_documented_and_no_other() -> None:
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    documented = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+    named: set[str] = set()
+    for key, kind in get_type_hints(Plan).items():
+        listed = getattr(kind, "__origin__", None) is list
+        inner = next((one for one in (kind, *get_args(kind)) if hasattr(one, "__annotations__")), None)
+        named |= {key} | {f"{key}{'[]' if listed else ''}.{name}" for name in (get_type_hints(inner) if inner else ())}
+    # An entry of `nearest` is one of `candidates`.
+    assert documented == {name for name in named if not name.startswith("nearest[]")}
+
+
+def test_options_of_the_frameworks() -> None:
+    told = advise("llama-3.1-405b", "2048x8xH100", global_batch=2048).document["commands"]
+    for option in ("tensor_parallel_degree 8", "pipeline_parallel_degree 16", "data_parallel_shard_degree 128"):
+        assert f"--parallelism.{option}" in told["torchtitan"]
+    assert "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 16" in told["megatron"]
+    layers = re.search(r"--pipeline-model-parallel-layout 'E(.*)L'", told["megatron"])
+    assert layers is not None
+    chunks = layers[1].split("|")
+    assert len(chunks) % 16 == 0
+    assert sum(int(chunk[2:]) if "*" in chunk else len(chunk) for chunk in chunks) == 126
+    assert "deepspeed" not in told  # it has no tensor parallelism for any model
+    config = json.loads(advise("llama-3-8b", "2x8xH100", global_batch=512).document["commands"]["deepspeed"])
+    assert config["train_batch_size"] == 512
+    micro, steps = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
+    assert micro * steps * 16 == 512
+
+
+def test_a_run_calibrates_the_plan() -> None:
+    """Two gloo ranks: the same layout is estimated as it was measured, and every candidate has a range."""
+    told = advise(run=RUN, global_batch=16).document
+    own = told["calibration"]
+    assert own is not None
+    assert own["layout"] == "dp 2, micro-batch 8"
+    assert own["estimated_step_ns"] == pytest.approx(own["measured_step_ns"], rel=0.15)
+    for entry in told["candidates"]:
+        low, high = entry["low_ns"], entry["high_ns"]
+        assert low is not None
+        assert high is not None
+        assert low < entry["estimate_ns"] < high
+    assert told["goodput"] is None
+    four = advise(run=RUN, cluster="4xCPU", global_batch=16).document
+    assert four["cluster"]["gpus"] == 4
+
+
+def test_what_a_run_does_not_say_can_be_given(tmp_path: Path) -> None:
+    for name in ("rank0.json.gz", "rank1.json.gz"):
+        (tmp_path / name).write_bytes((RUN / name).read_bytes())
+    model = "layers=2,width=128,heads=4,ffn=512,vocabulary=512,sequence=128"
+    for wrong, says in (
+        (lambda: advise(run=tmp_path), "what model"),
+        (lambda: advise(model, run=tmp_path), "how the model was spread"),
+        (lambda: advise(model, run=tmp_path, layout="tp=3,batch=16"), "does not divide 2 ranks"),
+        (lambda: advise(model, run=tmp_path, layout="tp=2"), "lacks batch"),
+        (lambda: advise(model, run=tmp_path, layout="depth=2,batch=16"), "no part of a layout"),
+        (lambda: advise(model, "8xH100", run=tmp_path, layout="batch=16"), "a run on a CPU says nothing of GPUs"),
+    ):
+        with pytest.raises(GpuscopeError, match=says):
+            wrong()
+    named = advise(model, run=tmp_path, layout="micro_batch=8,batch=16", global_batch=16).document["calibration"]
+    whole = advise(run=RUN, global_batch=16).document["calibration"]
+    assert named is not None
+    assert whole is not None
+    assert named["measured_step_ns"] == whole["measured_step_ns"]
+
+
+def test_a_link_is_fitted_to_its_sizes() -> None:
+    """1 ms and 2 GB/s: 2 ranks all-reduce 4, 8 and 40 MB in 3, 5 and 21 ms, factor 1."""
+
+    def entry(nbytes: int, ns: int) -> dict[str, object]:
+        return {"tool": "trace", "op": "all_reduce", "group": "default_pg", "group_size": 2, "bytes": nbytes,
+                "count": 4, "busbw_gbps": nbytes / ns}  # fmt: skip
+
+    rows = [entry(4_000_000, 3_000_000), entry(8_000_000, 5_000_000), entry(40_000_000, 21_000_000)]
+    links, told = measured_links(rows)  # type: ignore[arg-type]
+    assert links["any"].alpha_ns == pytest.approx(1e6)
+    assert links["any"].busbw_gbps == pytest.approx(2.0)
+    assert told == ["all collectives: 2.000 GB/s busbw and 1.000 ms per call"]
+    alone, _ = measured_links(rows[:1])  # type: ignore[arg-type]
+    assert (alone["any"].alpha_ns, alone["any"].busbw_gbps) == (0, pytest.approx(4 / 3))
