@@ -163,7 +163,8 @@ def _text(node: ast.expr, names: dict[str, str]) -> str:
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
-        return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)  # type: ignore[misc]
+        parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+        return "".join(parts) if sum(map(str.isalpha, "".join(parts))) >= WORDS else ""
     if isinstance(node, ast.IfExp):
         return _text(node.body, names)
     return names.get(node.id, "") if isinstance(node, ast.Name) else ""
