@@ -41,6 +41,9 @@ VERIFY = (
 whether the step became shorter beyond chance, and as much as predicted."
 )
 
+WORDS = 12
+"""Letters from which a text with gaps still says something."""
+
 
 def place_of(path: Path) -> str | None:
     """Where a file of the repository stands on the site, or None where it does not."""
