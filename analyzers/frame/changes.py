@@ -23,6 +23,13 @@ class BucketSize:
 
 
 @dataclass(frozen=True)
+class AccumulatedGradients:
+    """Gradients reduced in the last of a step's `micro_batches` alone (DDP's `no_sync`)."""
+
+    micro_batches: int
+
+
+@dataclass(frozen=True)
 class Overlap:
     """Gradient communication beside the backward pass (`on`) or after it."""
 
@@ -95,6 +102,11 @@ class LoaderWorkers:
 @dataclass(frozen=True)
 class PinnedCopies:
     """Host-to-device copies from pinned memory, asynchronous, beside compute."""
+
+
+@dataclass(frozen=True)
+class CopyStream:
+    """Host-to-device copies on a stream of their own, so that they run beside kernels."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +218,7 @@ class FusedOptimizer:
 
 Change = (
     BucketSize
+    | AccumulatedGradients
     | Overlap
     | Prefetch
     | KeepParameters
@@ -216,6 +229,7 @@ Change = (
     | MeasuredTransfers
     | LoaderWorkers
     | PinnedCopies
+    | CopyStream
     | RemovedSyncs
     | CapturedGraphs
     | NoCollector

@@ -18,6 +18,7 @@ from gpuscope.analyzers.replay.rewrites import (
 
 REWRITES: dict[type, Rewrite] = {
     changes.BucketSize: gradient_buckets.bucket_size,
+    changes.AccumulatedGradients: gradient_buckets.accumulated,
     changes.Overlap: gradient_buckets.overlap,
     changes.Prefetch: sharded_parameters.prefetch,
     changes.KeepParameters: sharded_parameters.keep_parameters,
@@ -29,6 +30,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.MoreRanks: transfer_cost.more_ranks,
     changes.LoaderWorkers: loader_workers.loader_workers,
     changes.PinnedCopies: host_work.pinned_copies,
+    changes.CopyStream: host_work.copy_stream,
     changes.RemovedSyncs: host_work.removed_syncs,
     changes.CapturedGraphs: host_work.captured_graphs,
     changes.NoCollector: host_work.no_collector,

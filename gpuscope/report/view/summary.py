@@ -213,7 +213,9 @@ def _fix(report: Report) -> str:
     if report["verdict"]["cause_abstained"]:
         return f"To find the cause: {_what_to_add(report)}."
     if advice["unpredicted"]:
-        return f"To try: {_lower(advice['unpredicted'][0]['action'])} (gain not predicted)."
+        main = _main_finding(report)
+        open_ = sorted(advice["unpredicted"], key=lambda one: main is None or one["finding"] != main["code"])
+        return f"To try: {_lower(open_[0]['action'])} (gain not predicted)."
     return "" if "not asked" in advice["why"] else "No change is predicted to gain."
 
 
