@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.text import Text
 
 import gpuscope
-from gpuscope.analyzers.advice.rule import rules
+from gpuscope.analyzers.advice.rule import Knob, rules
 from gpuscope.analyzers.device_time.host_cause import host_causes
 from gpuscope.analyzers.run.analysis import SECTIONS
 from gpuscope.cli import cli
@@ -134,9 +134,13 @@ def _point(text: str) -> list[str]:
 
 def _suggestions() -> str:
     lines = ["| code | answers | setting |", "|---|---|---|"]
-    for knob in sorted((knob for rule in rules() for knob in rule.knobs), key=lambda knob: knob.code):
-        answers = ", ".join(f"`{code}`" for code in knob.answers)
-        lines.append(f"| `{knob.code}` | {answers} | {_cell(knob.setting)} |")
+    knobs: dict[str, list[Knob]] = {}
+    for knob in (knob for rule in rules() for knob in rule.knobs):
+        knobs.setdefault(knob.code, []).append(knob)
+    for code, own in sorted(knobs.items()):  # several rules may propose one thing
+        answers = ", ".join(f"`{answer}`" for answer in dict.fromkeys(one for knob in own for one in knob.answers))
+        settings = "; ".join(_cell(text) for text in dict.fromkeys(knob.setting for knob in own))
+        lines.append(f"| `{code}` | {answers} | {settings} |")
     return "\n".join(lines)
 
 

@@ -6,17 +6,27 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
-from gpuscope.errors import EXTRA_OF, GpuscopeError, MissingExtraError
+from gpuscope.errors import EXTRA_OF, GpuscopeError, MissingExtraError, UsageError
 from gpuscope.plugins import COMMANDS, load, plugins
 from gpuscope.version import __version__
 
 EPILOG = """Exit codes: 0 done; 1 a finding reaches --fail-on, or `check` fails; 2 wrong use; 3 an input is missing,
 can't be read or is cut off (--partial takes what is there); 4 an analysis, or gpuscope itself, failed (--debug or
 GPUSCOPE_DEBUG=1 shows the traceback)."""
+
+
+OWN = {"completion": "gpuscope.commands.completion", "open": "gpuscope.commands.open_report"}
+"""Commands that belong to the command line itself; all others plug in by entry point."""
+
+
+def command_names() -> list[str]:
+    """Every command, in order."""
+    return sorted({*OWN, *plugins(COMMANDS)})
 
 
 @dataclass
@@ -57,20 +67,47 @@ class Commands(click.Group):
     """A group whose commands are the entry points of `gpuscope.commands`, loaded on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return sorted(plugins(COMMANDS))
+        return command_names()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in plugins(COMMANDS):
+        if cmd_name in OWN:
+            command = import_module(OWN[cmd_name]).command
+        elif cmd_name in plugins(COMMANDS):
+            command = load(COMMANDS, cmd_name)
+        else:
             return None
-        command = load(COMMANDS, cmd_name)
         assert isinstance(command, click.Command)
         return _accepting_debug(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command, with the settings file's defaults; near misses of its name are told."""
+        if args and args[0] not in command_names() and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], self.list_commands(ctx), 1)
+            hint = f"did you mean: gpuscope {' '.join([*close, *args[1:]])}" if close else "gpuscope --help lists them"
+            raise UsageError(f"no command {args[0]!r}", hint=hint)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and name is not None and not ctx.resilient_parsing:
+            _use_settings_file(ctx, name, command)
+        return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
             raise _ReaderGoneError from error  # click itself would exit with 1, which means something else here
+
+
+def _use_settings_file(ctx: click.Context, name: str, command: click.Command) -> None:
+    from gpuscope import settings_file
+
+    settings = settings_file.found()
+    if settings is not None:
+        settings_file.use_hardware(settings)
+        ctx.default_map = {name: settings_file.defaults(settings, name, command, command_names())}
 
 
 class _ReaderGoneError(Exception):

@@ -32,7 +32,9 @@ EXTRA_OF = {
     "dash_ag_grid": "dashboard",
     "dash_mantine_components": "dashboard",
     "flask": "dashboard",
+    "flask_compress": "dashboard",
     "plotly": "dashboard",
+    "waitress": "dashboard",
     "werkzeug": "dashboard",
     "accelerate": "integrations",
     "transformers": "integrations",
@@ -44,12 +46,24 @@ EXTRA_OF = {
 
 
 class MissingExtraError(UsageError, ImportError):
-    """A library of `EXTRA_OF` is not installed; the hint names the extra. Also an `ImportError`, as Python raises."""
+    """A library of `EXTRA_OF` is not installed; the hint installs it. Also an `ImportError`, as Python raises."""
 
     def __init__(self, library: str) -> None:
-        extra = EXTRA_OF[library]
-        super().__init__(f"this needs {library}, which is not installed", hint=f"pip install 'gpuscope[{extra}]'")
+        super().__init__(f"this needs {library}, which is not installed", hint=install_hint(EXTRA_OF[library]))
         self.name = library
+
+
+def install_hint(extra: str) -> str:
+    """The command that installs what an extra brings, by the libraries' own names: that works for a gpuscope from a
+    file or a clone too, where an index knows none or another."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        wanted = [line.partition(";") for line in requires("gpuscope") or []]
+    except PackageNotFoundError:
+        return f"pip install 'gpuscope[{extra}]'"
+    named = [f"'{name.strip()}'" for name, _, marker in wanted if f"extra == '{extra}'" in marker.replace('"', "'")]
+    return f"pip install {' '.join(named)}" if named else f"pip install 'gpuscope[{extra}]'"
 
 
 class InputError(GpuscopeError):

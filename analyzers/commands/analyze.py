@@ -79,6 +79,7 @@ def command(
     gpuscope analyze rank0.json.gz rank1.json.gz --html report.html
     """
     from gpuscope.analyzers.run.file_part import Options
+    from gpuscope.commands.options import cache_wanted
     from gpuscope.output import check_free
     from gpuscope.sources.source import ReadOptions
 
@@ -86,7 +87,7 @@ def command(
         raise UsageError("--quiet and --full contradict each other", hint="pass one of them")
     check_free([path for path in (html, csv) if path is not None], force, paths)
     began = monotonic()
-    reader = ReadOptions(partial=partial, nsys=nsys)
+    reader = ReadOptions(partial=partial, nsys=nsys, cache=cache_wanted())
     options = Options(ranks, steps, jobs or os.cpu_count() or 1, reader, not no_advice, skip_unreadable=skip_unreadable)
     analysis, files = _analyse(paths, options, executor)
     if verbose:

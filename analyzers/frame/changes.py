@@ -23,6 +23,13 @@ class BucketSize:
 
 
 @dataclass(frozen=True)
+class AccumulatedGradients:
+    """Gradients reduced in the last of a step's `micro_batches` alone (DDP's `no_sync`)."""
+
+    micro_batches: int
+
+
+@dataclass(frozen=True)
 class Overlap:
     """Gradient communication beside the backward pass (`on`) or after it."""
 
@@ -206,6 +213,7 @@ class FusedOptimizer:
 
 Change = (
     BucketSize
+    | AccumulatedGradients
     | Overlap
     | Prefetch
     | KeepParameters

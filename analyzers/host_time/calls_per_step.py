@@ -17,10 +17,12 @@ from gpuscope.analyzers.host_time.blocking_sites import blocking_sites
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
+DDP_FORWARD = "DistributedDataParallel.forward"
 _MAPS = re.compile(r"(cu|hip)Mem(Map|Create|AddressReserve)")
 _FREES = re.compile(r"(cuda|hip)Free(Async)?(_|$)|cuMemFree|(AscendCL@)?aclrtFree")
 _ALLOCATES = re.compile(
@@ -51,7 +53,8 @@ def _of_lane(trace: Trace, view: LaneView) -> HostCallsEntry:
         "allocations_per_step": float(allocations.mean()), "frees_per_step": float(frees.mean()),
         "least_allocations": int(allocations.min()), "least_frees": int(frees.min()),
         "maps_segments": bool(names.matching(lambda name: _MAPS.match(name) is not None)[host["name"][calls]].any()),
-        "caches": _caches(trace, view),
+        "caches": _caches(trace, view), "frees_outside_per_step": _outside(trace, calls, part),
+        "passes_per_step": _passes(trace, rows),
     }  # fmt: skip
 
 
@@ -73,6 +76,32 @@ def _per_step(trace: Trace, calls: Times, pattern: re.Pattern[str], part: Judged
     wanted: Mask = trace.names.matching(lambda name: kinds.is_allocator_call(name) and bool(pattern.match(name)))
     place = part.place(host["start"][calls[wanted[host["name"][calls]]]])
     return np.bincount(place[place != NA], minlength=len(part)).astype(np.int64)
+
+
+def _outside(trace: Trace, calls: Times, part: Judged) -> float | None:
+    """Frees per judged step that no operator made; None where no operators were recorded, or some step has none."""
+    host = trace["host_events"]
+    frees = trace.names.matching(lambda name: _FREES.match(name) is not None)[host["name"][calls]]
+    rows = calls[frees]
+    operators = host["category"] == Category.OP
+    if not len(rows) or not operators.any():
+        return None
+    around = innermost(host, operators, host["thread"][rows], host["start"][rows])
+    place = part.place(host["start"][rows[around == NA]])
+    counts = np.bincount(place[place != NA], minlength=len(part))
+    return float(counts.mean()) if counts.min() > 0 else None
+
+
+def _passes(trace: Trace, rows: Times) -> int | None:
+    """Forward passes in a step of the host, which runs ahead of the device's."""
+    host, steps = trace["host_events"], trace["steps"]
+    forward = host["start"][rows[host["name"][rows] == trace.names.find(DDP_FORWARD)]]
+    begins = np.sort(steps["start"][steps["rank"] == host["rank"][rows[0]]]) if len(rows) else np.empty(0, np.int64)
+    step = np.searchsorted(begins, forward, "right") - 1
+    if not len(begins) or not (step >= 0).any():
+        return None
+    counts = np.bincount(step[step >= 0])
+    return int(np.median(counts[counts > 0]))
 
 
 def _kernels(trace: Trace, view: LaneView, part: Judged) -> tuple[float, float | None]:

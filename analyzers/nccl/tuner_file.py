@@ -14,7 +14,7 @@ Written for NVIDIA/nccl 2.30, plugins/tuner/example/plugin.c. What it does decid
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuscope.analyzers.collectives.message_cost import CostModel
@@ -29,20 +29,9 @@ from gpuscope.analyzers.nccl.measured.bandwidth import run as bandwidth
 from gpuscope.analyzers.nccl.measured.crossovers import crossovers
 from gpuscope.analyzers.nccl.measured.timed_series import timings
 from gpuscope.errors import UsageError
+from gpuscope.hardware.tuner_rows import ANY, HEAD, LARGEST, OPERATIONS, size_ranges, tuner_line
 from gpuscope.trace.trace import Row, Trace
 
-OPERATIONS = {
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "all_gather": "allgather",
-    "reduce_scatter": "reducescatter",
-    "all_reduce": "allreduce",
-}
-"""The plugin's five operations by ours; it has no all-to-all."""
-ANY = -1
-"""In the plugin's file: matches any number of nodes or ranks."""
-LARGEST = (1 << 64) - 1
-"""The largest size_t: no message lies beyond."""
 _CANDIDATES = ("ring", "tree")
 """Not NVLS: where NCCL does not take it unasked, it is most likely not there."""
 
@@ -60,9 +49,8 @@ class TunerRow:
 
     def line(self) -> str:
         """As the plugin reads it."""
-        fields = (OPERATIONS[self.op], self.low, self.high, self.choice.algorithm, self.choice.protocol,
-                self.choice.channels, self.nodes, self.ranks)  # fmt: skip
-        return ",".join(map(str, fields))
+        choice = self.choice.algorithm, self.choice.protocol, self.choice.channels
+        return tuner_line(self.op, self.low, self.high, *choice, self.nodes, self.ranks)
 
 
 @dataclass(frozen=True)
@@ -76,8 +64,7 @@ class Tuning:
     def text(self) -> str:
         """The whole file."""
         head = [
-            "# For NCCL's example tuner plugin (NCCL_TUNER_PLUGIN); NCCL_TUNER_CONFIG_FILE names this file.",
-            "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks",
+            *HEAD,
             *(f"# {change}" for change in self.changes),
             "# The last rows hold for communicators and operations that the log did not show.",
         ]
@@ -129,7 +116,7 @@ def tuning(trace: Trace, channels: int | None = None) -> Tuning:
                 best = replace(best[0], channels=best[0].channels or now.channels), best[1]
                 changes.append(f"{op} of {nbytes} bytes, {size} ranks: {_words(now)} -> {_words(best[0])}: {best[1]}")
             chosen[nbytes] = best[0] if best is not None else safe
-        rows += [TunerRow(op, low, high, choice, nodes, size) for low, high, choice in _ranges(chosen)]
+        rows += [TunerRow(op, low, high, choice, nodes, size) for low, high, choice in size_ranges(chosen)]
     usual = Choice("ring", "simple", channels)
     rows += [TunerRow(op, 0, LARGEST, usual) for op in OPERATIONS]
     return Tuning(tuple(rows), tuple(changes), lost)
@@ -196,18 +183,6 @@ def _better(
         return None
     predicted, then = min(found, key=lambda one: one[0].high)
     return then, f"{present.ns} -> {predicted.ns} ns ({predicted.low} to {predicted.high})"
-
-
-def _ranges(chosen: dict[int, Choice]) -> Iterable[tuple[int, int, Choice]]:
-    """Sizes from 0 to the largest: between two sizes seen the choice changes at their geometric mean."""
-    merged: list[tuple[int, Choice]] = []
-    last = 0
-    for nbytes, choice in chosen.items():
-        if not merged or merged[-1][1] != choice:
-            merged.append((round((last * nbytes) ** 0.5) if merged else 0, choice))
-        last = nbytes
-    ends = [low - 1 for low, _ in merged[1:]] + [LARGEST]
-    return [(low, high, choice) for (low, choice), high in zip(merged, ends, strict=True)]
 
 
 def _words(choice: Choice) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuscope.analyzers.run.file_part import Options, Part, analyze_file
 from gpuscope.errors import GpuscopeError, InputError, MissingExtraError, UsageError
 from gpuscope.sources.opening import Input, total_size
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ProcessPoolExecutor
 
 RETRIES = 2
 """Times that a file is given to another worker after one died with it."""
@@ -44,6 +44,8 @@ def in_turn(items: Sequence[Input], options: Options, begun: Callable[[str], Non
 
 def side_by_side(items: Sequence[Input], options: Options, begun: Callable[[str], None]) -> Read:
     """In `options.workers` processes. A file whose process dies is tried once more, alone, and then left out."""
+    from concurrent.futures.process import BrokenProcessPool
+
     quiet = _quiet(options)
     with _pool(min(len(items), options.workers)) as pool:
         futures = dict(zip(map(id, items), [pool.submit(analyze_file, item, quiet) for item in items], strict=True))
@@ -68,6 +70,9 @@ def _alone(item: Input, options: Options) -> Part:
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    from concurrent.futures import ProcessPoolExecutor  # most runs are read in this process
+    from multiprocessing import get_context
+
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         try:
             yield pool
@@ -155,7 +160,9 @@ def _collected(
 
 
 def _worker_died(error: Exception) -> bool:
-    return isinstance(error, BrokenProcessPool | MemoryError) or type(error).__name__ in (
+    # By name: most runs need neither Dask nor further processes.
+    return isinstance(error, MemoryError) or type(error).__name__ in (
+        "BrokenProcessPool",
         "KilledWorker",
         "CommClosedError",
     )

@@ -13,8 +13,10 @@ from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise
 from gpuscope.analyzers.host_time.work_done_once import work_done_once
 from gpuscope.analyzers.operations.operations_from_ranges import operations
 from gpuscope.analyzers.replay.record.recording import Recorded, record
+from gpuscope.cache import second_look
 from gpuscope.sources import remote
-from gpuscope.sources.opening import Input, read_file
+from gpuscope.sources.opening import Input, read_file, total_size
+from gpuscope.sources.run_manifest import world_size
 from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.trace import Trace
 
@@ -64,17 +66,33 @@ DERIVED_OPERATIONS = FileAnalyzer(
 """Operations of jobs that no timer of operations recorded, found from their ranges."""
 
 
-def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = lambda _: None) -> Part:
+def let_go(_: Trace) -> None:
+    """What becomes of a file's trace with all its events once it is analysed."""
+
+
+def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = let_go) -> Part:
     """Read one file, analyse its lanes, and let its events go, unless `keep` holds on to them."""
     if item.url:
         return _fetched(item, options, keep)
     if isinstance(item.source, HoldsPart):
         return item.source.part(item.path, options)
+    ranks = None if options.ranks is None else sorted(options.ranks)
+    asked = (item.first_rank, "part", ranks, options.steps, options.files, world_size(item.path))
+    key = second_look.key_of(item.path, item.source, options.read, *asked)
+    part = second_look.kept(key, Part)
+    if part is not None and keep is let_go:
+        if options.read.advance:
+            options.read.advance(total_size([item]))
+        return part
     trace = read_file(item, options.read)
     if options.ranks is not None:
         trace = trace.select_ranks(options.ranks)
     keep(trace)
-    return reduce_trace(trace, options)
+    if part is None:
+        part = reduce_trace(trace, options)
+        if not any(result.status == "failed" for result in part.results):
+            second_look.keep(key, part)
+    return part
 
 
 def _fetched(item: Input, options: Options, keep: Callable[[Trace], None]) -> Part:

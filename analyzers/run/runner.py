@@ -39,6 +39,7 @@ def analyze(
     nsys: str | None = None,
     workers: int = 1,
     advice: bool = True,
+    cache: bool = False,
 ) -> Analysis:
     """Analyse files, folders or globs as one run: `gpuscope.analyze`.
 
@@ -46,12 +47,14 @@ def analyze(
     window), `partial` reads what there is of a file that is cut off, `nsys` is the program that exports reports of
     Nsight Systems. `workers` processes read large runs; a script that asks for several needs the usual
     `if __name__ == "__main__"`. `advice` says whether changes are tried; without, the report holds no suggestions.
+    `cache` looks for large files in the user's cache directory, and keeps there what is found in them.
 
     Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables` are DataFrames;
     times are int ns. Raises `InputError` for what is missing or can't be read, `UsageError` where files claim one rank
     or are of different jobs, or no such step is recorded. An analysis that fails is in `Analysis.failed`.
     """
-    return run(inputs(paths, ranks), Options(ranks, steps, workers, ReadOptions(partial=partial, nsys=nsys), advice))
+    read = ReadOptions(partial=partial, nsys=nsys, cache=cache)
+    return run(inputs(paths, ranks), Options(ranks, steps, workers, read, advice))
 
 
 def run(

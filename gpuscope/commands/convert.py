@@ -9,7 +9,7 @@ import click
 
 from gpuscope.commands.open_with_progress import open_with_progress
 from gpuscope.commands.options import inputs
-from gpuscope.errors import UsageError
+from gpuscope.errors import UsageError, install_hint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,4 +74,4 @@ def _require_pyarrow() -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
-        raise UsageError("writing Parquet needs pyarrow", hint="pip install 'gpuscope[arrow]'") from None
+        raise UsageError("writing Parquet needs pyarrow", hint=install_hint("arrow")) from None

@@ -6,19 +6,23 @@ expected to reach. Both are assumptions from data sheets and NCCL's own tables; 
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from gpuscope.errors import UsageError
+from gpuscope.errors import InputError, UsageError
 
 # NCCL's net figure for 100 Gbit/s is 12.0 of 12.5 GB/s; TCP carries 1448 of 1538 bytes at an MTU of 1500.
 _USABLE_RDMA = 0.96
 _USABLE_TCP = 0.941
+ENV_HARDWARE = "GPUSCOPE_HARDWARE"
+"""Names a file of the form of `links.toml` whose entries come before the built-in ones."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,22 @@ class Link:
 
 @cache
 def _data() -> Mapping[str, Any]:
-    return tomllib.loads(resources.files("gpuscope.hardware").joinpath("links.toml").read_text(encoding="utf-8"))
+    """The table, with what the file that GPUSCOPE_HARDWARE names says otherwise: links by key, latencies, GPUs."""
+    table = tomllib.loads(resources.files("gpuscope.hardware").joinpath("links.toml").read_text(encoding="utf-8"))
+    if not (named := os.environ.get(ENV_HARDWARE)):
+        return table
+    try:
+        own = tomllib.loads(Path(named).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{named}: no table of link rates: {error}") from error
+    for key, row in own.get("links", {}).items():
+        table["links"][key] = {**table["links"].get(key, {}), **row}
+        missing = {"name", "kind", "peak", "usable", "units"} - set(table["links"][key])
+        if missing:
+            raise InputError(f"{named}: links.{key} lacks {', '.join(sorted(missing))}")
+    table["latency_ns"].update(own.get("latency_ns", {}))
+    table["gpus"] = [*own.get("gpus", []), *table["gpus"]]
+    return table
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from gpuscope.errors import InputError
+from gpuscope.errors import InputError, install_hint
 
 
 def require_pyarrow(path: Path, what: str) -> ModuleType:
@@ -13,6 +13,6 @@ def require_pyarrow(path: Path, what: str) -> ModuleType:
     try:
         import pyarrow
     except ImportError as error:
-        raise InputError(f"{path}: reading {what} needs pyarrow", hint="pip install 'gpuscope[arrow]'") from error
+        raise InputError(f"{path}: reading {what} needs pyarrow", hint=install_hint("arrow")) from error
     module: ModuleType = pyarrow
     return module

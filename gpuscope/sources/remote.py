@@ -45,13 +45,14 @@ def expand(url: str, suffixes: tuple[str, ...]) -> list[tuple[str, int]]:
 
 
 @contextmanager
-def beginning(url: str) -> Iterator[Path]:
-    """A local file of the same name with the first bytes of a remote one, to recognise its format."""
+def beginning(url: str, size: int) -> Iterator[Path]:
+    """A local file of the same name with the first bytes of a remote one of that size, to recognise its format."""
     filesystem, path = _opened(url)
     with tempfile.TemporaryDirectory(prefix="gpuscope-") as folder:
         local = Path(folder) / url.rpartition("/")[2]
         try:
-            local.write_bytes(filesystem.cat_file(path, 0, HEAD_BYTES))
+            # Some storages refuse a range beyond the end.
+            local.write_bytes(filesystem.cat_file(path, start=0, end=min(size, HEAD_BYTES)) if size else b"")
         except Exception as error:
             raise _refused(url, error) from None
         yield local

@@ -13,6 +13,7 @@ from gpuscope.instrumented_runtime.bench.copies_bench import TransfersReport
 from gpuscope.instrumented_runtime.bench.scaling_bench import ScalingReport
 from gpuscope.instrumented_runtime.bench.sizes import format_size
 from gpuscope.instrumented_runtime.bench.topology_links import TopologyReport
+from gpuscope.instrumented_runtime.bench.tuning_bench import TuningReport
 
 
 def _table(title: str, left: Iterable[str], right: Iterable[str], last: Iterable[str] = ()) -> Table:
@@ -46,6 +47,27 @@ def print_collectives(report: CollectivesReport, console: Console, link: Link | 
         cells += [_of_peak(row.busbw_gbps, link.peak)] if link else []
         table.add_row(row.op, *cells, "n/a" if row.wrong is None else str(row.wrong))
     console.print(table)
+
+
+def print_tuning(report: TuningReport, console: Console) -> None:
+    """Every candidate's time beside the default's, and what is best per size."""
+    best = {id(row) for row in report.best() if row.certain}
+    table = _table(
+        f"{report.backend} · torch {report.torch_version} · {report.rounds} rounds of {report.iterations} calls",
+        ["operation"], ["ranks", "size", "time (µs)", "rounds (µs)", "faster by"], ["candidate", ""],
+    )  # fmt: skip
+    for row in report.rows:
+        span = f"{min(row.rounds_ns) / 1000:.1f}–{max(row.rounds_ns) / 1000:.1f}"
+        gain = "" if row.candidate == "default" else f"{row.gain_frac:.0%}"
+        cells = [str(row.ranks), format_size(row.nbytes), f"{row.time_ns / 1000:.1f}", span, gain]
+        verdict = "take" if id(row) in best else "certain" if row.certain else ""
+        set_to = " ".join(f"{name}={value}" for name, value in row.settings.items())
+        table.add_row(row.op, *cells, f"{row.candidate}{f' ({set_to})' if set_to else ''}", verdict)
+    console.print(table)
+    if not best:
+        console.print("No candidate beats the default for certain: leave it as it is.")
+    for name, why in report.failed.items():
+        console.print(f"Not tried: {name}: {why}.")
 
 
 def print_transfers(report: TransfersReport, console: Console) -> None:

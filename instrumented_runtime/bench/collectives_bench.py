@@ -122,7 +122,7 @@ def _row(op: str, size: int, options: CollectiveOptions, device: torch.device) -
     count = max(1, size // dtype.itemsize // n) * n
     prepared = OPERATIONS[op](count, dtype, device)
     wrong = _count_wrong(prepared, device) if options.check else None
-    times = _over_ranks(_average_ns(prepared, options, device), device)
+    times = _over_ranks(average_ns(prepared, options, device), device)
     nbytes, mean = count * dtype.itemsize, sum(times) / n
     return CollectiveRow(
         op=op,
@@ -139,7 +139,8 @@ def _row(op: str, size: int, options: CollectiveOptions, device: torch.device) -
     )
 
 
-def _average_ns(prepared: Prepared, options: CollectiveOptions, device: torch.device) -> int:
+def average_ns(prepared: Prepared, options: CollectiveOptions, device: torch.device) -> int:
+    """ns of one call on this rank, the mean of `options.iterations` after a warm-up."""
     prepared.reset(False)
     for _ in range(options.warmup):
         prepared.call()

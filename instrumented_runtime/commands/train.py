@@ -54,6 +54,7 @@ def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_
     from gpuscope.instrumented_runtime.train.faults import parse_faults
     from gpuscope.instrumented_runtime.train.settings.assemble import assemble
     from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+    from gpuscope.instrumented_runtime.train.settings.unused import refuse_unused
 
     again = _arguments(out=out, faults=faults, **options)
     joined = "WORLD_SIZE" in os.environ
@@ -65,6 +66,7 @@ def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_
     for fault in injected:
         config = fault.configure(config, world_size)
     degrees = validate(config, world_size)
+    refuse_unused(options["settings"], config, degrees)
     if resume is not None:
         from gpuscope.instrumented_runtime.train.checkpoint_paths import find
 

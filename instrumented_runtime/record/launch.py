@@ -15,6 +15,7 @@ from typing import Any
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.instrumented_runtime.record.capture import nccl_files, nsys_capture
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+from gpuscope.instrumented_runtime.record.launched_rank import is_launcher, launched_rank
 from gpuscope.instrumented_runtime.record.manifest import Manifest
 from gpuscope.instrumented_runtime.record.run_folder import RunFolder
 
@@ -35,7 +36,8 @@ def record(command: Sequence[str], out: Path, options: RecordOptions) -> int:
     environment = rank_environment(folder, options, os.environ)
     if options.profiler == "nsys" and _is_python(command):
         command = nsys_capture.command_under_nsys(command, folder.path, whole=options.whole)
-        environment = {"RANK": "0", **environment, nsys_capture.ENV_INSIDE: "1"}
+        launched = launched_rank(environment)
+        environment |= {nsys_capture.ENV_INSIDE: "1", nsys_capture.ENV_RANK: str(launched.rank if launched else 0)}
     try:
         exit_code, interrupted = _run(command, environment)
     except OSError as error:
@@ -128,9 +130,8 @@ def kill_tree(pid: int) -> None:
 
 
 def _is_python(command: Sequence[str]) -> bool:
-    """Whether the command is a plain Python script, whose process gets no RANK from a launcher."""
-    name = Path(command[0]).name
-    return name.startswith("python") and not any("torch.distributed" in word for word in command)
+    """Whether the command is a plain Python script, whose process gets no rank from a launcher."""
+    return Path(command[0]).name.startswith("python") and not is_launcher(command)
 
 
 def _report(folder: Path, manifest: Manifest) -> None:

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpuscope.errors import InputError, UsageError
+from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
 from gpuscope.instrumented_runtime.record.manifest import FileEntry, Manifest, Problem, RankPart, RunPart, merge
 
 PARTS = "manifest.d"
@@ -38,6 +39,10 @@ _RESERVE = "reserve"
 _RESERVE_BYTES = 64 * 1024
 
 T = TypeVar("T")
+
+
+class RankTakenError(UsageError):
+    """The folder holds a recording of this rank already."""
 
 
 class RunFolder:
@@ -118,7 +123,7 @@ class RankFolder:
             rank=rank,
             world_size=world_size,
             restart=restart,
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            local_rank=launched.local_rank if (launched := launched_rank()) else 0,
             host=socket.gethostname(),
             pid=os.getpid(),
             started_ns=time.time_ns(),
@@ -128,13 +133,23 @@ class RankFolder:
             try:
                 os.close(os.open(joined._part_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
             except FileExistsError:
-                raise UsageError(
+                raise RankTakenError(
                     f"{folder} already holds a recording of rank {rank}",
                     hint="choose a new folder, or remove this one if you no longer need it",
                 ) from None
             joined.files.mkdir(exist_ok=True)
         joined.save()
         return joined
+
+    @classmethod
+    def join_next(cls, path: str | os.PathLike[str]) -> RankFolder:
+        """Join as the lowest rank that no process has taken: for processes that have no rank of their own."""
+        rank = 0
+        while True:
+            try:
+                return cls.join(path, rank=rank, world_size=rank + 1)
+            except RankTakenError:
+                rank += 1
 
     @property
     def _part_path(self) -> Path:

@@ -14,7 +14,8 @@ launcher's folder and options are used instead of the script's.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from gpuscope.errors import GpuscopeError, MissingExtraError, UsageError
 from gpuscope.instrumented_runtime.record.capture.capture import Capture
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, options_from
+from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
 from gpuscope.instrumented_runtime.record.run_folder import ENV_FOLDER, RankFolder
 from gpuscope.instrumented_runtime.record.selection import captures_for
 
@@ -83,6 +85,7 @@ class Session:
         self._captures: list[Capture] = []
         self._folder: RankFolder | None = None
         self._unhook: Any = None
+        self._process = os.getpid()
 
     @property
     def folder(self) -> RankFolder:
@@ -110,8 +113,8 @@ class Session:
             return _active
         if _active is not None:
             raise UsageError(f"this process already records into {_active.path}", hint="open one session at a time")
-        rank, world_size = rank_and_world_size()
-        self._folder = RankFolder.join(self.path, rank=rank, world_size=world_size)
+        self._folder = _join(self.path)
+        self._process = os.getpid()
         _active = self
         os.environ[ENV_RECORDER] = str(os.getpid())
         if self._metadata:
@@ -152,7 +155,7 @@ class Session:
     def close(self, status: str = "completed", error: str | None = None) -> None:
         """Stop the captures and close this rank's part; a second call does nothing."""
         global _active
-        if self._folder is None or _active is not self or self.closing:
+        if self._folder is None or _active is not self or self.closing or self._process != os.getpid():
             return
         self.closing = True
         if self._unhook is not None:
@@ -186,10 +189,57 @@ def status_of(error: BaseException | None) -> tuple[str, str | None]:
     return status, f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def rank_and_world_size() -> tuple[int, int]:
-    """From torch.distributed where it is initialised, else the launcher's variables, else one process."""
+@contextmanager
+def announced(rank: int, world_size: int) -> Iterator[bool]:
+    """While inside, the arguments of `init_process_group` tell the rank; yields whether it is known at all."""
+    global _announced
+    _announced = (rank, world_size) if isinstance(rank, int) and rank >= 0 else None
+    try:
+        yield _announced is not None or launched_rank() is not None
+    finally:
+        _announced = None
+
+
+_announced: tuple[int, int] | None = None
+
+
+def rank_and_world_size() -> tuple[int, int] | None:
+    """From torch.distributed where it is initialised, else by what initialises it now, else the launcher's variables;
+    None in a process that has no rank."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    launched = launched_rank()
+    if _announced is not None:
+        return _announced[0], max(_announced[1], launched.world_size if launched else 1)
+    return launched[:2] if launched is not None else None
+
+
+def _join(path: str | os.PathLike[str]) -> RankFolder:
+    """This rank's folder. Processes without a rank are numbered in order of arrival under `gpuscope record`, which may
+    start several."""
+    known = rank_and_world_size()
+    if known is not None:
+        return RankFolder.join(path, rank=known[0], world_size=known[1])
+    if ENV_FOLDER not in os.environ:
+        return RankFolder.join(path, rank=0, world_size=1)
+    return RankFolder.join_next(path)
+
+
+def note_failure(error: BaseException) -> None:
+    """Have the manifest tell how a rank failed that never opened its session."""
+    known, path = rank_and_world_size(), os.environ.get(ENV_FOLDER)
+    if known is None or path is None or _active is not None:
+        return
+    status, text = status_of(error)
+    with suppress(GpuscopeError, OSError):
+        folder = RankFolder.join(path, rank=known[0], world_size=known[1])
+        folder.finish(status, error=f"{text} (before its first step)" if text else None)
+
+
+def disown() -> bool:
+    """In a forked child: forget the session, which is the parent's; whether there was one."""
+    global _active
+    had, _active = _active is not None, None
+    return had

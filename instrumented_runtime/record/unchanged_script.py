@@ -1,15 +1,17 @@
 """Recording an unmodified script from inside each of its Python processes.
 
-`install` runs before the script. It waits for torch to be imported, and then for a sign that the process
-is a rank: the launcher's RANK, or an optimizer's first step. So neither torchrun itself nor data loader
-workers record. Light to import: every Python process of the job imports it.
+`install` runs before the script and waits for torch to be imported, then for a sign that the process is a rank: it
+makes the process group, or an optimizer steps. So neither launchers nor data loader workers record, nor a parent that
+spawns the ranks, and nothing is asked of a device before the script has chosen one. Light to import: every Python
+process of the job imports it.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
-import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -18,67 +20,83 @@ from typing import Any
 
 ENV_OPTIONS = "GPUSCOPE_RECORD"
 ENV_RECORDER = "GPUSCOPE_RECORDER_PID"
-LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "composer"}
 
 
 def install() -> None:
     """Arrange for this process to record, if it turns out to be a rank of the job."""
+    from gpuscope.instrumented_runtime.record.launched_rank import is_launcher
+
     recorder = os.environ.get(ENV_RECORDER)
-    if ENV_OPTIONS not in os.environ or (recorder and recorder != str(os.getpid())):
+    if ENV_OPTIONS not in os.environ or (recorder and recorder != str(os.getpid())) or is_launcher(sys.orig_argv):
         return
     from gpuscope.instrumented_runtime.record.capture.nsys_capture import enter_nsys
 
     enter_nsys()  # does not return if this rank must re-execute under nsys
-    sys.meta_path.insert(0, _AfterImport("torch", _attach))
+    sys.meta_path.insert(0, AfterImport("torch", _attach))
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls `then` once module `name` has been imported."""
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls `then` once module `name` has been imported; looking it up (`importlib.util.find_spec`) changes nothing."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then
+        self._asking = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        del path, target
-        if name != self._name:
+        """The spec that the other finders have, with a loader that calls `then` after it."""
+        if name != self._name or self._asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute, then = spec.loader.exec_module, self._then
+        self._asking = True
+        try:
+            found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
+            spec = next(filter(None, found), None)
+        finally:
+            self._asking = False
+        if spec is not None and spec.loader is not None:
+            self._wrap(spec.loader)
+        return spec
+
+    def _wrap(self, loader: Any) -> None:
+        execute = loader.exec_module
 
         def execute_then(module: ModuleType) -> None:
             execute(module)
+            if self not in sys.meta_path:  # imported before, under another spec
+                return
+            sys.meta_path.remove(self)
             try:
-                then()
+                self._then()
             except Exception as error:  # no error of ours may stop the user's job
                 print(f"gpuscope: pid {os.getpid()} does not record: {error!r}", file=sys.stderr)
 
-        spec.loader.exec_module = execute_then  # type: ignore[method-assign]
-        return spec
+        loader.exec_module = execute_then
 
 
 def _attach() -> None:
-    """torch is imported: record from now if this is surely a rank, else from the first optimizer step."""
-    import gpuscope.instrumented_runtime.record.session as sessions
+    """torch is imported: record once this is surely a rank."""
     from gpuscope.instrumented_runtime.record.capture.optimizer_steps import on_optimizer_step
     from gpuscope.instrumented_runtime.record.capture_options import options_from
+    from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
 
     options = options_from()
     if options.collectives:
         from gpuscope.instrumented_runtime.record.gloo import gloo_trace
 
         gloo_trace.install()
-    if "RANK" in os.environ or (options.whole and not _is_launcher()):
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forked)
+    if options.whole:
         _open()
+    else:
+        _before_process_group(_open_if_new)
+        if launched_rank() is not None:
+            _note_early_failure()
 
     def stepped() -> None:
-        if sessions.active_session() is None and not _attempted:
-            _open()
-        elif _ours is not None:
+        _open_if_new()
+        if _ours is not None:
             _ours.optimizer_stepped()
 
     on_optimizer_step(stepped)
@@ -86,6 +104,14 @@ def _attach() -> None:
 
 _ours: Any = None
 _attempted = False
+
+
+def _open_if_new() -> None:
+    """Open the session, unless the script has one of its own."""
+    import gpuscope.instrumented_runtime.record.session as sessions
+
+    if not _attempted and sessions.active_session() is None:
+        _open()
 
 
 def _open() -> None:
@@ -106,7 +132,53 @@ def _open() -> None:
     close_at_the_end(_ours)
 
 
-def _is_launcher() -> bool:
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    module = getattr(spec, "name", "")
-    return os.path.basename(sys.argv[0]) in LAUNCHERS or module.startswith("torch.distributed.")
+def _before_process_group(then: Callable[[], object]) -> None:
+    """Call `then` when the script makes its process group: before, if the rank is known by then, else after.
+
+    Ranks that a script spawns itself (`mp.spawn`, Lightning) are known by their arguments only.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    from torch.distributed import distributed_c10d as c10d
+
+    import gpuscope.instrumented_runtime.record.session as sessions
+
+    make = c10d.init_process_group
+    names = list(inspect.signature(make).parameters)
+
+    @functools.wraps(make)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        with sessions.announced(given.get("rank", -1), given.get("world_size", -1)) as known:
+            if known:
+                then()
+            result = make(*args, **kwargs)
+        then()
+        return result
+
+    c10d.init_process_group = dist.init_process_group = init_process_group
+
+
+def _note_early_failure() -> None:
+    """A rank that a launcher started and that fails before it is known to train is in the manifest all the same."""
+    before = sys.excepthook
+
+    def on_exception(kind: Any, error: BaseException, trace: Any) -> None:
+        before(kind, error, trace)
+        from gpuscope.instrumented_runtime.record.session import note_failure
+
+        if not _attempted:
+            note_failure(error)
+
+    sys.excepthook = on_exception
+
+
+def _forked() -> None:
+    """In a forked child: what its parent records is the parent's alone."""
+    global _ours, _attempted
+    import gpuscope.instrumented_runtime.record.session as sessions
+
+    if sessions.disown():
+        _ours, _attempted = None, True

@@ -24,6 +24,14 @@ def record_options(config: TrainConfig) -> dict[str, Any]:
     capture = config.capture
     return {
         **{name: getattr(capture, name) for name in option_texts() if hasattr(capture, name)},
+        **_window(config),
         "profiler": "torch" if capture.profile else "none",
         "hang_timeout_s": capture.hang_timeout_s or config.train.timeout_s / 2,
     }
+
+
+def _window(config: TrainConfig) -> dict[str, int]:
+    """Steps to skip and to warm up: fewer in a run too short for them, so that it leaves a trace of a step at least."""
+    spare = config.train.steps - 1
+    warmup = min(config.capture.warmup, spare)
+    return {"warmup": warmup, "wait": min(config.capture.wait, spare - warmup)}

@@ -24,7 +24,8 @@ def test_training_without_torch(command: str, tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == "Error: this needs torch, which is not installed\nHint: pip install 'gpuscope[train]'\n"
+    assert done.stderr.startswith("Error: this needs torch, which is not installed\nHint: pip install '")
+    assert "'torch>=" in done.stderr
 
 
 def test_a_dashboard_without_flask(samples: Path) -> None:
@@ -34,7 +35,8 @@ def test_a_dashboard_without_flask(samples: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: this needs flask, which is not installed\nHint: pip install 'gpuscope[dashboard]'\n"
+    assert done.stderr.startswith("Error: this needs flask, which is not installed\nHint: pip install '")
+    assert "'dash>=" in done.stderr  # which brings flask
 
 
 def test_every_library_that_is_imported_is_a_dependency_or_of_an_extra() -> None:

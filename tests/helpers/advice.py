@@ -24,6 +24,7 @@ def host_calls(**given: Any) -> HostCallsEntry:
         "rank": 0, "device": 0, "runtime": "cuda", "steps": 2, "steady": True, "kernels_per_step": 100.0,
         "repeated_frac": 1.0, "blocking_calls": [], "allocations_per_step": 0.0, "frees_per_step": 0.0,
         "least_allocations": 0, "least_frees": 0, "maps_segments": False, "caches": None,
+        "frees_outside_per_step": None, "passes_per_step": None,
     } | given  # type: ignore[return-value]  # fmt: skip
 
 

@@ -53,6 +53,12 @@ class Job:
     """Bytes of gradients sent, of those there are."""
     overlap: bool = True
     """Buckets are sent beside the backward pass, else behind it."""
+    accumulate: int = 1
+    """Forward and backward passes of a step (ddp)…"""
+    no_sync: bool = False
+    """… of which only the last one reduces gradients."""
+    search_ns: int = 0
+    """What DDP's search for unused parameters takes before each backward pass."""
     prefetch: int = 1
     """Modules whose parameters are gathered ahead (fsdp)."""
     keep_parameters: bool = False
@@ -99,6 +105,8 @@ class Job:
     host_work_ranks: tuple[int, ...] | None = None
     allocations: int = 0
     allocation_ns: int = 150_000
+    empty_cache: int = 0
+    """Segments that torch.cuda.empty_cache() gives back at the end of each step, and that the next one asks for."""
     graphs: bool = False
     """Kernels between communication and blocking calls are launched as CUDA graphs."""
 

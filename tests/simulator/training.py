@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.instructions import Batch, Begin, End, Host, Reason, Step
+from simulator.instructions import Allocate, Batch, Begin, End, Host, Reason, Step
 from simulator.job import Job
 from simulator.machine import MAIN, Programs, execute
 from simulator.recorded import Run
@@ -78,6 +78,26 @@ def _data_parallel_step(script: Script) -> None:
     job = script.job
     with script.range("Optimizer.zero_grad#AdamW.zero_grad", "user_annotation"):
         script.add(Host(20_000))
+    for _ in range(job.empty_cache):
+        with script.range("aten::empty"):
+            script.add(Allocate("cudaMalloc", job.allocation_ns))
+    pending: list[str] = []
+    for micro in range(job.accumulate):
+        if micro:
+            script.turn(MAIN_THREAD)
+        pending = _forward_and_backward(script, sync=not job.no_sync or micro == job.accumulate - 1)
+    script.turn(MAIN_THREAD)
+    for event in pending:
+        script.wait_for(event)
+    optimizer(script)
+    if job.empty_cache:
+        script.flush()
+        script.add(*(Allocate("cudaFree", job.allocation_ns, drains=True) for _ in range(job.empty_cache)))
+
+
+def _forward_and_backward(script: Script, sync: bool) -> list[str]:
+    """Returns the events that the optimizer waits for."""
+    job = script.job
     if job.parallel == "ddp":
         script.add(Begin("DistributedDataParallel.forward", "user_annotation"))
     gathered: dict[int, str] = {}
@@ -94,14 +114,13 @@ def _data_parallel_step(script: Script) -> None:
         if layer < job.allocations:
             script.allocate()
     if job.parallel == "ddp":
+        if job.search_ns:
+            with script.range("torch.distributed.ddp.reducer::search_unused_parameters"):
+                script.add(Host(job.search_ns))
         script.flush()
         script.add(End())
     script.turn(AUTOGRAD_THREAD)
-    pending = _backward(script)
-    script.turn(MAIN_THREAD)
-    for event in pending:
-        script.wait_for(event)
-    optimizer(script)
+    return _backward(script, sync)
 
 
 def forward(script: Script, layer: int, part: int = 1, tag: str = "f") -> None:
@@ -135,7 +154,7 @@ def backward_gemm(script: Script, layer: int, n: int, part: int = 1, tag: str = 
         script.op(names, work, shapes={"Input Dims": dims, "Input type": [BF16] * 2})
 
 
-def _backward(script: Script) -> list[str]:
+def _backward(script: Script, sync: bool = True) -> list[str]:
     """Returns the events that the optimizer waits for."""
     job = script.job
     pending: list[str] = []
@@ -157,7 +176,7 @@ def _backward(script: Script) -> list[str]:
             backward_gemm(script, layer, n)
             last = layer == 0 and n == 0
             held.append(tensor)
-            full = (sum(held) >= job.bucket_bytes or last) and job.parallel in ("ddp", "tensor")
+            full = (sum(held) >= job.bucket_bytes or last) and job.parallel in ("ddp", "tensor") and sync
             _accumulate(script, tensor, sum(held) if full and job.overlap else 0, pending)
             if full:
                 late += [sum(held)] if not job.overlap else []

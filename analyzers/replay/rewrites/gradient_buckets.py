@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.frame.changes import BucketSize, Overlap
+from gpuscope.analyzers.frame.changes import AccumulatedGradients, BucketSize, Overlap
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, edges_into, nodes_by_call
@@ -35,6 +35,38 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     known = all(graph.calls[call].gradients for call in calls)
     when = "gradients as they became ready" if known else "gradients within a bucket assumed to become ready evenly"
     return Rewritten(changed, f"{found.basis(graph, calls)}; {when}", found.provenance(graph, calls))
+
+
+def accumulated(graph: Graph, change: AccumulatedGradients, setting: Setting) -> Rewritten:
+    """All-reduces of gradients but those of a step's last micro-batch take no time, and nobody waits for them.
+
+    Each micro-batch has as many buckets.
+    """
+    del setting
+    if change.micro_batches < 2:
+        raise UnreplayableError("gradients are reduced once in a step")
+    kept, gone = 0, np.zeros(len(graph), np.bool_)
+    of = graph.nodes["call"]
+    arrival = nodes_by_call(graph, Node.ARRIVAL)
+    wanted = [call for call in gradients(graph) if arrival[call] >= 0]
+    own: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for call in by_issue(graph, wanted):
+        own[graph.calls[call].rank, int(graph.nodes["step"][arrival[call]])].append(call)
+    for calls in own.values():
+        if len(calls) % change.micro_batches:
+            raise UnreplayableError(f"a step's gradient collectives are no {change.micro_batches} times as many")
+        last = len(calls) // change.micro_batches
+        kept += last
+        gone |= np.isin(of, calls[: len(calls) - last]) & (of >= 0)
+    gone &= graph.of(Node.ARRIVAL, Node.TRANSFER)
+    if not gone.any():
+        raise UnreplayableError(
+            "no step repeats its buckets: gradients are reduced once, or their sizes are not recorded"
+        )
+    joins = edges_into(graph, gone & graph.of(Node.TRANSFER), Edge.JOIN) & graph.of(Node.JOIN)[graph.edges["src"]]
+    held = gone[graph.edges["src"]] & (graph.edges["why"] == Edge.SYNC)
+    changed = graph.keep_edges(~(joins | held)).with_nodes(dur=np.where(gone, 0, graph.nodes["dur"]))
+    return Rewritten(changed, f"{int((gone & graph.of(Node.TRANSFER)).sum())} all-reduces left out, {kept} kept")
 
 
 def buckets(calls: Sequence[Call], size: int, first: int) -> list[Bucket]:

@@ -18,6 +18,7 @@ from gpuscope.analyzers.replay.rewrites import (
 
 REWRITES: dict[type, Rewrite] = {
     changes.BucketSize: gradient_buckets.bucket_size,
+    changes.AccumulatedGradients: gradient_buckets.accumulated,
     changes.Overlap: gradient_buckets.overlap,
     changes.Prefetch: sharded_parameters.prefetch,
     changes.KeepParameters: sharded_parameters.keep_parameters,

@@ -1,6 +1,7 @@
 """`.gsr` files: a part as a zip of numpy arrays, which `numpy.load` opens without running anything.
 
-The first array is JSON in UTF-8: the version, what was reduced, and the part with its arrays by number.
+The first member is JSON in UTF-8: the version and what was reduced. `tree` is JSON too: the part, and where each of its
+arrays lies in the members that hold all arrays of one type end to end.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from gpuscope.version import __version__
 
 SUFFIX = ".gsr"
 HEAD = "gpuscope_part"
+TREE = "tree"
+_AGAIN = "make it again with gpuscope reduce"
 FORMAT = 1
 MOST_EXPANSION = 200
 """Times that a file may grow when it is unpacked: repeated numbers compress far, hostile zeros farther."""
@@ -35,17 +39,36 @@ _DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZi
 def write_part(path: Path, part: Part, steps: tuple[int, int] | None) -> None:
     """Write a part, whole or not at all. Raises `InputError` where that can't be done."""
     arrays: list[Array] = []
+    tree = pack(_without_secrets(part), arrays)
+    columns, places = _joined(arrays)
     head = {
         "format": FORMAT, "gpuscope_version": __version__, "fingerprint": fingerprint(), "ranks": part.trace.ranks,
-        "steps": list(steps) if steps else None, "part": pack(_without_secrets(part), arrays),
+        "steps": list(steps) if steps else None,
     }  # fmt: skip
-    text = np.frombuffer(json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode(), np.uint8)
+    members = {HEAD: _text(head), TREE: _text({"part": tree, "arrays": places}), **columns}
 
     def fill(temporary: Path) -> None:
         with temporary.open("wb") as file:
-            np.savez_compressed(file, **{HEAD: text}, **{f"a{number}": array for number, array in enumerate(arrays)})  # type: ignore[arg-type]
+            np.savez_compressed(file, **members)  # type: ignore[arg-type]
 
     write(path, fill)
+
+
+def _text(values: Any) -> Array:
+    return np.frombuffer(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode(), np.uint8)
+
+
+def _joined(arrays: Sequence[Array]) -> tuple[dict[str, Array], list[list[Any]]]:
+    """All arrays of one type end to end, and where each is: a member of a zip costs more than most arrays hold."""
+    by_type: dict[str, list[Array]] = {}
+    places: list[list[Any]] = []
+    ends: dict[str, int] = {}
+    for array in arrays:
+        name = array.dtype.name
+        by_type.setdefault(name, []).append(array)
+        places.append([name, ends.get(name, 0), len(array)])
+        ends[name] = ends.get(name, 0) + len(array)
+    return {name: np.concatenate(found) for name, found in by_type.items()}, places
 
 
 def _without_secrets(part: Part) -> Part:
@@ -57,26 +80,46 @@ def _without_secrets(part: Part) -> Part:
     return replace(part, trace=part.trace.with_sources(sources))
 
 
-def read_head(path: Path) -> tuple[dict[str, Any], list[Array]]:
-    """The JSON and the arrays. Raises `InputError` for a file that is damaged, hostile, or of another version."""
-    try:
-        with zipfile.ZipFile(path) as packed:
-            grown = sum(member.file_size for member in packed.infolist())
-            if grown > max(MOST_EXPANSION * path.stat().st_size, _SMALL):
-                raise InputError(f"{path}: would grow to {grown:,} bytes", hint="no reduced file does; make it again")
-        with np.load(path, allow_pickle=False) as stored:
-            head = json.loads(stored[HEAD].tobytes().decode())
-            arrays = [stored[f"a{number}"] for number in range(len(stored.files) - 1)]
-    # A zip that was changed can ask for encryption or a method that nobody wrote it with.
-    except _DAMAGED as error:
-        raise InputError(f"{path}: is damaged: {error}", hint="make it again with gpuscope reduce") from None
+def read_head(path: Path) -> dict[str, Any]:
+    """What was reduced, without the part. Raises `InputError` for a damaged file, and one of another version."""
+    head = _members(path, (HEAD,))[HEAD]
     if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("fingerprint") != fingerprint():
         made = head.get("gpuscope_version") if isinstance(head, dict) else None
         raise InputError(
             f"{path}: was made by gpuscope {made}, and this is {__version__}",
             hint="reduce and analyse with one version",
         )
-    return head, arrays
+    return head
+
+
+def read_part(path: Path) -> Part:
+    """The part. Raises `InputError` for a file that is damaged or hostile."""
+    members = _members(path, None)
+    try:
+        tree = members[TREE]
+        arrays = [members[name][start : start + length] for name, start, length in tree["arrays"]]
+        part = unpack(tree["part"], arrays)
+    except (UnpackableError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is damaged: {error}", hint=_AGAIN) from None
+    if not isinstance(part, Part):
+        raise InputError(f"{path}: holds no part", hint=_AGAIN)
+    part.trace.check()
+    return part
+
+
+def _members(path: Path, names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Members by name, those of text parsed; all of them where none is named."""
+    try:
+        with zipfile.ZipFile(path) as packed:
+            grown = sum(member.file_size for member in packed.infolist())
+            if grown > max(MOST_EXPANSION * path.stat().st_size, _SMALL):
+                raise InputError(f"{path}: would grow to {grown:,} bytes", hint="no reduced file does; make it again")
+        with np.load(path, allow_pickle=False) as stored:
+            found = {name: stored[name] for name in names or stored.files}
+        return {name: json.loads(one.tobytes()) if name in (HEAD, TREE) else one for name, one in found.items()}
+    except (*_DAMAGED, RecursionError) as error:
+        # A zip that was changed can ask for encryption, or for a method that nobody wrote it with.
+        raise InputError(f"{path}: is damaged: {error}", hint=_AGAIN) from None
 
 
 class ReducedSource:
@@ -92,7 +135,7 @@ class ReducedSource:
     def peek_rank(self, path: Path, head: bytes) -> int | None:
         """The rank of a file of one; the others are read to know."""
         del head
-        ranks = read_head(path)[0].get("ranks")
+        ranks = read_head(path).get("ranks")
         return ranks[0] if isinstance(ranks, list) and len(ranks) == 1 and isinstance(ranks[0], int) else None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
@@ -102,16 +145,9 @@ class ReducedSource:
 
     def part(self, path: Path, options: Options) -> Part:
         """The part. Raises `InputError` for a damaged file, `UsageError` for ranks or steps that it can't select."""
-        head, arrays = read_head(path)
+        head, part = read_head(path), read_part(path)
         if options.read.advance:
             options.read.advance(path.stat().st_size)
-        try:
-            part = unpack(head["part"], arrays)
-        except (UnpackableError, KeyError, RecursionError) as error:
-            raise InputError(f"{path}: is damaged: {error}", hint="make it again with gpuscope reduce") from None
-        if not isinstance(part, Part):
-            raise InputError(f"{path}: holds no part", hint="make it again with gpuscope reduce")
-        part.trace.check()
         if options.ranks is not None and not set(part.trace.ranks) <= set(options.ranks):
             raise UsageError(
                 f"{path} holds ranks {part.trace.ranks}, which are one part",

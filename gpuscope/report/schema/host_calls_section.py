@@ -51,3 +51,8 @@ class HostCallsEntry(TypedDict):
     """Whether memory is mapped by the driver's virtual memory calls, as expandable segments are."""
     caches: bool | None
     """Whether the framework's allocator reported memory that it holds; None where the recording has no such events."""
+    frees_outside_per_step: float | None
+    """Frees in each judged step that no operator made, as torch.cuda.empty_cache() makes them; None where a step has
+    none, or operators were not recorded."""
+    passes_per_step: int | None
+    """Forward passes of DistributedDataParallel in a step, the median; None where there are none, or no steps."""

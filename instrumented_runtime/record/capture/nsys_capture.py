@@ -16,8 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gpuscope.errors import InputError
+from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
+
 ENV_INSIDE = "GPUSCOPE_INSIDE_NSYS"
-REPORT = "rep.%q{RANK}"
+ENV_RANK = "GPUSCOPE_RANK"
+REPORT = f"rep.%q{{{ENV_RANK}}}"
 
 
 def nsys_command(nsys: str, output: str, *, version: tuple[int, ...], has_cuda: bool, whole: bool = False) -> list[str]:
@@ -55,9 +59,11 @@ def has_cuda_device() -> bool:
 def enter_nsys() -> None:
     """Re-execute this process under nsys, if it is a rank that should run there and does not yet."""
     options = json.loads(os.environ.get("GPUSCOPE_RECORD", "{}"))
-    if options.get("profiler") != "nsys" or ENV_INSIDE in os.environ or "RANK" not in os.environ:
+    launched = launched_rank()
+    if options.get("profiler") != "nsys" or ENV_INSIDE in os.environ or launched is None:
         return
     os.environ[ENV_INSIDE] = "1"
+    os.environ[ENV_RANK] = str(launched.rank)
     folder = Path(os.environ["GPUSCOPE_RUN_FOLDER"])
     own = [sys.executable, *sys.orig_argv[1:]]
     command = command_under_nsys(own, folder, whole=bool(options.get("whole")))
@@ -102,6 +108,11 @@ class NsysRange:
         from gpuscope.instrumented_runtime.record.nvtx_domain import connect
 
         del folder
+        if "GPUSCOPE_RECORD" in os.environ and ENV_INSIDE not in os.environ:
+            raise InputError(
+                "nsys does not record this process: it started without a rank in its environment",
+                hint="start the ranks with torchrun, mpirun or srun, or record with --profiler torch",
+            )
         self._nvtx = connect()
         if self._first == 0:
             self._begin()

@@ -14,6 +14,7 @@ from gpuscope.errors import InputError
 from gpuscope.instrumented_runtime.record.capture.core_time import KEY, CoreTime
 from gpuscope.instrumented_runtime.record.capture.profiler_guard import guard
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
+from gpuscope.report.view.units import plural
 
 
 class TorchProfiler:
@@ -103,14 +104,16 @@ class TorchProfiler:
         if not self._written:
             self._folder.problem(
                 "no_active_steps",
-                f"the script ended after {self._steps} steps; recording starts with step {self.first_step}",
+                f"no trace: the script ended after {plural(self._steps, 'step')}, recording starts with step "
+                f"{self.first_step}; {_fitting(self._steps)}",
                 severity="data_loss",
             )
         elif self._schedule and self._steps <= self.last_step:
             whole, asked = self._steps - self.first_step, self.last_step - self.first_step + 1
+            more = "" if whole else f"; {_fitting(self._steps)}"
             self._folder.problem(
                 "fewer_steps",
-                f"recorded {whole} whole steps of {asked}: the script ended",
+                f"recorded {whole} whole steps of {asked}: the script ended{more}",
                 severity="info" if whole else "data_loss",
             )
 
@@ -156,6 +159,13 @@ class TorchProfiler:
             plain.unlink(missing_ok=True)
             plain.with_name(plain.name + ".tmp").unlink(missing_ok=True)  # Kineto's own
         self._folder.add_file(target, self.name)
+
+
+def _fitting(steps: int) -> str:
+    """What records a script of so few steps."""
+    if steps < 2:
+        return "record it from start to end with --whole"
+    return f"record it with --wait 0 --warmup 1 --active {steps - 1}"
 
 
 def check_complete(path: Path) -> None:

@@ -17,7 +17,7 @@ if _hidden is not None and _hidden.loader is not None:
 try:
     from gpuscope.instrumented_runtime.record.unchanged_script import install
 except ImportError as error:
-    if "RANK" in os.environ:
+    if {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS"} & set(os.environ):
         print(f"gpuscope: {sys.executable} can't record: {error}", file=sys.stderr)
 else:
     install()

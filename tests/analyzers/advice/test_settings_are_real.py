@@ -52,9 +52,13 @@ def test_ddp_takes_its_bucket_sizes() -> None:
         dist.destroy_process_group()
 
 
-def _hook(value: str) -> tuple[None, object]:
+def _hook(value: str) -> tuple[object, object]:
     import importlib
 
+    if "PowerSGDState" in value:
+        importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+        state, function = eval(value, {"torch": torch})
+        return state, function
     path = value.removeprefix("(None, ").removesuffix(")")
     module, _, name = path.rpartition(".")
     return None, getattr(importlib.import_module(module), name)

@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_read_is_left_out_on_demand(tmp_path: Path, capsys
     problem = next(problem for problem in told["problems"] if problem["code"] == "file_left_out")
     assert (problem["severity"], "rank1.json.gz" in problem["message"]) == ("data_loss", True)
     assert told["verdict"]["confidence"] < analyze(RUN).report["verdict"]["confidence"]
-    (tmp_path / "rank0.json.gz").write_bytes(b"{")
+    (tmp_path / "rank0.json.gz").write_bytes((RUN / "rank0.json.gz").read_bytes()[:5000])
     with pytest.raises(InputError, match="none of 2 files"):
         run(inputs([tmp_path]), Options(skip_unreadable=True))
 

@@ -11,6 +11,7 @@ from gpuscope.instrumented_runtime.train.settings.assemble import assemble
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig, from_dict, options
 from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees, parse_parallel, validate
 from gpuscope.instrumented_runtime.train.settings.presets import PRESETS
+from gpuscope.instrumented_runtime.train.settings.unused import refuse_unused
 
 
 def assembled(parallel: str = "single", world_size: int = 1, *settings: str, preset: str = "tiny") -> TrainConfig:
@@ -121,3 +122,26 @@ def test_a_configuration_survives_the_manifest() -> None:
 
 def test_every_option_has_a_line_of_help() -> None:
     assert all(text and len(text) < 110 for *_, text in options())
+
+
+@pytest.mark.parametrize(
+    ("parallel", "world", "setting", "needs"),
+    [
+        ("ddp", 2, "pipeline.micro_batches=8", "it needs --parallel pp"),
+        ("fsdp", 2, "ddp.bucket_cap_mb=1", "it needs --parallel ddp or zero1"),
+        ("single", 1, "ddp.bucket_cap_mb=1", "it needs more than one data-parallel rank"),
+        ("ddp", 2, "ddp.powersgd_rank=4", "it needs ddp.comm_hook=powersgd"),
+        ("ddp", 2, "checkpoint.keep=1", "it needs checkpoint.every"),
+    ],
+)
+def test_a_setting_that_would_be_ignored_is_refused(parallel: str, world: int, setting: str, needs: str) -> None:
+    config = assembled(parallel, world, setting)
+    with pytest.raises(UsageError, match="changes nothing in this run") as refused:
+        refuse_unused([setting], config, validate(config, world))
+    assert refused.value.hint == needs
+
+
+def test_a_setting_that_counts_is_not_refused() -> None:
+    settings = ["pipeline.micro_batches=8", "fsdp.prefetch=1", "train.steps=3"]
+    config = assembled("pp=2+fsdp", 4, *settings)
+    refuse_unused(settings, config, validate(config, 4))

@@ -6,11 +6,18 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import WireBytes
+from gpuscope.analyzers.frame.changes import Refused, WireBytes
 from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.report.view import units
 
 HALF = 0.5
 """16 bits for 32; the replay refuses where gradients are not of 32 bits."""
+RANK = 32
+THIN = 0.1
+"""Of the bytes: matrices shrink to a few hundredths at that rank, vectors and small tensors are sent whole."""
+STILL = 0.2
+"""Share of the time in exposed transfers from which halving them may not be enough."""
+POWER_SGD = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
 
 
@@ -29,6 +36,27 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         changes=(WireBytes(HALF),),
         alters_training=True,
     )
+    if setting["name"].startswith("DistributedDataParallel") and finding["share_frac"] >= STILL:
+        yield _power_sgd(case, finding)
+
+
+def _power_sgd(case: Case, finding: FindingEntry) -> Proposal:
+    """Gradients of matrices as two thin ones: what it saves in bytes is known, what it costs is not."""
+    outcome = case.predict((WireBytes(THIN),))
+    gain = "" if isinstance(outcome, Refused) else f": the step would take {units.duration(outcome.after)} at best"
+    return Proposal(
+        code="power_sgd",
+        action=f"If 16 bits are not enough, send gradients of matrices as two of rank {RANK} (PowerSGD)",
+        why=f"{cost(finding)}; of a matrix of n by m only {RANK} (n + m) numbers are sent",
+        setting=python("DistributedDataParallel.register_comm_hook",
+                       f"({POWER_SGD}.PowerSGDState(process_group=None, matrix_approximation_rank={RANK}, "
+                       f"start_powerSGD_iter=1000), {POWER_SGD}.powerSGD_hook)"),
+        risk="what is left out is added to the next step's gradient, and the loss may still differ: compare the curve",
+        verify="record again after start_powerSGD_iter steps: bytes of the gradient collectives; the loss curve",
+        outcome=Refused(f"about a tenth of the bytes is sent{gain}; what orthogonalising costs and how the loss fares "
+                        "only a run shows"),
+        alters_training=True,
+    )  # fmt: skip
 
 
 def names(cpu: bool) -> dict[str, Setting]:
@@ -47,6 +75,7 @@ def names(cpu: bool) -> dict[str, Setting]:
 RULE = Rule(
     "compression",
     (
+        Knob("power_sgd", ("bandwidth",), "DDP's `powerSGD_hook` with `matrix_approximation_rank`"),
         Knob(
             "wire_bytes",
             ("bandwidth",),

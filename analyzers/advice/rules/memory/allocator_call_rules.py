@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, env, spelled
+from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, env, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import NoAllocatorStalls
 from gpuscope.report.schema.document import FindingEntry
@@ -19,6 +19,9 @@ from gpuscope.report.schema.host_calls_section import HostCallsEntry
 PER_KERNEL = 0.1
 """Allocations and frees per kernel from which every tensor gets its own: each is written by a kernel or two, and a
 segment of a cache (2 MiB at least) serves many."""
+
+EMPTIED = 0.5
+"""Share of the frees that no operator makes from which a flush of the cache is what makes them."""
 
 State = Literal["off", "thrashing", "growing"]
 _CONVOLUTIONS = ("conv", "miopen", "cudnn")
@@ -44,6 +47,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield _once(case, finding, entry)
     elif found == "off":
         yield _caching(case, finding, entry)
+    elif (entry["frees_outside_per_step"] or 0) >= EMPTIED * entry["frees_per_step"] > 0:
+        yield _emptied(case, finding, entry)
     elif not case.rocm and not entry["maps_segments"]:
         yield _segments(case, finding, found)
 
@@ -77,6 +82,21 @@ def _caching(case: Case, finding: FindingEntry, entry: HostCallsEntry) -> Propos
         changes=(NoAllocatorStalls(),),
         floor=device_floor(case, "compute"),
     )
+
+
+def _emptied(case: Case, finding: FindingEntry, entry: HostCallsEntry) -> Proposal:
+    return Proposal(
+        code="no_empty_cache",
+        action="Take torch.cuda.empty_cache() out of the step",
+        why=f"{cost(finding)}; {entry['frees_outside_per_step']:.0f} frees per step are made outside any operator, as "
+        "empty_cache() makes them: it waits for the device and gives all cached segments back",
+        setting=python("torch.cuda.empty_cache()", "not in the loop of steps; if memory is short, PYTORCH_ALLOC_CONF="
+                       "expandable_segments:True instead" if not case.rocm else "not in the loop of steps"),
+        risk="another process on the same device gets no memory back between steps",
+        verify=f"record again: no {spelled(case, 'cudaFree')} within a step",
+        changes=(NoAllocatorStalls(),),
+        floor=device_floor(case, "compute"),
+    )  # fmt: skip
 
 
 def _segments(case: Case, finding: FindingEntry, found: State) -> Proposal:
@@ -122,6 +142,9 @@ RULE = Rule(
             ("allocator",),
             "`PYTORCH_NO_CUDA_MEMORY_CACHING` or `PYTORCH_NO_HIP_MEMORY_CACHING` unset, where every step allocates and "
             "frees for each tensor",
+        ),
+        Knob(
+            "no_empty_cache", ("allocator",), "`torch.cuda.empty_cache()` out of the step, where one flushes the cache"
         ),
         Knob(
             "expandable_segments",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuscope.analyzers.run.file_part import Options
 from gpuscope.analyzers.run.reduction.packing import TAG, UnpackableError, pack, unpack
-from gpuscope.analyzers.run.reduction.reduced_file import HEAD, read_head
+from gpuscope.analyzers.run.reduction.reduced_file import HEAD, TREE, read_head
 from gpuscope.analyzers.run.reduction.reducing import reduced
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.errors import GpuscopeError, InputError, UsageError
@@ -101,25 +101,28 @@ def test_damage_is_an_error_with_a_remedy(parts: list[Path], tmp_path: Path) -> 
         assert "rank0.gsr" in said_of(path)
 
 
-def rewritten(source: Path, path: Path, change) -> Path:  # type: ignore[no-untyped-def]
+def rewritten(source: Path, path: Path, member: str, change) -> Path:  # type: ignore[no-untyped-def]
     with np.load(source) as stored:
         arrays = {name: stored[name] for name in stored.files}
-    head = json.loads(arrays[HEAD].tobytes())
-    change(head)
-    arrays[HEAD] = np.frombuffer(json.dumps(head).encode(), np.uint8)
-    np.savez(path, **arrays)
-    return path.with_suffix(".gsr.npz")
+    values = json.loads(arrays[member].tobytes())
+    change(values)
+    arrays[member] = np.frombuffer(json.dumps(values).encode(), np.uint8)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+    return path
 
 
 def test_another_version_or_class_is_refused(parts: list[Path], tmp_path: Path) -> None:
-    other = rewritten(parts[0], tmp_path / "a.gsr", lambda head: head.update(fingerprint="0"))
+    other = rewritten(parts[0], tmp_path / "a.gsr", HEAD, lambda head: head.update(fingerprint="0"))
     with pytest.raises(InputError, match="reduce and analyse with one version"):
         analyze(other)
-    hostile = rewritten(
-        parts[0], tmp_path / "b.gsr", lambda head: head.update(part={TAG: "subprocess.Popen", "of": {}})
-    )
+    named = {TAG: "subprocess.Popen", "of": {}}
+    hostile = rewritten(parts[0], tmp_path / "b.gsr", TREE, lambda tree: tree.update(part=named))
     with pytest.raises(InputError, match="unknown kind"):
         analyze(hostile)
+    beyond = rewritten(parts[0], tmp_path / "c.gsr", TREE, lambda tree: tree.update(arrays=[["int64", 0, 3]]))
+    with pytest.raises(InputError, match="is damaged"):
+        analyze(beyond)
 
 
 def test_a_file_that_grows_without_bound_is_refused(tmp_path: Path) -> None:

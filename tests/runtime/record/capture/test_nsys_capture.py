@@ -20,7 +20,7 @@ FAKE = """#!/bin/sh
 if [ "$1" = --version ]; then echo "NVIDIA Nsight Systems version 2025.6.1.190-256136"; exit; fi
 words="$*"
 while [ "$1" != -o ]; do shift; done
-report=$(echo "$2" | sed "s/%q{RANK}/$RANK/")
+report=$(echo "$2" | sed "s/%q{GPUSCOPE_RANK}/$GPUSCOPE_RANK/")
 shift 2
 echo "$words" > "$report.nsys-rep"
 exec "$@"

@@ -1,0 +1,58 @@
+"""Exchanges that go through host memory, though the devices could reach each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuscope.analyzers.advice.framework_settings import config, cost, python
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.frame.changes import Predicted, Refused
+from gpuscope.report.schema.document import FindingEntry
+from gpuscope.report.view import units
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """Device buffers given to MPI, or to NCCL."""
+    if case.native or case.program is None:
+        setting = config("MPI_Send, MPI_Recv and their kin", "device pointers, with a CUDA-aware MPI (Open MPI over "
+                         "UCX, MVAPICH2-GDR, Cray MPICH with MPICH_GPU_SUPPORT_ENABLED=1), or NCCL")  # fmt: skip
+    elif case.program == "jax":
+        setting = python("jax.distributed.initialize", "collectives inside jit, over NCCL")
+    else:
+        setting = python("torch.distributed.init_process_group", 'backend="nccl"  # tensors stay on the device')
+    yield Proposal(
+        code="gpu_aware_exchange",
+        action="Exchange device buffers directly, without copies through host memory",
+        why=f"{cost(finding)}; {finding['message']}",
+        setting=setting,
+        risk="needs an MPI built for it, and GPUDirect (nvidia-peermem) between hosts; else it stages by itself",
+        verify="record again: no copies to and from the host around the messages",
+        outcome=_outcome(case, finding),
+    )
+
+
+def _outcome(case: Case, finding: FindingEntry) -> Predicted | Refused:
+    """The copies gone, the messages as long as they are."""
+    own = [rank for rank in case.report["ranks"] if rank["rank"] in finding["ranks"]]
+    before = max((rank["window_ns"] // max(rank["steps"], 1) for rank in own), default=0)
+    saved = finding["cost_ns_per_step"] or 0
+    if not 0 < saved < before:
+        return Refused("how long the copies take in a step is not known")
+    return Predicted(
+        before, before - saved, max(before - 2 * saved, 0), before - saved // 2,
+        f"the copies around the messages ({units.duration(saved)}) gone, the messages as long as now; at worst half of "
+        "the copies' time stays, at best as much again goes with messages that need not wait (assumed)", "assumed",
+    )  # fmt: skip
+
+
+RULE = Rule(
+    "staging",
+    (
+        Knob(
+            "gpu_aware_exchange", ("host_staged_exchange",),
+            "device pointers given to a CUDA-aware MPI, or NCCL, where data goes through host memory",
+        ),
+    ),
+    propose,
+    ("pytorch", "jax", "native"),
+)  # fmt: skip

@@ -1,0 +1,49 @@
+"""`nn.DataParallel`: one process that drives all devices, scatters each batch, and copies the model in every step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.analyzers.frame.needs import Need
+from gpuscope.report.view import units
+from gpuscope.trace.schema import NA
+
+FORWARD = "DataParallel.forward"
+"""The range that torch.nn.DataParallel writes around its forward pass."""
+
+
+def run(facts: RunFacts) -> Result:
+    """A finding `single_process` where a rank drives several devices through `nn.DataParallel`."""
+    result = Result(ANALYZER.name)
+    devices: dict[int, list[LaneSummary]] = defaultdict(list)
+    for lane in facts.lanes:
+        if lane.device != NA:
+            devices[lane.rank].append(lane)
+    if facts.trace.names.find(FORWARD) < 0:
+        return result
+    for rank, lanes in devices.items():
+        if len(lanes) > 1:
+            _add(result, facts, rank, lanes)
+    return result
+
+
+def _add(result: Result, facts: RunFacts, rank: int, lanes: list[LaneSummary]) -> None:
+    judged = [facts.steady.breakdown(lane) for lane in lanes]
+    window = max(breakdown.window for breakdown in judged)
+    busiest = max(breakdown.compute for breakdown in judged)
+    lost = max(window - busiest, 0)
+    if not window:
+        return
+    result.findings.append({
+        "code": "single_process", "severity": "medium",
+        "message": f"nn.DataParallel drives {len(lanes)} devices from one process, which copies the model to all of "
+        f"them in every step: in {units.share(lost / window)} of the time or more none computes",
+        "ranks": [rank], "cost_ns_per_step": lost // max(facts.steady.count(lanes[0]), 1), "cost_ns": lost,
+        "share_frac": lost / window, "evidence": [],
+    })  # fmt: skip
+
+
+ANALYZER = RunAnalyzer("data_parallel", run, (Need("ranks", "record the ranks' activity"),))

@@ -1,0 +1,137 @@
+"""What DistributedDataParallel does that its options would spare: gradients reduced in every micro-batch, and a search
+for unused parameters in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpuscope.analyzers.frame.analyzer import EVIDENCE, FileAnalyzer, Result
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.needs import Need
+from gpuscope.analyzers.host_time.calls_per_step import DDP_FORWARD
+from gpuscope.analyzers.host_time.judged_windows import Judged, judged
+from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.report.view import units
+from gpuscope.trace.columns.table import Table, Times
+from gpuscope.trace.intervals import Spans, intersect, union
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
+"""The range around the search (torch/csrc/distributed/c10d/reducer.cpp)."""
+
+
+def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+    """The findings `synced_accumulation` and `unused_parameter_search`."""
+    result = Result(ANALYZER.name)
+    if trace.names.find(DDP_FORWARD) < 0:
+        return result
+    for view in lanes:
+        part = judged(view)
+        if part.steady:
+            result.findings += [*_accumulation(trace, view, part), *_search(trace, view, part)]
+    return result
+
+
+def _ranges(trace: Trace, rank: int, name: str) -> Times:
+    """Rows of host events of that name, in order of start."""
+    host = trace["host_events"]
+    rows = np.flatnonzero((host["rank"] == rank) & (host["name"] == trace.names.find(name)))
+    return np.asarray(rows[np.argsort(host["start"][rows], kind="stable")])
+
+
+def _accumulation(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
+    """Several forward passes per step, each followed by all-reduces of its own."""
+    host, table = trace["host_events"], trace["collectives"]
+    forward = _ranges(trace, view.lane.rank, DDP_FORWARD)
+    steps = trace["steps"]
+    own = np.flatnonzero(steps["rank"] == view.lane.rank)
+    begin = np.sort(steps["start"][own])
+    if not len(forward) or not len(begin):
+        return []
+    reduced = np.flatnonzero((table["rank"] == view.lane.rank) & (table["op"] == trace.names.find("all_reduce")))
+    issued = _issued(trace, reduced)
+    order = np.argsort(issued, kind="stable")
+    reduced, issued = reduced[order], issued[order]
+    starts = host["start"][forward]
+    behind = np.searchsorted(starts, issued, "right") - 1  # the forward pass each all-reduce comes after
+    step_of = np.searchsorted(begin, starts, "right") - 1
+    needless = np.zeros(len(reduced), np.bool_)
+    passes: list[int] = []
+    for which in np.unique(step_of[step_of >= 0]).tolist():
+        mine = np.flatnonzero(step_of == which)
+        counts = np.array([int((behind == place).sum()) for place in mine.tolist()])
+        passes.append(len(mine))
+        if len(mine) > 1 and counts.min() > 0 and counts.max() == counts.min():
+            needless |= np.isin(behind, mine[:-1])
+    count = int(np.median(passes)) if passes else 1
+    if count < 2 or not needless.any():
+        return []
+    rows = reduced[needless]
+    # What they do not expose themselves they push behind: the last micro-batch's wait for the link.
+    bounds, whole = union(part.start, part.end), int((part.end - part.start).sum())
+    exposed = intersect(intersect(view.parts.exposed_communication, _spans(table, reduced)), bounds).total
+    exposed = min(exposed, intersect(_spans(table, rows), bounds).total)
+    if exposed < MIN_SHARE * whole:
+        return []
+    message = (
+        f"Gradients are reduced in each of {count} micro-batches of a step, where the last one would do: "
+        f"{units.share(exposed / whole)} of the time is communication exposed for the others"
+    )
+    evidence: list[Evidence] = [
+        {"rank": view.lane.rank, "start_ns": int(table["start"][row]),
+         "dur_ns": int(table["end"][row] - table["start"][row]), "name": "all_reduce",
+         "note": "before the step's last micro-batch"}
+        for row in rows[:EVIDENCE].tolist()
+    ]  # fmt: skip
+    return [{
+        "code": "synced_accumulation", "severity": severity(exposed / whole), "message": message,
+        "ranks": [view.lane.rank], "cost_ns_per_step": exposed // len(part), "cost_ns": exposed,
+        "share_frac": exposed / whole, "evidence": evidence,
+    }]  # fmt: skip
+
+
+def _spans(table: Table, rows: Times) -> Spans:
+    return union(table["start"][rows], table["end"][rows])
+
+
+def _issued(trace: Trace, rows: Times) -> Times:
+    """When each collective was launched, else when it began."""
+    device, host, table = trace["device_events"], trace["host_events"], trace["collectives"]
+    event = table["event"][rows]
+    launch = np.where(event != NA, device["launch"][np.maximum(event, 0)] if len(device) else NA, NA)
+    return np.asarray(np.where(launch != NA, host["start"][np.maximum(launch, 0)], table["start"][rows]), np.int64)
+
+
+def _search(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
+    """The search, as far as the device idles beneath it."""
+    host = trace["host_events"]
+    rows = _ranges(trace, view.lane.rank, SEARCH)
+    rows = rows[part.place(host["start"][rows]) != NA]
+    if len(rows) < len(part):
+        return []
+    spans = union(host["start"][rows], host["end"][rows])
+    idle = intersect(intersect(view.parts.idle, spans), union(part.start, part.end)).total
+    whole = int((part.end - part.start).sum())
+    if idle < MIN_SHARE * whole:
+        return []
+    return [{
+        "code": "unused_parameter_search", "severity": severity(idle / whole),
+        "message": "DDP searches the graph for unused parameters in every step while the device idles: "
+        f"{units.share(idle / whole)} of the time",
+        "ranks": [view.lane.rank], "cost_ns_per_step": idle // len(part), "cost_ns": idle,
+        "share_frac": idle / whole,
+        "evidence": [
+            {"rank": view.lane.rank, "start_ns": int(host["start"][row]),
+             "dur_ns": int(host["end"][row] - host["start"][row]), "name": SEARCH, "note": ""}
+            for row in rows[:EVIDENCE].tolist()
+        ],
+    }]  # fmt: skip
+
+
+ANALYZER = FileAnalyzer(
+    "ddp_options", run, (Need("collectives", "record collectives: a job on one device has none", optional=True),)
+)
