@@ -29,6 +29,7 @@ def create_app(runs: Runs, token: str, local: bool = True) -> Dash:
         pages_folder="",
         add_log_handler=False,
     )
+    app.index_string = app.index_string.replace("<html>", '<html lang="en">')
     app.layout = shell.layout(runs)
     shell.register(app, runs)
     for page in pages():

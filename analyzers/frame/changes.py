@@ -105,6 +105,11 @@ class PinnedCopies:
 
 
 @dataclass(frozen=True)
+class CopyStream:
+    """Host-to-device copies on a stream of their own, so that they run beside kernels."""
+
+
+@dataclass(frozen=True)
 class RemovedSyncs:
     """Blocking calls within a step gone; `name` limits it to calls of that name (`aten::item`…), `sites` to these
     places of the program (`host_time/blocking_sites.py`)."""
@@ -187,6 +192,11 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class PaddedProducts:
+    """Matrix products padded to sizes that tensor cores handle well."""
+
+
+@dataclass(frozen=True)
 class FusedKernels:
     """Chains of memory-bound kernels made a few kernels (torch.compile)."""
 
@@ -224,6 +234,7 @@ Change = (
     | MeasuredTransfers
     | LoaderWorkers
     | PinnedCopies
+    | CopyStream
     | RemovedSyncs
     | CapturedGraphs
     | NoCollector
@@ -237,6 +248,7 @@ Change = (
     | SequenceParallel
     | MoreRanks
     | Precision
+    | PaddedProducts
     | FusedKernels
     | NoLayoutConversion
     | FusedAttention
