@@ -6,7 +6,9 @@ of a run, not with its events. Files are read in parallel where there are severa
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,10 +69,32 @@ def run(
     """Analyse inputs; `begun` is called with the name of each file as it is begun.
 
     `executor` reads the files; by default this process, or `options.workers` of them where the files are large.
-
-    `keep` is given each file's trace with all its events, which are otherwise let go; files are then read here,
-    one after the other.
+    `keep` is given each file's trace with all its events, which are otherwise let go; files are then read here, one
+    after the other.
     """
+    with _without_collector():
+        return _run(items, options, begun, keep, executor)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Python's cyclic garbage collector off: it would look through millions of small objects, none of them garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _run(
+    items: Sequence[Input],
+    options: Options,
+    begun: Callable[[str], None],
+    keep: Callable[[Trace], None] | None,
+    executor: Executor | None,
+) -> Analysis:
     items = numbered(items, options.read)
     options = replace(options, files=len(items))
     without: list[LeftOut] = []
