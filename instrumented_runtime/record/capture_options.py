@@ -56,8 +56,8 @@ class RecordOptions:
         choices=("off", "oom", "on"),
     )  # fmt: skip
     nvml_interval_ms: int = _option(
-        200, "How often to ask NVML for power, clocks and utilisation; 0: never.", flag="nvml-interval", unit="MS",
-        least=0,
+        0, "How often to ask NVML for power, clocks and utilisation, for your own use; 0: never.",
+        flag="nvml-interval", unit="MS", least=0,
     )  # fmt: skip
     nccl_log: bool = _option(True, "Have NCCL write its INFO log into the run folder; `gpuscope record` alone can.")
     gc: bool = _option(True, "Record Python's garbage collections as ranges.")
