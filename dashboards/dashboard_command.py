@@ -54,13 +54,14 @@ def command(
 
 def _open(paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, store: Path) -> Runs:
     from gpuscope.analyzers.run.runner import Options
+    from gpuscope.commands.options import cache_wanted
     from gpuscope.dashboards.data.open_runs import Runs, open_run
     from gpuscope.progress import reading
     from gpuscope.sources.source import ReadOptions
 
     size = sum(_size(Path(path)) for path in paths)
     with reading(size, "reading", files=len(paths)) as progress:
-        read = ReadOptions(partial=partial, nsys=nsys, advance=progress, status=progress.say)
+        read = ReadOptions(partial, nsys, progress, cache=cache_wanted(), status=progress.say)
         options = Options(ranks, None, 1, read)
         runs = [open_run(str(number), path, options, progress.file) for number, path in enumerate(paths, 1)]
         return Runs(runs, store)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
 os.environ["GPUSCOPE_NO_STORE"] = "1"  # no test writes into the user's own run store
+os.environ["GPUSCOPE_NO_CACHE"] = "1"  # nor into their cache, unless it is what is tested
 
 
 # A machine shared with other work is slow at times; no test judges time.

@@ -10,6 +10,7 @@ from helpers.import_graph import ROOT
 TESTS = ROOT / "tests"
 HOMES = {
     "analyzers": "analyzers",
+    "cache": "gpuscope/cache",
     "dashboards": "dashboards",
     "report": "gpuscope/report",
     "runtime": "instrumented_runtime",

@@ -114,8 +114,6 @@ def _sort_out(found: _Found, finding: FindingEntry, proposals: Sequence[Proposal
     close = [proposal for proposal, step in known if step <= best * (1 + TIE_FRAC)]
     others = sorted((one for one in known if one[0] not in close), key=lambda one: one[1])
     ordered = [*close, *(proposal for proposal, _ in others)]
-    if ordered[0].changes:
-        found.candidates.append(Candidate(ordered[0], finding))
     perhaps: list[tuple[Proposal, Predicted]] = []
     step_of = {id(proposal): step for proposal, step in known}
     for proposal in ordered:
@@ -126,13 +124,15 @@ def _sort_out(found: _Found, finding: FindingEntry, proposals: Sequence[Proposal
             continue
         if not proposal.gains_time or is_gain(outcome):
             found.kept.append((proposal, finding, outcome))
+            found.candidates += [Candidate(proposal, finding)] if proposal.changes else []
             return
         if outcome.after > outcome.before * (1 - MIN_GAIN_FRAC):
             break
         perhaps += [(proposal, outcome)] if may_gain(outcome) else []
-    if perhaps:
+    if perhaps:  # no part of a plan, which would be as uncertain
         found.kept.append((perhaps[0][0], finding, perhaps[0][1]))
     else:
+        found.candidates += [Candidate(ordered[0], finding)] if ordered[0].changes else []
         found.without_gain.append((ordered[0], finding, step_of[id(ordered[0])]))
 
 

@@ -110,6 +110,7 @@ def _analyse(
     advice: bool,
 ) -> tuple[Analysis, list[Path]]:
     from gpuscope.analyzers.run.runner import Options, run
+    from gpuscope.commands.options import cache_wanted
     from gpuscope.progress import reading
     from gpuscope.sources.opening import inputs as find_inputs
     from gpuscope.sources.opening import total_size
@@ -117,7 +118,7 @@ def _analyse(
 
     items = find_inputs(paths, ranks)
     with reading(total_size(items), "reading", files=len(items)) as progress:
-        read = ReadOptions(partial=partial, nsys=nsys, advance=progress, status=progress.say)
+        read = ReadOptions(partial, nsys, progress, cache=cache_wanted(), status=progress.say)
         analysis = run(items, Options(ranks, steps, os.cpu_count() or 1, read, advice), begun=progress.file)
     return analysis, [item.path for item in items]
 

@@ -87,6 +87,7 @@ def _checked(side: Side, reading: Reading) -> Side:
 
 def _analysed(named: str, reading: Reading) -> Analysis:
     from gpuscope.analyzers.run.runner import Options, run
+    from gpuscope.commands.options import cache_wanted
     from gpuscope.sources.opening import inputs, total_size
     from gpuscope.sources.source import ReadOptions
 
@@ -94,7 +95,7 @@ def _analysed(named: str, reading: Reading) -> Analysis:
     size, files = total_size(items), len(items)
     bar = progress_bar(size, "reading", files=files) if reading.progress else nullcontext(Progress(size, "", files))
     with bar as progress:
-        read = ReadOptions(partial=reading.partial, nsys=reading.nsys, advance=progress, status=progress.say)
+        read = ReadOptions(reading.partial, reading.nsys, progress, cache=cache_wanted(), status=progress.say)
         return run(items, Options(reading.ranks, reading.steps, reading.workers, read), begun=progress.file)
 
 

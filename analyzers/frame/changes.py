@@ -105,6 +105,11 @@ class PinnedCopies:
 
 
 @dataclass(frozen=True)
+class CopyStream:
+    """Host-to-device copies on a stream of their own, so that they run beside kernels."""
+
+
+@dataclass(frozen=True)
 class RemovedSyncs:
     """Blocking calls within a step gone; `name` limits it to calls of that name (`aten::item`…), `sites` to these
     places of the program (`host_time/blocking_sites.py`)."""
@@ -224,6 +229,7 @@ Change = (
     | MeasuredTransfers
     | LoaderWorkers
     | PinnedCopies
+    | CopyStream
     | RemovedSyncs
     | CapturedGraphs
     | NoCollector

@@ -19,6 +19,7 @@ from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slow
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
+from gpuscope.analyzers.replay.prediction_bounds import bounds
 from gpuscope.analyzers.replay.ranks_joined import joined
 from gpuscope.analyzers.replay.record.recording import Recorded, variation
 from gpuscope.analyzers.replay.rewrite import Setting
@@ -116,16 +117,19 @@ class Replayer:
             return Refused(_CIRCLE)
         unchanged = self._step(self._graph, self._unchanged)
         times = [outcome.step_ns / unchanged * self._before for outcome in outcomes]
-        # The baseline replay error may remain after a change; other steps differ as the recorded ones do.
-        margin = (self.error_frac or 0.0) + self._variation
         after = times[0]
-        # What no source of error covers is in proportion to what the change moves.
-        margin = margin * after + self._model_error * abs(self._before - after)
+        low, high = bounds(
+            after,
+            times,
+            # The baseline replay error may remain after a change; other steps differ as the recorded ones do; what no
+            # source of error covers is in proportion to what the change moves.
+            (self._error * after, self._variation * after, self._model_error * abs(self._before - after)),
+        )
         return Predicted(
             before=round(self._before),
             after=round(after),
-            low=max(0, round(min(times) - margin)),
-            high=round(max(times) + margin),
+            low=low,
+            high=high,
             basis=f"{self._basis()}; {outcomes[0].basis}",
             provenance=outcomes[0].provenance,
         )
@@ -165,11 +169,11 @@ class Replayer:
         pipeline = self._trusted_pipeline
         before = self._before or pipeline.step_ns
         times = [before - ns for ns in pipeline.savings(change)]
-        margin = (max(pipeline.error_frac, pipeline.mean_error_frac) + self._variation) * times[1]
+        error = max(pipeline.error_frac, pipeline.mean_error_frac)
+        low, high = bounds(times[1], times, (error * times[1], self._variation * times[1]))
         return Predicted(
-            round(before), max(0, round(times[1])), max(0, round(min(times) - margin)), round(max(times) + margin),
-            pipeline.basis(change), pipeline.provenance(change),
-        )  # fmt: skip
+            round(before), max(0, round(times[1])), low, high, pipeline.basis(change), pipeline.provenance(change)
+        )
 
     def pipeline_places(self, flush: Flush, change: PipelineChange) -> dict[Key, tuple[int, int]]:
         """Start and end of each computation of a flush with a change, as `predict` replays it, in ns after the pipeline
@@ -257,6 +261,10 @@ class Replayer:
         inferred = self._graph.inferred if self._graph is not None else 0
         waits = f", {units.plural(inferred, 'wait')} between streams inferred" if inferred else ""
         return f"{steps} replayed, baseline replay error {self.error_frac:.1%}{waits}{others}"
+
+    @property
+    def _error(self) -> float:
+        return self.error_frac or 0.0
 
     @property
     def _model_error(self) -> float:

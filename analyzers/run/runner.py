@@ -7,9 +7,7 @@ of a run, not with its events. Files are read in parallel where there are severa
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from pathlib import Path
 
 from gpuscope.analyzers.device_time.thinned import why_thinned
@@ -24,9 +22,10 @@ from gpuscope.analyzers.replay.record.recording import Recorded, record
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.reporting import build
+from gpuscope.cache import second_look
 from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, numbered, read_file, total_size
 from gpuscope.sources.restarts import left_out
-from gpuscope.sources.run_manifest import ended, mesh, run_folders
+from gpuscope.sources.run_manifest import ended, mesh, run_folders, world_size
 from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
@@ -63,6 +62,10 @@ class Part:
     """Graphs of its lanes, for the replay."""
 
 
+def let_go(_: Trace) -> None:
+    """What becomes of a file's trace with all its events once it is analysed."""
+
+
 def analyze(
     *paths: PathLike,
     ranks: Collection[int] | None = None,
@@ -71,6 +74,7 @@ def analyze(
     nsys: str | None = None,
     workers: int = 1,
     advice: bool = True,
+    cache: bool = False,
 ) -> Analysis:
     """Analyse files, folders or globs as one run: `gpuscope.analyze`.
 
@@ -78,12 +82,14 @@ def analyze(
     window), `partial` reads what there is of a file that is cut off, `nsys` is the program that exports reports of
     Nsight Systems. `workers` processes read large runs; a script that asks for several needs the usual
     `if __name__ == "__main__"`. `advice` says whether changes are tried; without, the report holds no suggestions.
+    `cache` looks for large files in the user's cache directory, and keeps there what is found in them.
 
     Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables` are DataFrames;
     times are int ns. Raises `InputError` for what is missing or can't be read, `UsageError` where files claim one rank
     or are of different jobs, or no such step is recorded. An analysis that fails is in `Analysis.failed`.
     """
-    return run(inputs(paths, ranks), Options(ranks, steps, workers, ReadOptions(partial=partial, nsys=nsys), advice))
+    read = ReadOptions(partial=partial, nsys=nsys, cache=cache)
+    return run(inputs(paths, ranks), Options(ranks, steps, workers, read, advice))
 
 
 def run(
@@ -180,7 +186,7 @@ def _in_turn(
     items: Sequence[Input],
     options: Options,
     begun: Callable[[str], None],
-    keep: Callable[[Trace], None] = lambda _: None,
+    keep: Callable[[Trace], None] = let_go,
 ) -> list[Part]:
     parts: list[Part] = []
     for item in items:
@@ -190,6 +196,9 @@ def _in_turn(
 
 
 def _side_by_side(items: Sequence[Input], options: Options, begun: Callable[[str], None]) -> list[Part]:
+    from concurrent.futures import ProcessPoolExecutor  # most runs are read in this process
+    from multiprocessing import get_context
+
     # The progress bar lives in this process: there it advances file by file.
     quiet = replace(options, read=replace(options.read, advance=None, status=None))
     parts: list[Part] = []
@@ -213,13 +222,25 @@ DERIVED_OPERATIONS = FileAnalyzer(
 """Operations of jobs that no timer of operations recorded, found from their ranges."""
 
 
-def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = lambda _: None) -> Part:
+def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = let_go) -> Part:
     """Read one file, analyse its lanes, and let its events go, unless `keep` holds on to them."""
+    ranks = None if options.ranks is None else sorted(options.ranks)
+    asked = (item.first_rank, "part", ranks, options.steps, options.files, world_size(item.path))
+    key = second_look.key_of(item.path, item.source, options.read, *asked)
+    part = second_look.kept(key, Part)
+    if part is not None and keep is let_go:
+        if options.read.advance:
+            options.read.advance(total_size([item]))
+        return part
     trace = read_file(item, options.read)
     if options.ranks is not None:
         trace = trace.select_ranks(options.ranks)
     keep(trace)
-    return reduce_trace(trace, options)
+    if part is None:
+        part = reduce_trace(trace, options)
+        if not any(result.status == "failed" for result in part.results):
+            second_look.keep(key, part)
+    return part
 
 
 def reduce_trace(trace: Trace, options: Options) -> Part:

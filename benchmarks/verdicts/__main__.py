@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from simulator.catalogue import CASES
 from simulator.counterfactuals import COUNTERFACTUALS, varied
 
+from benchmarks.verdicts.calibration import calibration_table
 from benchmarks.verdicts.labelled import judge, verdict_summary, verdict_table
 from benchmarks.verdicts.predicted import predict, prediction_summary, prediction_table
 
@@ -40,6 +41,7 @@ def main(only: str | None, pattern: str, keep: Path | None, seed: tuple[int, ...
             chosen = [varied(one, number) for number in seed for one in chosen] if seed else chosen
             predicted = [predict(one, folder) for one in chosen]
             console.print(prediction_table(predicted), prediction_summary(predicted))
+            console.print("Truths held by ranges that are to hold so many:", calibration_table(predicted))
 
 
 if __name__ == "__main__":

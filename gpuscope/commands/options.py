@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from gpuscope.cache.cache_folder import ENV_OFF
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -73,11 +75,32 @@ class Percent(click.ParamType[float]):
         return number
 
 
+_NO_CACHE = "gpuscope.no_cache"
+
+
+def _without_cache(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.meta[_NO_CACHE] = value
+
+
+def cache_wanted() -> bool:
+    """Whether the command that runs may look for what was read before, and keep what it reads."""
+    context = click.get_current_context(silent=True)
+    return context is not None and not context.meta.get(_NO_CACHE, True)
+
+
 def reading(command: Command) -> Command:
     """The options of everything that opens traces."""
     for decorate in (
         click.option(
             "--nsys", metavar="PROGRAM", envvar="GPUSCOPE_NSYS", help="nsys executable for exporting reports."
+        ),
+        click.option(
+            "--no-cache",
+            is_flag=True,
+            expose_value=False,
+            callback=_without_cache,
+            envvar=ENV_OFF,
+            help="Neither use nor keep what was read of large files.",
         ),
         click.option("--partial", is_flag=True, help="Analyse what is left of a truncated file."),
         click.option("--ranks", type=RankSet(), metavar="SET", help="Only these ranks, e.g. 0-7,64."),

@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "kineto_scan.h"
 #include "longest_path.h"
+#include "sqlite_columns.h"
 
 /* ---- helpers ---- */
 
@@ -490,6 +491,50 @@ out:
     return result;
 }
 
+/* ---- sqlite_columns(functions, uri, query, out, width, offset, rows) ---- */
+
+/* `out` is an array of shape (width, n) in one piece; the rows go to its columns from `offset` on, at most `rows`. */
+static PyObject *py_sqlite_columns(PyObject *self, PyObject *args)
+{
+    PyObject *functions, *into;
+    const char *uri, *query;
+    Py_ssize_t width, offset, rows;
+    Py_buffer view;
+    void *pointers[GS_SQLITE_FUNCTIONS];
+    gs_sqlite sqlite;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O!ssOnnn:sqlite_columns", &PyTuple_Type, &functions, &uri, &query, &into, &width, &offset,
+                          &rows))
+        return NULL;
+    if (PyTuple_Size(functions) != GS_SQLITE_FUNCTIONS) {
+        PyErr_SetString(PyExc_ValueError, "expected the addresses of nine functions");
+        return NULL;
+    }
+    for (int index = 0; index < GS_SQLITE_FUNCTIONS; index++) {
+        pointers[index] = PyLong_AsVoidPtr(PyTuple_GetItem(functions, index));
+        if (!pointers[index]) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "a function has no address");
+            return NULL;
+        }
+    }
+    memcpy(&sqlite, pointers, sizeof sqlite);
+    if (!get(into, &view, 8, 1))
+        return NULL;
+    Py_ssize_t count = width > 0 ? view.len / 8 / width : 0;
+    int64_t found = -1;
+    if (width < 1 || view.len != count * 8 * width || offset < 0 || rows < 0 || rows > count - offset) {
+        PyErr_SetString(PyExc_ValueError, "the rows lie outside the array");
+    } else {
+        int64_t *first = (int64_t *)view.buf + offset;
+        Py_BEGIN_ALLOW_THREADS
+        found = gs_sqlite_columns(&sqlite, uri, query, first, (size_t)count, (size_t)rows, (size_t)width);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&view);
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(found);
+}
+
 /* ---- longest_path(src, dst, lag, dur, start, end) ---- */
 
 static int below(const int64_t *places, size_t count, size_t limit)
@@ -541,6 +586,7 @@ static PyMethodDef methods[] = {
     {"shape_texts", py_shape_texts, METH_VARARGS, "shape_texts(text, arguments) -> spans of dims, types and concrete inputs, or None"},
     {"innermost", py_innermost, METH_VARARGS, "innermost(start, end, thread, candidates, threads, at_thread, at) -> rows"},
     {"in_order", py_in_order, METH_VARARGS, "in_order(stream, issue, waits, lasts, recorded_end, free, low, least) -> (start, end)"},
+    {"sqlite_columns", py_sqlite_columns, METH_VARARGS, "sqlite_columns(functions, uri, query, out, width, offset, rows) -> rows"},
     {"parents", py_parents, METH_VARARGS, "parents(start, end, thread, candidates, threads) -> rows"},
     {"longest_path", py_longest_path, METH_VARARGS,
      "longest_path(src, dst, lag, dur, start, end): sets start and end, int64; how many nodes no circle holds back"},

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpuscope.cache import second_look
 from gpuscope.errors import InputError, UsageError
 from gpuscope.sources import nodes, run_manifest
 from gpuscope.sources.records import files_of, is_timeline, records_below, records_beside
@@ -154,6 +155,17 @@ def numbered(items: Sequence[Input], options: ReadOptions) -> list[Input]:
 
 def read_file(item: Input, options: ReadOptions) -> Trace:
     """Read one input. Raises `InputError` where it can't be used, unless it only lay beside the traces."""
+    key = second_look.key_of(item.path, item.source, options, item.first_rank)
+    if (kept := second_look.kept(key, Trace)) is not None:
+        if options.advance:
+            options.advance(item.path.stat().st_size)
+        return _with_manifest(kept, item.path)
+    trace = _read(item, options)
+    second_look.keep(key, trace)
+    return _with_manifest(trace, item.path)
+
+
+def _read(item: Input, options: ReadOptions) -> Trace:
     builder = TraceBuilder()
     try:
         item.source.read(item.path, builder, replace(options, first_rank=item.first_rank))
@@ -162,7 +174,7 @@ def read_file(item: Input, options: ReadOptions) -> Trace:
             raise
         builder = TraceBuilder()
         builder.problem("data_loss", "record_unreadable", 1, f"not read: {error.message}")
-    return _with_manifest(builder.finish(), item.path)
+    return builder.finish()
 
 
 def _with_manifest(trace: Trace, path: Path) -> Trace:
@@ -187,16 +199,18 @@ def open_trace(
     ranks: Collection[int] | None = None,
     partial: bool = False,
     nsys: str | None = None,
+    cache: bool = False,
 ) -> Trace:
     """Open files, folders or globs as one Trace of all their ranks: `gpuscope.open_trace`.
 
     `ranks` leaves other ranks out, `partial` takes what is there of a file that is cut off, `nsys` is the program that
-    exports reports of Nsight Systems. Times in the Trace's tables are int ns of one clock per rank.
+    exports reports of Nsight Systems, `cache` looks for large files in the user's cache directory and keeps them
+    there. Times in the Trace's tables are int ns of one clock per rank.
 
     Raises `InputError` for what is missing or can't be read, `UsageError` where two files claim one rank or belong to
     different jobs.
     """
-    return open_inputs(inputs(paths, ranks), ranks, ReadOptions(partial=partial, nsys=nsys))
+    return open_inputs(inputs(paths, ranks), ranks, ReadOptions(partial=partial, nsys=nsys, cache=cache))
 
 
 def open_inputs(

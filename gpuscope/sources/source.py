@@ -29,6 +29,8 @@ class ReadOptions:
     """Called with the number of bytes read, for a progress bar."""
     first_rank: int | None = None
     """The rank of the file's first process where the file records no ranks; None where it is the only such file."""
+    cache: bool = False
+    """Look for what was read of a large file before, and keep what is read (`gpuscope.cache`)."""
     status: Callable[[str], None] | None = None
     """Called with what is going on where bytes show nothing (an export under way)."""
 
@@ -57,6 +59,8 @@ class Files:
     """Suffixes under which one recording may lie in several forms, the preferred one first: one of them is read."""
     one_per_rank: bool = True
     """Whether two files of one rank contradict each other."""
+    keepable: bool = False
+    """Whether what is read depends on the file and on gpuscope's code alone: then it may be kept (`gpuscope.cache`)."""
     alone: str = ""
     """Of records: what they are good for where there is no timeline, and what to add."""
 

@@ -10,13 +10,15 @@ from functools import cached_property
 from typing import Any
 from zlib import crc32
 
-from simulator.catalogue import COMPUTE, MS, NARROW, READ_LOSS, SMALL, TINY
+from simulator.catalogue import COMPUTE, MS, NARROW, READ_LOSS, SMALL, TALKATIVE, TINY
 from simulator.job import MIB, Job
 from simulator.judged import Case
 
 FULL = Job(layers=6, gemms=6, smalls=9, gemm_ns=80_000, small_ns=15_000, steps=8)
 """About 220 operations of 15 to 80 us a step: the queue is full from the fifth step on."""
 SHARDED = replace(COMPUTE, parallel="fsdp")
+ANEW = 1_000_003
+"""Between the seeds of a run and of the one after it."""
 Changes = tuple[tuple[str, dict[str, Any]], ...]
 
 
@@ -41,7 +43,10 @@ class Counterfactual:
 
 
 def varied(one: Counterfactual, seed: int) -> Counterfactual:
-    """The same change of a job with other kernel, host and link times, each within a third of what it was."""
+    """The same change of a job with other kernel, host and link times, each within a third of what it was.
+
+    The changed job is another run: its kernels and its host vary by chance anew.
+    """
     job = one.job
     factors = {
         name: 1 + (crc32(f"{seed}.{one.name}.{name}".encode()) / 2**32 - 0.5) * 2 / 3
@@ -52,7 +57,12 @@ def varied(one: Counterfactual, seed: int) -> Counterfactual:
         return {name: type(old)(old * factors[name]) if name in factors else old for name, old in values.items()}
 
     own = scaled({name: getattr(job, name) for name in factors})
-    return replace(one, name=f"{one.name}_{seed}", job=replace(job, seed=seed, **own), changed=scaled(one.changed))
+    return replace(
+        one,
+        name=f"{one.name}_{seed}",
+        job=replace(job, seed=seed, **own),
+        changed={"seed": seed + ANEW, **scaled(one.changed)},
+    )
 
 
 def _one(change: str, **arguments: Any) -> Changes:
@@ -146,6 +156,10 @@ def _host() -> list[Counterfactual]:
                        replace(SMALL, items=1, copy="pageable", copy_bytes=6 * MIB), quiet),
         Counterfactual("tiny_copies_pinned", "copies", _one("PinnedCopies"),
                        replace(NARROW, copy="pageable", copy_bytes=8, copies=12), quiet),
+        Counterfactual("copies_beside_a_host_that_waits", "copies", _one("CopyStream"),
+                       replace(SMALL, items=1, copy_bytes=20 * MIB), quiet),
+        Counterfactual("small_messages_joined_behind", "buckets", _one("BucketSize", size=25 * MIB),
+                       replace(TALKATIVE, alpha_ns=60_000), {"bucket_bytes": 25 * MIB}),
         Counterfactual("slow_device_replaced", "ranks", _one("ReplacedRank", rank=1),
                        replace(COMPUTE, device_slow={1: 1.5}), {"device_slow": {}}),
         Counterfactual("one_of_four_replaced", "ranks", _one("ReplacedRank", rank=2),

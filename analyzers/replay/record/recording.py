@@ -27,6 +27,11 @@ _TOO_LARGE = (
 )
 
 
+_STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+"""Student's t for a two-sided 90 % interval with 1, 2… degrees of freedom (NIST/SEMATECH e-Handbook of Statistical
+Methods, 1.3.6.7.2); a replay holds at most ten steps."""
+
+
 @dataclass(frozen=True)
 class Recorded:
     """One lane's graph with the measured times of its steps, or why it can't be replayed."""
@@ -87,8 +92,8 @@ def _core_waits(trace: Trace, rank: int, numbers: Sequence[int]) -> tuple[int, .
 
 
 def variation(entry: Recorded, counted: Mask) -> float | None:
-    """Twice the standard error of the difference of two means of as many steps, relative: how far another run's mean
-    step may lie from this one's by chance. `counted`: which of the steps these means are over.
+    """How far another run's mean step may lie from this one's by chance, relative, nine times in ten: Student's t times
+    the standard error of the difference of two means of as many steps. `counted`: which steps these means are over.
 
     None where there are fewer than two comparable steps.
     """
@@ -96,4 +101,7 @@ def variation(entry: Recorded, counted: Mask) -> float | None:
         return None
     whole = counted & (np.arange(len(counted)) < len(counted) - entry.closed)
     times = np.array(entry.steps_ns, np.float64)[whole]
-    return float(2 * times.std(ddof=1) * np.sqrt(2 / len(times)) / times.mean()) if len(times) > 1 else None
+    if len(times) < 2:
+        return None
+    quantile = _STUDENT[min(len(times) - 1, len(_STUDENT)) - 1]
+    return float(quantile * times.std(ddof=1) * np.sqrt(2 / len(times)) / times.mean())

@@ -86,7 +86,8 @@ def buckets(calls: Sequence[Call], size: int, first: int) -> list[Bucket]:
 
 def _pieces(old: int, call: Call, size: int) -> list[Piece]:
     if call.gradients:
-        return [Piece(old, gradient.bytes, early=gradient.early) for gradient in call.gradients]
+        # What is sent behind the backward pass stays there: when it is sent is another change.
+        return [Piece(old, part.bytes, early=part.early if call.backward else 0) for part in call.gradients]
     nbytes = call.bytes or 0
     parts = max(1, nbytes // size)
     return [

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 
 from gpuscope.analyzers.frame.changes import (
     CapturedGraphs,
+    CopyStream,
     NoAllocatorStalls,
     NoCollector,
     NoHostWork,
@@ -130,6 +135,42 @@ def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewri
     dur, rate = _pinned(graph, copies, np.where(blocked, calls, dur), setting)
     found = found.with_nodes(dur=dur).add([], bypass)
     return Rewritten(found, f"{int(copies.sum())} copies beside compute, {rate}, not staged by the host")
+
+
+def copy_stream(graph: Graph, change: CopyStream, setting: Setting) -> Rewritten:
+    """Copies to the device wait for the one before them and no longer for the kernels before them; what follows them on
+    their stream still waits for them. Those that block the host still do.
+
+    A step that began with a copy begins with what follows it: copies may now run steps ahead.
+    """
+    del change
+    _device_waits(graph, setting, "copies to it")
+    nodes, why = graph.nodes, graph.edges["why"]
+    crossing = np.array([label.startswith("HtoD") for label in graph.labels] + [False], np.bool_)
+    copies = graph.of(Node.DEVICE) & crossing[nodes["label"]]
+    ordered = (why == Edge.STREAM) & copies[graph.edges["dst"]] & ~copies[graph.edges["src"]]
+    if not ordered.any():
+        raise UnreplayableError("the replayed steps hold no copy to the device on a stream that computes")
+    between: list[tuple[int, int, int, int]] = []
+    for rank in graph.ranks:
+        own = np.flatnonzero(copies & (nodes["rank"] == rank))
+        own = own[np.argsort(nodes["start"][own], kind="stable")]
+        between += [(src, dst, 0, Edge.STREAM) for src, dst in pairwise(own.tolist())]
+    found = graph.keep_edges(~ordered).add([], [*_around(graph, copies), *between])
+    ends = (graph.edges[name][why == Edge.STREAM].tolist() for name in ("src", "dst"))
+    after = dict(zip(*ends, strict=True))
+    found = replace(found, marks={rank: _past(own, copies, after) for rank, own in graph.marks.items()})
+    return Rewritten(found, f"{int(copies.sum())} copies on a stream of their own, one after the other")
+
+
+def _past(marks: Times, copies: Mask, after: Mapping[int, int]) -> Times:
+    """The marks, those on copies moved to what follows these on their stream."""
+    moved = marks.tolist()
+    for place, node in enumerate(moved):
+        while copies[node] and node in after:
+            node = after[node]
+        moved[place] = node
+    return np.array(moved, np.int64)
 
 
 def _lasted(graph: Graph) -> Times:

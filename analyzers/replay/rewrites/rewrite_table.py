@@ -30,6 +30,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.MoreRanks: transfer_cost.more_ranks,
     changes.LoaderWorkers: loader_workers.loader_workers,
     changes.PinnedCopies: host_work.pinned_copies,
+    changes.CopyStream: host_work.copy_stream,
     changes.RemovedSyncs: host_work.removed_syncs,
     changes.CapturedGraphs: host_work.captured_graphs,
     changes.NoCollector: host_work.no_collector,

@@ -16,10 +16,12 @@ GRADIENT_OPS = ("all_reduce", "reduce_scatter")
 
 
 def gradients(graph: Graph) -> list[int]:
-    """Calls that carry gradients: reductions issued in the backward pass, in the group most of them use."""
+    """Calls that carry gradients, in the group most of them use: reductions issued in the backward pass, or whose
+    contents are known to be gradients."""
     calls = [
-        place for place, call in enumerate(graph.calls) if call.op in GRADIENT_OPS and call.backward and call.bytes
-    ]
+        place for place, call in enumerate(graph.calls)
+        if call.op in GRADIENT_OPS and (call.backward or call.gradients) and call.bytes
+    ]  # fmt: skip
     if not calls:
         raise UnreplayableError(
             "gradient communication can't be identified: record operators or ranges of the backward pass, "

@@ -39,7 +39,7 @@ class KinetoSource:
     """Reads what `torch.profiler` exports as Chrome trace, plain or gzipped."""
 
     name = "kineto"
-    files = Files(Role.TIMELINE, (".json", ".json.gz"), unmistakable=(".json.gz",))
+    files = Files(Role.TIMELINE, (".json", ".json.gz"), unmistakable=(".json.gz",), keepable=True)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         start = head.lstrip()

@@ -32,7 +32,7 @@ class NsysReportSource:
     """Reads reports through `nsys export`."""
 
     name = "nsys report"
-    files = Files(Role.TIMELINE, _SUFFIXES, unmistakable=_SUFFIXES, forms=FORMS)
+    files = Files(Role.TIMELINE, _SUFFIXES, unmistakable=_SUFFIXES, forms=FORMS, keepable=True)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         # An empty or damaged report is one by its name; what begins like another format is that, whatever its name.

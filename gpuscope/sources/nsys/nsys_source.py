@@ -48,7 +48,7 @@ class NsysSource:
     """Reads what `nsys export` writes."""
 
     name = "nsys"
-    files = Files(Role.TIMELINE, (".sqlite", "_pqtdir", "_arwdir"), forms=FORMS)
+    files = Files(Role.TIMELINE, (".sqlite", "_pqtdir", "_arwdir"), forms=FORMS, keepable=True)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         if path.is_dir():

@@ -32,7 +32,9 @@ def distinct(values: Array) -> tuple[Times, Times]:
     if span > _TABLE:
         found, inverse = np.unique(values, return_inverse=True)
         return np.asarray(found, np.int64), np.asarray(inverse, np.int64)
-    place = values.astype(np.int64) - low
+    if span == 1:
+        return np.array([low], np.int64), np.zeros(len(values), np.int64)
+    place = np.subtract(values, low, dtype=np.int64)
     present = np.zeros(span, np.bool_)
     present[place] = True
     return np.flatnonzero(present) + low, (np.cumsum(present) - 1)[place]

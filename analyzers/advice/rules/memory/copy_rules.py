@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python, spelled
+from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, in_dialect, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import PinnedCopies, Refused
+from gpuscope.analyzers.frame.changes import CopyStream, PinnedCopies, Refused
 from gpuscope.report.schema.document import FindingEntry
 
 
@@ -14,7 +14,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """Pinned memory for copies; for migrations the page moved before it is used."""
     if finding["code"] == "copy":
         if case.host_calls and not _blocks(case):
-            return  # they are from pinned memory already
+            if case.program != "native":  # from pinned memory already
+                yield _own_stream(case, finding)
+            return
         if case.program == "pytorch" or case.program is None:
             yield _pinned(case, finding)
         else:
@@ -65,6 +67,23 @@ def _pinned_by_hand(case: Case, finding: FindingEntry) -> Proposal:
     )  # fmt: skip
 
 
+def _own_stream(case: Case, finding: FindingEntry) -> Proposal:
+    jax = case.program == "jax"
+    return Proposal(
+        code="copy_stream",
+        action="Copy the next batch on a stream of its own while this one computes",
+        why=f"{cost(finding)}; a copy on the stream of the kernels runs between them, not beside them",
+        setting=python("jax.device_put", "of the next batch, before the step that computes with this one")
+        if jax
+        else python("torch.cuda.Stream", "with torch.cuda.stream(copies): batch.to(device, non_blocking=True); then "
+                    "torch.cuda.current_stream().wait_stream(copies) before its use"),
+        risk="the next batch takes device memory too; batch.record_stream() keeps its memory until it is used",
+        verify="record again: copies beside kernels; the cause `copy` falls",
+        changes=(CopyStream(),),
+        floor=device_floor(case, "compute"),
+    )  # fmt: skip
+
+
 def _prefetched(finding: FindingEntry) -> Proposal:
     return Proposal(
         code="prefetch",
@@ -83,6 +102,7 @@ RULE = Rule(
     "copies",
     (
         Knob("pinned_copies", ("copy",), "`pin_memory=True` with `non_blocking=True`; in C++ `cudaMallocHost`"),
+        Knob("copy_stream", ("copy",), "`torch.cuda.Stream` for copies from pinned memory, `jax.device_put` ahead"),
         Knob("prefetch", ("paging",), "`cudaMemPrefetchAsync` behind the host's last access"),
     ),
     propose,

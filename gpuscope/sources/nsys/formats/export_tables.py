@@ -16,6 +16,7 @@ from urllib.parse import quote
 import numpy as np
 
 from gpuscope.errors import InputError
+from gpuscope.sources.nsys.formats.bulk_columns import bulk
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA
 
@@ -23,6 +24,8 @@ SQLITE_MAGIC = b"SQLite format 3\0"
 _NSYS_TABLES = ("StringIds", "NVTX_EVENTS", "OSRT_API", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT")
 # A damaged schema makes SQLite quote bytes that are no text in its message.
 _DAMAGE = (sqlite3.Error, UnicodeDecodeError)
+_BULK_FROM = 1_000
+"""Rows from which the native core is asked."""
 _CHUNK = 1 << 16
 """Rows per step: Python objects of so few rows stay in the processor's cache."""
 
@@ -79,8 +82,9 @@ class SqliteTables:
         self._columns: dict[str, frozenset[str]] = {}
         # In WAL mode even a reader makes files beside the database, unless opened as immutable.
         mode = "mode=ro&immutable=1" if _is_quiet_wal(path) else "mode=ro"
+        self._uri = f"file:{quote(str(path.absolute()))}?{mode}"
         try:
-            self._connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{mode}", uri=True, timeout=0.5)
+            self._connection = sqlite3.connect(self._uri, uri=True, timeout=0.5)
         except _DAMAGE as error:
             raise self._unreadable(error) from error
         self._names = [str(name) for (name,) in self._rows("SELECT name FROM sqlite_master WHERE type='table'")]
@@ -98,13 +102,10 @@ class SqliteTables:
         there = [name for name in columns if name in self.columns(table)]
         if not there:
             return {name: np.empty(0, np.int64) for name in columns}
-        plain = [f"coalesce({_quoted(name)},{NA})" for name in there]
-        try:
-            found = self._matrix(table, plain)
-        except (ValueError, TypeError, OverflowError):
-            # Some value is no whole number: look at each one's type, at twice the cost.
-            strict = [f"CASE typeof({_quoted(n)}) WHEN 'integer' THEN {_quoted(n)} ELSE {NA} END" for n in there]
-            found = self._matrix(table, strict)
+        found = self._bulk(table, there)
+        if found is None:
+            whole = [f"CASE typeof({_quoted(n)}) WHEN 'integer' THEN {_quoted(n)} ELSE {NA} END" for n in there]
+            found = self._matrix(table, whole)
         missing = np.full(found.shape[1], NA, np.int64)
         return {name: found[there.index(name)] if name in there else missing for name in columns}
 
@@ -125,6 +126,18 @@ class SqliteTables:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _bulk(self, table: str, columns: list[str]) -> Array | None:
+        """Integer columns of a large table by the native core; None for others, and where it can't."""
+        try:
+            # One at a time each is a look at an end of the tree; together they would be a walk through the table.
+            ends = (f"(SELECT {end}(rowid) FROM {_quoted(table)})" for end in ("min", "max"))
+            bounds = next(iter(self._raw(f"SELECT {', '.join(ends)}")))
+        except _DAMAGE:
+            return None
+        if None in bounds or bounds[1] - bounds[0] < _BULK_FROM:
+            return None
+        return bulk(self._uri, _quoted(table), [_quoted(name) for name in columns], *bounds)
 
     def _matrix(self, table: str, expressions: list[str]) -> Array:
         """Rows of integers as an array of shape (columns, rows)."""

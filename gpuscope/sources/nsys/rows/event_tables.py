@@ -104,6 +104,8 @@ def read_events(tables: Tables, names: NamePool, status: Callable[[str], None]) 
 
 def take(rows: Rows, mask: Mask) -> Rows:
     """The rows of a mask, in every column."""
+    if bool(mask.all()):
+        return rows
     return {name: column[mask] for name, column in rows.items()}
 
 

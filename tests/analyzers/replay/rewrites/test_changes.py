@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.jobs import Host, Issue, Launch, Program, Step, Wait, job, steps
 
@@ -13,6 +14,7 @@ from gpuscope.analyzers.frame.changes import (
     BucketSize,
     CapturedGraphs,
     Change,
+    CopyStream,
     EvenStages,
     GroupModules,
     KeepParameters,
@@ -28,11 +30,13 @@ from gpuscope.analyzers.frame.changes import (
     RemovedSyncs,
     ReplacedRank,
     SequenceParallel,
+    SharedWork,
     WireBytes,
 )
-from gpuscope.analyzers.replay.graph import Gradient, Graph, UnreplayableError
+from gpuscope.analyzers.replay.graph import Gradient, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
+from gpuscope.trace.schema import Kind
 
 ALL_RANKS = Setting(backend="gloo", gpu="", complete=True, cores_known=True)
 ON_GPU = Setting(backend="nccl", gpu="NVIDIA A100", complete=True)
@@ -93,6 +97,40 @@ def test_loader_workers_load_beside_the_step() -> None:
     with pytest.raises(UnreplayableError, match="num_workers=0"):
         after(graph, LoaderWorkers(2), replace(ALL_RANKS, loader_processes=True))
     assert [after(graph, LoaderWorkers(4), bias=bias) for bias in (-1, 0, 1)] == [30 * ms, 30.1 * ms, 31 * ms]
+
+
+def test_a_copy_on_a_stream_of_its_own_runs_beside_kernels() -> None:
+    """Two steps launched at 1 and 2: copy 30, kernel 100, then the same: 261 in a row. With the second copy beside the
+    first kernel 231."""
+    batch = [Step(), Host(1), Launch(30, copy="HtoD pinned"), Launch(100)]
+    graph = job([*batch, *batch, Wait(stream=7), Step()])
+    assert sum(steps(graph)) == 261
+    changed = rewrite(graph, CopyStream(), ON_GPU).graph
+    assert sum(steps(changed)) == 231
+    with pytest.raises(UnreplayableError, match="no copy"):
+        after(job([Step(), Host(1), Launch(100), Wait(stream=7), Step()]), CopyStream(), ON_GPU)
+
+
+def test_more_data_of_one_rank_shared_by_all() -> None:
+    """Rank 1 computes 90 where its two peers compute 30: each of the three takes 20 of the 60 more."""
+    program = [[Step(), Host(1), Launch(ns), Issue("all_reduce", 8, 5), Wait(calls=(0,)), Wait(stream=7), Step()]
+               for ns in (30, 90, 30)]  # fmt: skip
+    graph = job(*program)
+    changed = rewrite(graph, SharedWork(1), ON_GPU).graph
+    kernels = changed.nodes["dur"][changed.nodes["work"] == Kind.COMPUTE]
+    assert kernels.tolist() == [50, 50, 50]
+
+
+def test_blocking_calls_are_removed_place_by_place() -> None:
+    """Two places wait for a kernel of 50 each; the host works 10 before each launch."""
+    wait = Wait(stream=7, label="cudaStreamSynchronize")
+    graph = job([Step(), Host(10), Launch(50), wait, Host(10), Launch(50), wait, Host(10), Step()])
+    places = np.flatnonzero(graph.of(Node.WAIT))
+    site = graph.nodes["site"].copy()
+    site[places] = range(len(graph.labels), len(graph.labels) + 2)
+    graph = replace(graph.with_nodes(site=site), labels=(*graph.labels, "first", "second"))
+    assert after(graph, RemovedSyncs(sites=("first",)), ON_GPU) == 120  # 10 + 50, 50, the host's 10
+    assert after(graph, RemovedSyncs(sites=("first", "second")), ON_GPU) == after(graph, RemovedSyncs(), ON_GPU)
 
 
 def test_a_rank_as_fast_as_its_peers() -> None:

@@ -1,0 +1,1 @@
+"""What was read and analysed, kept in the user's cache directory for a second look."""
