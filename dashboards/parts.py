@@ -11,12 +11,52 @@ import plotly.graph_objects as go
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
 
 
 def empty(what: str, how: str) -> Component:
     """A placeholder: what is missing, and how to record it."""
     return dmc.Alert(how, title=what, color="gray", variant="light", className="empty")
+
+
+def page(*children: Any) -> Component:
+    """A page of these panels; where several have nothing to show, they are one line at its end that opens."""
+    flat: list[Any] = [one for child in children for one in (child if isinstance(child, list | tuple) else [child])]
+    bare = [one for one in flat if getattr(one, "className", "") == "empty"]
+    if len(bare) < 2:
+        return html.Div(flat)
+    names = " · ".join(str(one.title) for one in bare)
+    listed = html.Ul([html.Li([html.B(f"{one.title}: "), one.children]) for one in bare], className="links")
+    merged = html.Details([html.Summary(names), listed], className="missing")
+    return html.Div([*(one for one in flat if one not in bare), merged])
+
+
+def step_time(report: Report) -> Component | None:
+    """«The step» in one line, with its definition on hover; None where there are no steps."""
+    found = report["step_time"]
+    if found is None:
+        return None
+    many = units.plural(found["steps"], "steady step")
+    text = f"step {units.duration(found['median_ns'])}"
+    spread = f"{units.duration(found['min_ns'])} to {units.duration(found['max_ns'])} over {many}"
+    meaning = "The median duration of the steady steps, of each the longest over the ranks."
+    return html.Abbr([html.B(text), f" ({spread})"], title=meaning, className="step-time")
+
+
+def lead(name: str) -> dict[str, str]:
+    """The id of a figure whose points lead to the address in their `customdata`."""
+    return {"type": "lead", "name": name}
+
+
+def told(name: str) -> dict[str, str]:
+    """The id of a figure whose points, clicked, are described in `telling(name)`: the text of their `customdata`."""
+    return {"type": "told", "name": name}
+
+
+def telling(name: str) -> dict[str, str]:
+    """The id of the text beside the figure `told(name)`."""
+    return {"type": "telling", "name": name}
 
 
 def attributes(**named: Any) -> dict[str, Any]:
@@ -26,7 +66,7 @@ def attributes(**named: Any) -> dict[str, Any]:
 
 def card(title: str, *children: Any, note: str = "", corner: Any = None) -> Component:
     """A titled panel; `note` says what the numbers mean, `corner` holds links and buttons."""
-    head = [dmc.Title(title, order=3, size="h4")]
+    head = [dmc.Title(title, order=2, size="h4")]
     if corner is not None:
         head.append(dmc.Group(corner if isinstance(corner, list) else [corner], gap="xs"))
     body: list[Any] = [dmc.Group(head, justify="space-between", mb=4)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 import dash_mantine_components as dmc
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import ids, parts
+from gpuscope.dashboards import ids, parts, theme
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.page import Page, Shown, pages
 from gpuscope.dashboards.parts import attributes
@@ -22,7 +22,7 @@ def layout(runs: Runs) -> Component:
     """The frame; pages are drawn into it."""
     return dmc.MantineProvider(
         id=ids.PROVIDER,
-        theme={"primaryColor": "blue", "defaultRadius": "sm", "autoContrast": True},
+        theme=theme.MANTINE,
         children=[
             # The page redraws itself for a new address, so the browser need not reload it.
             dcc.Location(id=ids.URL, refresh="callback-nav"),
@@ -30,17 +30,13 @@ def layout(runs: Runs) -> Component:
             dcc.Store(id=ids.DRAWN),
             dcc.Store(id=ids.THEME, storage_type="local"),
             html.A("Skip to the page", href=f"#{ids.CONTENT}", className="skip"),
-            dmc.AppShell(
+            html.Div(
                 [
-                    dmc.AppShellHeader(_header(runs)),
-                    dmc.AppShellNavbar(
-                        html.Nav([_nav_link(page) for page in pages()], **attributes(aria_label="Pages")), p="xs"
-                    ),
-                    dmc.AppShellMain(html.Main(html.Div(id=ids.CONTENT, tabIndex="-1"))),
+                    html.Header(_header(runs), className="frame-head"),
+                    html.Nav([_nav_link(page) for page in pages()], **attributes(aria_label="Pages")),
+                    html.Main(html.Div(id=ids.CONTENT, tabIndex="-1")),
                 ],
-                header={"height": 64},
-                navbar={"width": 190, "breakpoint": "sm"},
-                padding="md",
+                className="frame",
             ),
         ],
     )
@@ -50,37 +46,27 @@ def _nav_link(page: Page) -> Component:
     return dmc.NavLink(id=ids.nav(page.path), label=page.title, href=page.path)
 
 
-def _header(runs: Runs) -> Component:
-    return dmc.Group(
-        [
-            dmc.Title("gpuscope", order=1, size="h3"),
-            dmc.Group(
-                [
-                    dmc.Select(
-                        id=ids.FILTER_RUN,
-                        data=[{"value": run.key, "label": units.clean(run.label)} for run in runs.values()],
-                        value=runs.first.key,
-                        allowDeselect=False,
-                        w=230,
-                        size="xs",
-                        label="Run",
-                    ),
-                    dmc.TextInput(
-                        id=ids.FILTER_RANKS, label="Ranks", placeholder="all, or 0-3,7", debounce=True, w=130, size="xs"
-                    ),
-                    dmc.TextInput(
-                        id=ids.FILTER_STEPS, label="Steps", placeholder="all, or 3-8", debounce=True, w=130, size="xs"
-                    ),
-                    dmc.Button("Light / dark", id=ids.THEME_BUTTON, variant="default", size="xs", mt=20),
-                ],
-                gap="xs",
-            ),
-        ],
-        justify="space-between",
-        h="100%",
-        px="md",
-        wrap="nowrap",
-    )
+def _header(runs: Runs) -> list[Component]:
+    return [
+        dmc.Title("gpuscope", order=1, size="h3"),
+        html.Div(
+            [
+                dmc.Select(
+                    id=ids.FILTER_RUN,
+                    data=[{"value": run.key, "label": units.clean(run.label)} for run in runs.values()],
+                    value=runs.first.key, allowDeselect=False, w=230, size="xs", label="Run",
+                ),
+                dmc.TextInput(
+                    id=ids.FILTER_RANKS, label="Ranks", placeholder="all, or 0-3,7", debounce=True, w=130, size="xs"
+                ),
+                dmc.TextInput(
+                    id=ids.FILTER_STEPS, label="Steps", placeholder="all, or 3-8", debounce=True, w=130, size="xs"
+                ),
+                dmc.Button("Light / dark", id=ids.THEME_BUTTON, variant="default", size="xs"),
+            ],
+            className="filters",
+        ),
+    ]  # fmt: skip
 
 
 def register(app: Dash, runs: Runs) -> None:
@@ -97,10 +83,10 @@ def register(app: Dash, runs: Runs) -> None:
         prevent_initial_call=True,
     )
     def _draw(asked: object) -> tuple[Component, str, str, str, str, str]:
-        path, search, theme = _asked(asked)
+        path, search, scheme = _asked(asked)
         view = parse(search)
         run = runs.named(view.run)
-        shown = Shown(run, view, runs, theme == "dark")
+        shown = Shown(run, view, runs, scheme == "dark")
         ranks = units.ranks(view.ranks) if view.ranks is not None else ""
         steps = "-".join(map(str, view.steps)) if view.steps is not None else ""
         wrong = view.wrong
@@ -140,6 +126,19 @@ def register(app: Dash, runs: Runs) -> None:
         Input(ids.QUERY, "data"),
         Input(ids.URL, "pathname"),
         State({"type": "nav", "path": ALL}, "id"),
+    )
+    app.clientside_callback(
+        browser("lead"),
+        Output(ids.URL, "pathname"),
+        Output(ids.URL, "search", allow_duplicate=True),
+        Input({"type": "lead", "name": ALL}, "clickData"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        browser("tell"),
+        Output({"type": "telling", "name": MATCH}, "children"),
+        Input({"type": "told", "name": MATCH}, "clickData"),
+        prevent_initial_call=True,
     )
     app.clientside_callback(
         browser("turn"),

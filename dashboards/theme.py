@@ -26,6 +26,12 @@ SEVERITY_COLOURS = {"high": "red", "medium": "orange", "low": "gray"}
 SEQUENTIAL = "Cividis"
 """Matplotlib's colour-blind-safe scale (Nuñez et al. 2018)."""
 
+MANTINE: dict[str, Any] = {
+    "primaryColor": "blue", "primaryShade": {"light": 8, "dark": 8}, "defaultRadius": "sm", "autoContrast": True,
+    "fontFamily": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
+}  # fmt: skip
+"""The components' theme: shades dark enough that text on them, or in them, has a contrast of 4.5."""
+
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 

@@ -4,6 +4,11 @@ window.dash_clientside.gpuscope = (() => {
   const keep = () => window.dash_clientside.no_update;
   const params = () => new URLSearchParams(window.location.search);
   const text = (query) => (query.toString() ? "?" + query.toString() : "");
+  // Parameters of pages that follow them without being drawn anew.
+  const LIVE = {
+    "/timeline": () => window.gpuscopeTimeline.KEPT,
+    "/advice": () => ["bucket", "link", "micro", "workers", "without", "replaced"],
+  };
   let drawn = "";  // what the page was last drawn for
   const put = (query, key, value) => (value ? query.set(key, value) : query.delete(key));
 
@@ -37,15 +42,19 @@ window.dash_clientside.gpuscope = (() => {
       return text(query) === before ? keep() : text(query);
     },
     query: (search) => search || "",
-    links: (query, path, ids) => [ids.map((id) => id.path + (query || "")), ids.map((id) => id.path === path)],
+    links: (query, path, ids) => {
+      const page = [...document.querySelectorAll(".frame nav a")].find((link) => new URL(link.href).pathname === path);
+      document.title = page ? `${page.innerText} · gpuscope` : "gpuscope";
+      return [ids.map((id) => id.path + (query || "")), ids.map((id) => id.path === path)];
+    },
     turn: () => (document.documentElement.dataset.mantineColorScheme === "dark" ? "light" : "dark"),
     // What the server draws the page for. The timeline follows its own part of the address without being drawn anew.
     page(path, search, theme) {
-      const own = path === "/timeline" ? window.gpuscopeTimeline.KEPT : [];
+      const own = LIVE[path] ? LIVE[path]() : [];
       const query = new URLSearchParams(search || "");
       own.forEach((key) => query.delete(key));
       const dark = theme || (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-      const key = JSON.stringify([path, text(query), own.length ? "" : dark]);
+      const key = JSON.stringify([path, text(query), path === "/timeline" ? "" : dark]);
       if (key === drawn) return keep();
       drawn = key;
       return { path: path || "/", search: search || "", theme: dark };
@@ -75,8 +84,25 @@ window.dash_clientside.gpuscope = (() => {
       ["from", "to", "event", "mark"].forEach((key) => query.delete(key));
       return ["/timeline", text(query)];
     },
+    // A clicked block, in words: what its hover says, as text.
+    tell(click) {
+      const point = click && click.points.length && click.points[0];
+      if (!point) return keep();
+      const area = document.createElement("textarea"); // undoes the escapes of a hover, and runs nothing
+      area.innerHTML = String(point.customdata || "").replace(/<br>/g, "\n");
+      return area.value;
+    },
+    // A bar or point that names the address it leads to.
+    lead(clicks) {
+      const trigger = window.dash_clientside.callback_context.triggered[0];
+      const point = trigger && trigger.value && trigger.value.points[0];
+      const to = point && (Array.isArray(point.customdata) ? point.customdata[0] : point.customdata);
+      if (!to || !String(to).startsWith("/")) return [keep(), keep()];
+      const address = new URL(to, window.location.origin);
+      return [address.pathname, address.search];
+    },
     kernel(cell) {
-      if (!cell || cell.colId !== "name") return [keep(), keep()];
+      if (!cell || cell.colId !== "short") return [keep(), keep()];
       const query = params();
       query.set("find", cell.value);
       return ["/timeline", text(query)];

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuscope.analyzers.advice.rule import Predict
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.runner import Options, run
 from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.what_if import WhatIf
 from gpuscope.report.read_report import read_report
 from gpuscope.report.schema.document import Report
 from gpuscope.sources.opening import inputs
@@ -36,8 +36,8 @@ class OpenRun:
     """All events; None for a report alone."""
     events: Events | None = None
     """The events laid out for the timeline; None where there are none."""
-    predict: Predict | None = None
-    """Predict changes made together by replay; None for a report alone."""
+    what_if: WhatIf | None = None
+    """Predictions of changes by replay; None for a report alone."""
 
     @property
     def why_no_events(self) -> str:
@@ -92,5 +92,5 @@ def open_run(key: str, path: str, options: Options, begun: Callable[[str], None]
     analysis = run(inputs([path], options.ranks), options, begun, keep=traces.append)
     trace = merge(traces)
     has_events = len(trace["device_events"]) or len(trace["host_events"])
-    predict = analysis.replayer.predict if analysis.replayer is not None else None
-    return OpenRun(key, label, analysis.report, trace, Events(trace) if has_events else None, predict)
+    what_if = WhatIf(analysis.replayer.predict) if analysis.replayer is not None else None
+    return OpenRun(key, label, analysis.report, trace, Events(trace) if has_events else None, what_if)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuscope.analyzers.comparison.job_history import StoredRun, TrendPoint, trend
+from gpuscope.report.schema.document import Report
 from gpuscope.store.store import opened
 
 MOST = 50
@@ -24,6 +25,12 @@ def trend_of(store: Path, job: str) -> list[TrendPoint]:
         rows = [row for row in open_store.runs() if _name(row) == job][:MOST]
         rows.sort(key=lambda row: (row["recorded_at"], row["id"]))
         return trend([StoredRun(row["id"], row["recorded_at"], open_store.report(row["id"])) for row in rows])
+
+
+def report_of(store: Path, number: int) -> Report | None:
+    """The report of a stored run; None if there is none of that number."""
+    with opened(store) as open_store:
+        return open_store.report(number) if open_store.runs("id = ?", [number]) else None
 
 
 def _name(row: dict[str, object]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
+from gpuscope.analyzers.advice.rule import Predict
 from gpuscope.analyzers.frame.changes import (
     BucketSize,
     CapturedGraphs,
@@ -16,6 +18,7 @@ from gpuscope.analyzers.frame.changes import (
     NoCollector,
     NoHostWork,
     PinnedCopies,
+    Refused,
     RemovedSyncs,
     ReplacedRank,
     WireBytes,
@@ -57,6 +60,34 @@ SWITCHES: Mapping[str, tuple[str, Change]] = {
 """Chips by name in the address: label and change."""
 SWITCHED, RANK = "without", "replaced"
 """The address's names for the chips, and for the rank replaced."""
+
+
+class WhatIf:
+    """Predictions of changes by replay; what was once refused outright is remembered."""
+
+    def __init__(self, predict: Predict) -> None:
+        self.predict = predict
+        self._lock = Lock()
+        self._impossible: dict[str, str] | None = None
+
+    def impossible(self) -> Mapping[str, str]:
+        """The controls, by name in the address, all of whose changes the trace can't support, each with the reason."""
+        with self._lock:
+            if self._impossible is None:
+                changes = {slider.key: [_change(slider.key, stop) for stop in slider.stops] for slider in SLIDERS}
+                changes |= {key: [change] for key, (_, change) in SWITCHES.items()}
+                self._impossible = {key: why for key, own in changes.items() if (why := self._refused(own))}
+            return self._impossible
+
+    def _refused(self, changes: Sequence[Change]) -> str:
+        """Why none of them can be predicted; the first that can ends the search."""
+        why = ""
+        for change in changes:
+            outcome = self.predict([change])
+            if not isinstance(outcome, Refused):
+                return ""
+            why = why or outcome.why
+        return why
 
 
 def chosen(state: Mapping[str, str]) -> list[tuple[str, Change]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
@@ -22,12 +22,20 @@ class Piece:
     colour: str
     pattern: str
     values: list[int]
+    code: str = ""
+    """The cause whose findings show it, where it has one."""
 
 
 def pieces(ranks: Sequence[RankEntry]) -> list[Piece]:
     """The parts of each rank's window, idle by cause; they sum to it. Parts no rank has are left out."""
     found = [
-        Piece(part.label, part.colour, "", [entry["breakdown_ns"][part.key] for entry in ranks])
+        Piece(
+            part.label,
+            part.colour,
+            "",
+            [entry["breakdown_ns"][part.key] for entry in ranks],
+            _main_cause(part.key, ranks),
+        )
         for part in PARTS
         if part.key != "idle"
     ]
@@ -35,10 +43,20 @@ def pieces(ranks: Sequence[RankEntry]) -> list[Piece]:
     for cause in (cause for cause in CAUSES if cause.idle):
         values = [idle_of(entry, cause) for entry in ranks]
         rest = [left - value for left, value in zip(rest, values, strict=True)]
-        found.append(Piece(f"idle: {cause_label(cause.code)}", cause.look.colour, cause.look.fill, values))
+        found.append(Piece(f"idle: {cause_label(cause.code)}", cause.look.colour, cause.look.fill, values, cause.code))
     # A pipeline stage without work is idle by a cause of another class.
     found.append(Piece("idle: other classes' causes", palette.GREY, "-", [max(left, 0) for left in rest]))
     return [piece for piece in found if any(piece.values)]
+
+
+def _main_cause(part: str, ranks: Sequence[RankEntry]) -> str:
+    """The costliest cause of an exposed part, over these ranks."""
+    class_name = {"exposed_communication": "communication", "exposed_memory": "memory"}.get(part)
+    total: dict[str, int] = {}
+    for entry in ranks:
+        for code, ns in (dict(entry["stall_ns"])[class_name] if class_name else {}).items():  # type: ignore[attr-defined]
+            total[code] = total.get(code, 0) + ns
+    return max(total, key=lambda code: total[code]) if total else ""
 
 
 def idle_of(entry: RankEntry, cause: Cause) -> int:
@@ -48,8 +66,10 @@ def idle_of(entry: RankEntry, cause: Cause) -> int:
     return of_class[cause.class_name].get(cause.code, 0) if cause.class_name in of_class else stalls["unattributed"]
 
 
-def bars(ranks: Sequence[RankEntry], dark: bool) -> go.Figure:
-    """One horizontal bar per rank and device."""
+def bars(
+    ranks: Sequence[RankEntry], dark: bool, place: Callable[[RankEntry, str], str] = lambda _, __: ""
+) -> go.Figure:
+    """One horizontal bar per rank and device; `place` gives where a piece, by its cause's code, leads to."""
     labels = [f"rank {label}" for label in arrangement.rank_labels(list(ranks))]
     windows = [entry["window_ns"] for entry in ranks]
     fig = go.Figure()
@@ -64,6 +84,7 @@ def bars(ranks: Sequence[RankEntry], dark: bool) -> go.Figure:
             marker_color=piece.colour, marker_line_width=0,
             marker_pattern=theme.pattern(piece.pattern),
             hovertemplate="%{y}<br>" + piece.label + ": %{text}<extra></extra>",
+            customdata=[place(entry, piece.code) for entry in ranks],
         )  # fmt: skip
     fig.update_layout(template=theme.template(dark), barmode="stack", bargap=0.25, legend_traceorder="normal")
     if len(fig.data) > 4:

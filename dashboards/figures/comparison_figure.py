@@ -8,6 +8,8 @@ import plotly.graph_objects as go
 
 from gpuscope.analyzers.comparison.job_history import TrendPoint
 from gpuscope.dashboards import theme
+from gpuscope.dashboards.data.rows.looks import LOOKS
+from gpuscope.dashboards.data.typical_step import COLUMNS, Strip
 from gpuscope.report.schema.diff_document import Diff
 from gpuscope.report.view import palette, units
 from gpuscope.report.view.vocabulary import PARTS
@@ -43,8 +45,37 @@ def parts(diff: Diff, dark: bool) -> go.Figure:
     return fig
 
 
-def trend(points: Sequence[TrendPoint], dark: bool) -> go.Figure:
-    """Step time of each run with its 95 % interval; marks show the change from the previous run."""
+def aligned(strips: Sequence[tuple[str, Strip]], dark: bool) -> go.Figure:
+    """One row per run and kind of work, darker where busier; both from the start of a step, on one scale of time."""
+    longest = max(strip.duration for _, strip in strips)
+    size, unit = units.time_unit(longest)
+    kinds = [kind for kind in LOOKS.values() if any(kind[0] in strip.busy for _, strip in strips)]
+    fig = go.Figure()
+    for label, colour in kinds:
+        rgb = ",".join(str(int(colour[place : place + 2], 16)) for place in (1, 3, 5))
+        for word, strip in strips:
+            width = strip.duration / COLUMNS / size
+            share = strip.busy.get(label, [0.0])
+            filled = [(place, float(one)) for place, one in enumerate(share) if one > 0] or [(0, 0.0)]
+            fig.add_bar(
+                orientation="h", y=[f"{label}, {word}"] * len(filled), base=[place * width for place, _ in filled],
+                x=[width] * len(filled), showlegend=False, marker_line_width=0,
+                marker_color=[f"rgba({rgb},{one:.2f})" for _, one in filled],
+                text=[f"{one:.0%} busy" for _, one in filled], textposition="none",
+                hovertemplate=f"{label}, {word}, step {strip.step}<br>%{{base:.4g}} {unit}: %{{text}}<extra></extra>",
+            )  # fmt: skip
+    fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.15, margin_t=30)
+    fig.update_xaxes(title=f"time since the step began ({unit})", range=[0, longest / size])
+    fig.update_yaxes(autorange="reversed", type="category", showgrid=False)
+    return fig
+
+
+def trend(points: Sequence[TrendPoint], dark: bool, leads_to: Sequence[str] = ()) -> go.Figure:
+    """Step time of each run with its 95 % interval; marks show the change from the previous run.
+
+    `leads_to` gives the address that each point leads to.
+    """
+    to = dict(zip((point.number for point in points), leads_to, strict=False))
     timed = [point for point in points if point.step_ns is not None]
     size, unit = units.time_unit(max((point.step_ns or 0 for point in timed), default=1))
     places = list(range(len(timed)))
@@ -67,10 +98,14 @@ def trend(points: Sequence[TrendPoint], dark: bool) -> go.Figure:
                 "arrayminus": [_below(point) / size for _, point in own],
             },
             text=[_hover(point) for _, point in own], hovertemplate="%{text}<extra></extra>",
+            customdata=[to.get(point.number, "") for _, point in own],
         )  # fmt: skip
     fig.update_layout(template=theme.template(dark), hovermode="closest")
     fig.update_xaxes(
-        title="run of the store", tickvals=places, ticktext=[str(point.number) for point in timed], tickangle=0
+        title="run of the store (UTC)",
+        tickvals=places,
+        tickangle=0,
+        ticktext=[f"{point.number}<br>{point.recorded_at[5:16].replace('T', ' ')}" for point in timed],
     )
     fig.update_yaxes(title=f"step time ({unit})", rangemode="tozero")
     return fig

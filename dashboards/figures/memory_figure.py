@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
-from gpuscope.dashboards.data.segments import Segment
+from gpuscope.dashboards.data.memory.memory_stacks import BEFORE, MemoryOverTime
+from gpuscope.dashboards.data.memory.segments import Segment
 from gpuscope.dashboards.plain_text import plain
 from gpuscope.report.schema.memory_section import HeldEntry, MemoryEntry
 from gpuscope.report.view import palette, units
@@ -19,14 +20,16 @@ STATES = (("allocated", palette.BLUE, ""), ("awaiting free", palette.ORANGE, "/"
 GIB = 1 << 30
 
 
-def over_time(entry: MemoryEntry, dark: bool) -> go.Figure:
-    """Allocated and reserved at each sample of the timeline."""
+def over_time(entry: MemoryEntry, dark: bool, by_kind: MemoryOverTime | None = None) -> go.Figure:
+    """Allocated and reserved at each sample of the timeline; stacked below it, what is in use by kind."""
     samples = entry["timeline"]
     timed = all(one["time_ns"] is not None for one in samples)
     first = min((one["time_ns"] or 0 for one in samples), default=0)
     size, unit = units.time_unit(max(((one["time_ns"] or 0) - first for one in samples), default=1))
     x = [((one["time_ns"] or 0) - first) / size for one in samples] if timed else list(range(len(samples)))
     fig = go.Figure()
+    if by_kind is not None and by_kind.timed == timed:
+        _stacked(fig, by_kind, size)
     reserved = [one["reserved_bytes"] for one in samples]
     for name, values, colour, dash in (
         ("reserved", reserved, palette.GREY, "dot"),
@@ -43,6 +46,17 @@ def over_time(entry: MemoryEntry, dark: bool) -> go.Figure:
     fig.update_xaxes(title=f"time ({unit})" if timed else "events, in order")
     fig.update_yaxes(title="GiB", rangemode="tozero")
     return fig
+
+
+def _stacked(fig: go.Figure, by_kind: MemoryOverTime, size: int) -> None:
+    x = (by_kind.time / size if by_kind.timed else by_kind.time).tolist()
+    for place, (name, used) in enumerate(by_kind.used.items()):
+        colour = palette.GREY if name == BEFORE else theme.SERIES[place % len(theme.SERIES)]
+        fig.add_scatter(
+            x=x, y=(used / GIB).tolist(), name=name, mode="lines", stackgroup="kinds", fillcolor=colour,
+            line={"color": colour, "width": 0.5, "shape": "hv"}, text=[units.memory(int(value)) for value in used],
+            hovertemplate=name + ": %{text}<extra></extra>",
+        )  # fmt: skip
 
 
 def at_peak(held: Sequence[HeldEntry], dark: bool) -> go.Figure:

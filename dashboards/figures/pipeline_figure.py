@@ -22,8 +22,14 @@ MOST_NUMBERS = 400
 """Bars labelled with the micro-batch's number; beyond this it would be unreadable."""
 
 
-def schedule(computations: Sequence[PipelineComputation], span_ns: int, dark: bool) -> go.Figure:
-    """One row per stage; gaps within the pipeline's span are bubble. `span_ns` puts both figures on one scale."""
+def schedule(
+    computations: Sequence[PipelineComputation], span_ns: int, dark: bool, leads_to: Sequence[str] = ()
+) -> go.Figure:
+    """One row per stage; gaps within the pipeline's span are bubble. `span_ns` puts both figures on one scale.
+
+    `leads_to` gives the address that each computation leads to.
+    """
+    places = {id(one): place for one, place in zip(computations, leads_to, strict=False)}
     fig = go.Figure()
     first = min((one["start_ns"] for one in computations), default=0)
     size, unit = units.time_unit(span_ns)
@@ -38,8 +44,8 @@ def schedule(computations: Sequence[PipelineComputation], span_ns: int, dark: bo
             marker={"color": colour, "line": {"width": 0.5, "color": "white"},
                     "pattern": {"shape": pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"}},
             text=[str(one["micro_batch"]) if numbered else "" for one in own], textposition="inside",
-            insidetextanchor="middle", customdata=[_hover(one) for one in own],
-            hovertemplate="%{customdata}<extra></extra>",
+            insidetextanchor="middle", hovertext=[_hover(one) for one in own],
+            customdata=[places.get(id(one), "") for one in own], hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
     fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.15)
     fig.update_xaxes(title=f"time since the first computation ({unit})", range=[0, span_ns / size])

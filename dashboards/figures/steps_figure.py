@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
@@ -13,8 +13,8 @@ from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.vocabulary import BOUND
 
 
-def series(steps: Sequence[StepEntry], dark: bool) -> go.Figure:
-    """A line per rank: length of each numbered step."""
+def series(steps: Sequence[StepEntry], dark: bool, leads_to: Callable[[StepEntry], str] = lambda _: "") -> go.Figure:
+    """A line per rank: length of each numbered step; `leads_to` gives where a step leads to."""
     fig = go.Figure()
     lanes = sorted({(step["rank"], step["device"]) for step in steps}, key=lambda lane: (lane[0], lane[1] or 0))
     many = len({rank for rank, _ in lanes}) < len(lanes)
@@ -22,13 +22,13 @@ def series(steps: Sequence[StepEntry], dark: bool) -> go.Figure:
     size, unit = units.time_unit(longest)
     for place, (rank, device) in enumerate(lanes):
         own = [one for one in steps if (one["rank"], one["device"]) == (rank, device) and one["step"] is not None]
-        texts = [f"{units.duration(one['dur_ns'])}, {_bound(one)}" for one in own]
+        texts = [f"{units.duration(one['dur_ns'])}, {one['role']}, {_bound(one)}" for one in own]
         fig.add_scatter(
             x=[one["step"] for one in own], y=[one["dur_ns"] / size for one in own], text=texts,
             name=f"rank {rank}" + (f" gpu {device}" if many else ""), mode="lines+markers",
             marker={"size": 6, "symbol": place % 8},
             line={"width": 1.5, "color": theme.SERIES[place % len(theme.SERIES)]},
-            hovertemplate="step %{x}: %{text}",
+            hovertemplate="step %{x}: %{text}", customdata=[leads_to(one) for one in own],
         )  # fmt: skip
     fig.update_layout(template=theme.template(dark), showlegend=1 < len(lanes) <= 16, hovermode="closest")
     numbers = {step["step"] for step in steps if step["step"] is not None}

@@ -28,7 +28,7 @@ def matrix(rows: Sequence[TrafficEntry], dark: bool) -> go.Figure:
         y, x = at[row["rank"]], at[row["peer"]]
         values[y][x] = row["bytes"] if sized else row["dur_ns"]
         texts[y][x] = (
-            f"rank {row['rank']} to rank {row['peer']}: {units.size(row['bytes'])}, {row['count']} messages, "
+            f"rank {row['rank']} to rank {row['peer']}: {_bytes(row)}, {row['count']} messages, "
             f"{units.duration(row['dur_ns'])}"
         )
     names = [str(rank) for rank in ranks]
@@ -42,6 +42,10 @@ def matrix(rows: Sequence[TrafficEntry], dark: bool) -> go.Figure:
     fig.update_xaxes(title="receiving rank", type="category", showgrid=False)
     fig.update_yaxes(title="sending rank", type="category", autorange="reversed", showgrid=False)
     return fig
+
+
+def _bytes(row: TrafficEntry) -> str:
+    return "size not recorded" if row["bytes"] is None else units.memory(row["bytes"])
 
 
 def topology(rows: Sequence[TopologyEntry], dark: bool) -> go.Figure:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import html
+from dash import Dash, Input, Output, State, html
 from dash.development.base_component import Component
 
 from gpuscope.analyzers.frame.changes import Predicted, Refused
 from gpuscope.dashboards import ids, parts
+from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, Slider, chosen
 from gpuscope.dashboards.figures import gains_figure
 from gpuscope.dashboards.page import Page, Shown
+from gpuscope.dashboards.state import View, parse
 from gpuscope.report.schema.document import PlanEntry, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.view import units
-from gpuscope.report.view.prediction_sentences import plan, setting_words, step_change
+from gpuscope.report.view.prediction_sentences import nothing_gains, setting_words, step_change
 
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return html.Div([*_suggestions(shown), *_not_estimated(shown), *_whatif(shown)])
+    return parts.page(*_suggestions(shown), *_in_vain(shown), *_not_estimated(shown), *_whatif(shown))
 
 
 def _suggestions(shown: Shown) -> Iterator[Component]:
@@ -37,17 +39,28 @@ def _suggestions(shown: Shown) -> Iterator[Component]:
     fig = gains_figure.steps(found[0]["predicted"]["step_ns_before"], drawn, shown.dark)
     yield parts.card(
         "What to change",
+        html.Div(parts.step_time(report)),
+        _plan(report["advice"].get("plan")),
         parts.figure(fig, "advice", 120 + 40 * len(drawn)),
         *[_suggestion(one) for one in found],
-        *_together(report["advice"].get("plan")),
-        note="Each change alone: gains don't add up, since findings overlap.",
+        note="Bars: each change alone; gains don't add up, since findings overlap.",
         corner=parts.csv_link(shown.run.key, "suggestions"),
     )
 
 
-def _together(entry: PlanEntry | None) -> Iterator[Component]:
-    if entry is not None:
-        yield dmc.Text(f"Together: {plan(entry)}", fw=600)
+def _plan(plan: PlanEntry | None) -> Component | None:
+    """The combination that gains most, change by change."""
+    if plan is None:
+        return None
+    lines = [
+        html.Li([html.B(units.clean(one["action"])), f": step {units.duration(one['step_ns_after'])}, with all above"])
+        for one in plan["steps"]
+    ]  # fmt: skip
+    return html.Section([
+        html.H3("Together", className="drawer-title"),
+        dmc.Text(step_change(plan["predicted"]), fw=600), html.Ol(lines, className="links"),
+        dmc.Text(units.clean(plan["predicted"]["basis"]), size="sm", c="dimmed"),
+    ], className="pinned")  # fmt: skip
 
 
 def _suggestion(one: SuggestionEntry) -> Component:
@@ -80,41 +93,66 @@ def _reasons(one: UnpredictedEntry) -> list[tuple[str, Any]]:
     return [*shown, *([("verify", one["verify"])] if one.get("verify") else [])]
 
 
+def _in_vain(shown: Shown) -> Iterator[Component]:
+    found = shown.run.report["advice"].get("nothing_gains", [])
+    if found:
+        yield parts.card("Costly, and nothing tried gains", parts.sentences([nothing_gains(one) for one in found]))
+
+
 def _whatif(shown: Shown) -> Iterator[Component]:
-    predict = shown.run.predict
-    if predict is None:
+    what_if = shown.run.what_if
+    if what_if is None:
         yield parts.empty("What-if needs the trace", shown.run.why_no_events)
         return
+    impossible = what_if.impossible()
     yield parts.card(
         "What if",
-        *[_slider(slider, shown) for slider in SLIDERS],
-        _chips(shown),
+        *[_slider(slider, shown, impossible) for slider in SLIDERS],
+        _chips(shown, impossible),
         _rank(shown),
-        *_outcome(shown),
+        html.Div(list(_outcome(shown.run, shown.view, shown.dark)), id=ids.ADVICE_OUTCOME,
+                 **parts.attributes(aria_live="polite")),
+        _why_not(impossible),
         note="Replays the trace with the selected changes; the address keeps every switch.",
-    )
+    )  # fmt: skip
 
 
-def _slider(slider: Slider, shown: Shown) -> Component:
+def _why_not(impossible: Mapping[str, str]) -> Component | None:
+    """Why some controls are disabled."""
+    labels = {slider.key: slider.label for slider in SLIDERS} | {key: label for key, (label, _) in SWITCHES.items()}
+    lines = [html.Li([html.B(f"{labels[key]}: "), units.clean(why)]) for key, why in impossible.items()]
+    if not lines:
+        return None
+    return html.Details([
+        html.Summary(f"{units.plural(len(lines), 'change')} can't be predicted on this trace: why"),
+        html.Ul(lines, className="links"),
+    ], className="missing")  # fmt: skip
+
+
+def _slider(slider: Slider, shown: Shown, impossible: Mapping[str, str]) -> Component:
     value = shown.view.extra.get(slider.key, "0")
-    at = int(value) if value.isdecimal() and int(value) <= len(slider.stops) else 0
+    at = int(value) if value.isdecimal() and len(value) < 4 and int(value) <= len(slider.stops) else 0
     labels = ["as recorded", *(slider.describe(stop) for stop in slider.stops)]
     return html.Div(
         [
             dmc.Text(slider.label, size="sm"),
             dmc.Slider(
                 id=ids.extra(slider.key), value=at, min=0, max=len(slider.stops), step=1, label=None, mb=28, ml=36,
-                w=620,
+                maw=620, mr=36, disabled=slider.key in impossible,
                 marks=[{"value": place, "label": label} for place, label in enumerate(labels)],
                 thumbLabel=slider.label,
             ),
-        ]
+        ],
+        title=impossible.get(slider.key, ""),
     )  # fmt: skip
 
 
-def _chips(shown: Shown) -> Component:
+def _chips(shown: Shown, impossible: Mapping[str, str]) -> Component:
     on = [name for name in shown.view.extra.get(SWITCHED, "").split(",") if name in SWITCHES]
-    chips = [dmc.Chip(label, value=name, size="sm") for name, (label, _) in SWITCHES.items()]
+    chips = [
+        html.Span(dmc.Chip(label, value=name, size="sm", disabled=name in impossible), title=impossible.get(name, ""))
+        for name, (label, _) in SWITCHES.items()
+    ]
     return dmc.ChipGroup(dmc.Group(chips, gap="xs"), id=ids.extra(SWITCHED), value=on, multiple=True)
 
 
@@ -126,24 +164,25 @@ def _rank(shown: Shown) -> Component | None:
     return dmc.Select(
         id=ids.extra(RANK), label="a rank as fast as its peers", placeholder="none", clearable=True, w=260, mt="sm",
         size="xs", data=[{"value": str(rank), "label": f"rank {rank}"} for rank in ranks], searchable=True,
-        value=asked if asked.isdecimal() and int(asked) in ranks else None,
+        value=asked if asked.isdecimal() and len(asked) < 9 and int(asked) in ranks else None,
     )  # fmt: skip
 
 
-def _outcome(shown: Shown) -> Iterator[Component]:
-    assert shown.run.predict is not None
-    asked = chosen(shown.view.extra)
+def _outcome(run: OpenRun, view: View, dark: bool) -> Iterator[Component]:
+    if run.what_if is None:
+        return
+    asked = chosen(view.extra)
     if not asked:
         yield dmc.Text("Move a slider or press a switch.", size="sm", c="dimmed", mt="md")
         return
-    outcomes = [(label, shown.run.predict([change])) for label, change in asked]
+    outcomes = [(label, run.what_if.predict([change])) for label, change in asked]
     possible = [change for (_, change), (_, one) in zip(asked, outcomes, strict=True) if isinstance(one, Predicted)]
     if len(possible) > 1:
-        outcomes.append(("all of these together", shown.run.predict(possible)))
+        outcomes.append(("all of these together", run.what_if.predict(possible)))
     good = [(label, one) for label, one in outcomes if isinstance(one, Predicted)]
     if good:
         drawn = [gains_figure.Step(label, one.after, one.low, one.high) for label, one in good]
-        yield parts.figure(gains_figure.steps(good[0][1].before, drawn, shown.dark), "what-if", 120 + 40 * len(drawn))
+        yield parts.figure(gains_figure.steps(good[0][1].before, drawn, dark), "what-if", 120 + 40 * len(drawn))
         yield parts.facts([(label, _sentence(one)) for label, one in good])
     for label, outcome in outcomes:
         if isinstance(outcome, Refused):
@@ -157,4 +196,19 @@ def _sentence(one: Predicted) -> str:
     )
 
 
-PAGE = Page("/advice", "Advice and what-if", 8, layout)
+def register(app: Dash, runs: Runs) -> None:
+    """A control that moves draws the outcome anew and nothing else, so that it keeps the focus."""
+
+    @app.callback(
+        Output(ids.ADVICE_OUTCOME, "children"),
+        Input(ids.QUERY, "data"),
+        State(ids.DRAWN, "data"),
+        prevent_initial_call=True,
+    )
+    def _changed(state: object, drawn: object) -> Any:
+        view = parse(state)
+        dark = isinstance(drawn, dict) and drawn.get("theme") == "dark"
+        return list(_outcome(runs.named(view.run), view, dark))
+
+
+PAGE = Page("/advice", "Advice and what-if", 8, layout, register)

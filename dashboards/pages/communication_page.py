@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from dash import html
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import parts
@@ -20,7 +19,7 @@ BARS = 20
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return html.Div([*_bandwidth(shown), _waiting(shown), _traffic(shown), _nccl(shown), *_topology(shown)])
+    return parts.page(*_bandwidth(shown), _waiting(shown), _traffic(shown), _nccl(shown), *_topology(shown))
 
 
 def _section(shown: Shown, key: str) -> Any:
@@ -129,7 +128,7 @@ def _nccl(shown: Shown) -> Component:
     pairs += [(one["name"], one["value"]) for one in nccl["environment"]]
     choices = [
         {
-            "op": one["op"] or "", "bytes": one["bytes"], "size": units.size(one["bytes"]),
+            "op": one["op"] or "", "bytes": one["bytes"], "size": units.memory(one["bytes"]),
             "algorithm": one["algorithm"], "protocol": one["protocol"], "channels": one["channels"],
             "count": one["count"],
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -13,10 +14,12 @@ from gpuscope.analyzers.comparison.compare import Side, compare
 from gpuscope.dashboards import parts
 from gpuscope.dashboards.data import run_history
 from gpuscope.dashboards.data.open_runs import OpenRun
+from gpuscope.dashboards.data.typical_step import typical_step
 from gpuscope.dashboards.figures import comparison_figure as figures
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.errors import GpuscopeError
 from gpuscope.report.schema.diff_document import Diff, Proof
+from gpuscope.report.schema.document import Report
 from gpuscope.report.terminal import diff_text
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import cause_label
@@ -24,31 +27,71 @@ from gpuscope.report.view.causes import cause_label
 WITH = "with"
 """Parameters of the address: the run compared with, and the job of the history."""
 JOB = "job"
+PAST = "past"
+"""Number of a run of the store to compare with."""
+SWAP = "swap"
 COLOURS = {"improvement": "green", "regression": "red", "neutral": "yellow"}
 
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return html.Div([*_compared(shown), *_history(shown)])
+    return parts.page(*_compared(shown), *_history(shown))
+
+
+@dataclass(frozen=True)
+class _Other:
+    """What the run shown is compared with: an opened run, or a stored report."""
+
+    key: str
+    label: str
+    report: Report
+    run: OpenRun | None = None
+
+
+def _others(shown: Shown) -> list[_Other]:
+    """The other opened runs, those of the same job first: by the kernels and ranges they share."""
+    own = shown.run.report
+    found = [_Other(run.key, run.label, run.report, run) for run in shown.runs.values() if run.key != shown.run.key]
+    return sorted(found, key=lambda other: -_likeness(own, other.report))
+
+
+def _likeness(one: Report, other: Report) -> float:
+    """Share of kernel names that both have, and whether the world size agrees; 0 to 2."""
+    names = [{kernel["name"] for kernel in report["kernels"]} for report in (one, other)]
+    shared = len(names[0] & names[1]) / max(len(names[0] | names[1]), 1)
+    return shared + (one["trace"]["world_size"] == other["trace"]["world_size"])
+
+
+def _stored(shown: Shown) -> _Other | None:
+    """The run of the store named in the address."""
+    number, store = shown.view.extra.get(PAST, ""), shown.runs.store
+    if store is None or not number.isdecimal() or len(number) > 12:
+        return None
+    report = run_history.report_of(store, int(number))
+    return None if report is None else _Other("", f"run {number} of the store", report)
 
 
 def _compared(shown: Shown) -> Iterator[Component]:
-    others = [run for run in shown.runs.values() if run.key != shown.run.key]
-    if not others:
+    others = _others(shown)
+    other = _stored(shown) or shown_one(others, shown.view.extra.get(WITH, ""))
+    if other is None:
         yield parts.empty("Nothing to compare with", "Open two runs: gpuscope dashboard BEFORE AFTER.")
         return
-    other = shown.runs.get(shown.view.extra.get(WITH, "")) or others[0]
-    before, after = sorted((shown.run, other), key=lambda run: list(shown.runs).index(run.key))
-    if len(others) > 1:
-        yield _choice(shown, others, other)
+    own = _Other(shown.run.key, shown.run.label, shown.run.report, shown.run)
+    order = list(shown.runs)
+    first = other.run is None or (other.key in order and order.index(other.key) < order.index(own.key))
+    swapped = shown.view.extra.get(SWAP) == "1"
+    before, after = (other, own) if first != swapped else (own, other)
+    yield _choice(shown, others, other, swapped)
     diff = compare(Side(before.report, before.label), Side(after.report, after.label))
     yield dmc.Alert(
         [dmc.Text(units.clean(diff["verdict"]["why"])), _sides(diff)],
-        title=dmc.Text(diff_text.verdict_line(diff), size="lg", fw=700),
+        title=html.H2(diff_text.verdict_line(diff), className="verdict"),
         color=COLOURS[diff["verdict"]["result"]], variant="light", mb="md",
     )  # fmt: skip
     if diff["breakdown"]:
         yield parts.card("Where the time went", parts.figure(figures.parts(diff, shown.dark), "compare", 220))
+    yield from _aligned(before, after, shown.dark)
     yield _causes(diff, shown.dark)
     yield _kernels(diff, shown.dark)
     if diff["suggestions"]:
@@ -57,16 +100,39 @@ def _compared(shown: Shown) -> Iterator[Component]:
         yield parts.card("What makes them unlike", parts.sentences(diff["caveats"]))
 
 
-def _choice(shown: Shown, others: Sequence[OpenRun], chosen: OpenRun) -> Component:
+def shown_one(others: Sequence[_Other], key: str) -> _Other | None:
+    """The one of that key, else the first; None where there are none."""
+    return next((one for one in others if one.key == key), others[0] if others else None)
+
+
+def _aligned(before: _Other, after: _Other, dark: bool) -> Iterator[Component]:
+    """A typical step of each, from its start, on one scale."""
+    strips = [(word, typical_step(side.run)) for word, side in (("before", before), ("after", after)) if side.run]
+    drawn = [(word, strip) for word, strip in strips if strip is not None]
+    if len(drawn) == 2:
+        yield parts.card(
+            "A step of each, aligned",
+            parts.figure(figures.aligned(drawn, dark), "aligned", 90 + 34 * sum(len(one.busy) for _, one in drawn)),
+            note="The steady step closest to the median, on the first rank: how busy it is by kind of device work.",
+        )
+
+
+def _choice(shown: Shown, others: Sequence[_Other], chosen: _Other, swapped: bool) -> Component:
+    extra = {key: value for key, value in shown.view.extra.items() if key not in (WITH, PAST)}
     links = [
         dmc.Anchor(
-            units.clean(run.label), size="sm",
-            href=shown.view.link("/compare", extra={**shown.view.extra, WITH: run.key}),
-            fw=700 if run is chosen else None,
+            units.clean(other.label), size="sm", href=shown.view.link("/compare", extra={**extra, WITH: other.key}),
+            fw=700 if other is chosen else None,
         )
-        for run in others
+        for other in others
     ]  # fmt: skip
-    return dmc.Group([dmc.Text("compared with", size="sm", c="dimmed"), *links], mb="md", gap="md")
+    if chosen.run is None:
+        links.append(dmc.Text(chosen.label, size="sm", fw=700))
+    swap = {**shown.view.extra, SWAP: "" if swapped else "1"}
+    return dmc.Group([
+        dmc.Text("compared with", size="sm", c="dimmed"), *links,
+        dmc.Anchor("Swap before and after", size="sm", href=shown.view.link("/compare", extra=swap)),
+    ], mb="md", gap="md")  # fmt: skip
 
 
 def _sides(diff: Diff) -> Component:
@@ -138,7 +204,11 @@ def _history(shown: Shown) -> Iterator[Component]:
     except GpuscopeError as error:
         yield parts.empty("The run store can't be read", units.clean(str(error)))
         return
-    body: list[Any] = [parts.figure(figures.trend(points, shown.dark), "history", 340)]
+    extra = {key: value for key, value in shown.view.extra.items() if key != WITH}
+    places = [shown.view.link("/compare", extra={**extra, PAST: str(point.number)}) for point in points]
+    body: list[Any] = [
+        parts.figure(figures.trend(points, shown.dark, places), "history", 360, id=parts.lead("history"))
+    ]
     if len(names) > 1:
         links = [
             dmc.Anchor(
@@ -148,7 +218,8 @@ def _history(shown: Shown) -> Iterator[Component]:
             for name in names[:20]
         ]  # fmt: skip
         body.append(dmc.Group(links, gap="md", mt="xs"))
-    note = f"{units.clean(job)}: step time of its stored runs with the 95 % interval; marks show changes."
+    note = f"{units.clean(job)}: step time of its stored runs with the 95 % interval; marks show changes. "
+    note += "Click a run to compare with it."
     yield parts.card("History", *body, note=note)
 
 

@@ -100,7 +100,7 @@ def range_panel(found: RangeStatistics, events: Events, view: View) -> Component
 def _value(key: str, value: int | str) -> str:
     if isinstance(value, str):
         return value
-    return f"{units.size(value)} ({units.count(value)})" if key in _BYTES else str(value)
+    return f"{units.memory(value)} ({units.count(value)})" if key in _BYTES else str(value)
 
 
 def _list(found: list[Event], events: Events, view: View) -> Component:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dash import ClientsideFunction, Dash, Input, Output, html
+from dash import ClientsideFunction, Dash, Input, Output
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ids, parts
+from gpuscope.dashboards.data.kernel_rows import kernel_rows, short
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.figures import kernels_figure as drawing
 from gpuscope.dashboards.page import Page, Shown
@@ -13,6 +14,8 @@ from gpuscope.hardware.device_peaks import peak_flops
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
 
+TIMES = ("dur", "mean", "min", "median", "max")
+"""Columns of the table in ns: the sum, and of one call."""
 PRECISIONS = {"bf16": "16-bit tensor cores", "fp32": "32-bit"}
 
 
@@ -24,48 +27,60 @@ def layout(shown: Shown) -> Component:
             "No kernels in this run",
             "Record the device's activity: ProfilerActivity.CUDA under torch.profiler, or nsys profile -t cuda.",
         )
-    whole = " Over all ranks and steps: the filters don't apply to this page." if _filtered(shown) else ""
-    return html.Div([
-        parts.card(
-            "By category",
-            parts.figure(drawing.categories(kernels, shown.dark), "categories",
-                         130 + 30 * len({one["category"] for one in kernels})),
-            note="Device time of all ranks; concurrent kernels count in full each." + whole,
-        ),
-        _table(shown),
-        _rates(shown),
-    ])  # fmt: skip
+    return parts.page(_categories(shown), _table(shown), _rates(shown))
 
 
 def _filtered(shown: Shown) -> bool:
     return shown.view.ranks is not None or shown.view.steps is not None
 
 
-def _table(shown: Shown) -> Component:
+def _scope(shown: Shown) -> str:
+    """What the table is of, where filters are set."""
+    if not _filtered(shown):
+        return ""
+    if shown.run.trace is None:
+        return " The filters need the trace; this is the whole run."
+    return " Of the ranks and steps chosen."
+
+
+def _categories(shown: Shown) -> Component:
     kernels = shown.run.report["kernels"]
+    whole = " Over all ranks and steps: the filters apply to the table." if _filtered(shown) else ""
+    height = 130 + 30 * len({one["category"] for one in kernels})
+    return parts.card(
+        "By category",
+        parts.figure(drawing.categories(kernels, shown.dark), "categories", height),
+        note="Device time of all ranks; concurrent kernels count in full each." + whole,
+    )
+
+
+def _table(shown: Shown) -> Component:
     rows = [
         {
-            "name": units.clean(one["name"]), "category": one["category"], "count": one["count"],
-            "dur": one["dur_ns"], "dur_text": units.duration(one["dur_ns"]),
-            "mean": one["mean_ns"], "mean_text": units.duration(one["mean_ns"]),
-            "share": one["share_frac"], "share_text": units.share(one["share_frac"]),
-            "rate": one["flops_per_s"], "rate_text": units.flop_rate(one["flops_per_s"]),
+            "name": units.clean(one["name"]), "short": units.clean(short(one["name"])), "category": one["category"],
+            "operator": units.clean(one["operator"] or ""), "count": one["count"], "share": one["share_frac"],
+            "share_text": units.share(one["share_frac"]), "rate": one["flops_per_s"],
+            "rate_text": units.flop_rate(one["flops_per_s"]),
+            **{key: one[f"{key}_ns"] for key in TIMES},
+            **{f"{key}_text": units.duration(one[f"{key}_ns"]) for key in TIMES},
         }
-        for one in kernels
+        for one in kernel_rows(shown.run, shown.view)
     ]  # fmt: skip
     columns = [
-        parts.column("name", "kernel", flex=1, minWidth=300, tooltipField="name"),
-        parts.column("category", "category", width=130),
-        parts.number("share", "share", "share_text", width=100),
-        parts.number("dur", "time", "dur_text", width=120, sort="desc"),
-        parts.column("count", "count", type="rightAligned", filter="agNumberColumnFilter", width=110),
-        parts.number("mean", "mean", "mean_text", width=120),
-        parts.number("rate", "rate", "rate_text", width=140),
+        parts.column("short", "kernel", flex=1, minWidth=220, tooltipField="name"),
+        parts.column("operator", "launched by", width=150, tooltipField="operator"),
+        parts.column("category", "category", width=120),
+        parts.number("share", "share", "share_text", width=90),
+        parts.number("dur", "time", "dur_text", width=100, sort="desc"),
+        parts.column("count", "count", type="rightAligned", filter="agNumberColumnFilter", width=90),
+        *(parts.number(key, key, f"{key}_text", width=100) for key in TIMES[1:]),
+        parts.number("rate", "rate", "rate_text", width=120),
     ]
+    lead = "Hover over a name for all of it; click to find the kernel in the timeline."
     return parts.card(
         "Kernels",
         parts.grid(rows, columns, "kernels", shown.dark, id=ids.KERNELS_GRID, columnSize=None),
-        note="Click a name to find the kernel in the timeline." if shown.run.events is not None else "",
+        note=(lead if shown.run.events is not None else "Hover over a name for all of it.") + _scope(shown),
         corner=parts.csv_link(shown.run.key, "kernels"),
     )
 

@@ -10,7 +10,8 @@ from dash import html
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import parts
-from gpuscope.dashboards.data.segments import segments_of
+from gpuscope.dashboards.data.memory.memory_stacks import memory_over_time
+from gpuscope.dashboards.data.memory.segments import segments_of
 from gpuscope.dashboards.figures import memory_figure as figures
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.report.schema.memory_section import MemoryEntry
@@ -34,10 +35,10 @@ def layout(shown: Shown) -> Component:
         )
     chosen = shown.view.extra.get(PICK, "0")
     entry = entries[int(chosen)] if chosen.isdecimal() and int(chosen) < len(entries) else entries[0]
-    return html.Div([
+    return parts.page(
         _choice(entries, entry, shown), _facts(entry), _over_time(entry, shown), _peak(entry, shown),
         *_segments(entry, shown), *_failures(entry),
-    ])  # fmt: skip
+    )  # fmt: skip
 
 
 def _choice(entries: list[MemoryEntry], chosen: MemoryEntry, shown: Shown) -> Component | None:
@@ -108,7 +109,11 @@ def _over_time(entry: MemoryEntry, shown: Shown) -> Component:
             "The snapshot holds no history: call torch.cuda.memory._record_memory_history() before training "
             "(gpuscope record --memory does).",
         )
-    return parts.card("Over time", parts.figure(figures.over_time(entry, shown.dark), "memory", 320))
+    by_kind = memory_over_time(shown.run.trace, entry) if shown.run.trace is not None else None
+    note = "In use by kind of allocation, judged by its stack." if by_kind is not None else ""
+    return parts.card(
+        "Over time", parts.figure(figures.over_time(entry, shown.dark, by_kind), "memory", 340), note=note
+    )
 
 
 def _peak(entry: MemoryEntry, shown: Shown) -> Component:
@@ -117,12 +122,15 @@ def _peak(entry: MemoryEntry, shown: Shown) -> Component:
             "What is in use at the peak is not known", "The record holds totals, not single allocations."
         )
     held = entry["at_peak"]
-    note = "By the stack that allocated it; hover for the stack."
+    note = "By the stack that allocated it; hover or click for the stack."
     if len(held) > figures.STACKS:
         note += f" The {figures.STACKS} largest of {len(held)}."
     drawn = min(len(held), figures.STACKS)
     return parts.card(
-        "In use at the peak", parts.figure(figures.at_peak(held, shown.dark), "peak", 100 + 28 * drawn), note=note
+        "In use at the peak",
+        parts.figure(figures.at_peak(held, shown.dark), "peak", 100 + 28 * drawn, id=parts.told("peak")),
+        html.Pre(id=parts.telling("peak"), className="told", **parts.attributes(aria_live="polite")),
+        note=note,
     )
 
 
@@ -139,8 +147,11 @@ def _segments(entry: MemoryEntry, shown: Shown) -> Iterator[Component]:
         return
     yield parts.card(
         "Segments and holes",
-        parts.figure(figures.segments(drawn, shown.dark), "segments", 120 + 22 * len(drawn)),
-        note="At the time of the snapshot, largest first" + (f"; {left} smaller ones are left out." if left else "."),
+        parts.figure(figures.segments(drawn, shown.dark), "segments", 120 + 22 * len(drawn), id=parts.told("segments")),
+        html.Pre(id=parts.telling("segments"), className="told", **parts.attributes(aria_live="polite")),
+        note="At the time of the snapshot, largest first"
+        + (f"; {left} smaller ones are left out." if left else ".")
+        + " Click a block for its stack.",
     )
 
 

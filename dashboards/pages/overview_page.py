@@ -11,10 +11,11 @@ from dash.development.base_component import Component
 from gpuscope.dashboards import parts, theme
 from gpuscope.dashboards.figures import breakdown_figure, steps_figure
 from gpuscope.dashboards.page import Page, Shown
-from gpuscope.dashboards.page_links import evidence_link
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.dashboards.page_links import evidence_link, timeline_view
+from gpuscope.report.schema.document import FindingEntry, RankEntry, StepEntry
 from gpuscope.report.view import arrangement, headline, units
 
+LEADS = "Click to see it in the timeline."
 FINDINGS_SHOWN = 8
 EVIDENCE_SHOWN = 3
 MOST_BARS = 64
@@ -23,13 +24,13 @@ MOST_BARS = 64
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return html.Div([
+    return parts.page(
         _verdict(shown),
         _breakdown(shown),
         _steps(shown),
         _findings(shown),
         _uncertainties(shown),
-    ])  # fmt: skip
+    )  # fmt: skip
 
 
 def _verdict(shown: Shown) -> Component:
@@ -46,13 +47,14 @@ def _verdict(shown: Shown) -> Component:
                 dmc.Progress(value=100 * confidence, w=160, **parts.attributes(aria_label="confidence")),
             ], mt="xs")
         )  # fmt: skip
+    body.append(html.Div(parts.step_time(report)))
     body.append(dmc.Text(units.clean(headline.context_line(report)), size="sm", c="dimmed", mt="xs"))
     if shown.view.ranks is not None or shown.view.steps is not None:
         body.append(
             dmc.Text("The verdict is for the whole run; the filters apply to the figures below.", size="sm", mt="xs")
         )
     return dmc.Alert(
-        body, title=dmc.Text(headline.verdict_line(report), size="xl", fw=700), color=colour, variant="light", mb="md"
+        body, title=html.H2(headline.verdict_line(report), className="verdict"), color=colour, variant="light", mb="md"
     )
 
 
@@ -63,7 +65,7 @@ def _breakdown(shown: Shown) -> Component:
             "No device time to break down",
             "Record the device's activity: ProfilerActivity.CUDA, or nsys profile -t cuda,nvtx,osrt.",
         )
-    note = "Compute, exposed communication, exposed copies, and idle time by cause; they sum to the window."
+    note = f"Compute, exposed communication, exposed copies, and idle time by cause; they sum to the window. {LEADS}"
     if shown.view.steps is not None:
         note += " Over the whole window, whatever steps are chosen: use `gpuscope analyze --steps` for those."
     if len(ranks) > MOST_BARS:
@@ -71,14 +73,33 @@ def _breakdown(shown: Shown) -> Component:
         chosen = by_compute[: MOST_BARS // 2] + by_compute[-MOST_BARS // 2 :]
         note += f" Of {len(ranks)} ranks those with the least and the most compute; the rank filter chooses others."
         ranks = [entry for entry in ranks if any(entry is one for one in chosen)]
-    fig = breakdown_figure.bars(ranks, shown.dark)
+    fig = breakdown_figure.bars(ranks, shown.dark, lambda entry, code: _place(shown, entry, code))
     height = 176 + 34 * len(ranks)
     return parts.card(
         "Where the time goes",
-        parts.figure(fig, "breakdown", max(height, 200)),
+        parts.figure(fig, "breakdown", max(height, 200), id=parts.lead("breakdown")),
         note=note,
         corner=parts.csv_link(shown.run.key, "ranks"),
     )
+
+
+def _place(shown: Shown, entry: RankEntry, code: str) -> str:
+    """Where to see a piece of a rank's bar: the first evidence of its cause on that rank, else the rank's timeline."""
+    events = shown.run.events
+    if events is None:
+        return ""
+    for number, finding in enumerate(arrangement.findings(shown.run.report)):
+        for one in finding["evidence"]:
+            if finding["code"] == code and one["rank"] == entry["rank"]:
+                return timeline_view(one, events, shown.view, number)
+    return shown.view.link("/timeline", ranks=frozenset({entry["rank"]}))
+
+
+def _step_place(shown: Shown, step: StepEntry) -> str:
+    number = step["step"]
+    if shown.run.events is None or number is None:
+        return ""
+    return shown.view.link("/timeline", steps=(number, number), window=None)
 
 
 def _steps(shown: Shown) -> Component:
@@ -97,8 +118,13 @@ def _steps(shown: Shown) -> Component:
     basis = f"Steps from {units.clean(report['steps_basis'])}." if report["steps_basis"] else ""
     return parts.card(
         "Step time",
-        parts.figure(steps_figure.series(chosen, shown.dark), "steps", 280),
-        note=basis,
+        parts.figure(
+            steps_figure.series(chosen, shown.dark, lambda step: _step_place(shown, step)),
+            "steps",
+            280,
+            id=parts.lead("steps"),
+        ),
+        note=f"{basis} {LEADS}".strip(),
         corner=parts.csv_link(shown.run.key, "steps"),
     )
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from dash import html
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import parts
 from gpuscope.dashboards.figures import pipeline_figure as figures
 from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.dashboards.page_links import around
+from gpuscope.report.schema.pipeline_section import Pipeline, PipelineComputation
 from gpuscope.report.terminal.sections.pipeline_text import BUBBLE
 from gpuscope.report.view import units
 from gpuscope.report.view.prediction_sentences import with_basis
@@ -26,7 +26,7 @@ def layout(shown: Shown) -> Component:
             "No pipeline stages were found. If the run has some, record all ranks of a pipeline, with ranges that "
             "name stage and micro-batch (gpuscope train and gpuscope.span write them).",
         )
-    return html.Div([_facts(pipeline), *_drawn(pipeline, shown), *_bubbles(pipeline, shown)])
+    return parts.page(_facts(pipeline), *_drawn(pipeline, shown), *_bubbles(pipeline, shown))
 
 
 def _facts(pipeline: Pipeline) -> Component:
@@ -71,12 +71,28 @@ def _drawn(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
     spans = [_span(computations) for _, _, computations in drawings]
     stages = len({one["stage"] for one in timeline["computations"]})
     for title, name, computations in drawings:
+        recorded = computations is timeline["computations"] and shown.run.events is not None
+        places = [_place(one, shown) for one in computations] if recorded else []
         yield parts.card(
             title,
-            parts.figure(figures.schedule(computations, max(spans), shown.dark), name, 120 + 44 * stages),
+            parts.figure(
+                figures.schedule(computations, max(spans), shown.dark, places),
+                name,
+                120 + 44 * stages,
+                id=parts.lead(name),
+            ),
             note=f"Step {timeline['step']}, the one whose bubble is the median; numbers are micro-batches; "
-            "what is empty is bubble.",
+            "what is empty is bubble." + (" Click a computation to see it in the timeline." if recorded else ""),
+            corner=parts.csv_link(shown.run.key, "pipeline"),
         )
+
+
+def _place(one: PipelineComputation, shown: Shown) -> str:
+    """The address of the timeline at a computation."""
+    start, end = one["start_ns"], one["start_ns"] + one["dur_ns"]
+    return shown.view.link(
+        "/timeline", window=around(start, end), ranks=None, extra={**shown.view.extra, "mark": f"{start}:{end}"}
+    )
 
 
 def _span(computations: Any) -> int:
@@ -96,6 +112,7 @@ def _bubbles(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
         "Bubble by stage",
         parts.figure(figures.bubbles(rows, shown.dark), "bubbles", 130 + 30 * stages),
         note="Mean over steps and pipelines; the four parts sum to the bubble.",
+        corner=parts.csv_link(shown.run.key, "pipeline_bubbles"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, html
+from dash import ClientsideFunction, Dash, Input, Output
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ids, parts
@@ -18,7 +18,7 @@ from gpuscope.report.view.straggler_sentences import CAUSED_WAIT
 
 MEASURES = {"step_ns": "step time", "wait_caused_ns": "wait caused", "wait_suffered_ns": "wait suffered"}
 MEANS = {
-    "step_ns": "Length of each step on each rank.",
+    "step_ns": "Length of each step on each rank, coloured by how far it is off the median of the ranks in that step.",
     "wait_caused_ns": "How long the others waited in collectives that this rank entered last.",
     "wait_suffered_ns": "How long this rank waited in collectives for the last one.",
 }
@@ -26,7 +26,7 @@ MEANS = {
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return html.Div([_heatmap(shown), _stragglers(shown), _clocks(shown), _ranks(shown)])
+    return parts.page(_heatmap(shown), _stragglers(shown), _clocks(shown), _ranks(shown))
 
 
 def cells(report: Report, measure: str) -> Mapping[tuple[int, int], int]:
@@ -56,8 +56,8 @@ def _heatmap(shown: Shown) -> Component:
     if chosen:
         ranks = len({rank for rank, _ in chosen})
         body = parts.figure(
-            heatmap(chosen, MEASURES[measure], shown.dark), measure, min(max(60 + 28 * ranks, 220), 900),
-            id=ids.RANKS_HEATMAP,
+            heatmap(chosen, MEASURES[measure], shown.dark, measure == "step_ns"), measure,
+            min(max(60 + 28 * ranks, 220), 900), id=ids.RANKS_HEATMAP,
         )  # fmt: skip
     elif every:
         body = parts.empty("The filters exclude every cell", "Choose other ranks or steps.")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from threading import BoundedSemaphore
+from typing import Any, cast
 
 import pandas as pd
 from flask import Flask, Response, abort, request
 
 from gpuscope.analyzers.run import chrome_trace_export
 from gpuscope.dashboards.data.cut import cut
-from gpuscope.dashboards.data.open_runs import Runs
+from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.state import MalformedStateError, parse
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -26,9 +27,10 @@ def register(server: Flask, runs: Runs) -> None:
 
     @server.get("/download/<key>/<section>.csv")
     def _csv(key: str, section: str) -> Response:
-        if key not in runs or section not in runs[key].tables.tables:
+        table = _table(runs[key], section) if key in runs else None
+        if table is None:
             abort(404)
-        return csv(runs[key].tables.tables[section], section)
+        return csv(table, section)
 
     @server.get("/download/<key>/perfetto.json.gz")
     def _perfetto(key: str) -> Response:
@@ -42,6 +44,18 @@ def register(server: Flask, runs: Runs) -> None:
             path = Path(folder) / "window.json.gz"
             chrome_trace_export.write(cut(events.trace, events.clock, view.window, view.ranks), path)
             return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
+
+
+def _table(run: OpenRun, section: str) -> pd.DataFrame | None:
+    """A section of the report, or what the pipeline's figures draw; None for anything else."""
+    if section in run.tables.tables:
+        return run.tables.tables[section]
+    pipeline: dict[str, Any] = cast("dict[str, Any]", run.report).get("pipeline") or {}
+    if section == "pipeline" and "timeline" in pipeline:
+        return pd.DataFrame(pipeline["timeline"]["computations"])
+    if section == "pipeline_bubbles" and pipeline.get("rows"):
+        return pd.json_normalize(pipeline["rows"])
+    return None
 
 
 def csv(table: pd.DataFrame, name: str) -> Response:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
@@ -22,11 +25,21 @@ def _drawn_for(address: SplitResult) -> tuple[str, dict[str, str]]:
     return address.path, {key: value for key, value in query.items() if key not in live}
 
 
+def _axe() -> str:
+    """The file that axe-core-python holds; its own runner is for another Selenium."""
+    found = find_spec("axe_core_python")
+    if found is None or found.origin is None:
+        return ""
+    return (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
 class Browser:
     """A headless Chromium; waits for what it is asked for."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
+        self.axe = _axe()
+        """The source of axe-core; empty where it is not installed."""
 
     def open(self, address: str, page: str, anew: bool = False) -> None:
         """Go to an address and wait until its page is drawn; loads everything only the first time, or `anew`."""
@@ -84,6 +97,39 @@ class Browser:
             assert time.monotonic() < until, f"waited in vain; the page: {self.text()[:2000]}"
             time.sleep(0.05)
         return answer
+
+    @contextmanager
+    def seen_as(self, scheme: str, width: int) -> Iterator[None]:
+        """In a light or dark scheme, in a window of this width; as before afterwards."""
+        size = self.driver.get_window_size()
+        self._scheme(scheme)
+        self.driver.set_window_size(width, size["height"])
+        try:
+            yield
+        finally:
+            self.driver.set_window_size(size["width"], size["height"])
+            self._scheme("light")
+
+    def _scheme(self, scheme: str) -> None:
+        now = "return document.documentElement.dataset.mantineColorScheme"
+        self.wait(lambda: self.script(now))
+        if self.script(now) != scheme:
+            self.find("#theme-button").click()
+            self.wait(lambda: self.script(now) == scheme)
+
+    def violations(self) -> list[str]:
+        """What axe-core finds serious or critical on the page; nothing where it is not installed."""
+        if not self.axe:
+            return []
+        self.script(f"if (!window.axe) {{ {self.axe} }}")
+        found = self.driver.execute_async_script(
+            "axe.run(document, {resultTypes: ['violations']}).then(r => arguments[0](r.violations))"
+        )
+        return [
+            f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:4]]}"
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
 
     def errors(self) -> list[str]:
         """What the console has complained of since the last call."""

@@ -116,6 +116,11 @@ CHECKS: Mapping[str, Callable[[str], str]] = {
     # 1 forces NVLS, which since 2.29 fails where it is not supported; 2 leaves it to NCCL.
     "NCCL_NVLS_ENABLE": partial(_word, words=("0", "2")),
     "NCCL_COLLNET_ENABLE": partial(_integer, low=0, high=1),
+    "NCCL_CTA_POLICY": partial(_word, words=("DEFAULT", "EFFICIENCY", "ZERO", "0", "1", "2")),
+    "NCCL_SOCKET_NTHREADS": partial(_integer, low=1, high=16),
+    "NCCL_NSOCKS_PERTHREAD": partial(_integer, low=1, high=16),
+    "NCCL_IB_QPS_PER_CONNECTION": partial(_integer, low=1, high=128),
+    "NCCL_P2P_NET_CHUNKSIZE": partial(_integer, low=1 << 12, high=1 << 25),
     "NCCL_DEBUG": partial(_word, words=("VERSION", "WARN", "INFO", "TRACE")),
     "NCCL_DEBUG_SUBSYS": partial(_word, words=("INIT,ENV,TUNING", "INIT,ENV")),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuscope.analyzers.advice.framework_settings import cost, env
+from gpuscope.analyzers.advice.framework_settings import cost, env, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import MOST_CTAS, UNSET, algorithm_name, for_operation, wrong
@@ -29,7 +29,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     else:
         found = _allowed_channels(case, finding)
     for proposal in found:
-        if not wrong(proposal.setting["name"], proposal.setting["value"]):
+        setting = proposal.setting
+        if setting["kind"] != "env" or not wrong(setting["name"], setting["value"]):
             yield proposal
 
 
@@ -70,7 +71,7 @@ def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if _variable(case, "NCCL_PROTO") is None:
         yield from _protocols(finding, row)
     if finding["code"] == "bandwidth":
-        yield from _channels(finding, row)
+        yield from _channels(case, finding, row)
         yield from _switches(case, finding, row)
         yield from _networks(case, finding)
 
@@ -108,16 +109,19 @@ def _protocols(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]
     )
 
 
-def _channels(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+def _channels(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
     now = row["channels"]
     if now is None or now >= MOST_CTAS:
         return
     wanted = min(2 * now, MOST_CTAS)
+    groups = {one["group"] for one in case.report.get("bandwidth", ()) if one["tool"] == "trace"}
+    # A variable holds for every communicator: where there are several, only this one's configuration is changed.
+    own = python("ProcessGroupNCCL.Options.config.min_ctas", f"{wanted}  # the group {row['group']} alone")
     yield Proposal(
         code="nccl_channels",
         action=f"Give NCCL at least {wanted} channels instead of {now}",
         why=f"{cost(finding)}; with {now} channels {row['op']} may not fill its links",
-        setting=env("NCCL_MIN_CTAS", str(wanted)),
+        setting=own if len(groups) > 1 and case.program == "pytorch" else env("NCCL_MIN_CTAS", str(wanted)),
         risk=f"{wanted - now} more SMs taken from kernels that run beside communication",
         verify=_VERIFY + "; compute beside communication must not get slower",
         changes=(Algorithm(channels=wanted, op=row["op"]),),

@@ -1,0 +1,161 @@
+"""NCCL between hosts: queue pairs, sockets, chunks of sends, and which card a group goes over.
+
+Names, defaults and versions after NVIDIA/nccl docs/userguide/source/env.rst and troubleshooting/performance_and_tuning
+.rst (2.32). How fast a network is with another setting no trace can say: each proposal carries the commands that do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuscope.analyzers.advice.framework_settings import cost, env, python
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.nccl.trial_commands import Variant, comparison
+from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.report.schema.nccl_sections import BandwidthEntry, Nccl
+
+QUEUE_PAIRS = 4
+CHUNK = 256 << 10
+"""Twice NCCL_P2P_NET_CHUNKSIZE's default: «the next value» of the user guide."""
+LARGE = 1 << 20
+_SENT = ("send_recv", "all_to_all")
+"""Operations that NCCL carries out by sends."""
+_MEASURE = Refused("a trace of one setting can't predict another: the commands under «verify» measure both")
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """By what NCCL's log shows of the network."""
+    if finding["code"] == "rails_crossed":
+        yield _rails(finding)
+        return
+    if "nccl" not in case.report:
+        return
+    nccl = case.report["nccl"]
+    between = {one["transport"] for one in nccl["transports"] if one["same_node"] is False}
+    if any(transport.startswith("NET/Socket") for transport in between):
+        yield from _sockets(case, finding, nccl)
+    elif any(transport.startswith("NET/IB") for transport in between):
+        yield from _rdma(case, finding, nccl)
+
+
+def _set(nccl: Nccl, name: str) -> bool:
+    return any(one["name"] == name for one in nccl["environment"])
+
+
+def _sockets(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
+    """More threads and sockets per connection, where there is no RDMA to use instead."""
+    names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+    if any(port["link_layer"] for port in nccl["ports"]) or any(_set(nccl, name) for name in names):
+        return
+    settings = dict.fromkeys(names, "4")
+    yield _network(
+        case,
+        finding,
+        nccl,
+        "nccl_sockets",
+        "Send over several sockets and threads between hosts",
+        env("NCCL_SOCKET_NTHREADS", "4 NCCL_NSOCKS_PERTHREAD=4"),
+        settings,
+        "one TCP stream fills no fast network; NCCL's defaults are 1 and 1",
+        "four helper threads per connection want cores; on AWS and gVNIC the defaults are higher already",
+    )
+
+
+def _rdma(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
+    roce = any(port["link_layer"] == "RoCE" for port in nccl["ports"])
+    if roce and not _set(nccl, "NCCL_IB_QPS_PER_CONNECTION"):
+        name, value = "NCCL_IB_QPS_PER_CONNECTION", str(QUEUE_PAIRS)
+        yield _network(
+            case,
+            finding,
+            nccl,
+            "nccl_queue_pairs",
+            f"Use {QUEUE_PAIRS} queue pairs per connection (RoCE)",
+            env(name, value),
+            {name: value},
+            "switches spread flows over their links by queue pair, and one flow takes one link; the default is 1",
+            "more queue pairs cost memory of the card, and small messages may take longer",
+        )
+    row = _costliest(case)
+    if row is not None and row["op"] in _SENT and row["bytes"] >= LARGE and not _set(nccl, "NCCL_P2P_NET_CHUNKSIZE"):
+        name, value = "NCCL_P2P_NET_CHUNKSIZE", str(CHUNK)
+        yield _network(
+            case,
+            finding,
+            nccl,
+            "nccl_chunks",
+            f"Send {row['op']} between hosts in chunks of 256 KiB",
+            env(name, value),
+            {name: value},
+            "larger messages fill a fast network with fewer operations; the default is 128 KiB",
+            "larger buffers on every connection",
+        )
+
+
+def _network(
+    case: Case,
+    finding: FindingEntry,
+    nccl: Nccl,
+    code: str,
+    action: str,
+    setting: Setting,
+    settings: dict[str, str],
+    why: str,
+    risk: str,
+) -> Proposal:
+    ranks = max((one["size"] for one in nccl["communicators"]), default=2)
+    row = _costliest(case)
+    op, size = (row["op"], row["bytes"]) if row is not None else ("all_reduce", 64 << 20)
+    trial = comparison(op, [size], ranks, [Variant("as_is", {}), Variant(code, settings)])
+    return Proposal(
+        code=code,
+        action=action,
+        why=f"{cost(finding)}; {why}",
+        setting=setting,
+        risk=risk,
+        verify=trial,
+        outcome=_MEASURE,
+    )
+
+
+def _costliest(case: Case) -> BandwidthEntry | None:
+    rows = [row for row in case.report.get("bandwidth", ()) if row["tool"] == "trace"]
+    return max(rows, key=lambda row: row["dur_ns"] * row["count"], default=None)
+
+
+def _rails(finding: FindingEntry) -> Proposal:
+    return Proposal(
+        code="rail_placement",
+        action="Give each group that crosses hosts the same GPU of every host",
+        why=finding["message"] + "; where each card has a switch of its own (rails), other pairs go over the spine",
+        setting=python("init_device_mesh.mesh_dim_names", '("dp", "tp")  # and ranks numbered by host, then by GPU'),
+        risk="checkpoints sharded by the old layout must be resharded; no gain where all cards share one switch",
+        verify="record again: the group's busbw; NCCL then keeps to rails by itself (NCCL_CROSS_NIC=2, PXN)",
+        outcome=Refused("whether the network has rails is not recorded: compare nccl-tests in both orders of ranks"),
+    )
+
+
+RULE = Rule(
+    "nccl_network",
+    (
+        Knob(
+            "nccl_sockets",
+            ("bandwidth", "slow_transport", "low_busbw"),
+            "`NCCL_SOCKET_NTHREADS=4`, `NCCL_NSOCKS_PERTHREAD=4`, between hosts without RDMA (since 2.4.8, default 1)",
+        ),
+        Knob(
+            "nccl_queue_pairs",
+            ("bandwidth", "low_busbw"),
+            "`NCCL_IB_QPS_PER_CONNECTION`, over RoCE (since 2.10, default 1)",
+        ),
+        Knob(
+            "nccl_chunks",
+            ("bandwidth", "low_busbw"),
+            "`NCCL_P2P_NET_CHUNKSIZE`, for large sends and all-to-alls between hosts (since 2.14, default 128 KiB)",
+        ),
+        Knob("rail_placement", ("rails_crossed",), "the order of ranks: each group the same GPU of every host"),
+    ),
+    propose,
+    ("pytorch", "jax", "native"),
+)

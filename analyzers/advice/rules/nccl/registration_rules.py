@@ -1,0 +1,190 @@
+"""Fewer copies and fewer SMs for collectives within NVLink: symmetric memory, copy engines, CTA policy.
+
+Names and versions after NVIDIA/nccl docs/userguide/source/usage/bufferreg.rst and env.rst (2.32), PyTorch 2.13
+(`FSDPModule.set_symm_mem_for_comm`, since 2.12), Megatron-LM (`--use-nccl-ub`). Measured elsewhere on 8 H100 with NCCL
+2.29: all-gather and reduce-scatter of 1 to 16 MiB 1.3 to 2.1 times as fast by symmetric memory, no gain from 256 MiB on
+(NVIDIA/Megatron-LM issue 5655). What it gains in a given job only that job can show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpuscope.analyzers.advice.framework_settings import config, cost, env, in_dialect, python
+from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.report.schema.nccl_sections import BandwidthEntry
+from gpuscope.trace.naming.communication_kernels import symmetric
+from gpuscope.trace.naming.frameworks import parallelism_of
+
+WINDOWS, COPY_ENGINES, NAMED_POLICIES = (2, 27), (2, 28), (2, 29)
+"""NCCL's versions with symmetric windows, with collectives by copy engines, with `NCCL_CTA_POLICY` by name."""
+WORTH = (1 << 10, 64 << 20)
+"""Bytes of messages that symmetric memory is faster for."""
+OVERLAPPED = 0.3
+"""Share of communication beside compute from which the SMs it takes are worth freeing."""
+_SYMMETRIC_OPS = ("all_reduce", "all_gather", "reduce_scatter")
+_SHARDED = ("all_gather", "reduce_scatter")
+_ENGINE_OPS = ("all_gather", "all_to_all")
+"""What NCCL carries out by copy engines within NVLink."""
+_TRY = Refused("what fewer copies and SMs gain beside this compute is in no trace without them: try it")
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """Only where NVLink joins the costliest group and NCCL's version, which its log gives, has it."""
+    row = _costliest(case)
+    if row is None or "NVLink" not in (row["link"] or "") or any(symmetric(name) for name in _kernels(case)):
+        return
+    if row["op"] in _SHARDED and case.program == "pytorch" and parallelism_of(row["group"] or "") == "tp":
+        yield from _async_tensor_parallel(case, finding, row)
+    if row["op"] in _SYMMETRIC_OPS and WORTH[0] <= row["bytes"] <= WORTH[1] and _has(case, WINDOWS):
+        yield from _windows(case, finding, row)
+    if _overlapped(case) >= OVERLAPPED and not _set(case, "NCCL_CTA_POLICY"):
+        if row["op"] in _ENGINE_OPS and _has(case, COPY_ENGINES):
+            yield from _copy_engines(case, finding, row)
+        elif _has(case, WINDOWS):
+            yield _efficiency(case, finding)
+
+
+def _async_tensor_parallel(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    """Only where torch.compile is seen: it is what cuts the products."""
+    if not any(name.startswith("triton_") for name in _kernels(case)):
+        return
+    setting = python("torch._inductor.config._micro_pipeline_tp", "True  # and enable_symm_mem_for_group of the group")
+    yield Proposal(
+        code="async_tensor_parallel",
+        action=f"Cut matrix products of tensor parallel so that {row['op']} runs beside them",
+        why=f"{cost(finding)}; {row['op']} of {row['group']} takes most of it, and the product waits for all of it",
+        setting=config("--parallelism.enable_async_tensor_parallel", "")
+        if "torchtitan" in case.frameworks
+        else setting,
+        risk="experimental in PyTorch; buffers in symmetric memory; small products may take longer in pieces",
+        verify="fused_all_gather_matmul or fused_matmul_reduce_scatter in the next trace; gpuscope diff",
+        outcome=_TRY,
+    )
+
+
+def _windows(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    setting = config("ncclCommWindowRegister", "NCCL_WIN_COLL_SYMMETRIC, on buffers of ncclMemAlloc")
+    if not case.native:
+        named: Setting | None = in_dialect(
+            case,
+            {
+                "fsdp2": python("FSDPModule.set_symm_mem_for_comm", '("NCCL")'),
+                "megatron": config("--use-nccl-ub", ""),
+            },
+        )
+        if named is None:
+            return
+        setting = named
+    yield Proposal(
+        code="nccl_symmetric",
+        action=f"Let NCCL read and write the buffers of {row['op']} directly (symmetric memory)",
+        why=f"{cost(finding)}; {row['op']} of this size within NVLink copies through NCCL's own buffers now",
+        setting=setting,
+        risk="buffers come from a pool of their own: more device memory; setting them up takes seconds once",
+        verify="kernels are named ncclSymkDevKernel_…; bandwidth[] shows the gain by size",
+        outcome=_TRY,
+    )
+
+
+def _copy_engines(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    setting = in_dialect(
+        case,
+        {
+            "fsdp2": python(
+                "ProcessGroupNCCL.Options.config.cta_policy",
+                "ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO  # with FSDPModule.set_symm_mem_for_comm()",
+            ),
+        },
+    )
+    if case.native:
+        setting = config("ncclConfig_t.CTAPolicy", "NCCL_CTA_POLICY_ZERO, on symmetric windows")
+    if setting is not None:
+        yield Proposal(
+            code="nccl_zero_cta",
+            action=f"Let copy engines carry out {row['op']}, without SMs",
+            why=f"{cost(finding)}; {_beside(case)}, whose SMs NCCL's kernels take",
+            setting=setting,
+            risk="a single collective may take longer; needs symmetric buffers and a CUDA driver from 12.5 on, else "
+            "NCCL uses its kernels as before",
+            verify=f"{row['op']} appears as copies, and compute beside it gets faster: gpuscope diff",
+            outcome=_TRY,
+        )
+
+
+def _efficiency(case: Case, finding: FindingEntry) -> Proposal:
+    by_name = _has(case, NAMED_POLICIES)
+    return Proposal(
+        code="nccl_cta_policy",
+        action="Let NCCL use as few SMs as carry its messages well",
+        why=f"{cost(finding)}; {_beside(case)}, whose SMs NCCL's kernels take",
+        setting=env("NCCL_CTA_POLICY", "EFFICIENCY" if by_name else "1"),
+        risk="collectives that nothing overlaps may take longer; per communicator: "
+        "ProcessGroupNCCL.Options.config.cta_policy",
+        verify="gpuscope diff: the step, and compute beside communication",
+        outcome=_TRY,
+    )
+
+
+def _costliest(case: Case) -> BandwidthEntry | None:
+    rows = [row for row in case.report.get("bandwidth", ()) if row["tool"] == "trace"]
+    return max(rows, key=lambda row: row["dur_ns"] * row["count"], default=None)
+
+
+def _kernels(case: Case) -> Sequence[str]:
+    return [kernel["name"] for kernel in case.report.get("kernels", ())]
+
+
+def _set(case: Case, name: str) -> bool:
+    return "nccl" in case.report and any(one["name"] == name for one in case.report["nccl"]["environment"])
+
+
+def _has(case: Case, version: tuple[int, int]) -> bool:
+    """Whether NCCL is known to be at least that new; unknown is no."""
+    known = case.report["nccl"]["versions"] if "nccl" in case.report else []
+    parsed = [tuple(int(part) for part in one.split("+")[0].split(".")[:2] if part.isdecimal()) for one in known]
+    return bool(parsed) and min(parsed) >= version
+
+
+def _overlapped(case: Case) -> float:
+    ranks = case.report["ranks"]
+    whole = sum(rank["communication_ns"] for rank in ranks)
+    return sum(rank["overlapped_communication_ns"] for rank in ranks) / whole if whole else 0.0
+
+
+def _beside(case: Case) -> str:
+    return f"{_overlapped(case):.0%} of communication runs beside compute"
+
+
+RULE = Rule(
+    "nccl_registration",
+    (
+        Knob(
+            "async_tensor_parallel",
+            ("latency", "bandwidth"),
+            "`torch._inductor.config._micro_pipeline_tp`, torchtitan `enable_async_tensor_parallel`: tensor parallel "
+            "under torch.compile within NVLink",
+        ),
+        Knob(
+            "nccl_symmetric",
+            ("latency", "bandwidth"),
+            "FSDP2 `set_symm_mem_for_comm` (torch 2.12), Megatron "
+            "`--use-nccl-ub`, in C `ncclCommWindowRegister`: messages up to 64 MiB within NVLink (NCCL 2.27)",
+        ),
+        Knob(
+            "nccl_zero_cta",
+            ("latency", "bandwidth"),
+            "`ProcessGroupNCCL.Options.config.cta_policy` = "
+            "`NCCL_CTA_POLICY_ZERO`: all-gather and all-to-all by copy engines (NCCL 2.28)",
+        ),
+        Knob(
+            "nccl_cta_policy",
+            ("latency", "bandwidth"),
+            "`NCCL_CTA_POLICY=EFFICIENCY` (2.29; `1` in 2.27 and 2.28), where much communication runs beside compute",
+        ),
+    ),
+    propose,
+    ("pytorch", "native"),
+)

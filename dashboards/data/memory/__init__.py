@@ -1,0 +1,1 @@
+"""What memory snapshots hold, for the pages: segments with their blocks, and use over time."""
