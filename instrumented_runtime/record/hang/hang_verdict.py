@@ -105,13 +105,14 @@ def _about_collective(reports: Mapping[int, Progress], rank: int, name: str, wai
         elif any(str(entry["seq"]) == seq for entry in group["waits"]):
             waiting.append(member)
     parts = [f"{_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'} in {wait['what']}"]
-    parts += [
-        f"rank {member} called {what}"
-        + (" instead" if what.split()[0] != op.split()[0] else f", not of {op.split()[2]}")
-        for member, what in others.items()
-    ]
+    parts += [f"rank {member} called {what}{_instead(what, op)}" for member, what in others.items()]
     parts += [f"rank {member} never joined: {_location(reports, member)}" for member in absent]
     return Complaint(rank, (*absent, *others), False, "; ".join(parts))
+
+
+def _instead(called: str, op: str) -> str:
+    """What the others called, where it is the same operation of another size or type."""
+    return f", not {op.partition(' of ')[2]}" if called.split()[0] == op.split()[0] else " instead"
 
 
 def _location(reports: Mapping[int, Progress], rank: int | None) -> str:

@@ -51,7 +51,8 @@ def test_a_rank_that_called_another_size() -> None:
         return progress([WORLD], list(log.latest), at="train.py:9 in main")
 
     assert verdict({0: waiting(4096), 1: waiting(8192), 2: waiting(4096)}, 3) == (
-        "hang: ranks 0, 2 wait in all_reduce #1 of group default_pg; rank 1 called all_reduce of 8,192 float32, not of 4,096"
+        "hang: ranks 0, 2 wait in all_reduce #1 of group default_pg; "
+        "rank 1 called all_reduce of 8,192 float32, not 4,096 float32"
     )
 
 
