@@ -77,7 +77,7 @@ def rows(report: Report, trace: str) -> list[Row]:
     found = []
     for one in report["suggestions"]:
         step = one["predicted"]
-        told = (
+        told = step["basis"] if not step["step_ns_before"] else (
             f"{units.duration(step['step_ns_before'])} → {units.duration(step['step_ns_after'])} "
             f"({units.duration(step['low_ns'])} to {units.duration(step['high_ns'])})"
         )
