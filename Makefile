@@ -32,8 +32,9 @@ format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-docs: $(VENV)/installed  ## Bring what the documentation generates up to date: options, output, the picture.
+docs: $(VENV)/installed  ## Bring the documentation's generated parts up to date, and build it as a site: build/site.
 	$(VENV)/bin/python docs/generate.py
+	$(VENV)/bin/python docs/build_site.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -6,6 +6,7 @@ A block in a Markdown file is regenerated from the command in its opening line:
 
     <!-- options: gpuscope analyze -->      usage and a table of its arguments and options
     <!-- run: gpuscope info sample_traces/ddp_healthy | head -n 5 -->      the command and what it prints
+    <!-- public: kineto/tracelens_qwen/h100.json.gz -->      the report on a public trace, where its copy is at hand
     <!-- table: causes -->      a table that the program holds: see `TABLES`
     <!-- end -->
 """
@@ -41,6 +42,8 @@ from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION, Cause
 
 ROOT = Path(__file__).resolve().parents[1]
+PUBLIC = (ROOT / ".." / "shared" / "traces").resolve()
+"""Public traces of others, of which no copy is part of the project."""
 PICTURE = ROOT / "docs" / "images" / "report.svg"
 PICTURED = "sample_traces/ddp_slow_rank"
 PICTURE_WIDTH = 100
@@ -49,7 +52,7 @@ WIDTH = 80
 DOCUMENT_WIDTH = 118
 """Columns of a line of prose in a document."""
 
-_BLOCK = re.compile(r"<!-- (?P<kind>options|run|table): (?P<what>.+?) -->\n.*?<!-- end -->", re.DOTALL)
+_BLOCK = re.compile(r"<!-- (?P<kind>options|run|public|table): (?P<what>.+?) -->\n.*?<!-- end -->", re.DOTALL)
 _HEAD = re.compile(r"^(?P<command>.+?) \| head -n (?P<lines>\d+)$")
 
 
@@ -90,14 +93,23 @@ def output(line: str) -> str:
 
     Raises `RuntimeError` where it fails: a broken program must not become documentation.
     """
+    return _printed(line, ROOT)
+
+
+def public(path: str) -> str:
+    """The report on a published trace, as if it lay here; what stands in the document where it is not at hand."""
+    return _printed(f"gpuscope analyze {path}", PUBLIC)
+
+
+def _printed(line: str, folder: Path) -> str:
     match = _HEAD.match(line)
     words = shlex.split(match["command"] if match else line)
     assert words[0] == "gpuscope", f"not a gpuscope command: {line}"
     environment = {**os.environ, "COLUMNS": str(WIDTH), "PYTHONUTF8": "1", "TERM": "dumb", "NO_COLOR": "1",
-                   "GPUSCOPE_NO_STORE": "1"}  # fmt: skip
+                   "GPUSCOPE_NO_STORE": "1", "PYTHONPATH": str(ROOT)}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", "from gpuscope.cli import main; main()", *words[1:]],
-        cwd=ROOT, env=environment, capture_output=True, text=True, encoding="utf-8", check=False,
+        cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", check=False,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{line}: exit code {done.returncode}\n{done.stderr}")
@@ -203,13 +215,15 @@ def table(name: str) -> str:
     return TABLES[name]()
 
 
-MAKERS: dict[str, Callable[[str], str]] = {"options": options, "run": output, "table": table}
+MAKERS: dict[str, Callable[[str], str]] = {"options": options, "run": output, "public": public, "table": table}
 
 
-def filled(text: str) -> str:
-    """A document with its blocks brought up to date."""
+def filled(text: str, anew: bool = False) -> str:
+    """A document with its blocks brought up to date; reports on public traces only where `anew` and these are there."""
 
     def block(match: re.Match[str]) -> str:
+        if match["kind"] == "public" and not (anew and PUBLIC.is_dir()):
+            return match[0]
         made = MAKERS[match["kind"]](match["what"])
         return f"<!-- {match['kind']}: {match['what']} -->\n{made}\n<!-- end -->"
 
@@ -236,13 +250,14 @@ def picture() -> str:
 
 def main() -> int:
     """Write what is out of date, or with --check only name it."""
-    stale = [path for path in documents() if filled(text := path.read_text(encoding="utf-8")) != text]
     if "--check" in sys.argv[1:]:
+        stale = [path for path in documents() if filled(text := path.read_text(encoding="utf-8")) != text]
         for path in stale:
             print(f"out of date, run `make docs`: {path.relative_to(ROOT)}")
         return int(bool(stale))
-    for path in stale:
-        write_text(path, filled(path.read_text(encoding="utf-8")))
+    for path in documents():
+        if (text := path.read_text(encoding="utf-8")) != (now := filled(text, anew=True)):
+            write_text(path, now)
     write_text(PICTURE, picture())
     return 0
 

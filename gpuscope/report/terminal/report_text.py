@@ -7,7 +7,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gpuscope.report.schema.document import FindingEntry, Report
-from gpuscope.report.terminal import first_screen, profile_text
+from gpuscope.report.terminal import first_screen
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.terminal.sections import (
     advice_text,
@@ -15,6 +15,7 @@ from gpuscope.report.terminal.sections import (
     memory_text,
     nccl_text,
     pipeline_text,
+    profile_text,
     stragglers_text,
 )
 from gpuscope.report.view import arrangement, units
@@ -61,7 +62,7 @@ def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
     if mfu := mfu_words(report):
         writer.line(mfu)
     _ideal(report, writer)
-    profile_text.sections(report, writer)
+    profile_text.sections(report, writer, rows)
     _doubts(report, writer)
 
 
@@ -226,7 +227,6 @@ def _kernels(report: Report, writer: Writer, shown: int) -> None:
         return
     writer.heading("Longest kernels")
     rated = any(row["flops_per_s"] is not None for row in rows[:shown])
-    table = writer.table(">share", ">time", ">count", ">mean", *([">rate"] if rated else []), "~kernel")
     cells = [
         [
             units.share(row["share_frac"]),
@@ -238,9 +238,17 @@ def _kernels(report: Report, writer: Writer, shown: int) -> None:
         for row in rows[:shown]
     ]
     used = sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True))
-    names = short_kernels([row["name"] for row in rows[:shown]], max(writer.console.width - used, LEAST_NAME))
-    for own, name in zip(cells, names, strict=True):
-        table.add_row(*map(writer.text, own), writer.cell(name))
+    room = writer.console.width - used
+    operators = [row.get("operator") or units.NONE for row in rows[:shown]]
+    # Beside the kernel where there is room for both.
+    beside = min(max(map(len, operators)), room // 3) if any(row.get("operator") for row in rows[:shown]) else 0
+    beside = beside if room - beside - 2 >= LEAST_NAME else 0
+    names = short_kernels([row["name"] for row in rows[:shown]], max(room - beside - 2, LEAST_NAME))
+    titles = [">share", ">time", ">count", ">mean", *([">rate"] if rated else []), "~kernel"]
+    table = writer.table(*titles, *(["<launched by"] if beside else []))
+    for own, name, operator in zip(cells, names, operators, strict=True):
+        last = [writer.text(writer.name(operator, max(beside, 11)))] if beside else []
+        table.add_row(*map(writer.text, own), writer.cell(name), *last)
     writer.show(table)
     _left_out(len(rows) - shown, writer)
 

@@ -10,8 +10,8 @@ from rich.console import Console
 
 import gpuscope
 from gpuscope.report.schema.document import Report
-from gpuscope.report.terminal.profile_text import sections, spark
 from gpuscope.report.terminal.screen import Writer
+from gpuscope.report.terminal.sections.profile_text import sections, spark
 
 
 @pytest.fixture(scope="module")

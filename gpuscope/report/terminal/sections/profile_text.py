@@ -13,26 +13,28 @@ from gpuscope.report.schema.document import Report
 from gpuscope.report.schema.profile_sections import KernelRankEntry, QueueEntry
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view import arrangement, units
+from gpuscope.report.view.short_kernels import short_kernel, short_kernels
 
-SHOWN = 10
+TIMES = 46
+"""Columns that times and ranks take before the names of kernels."""
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKS_PLAIN = "_.-=+*#@"
 
 
-def sections(report: Report, writer: Writer) -> None:
-    """Print those that have rows."""
-    _kernel_ranks(report, writer)
-    _operators(report, writer)
+def sections(report: Report, writer: Writer, shown: int = 10) -> None:
+    """Print those that have rows, the first `shown` of each."""
+    _kernel_ranks(report, writer, shown)
+    _operators(report, writer, shown)
     _phases(report, writer)
-    _ranges(report, writer)
-    _gaps(report, writer)
-    _streams(report, writer)
-    _launches(report, writer)
-    _copies(report, writer)
-    _calls(report, writer)
+    _ranges(report, writer, shown)
+    _gaps(report, writer, shown)
+    _streams(report, writer, shown)
+    _launches(report, writer, shown)
+    _copies(report, writer, shown)
+    _calls(report, writer, shown)
 
 
-def _kernel_ranks(report: Report, writer: Writer) -> None:
+def _kernel_ranks(report: Report, writer: Writer, shown: int) -> None:
     """The longest kernels on the ranks where a call of each takes least and most time in the mean."""
     by_kernel: dict[tuple[str, str], list[KernelRankEntry]] = {}
     for row in report.get("kernel_ranks", []):
@@ -42,18 +44,19 @@ def _kernel_ranks(report: Report, writer: Writer) -> None:
         return
     writer.heading("Longest kernels by rank (mean of a call)")
     table = writer.table(">fastest", ">rank", ">median", ">slowest", ">rank", "~kernel")
-    for rows in compared[:SHOWN]:
+    names = short_kernels([rows[0]["name"] for rows in compared[:shown]], max(writer.console.width - TIMES, 24))
+    for rows, name in zip(compared, names, strict=False):
         rows = sorted(rows, key=lambda row: row["mean_ns"])
         low, high = rows[0], rows[-1]
         middle = median(row["mean_ns"] for row in rows)
         cells = (units.duration(low["mean_ns"]), str(low["rank"]), units.duration(middle),
                  units.duration(high["mean_ns"]), str(high["rank"]))  # fmt: skip
-        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(low["name"]))
+        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(name))
     writer.show(table)
-    _more(len(compared), writer)
+    _more(len(compared) - shown, writer)
 
 
-def _operators(report: Report, writer: Writer) -> None:
+def _operators(report: Report, writer: Writer, shown: int) -> None:
     rows = report.get("operators", [])
     if not rows:
         return
@@ -61,12 +64,12 @@ def _operators(report: Report, writer: Writer) -> None:
     writer.heading("Operators (self: without those in them)")
     device = [">device self", ">device"] if on_device else []
     table = writer.table(*device, ">host self", ">host", ">calls", "~operator")
-    for row in rows[:SHOWN]:
+    for row in rows[:shown]:
         times = [row["device_self_ns"], row["device_ns"]] if on_device else []
         cells = [units.duration(ns) for ns in (*times, row["host_self_ns"], row["host_ns"])]
         table.add_row(*(writer.text(cell) for cell in (*cells, units.count(row["count"]))), writer.cell(row["name"]))
     writer.show(table)
-    _more(len(rows), writer)
+    _more(len(rows) - shown, writer)
 
 
 def _phases(report: Report, writer: Writer) -> None:
@@ -83,58 +86,58 @@ def _phases(report: Report, writer: Writer) -> None:
     writer.show(table)
 
 
-def _ranges(report: Report, writer: Writer) -> None:
+def _ranges(report: Report, writer: Writer, shown: int) -> None:
     rows, where = _of_one_rank(report.get("ranges", []))
     if not rows:
         return
     writer.heading(f"Ranges and modules{where}")
     on_device = rows[0]["device_ns"] is not None
     table = writer.table(">host", *([">device"] if on_device else []), ">count", "~range")
-    for row in rows[:SHOWN]:
+    for row in rows[:shown]:
         times = [units.duration(row["host_ns"]), *([units.duration(row["device_ns"])] if on_device else [])]
         table.add_row(*(writer.text(cell) for cell in (*times, units.count(row["count"]))), writer.cell(row["name"]))
     writer.show(table)
-    _more(len(rows), writer)
+    _more(len(rows) - shown, writer)
 
 
-def _gaps(report: Report, writer: Writer) -> None:
+def _gaps(report: Report, writer: Writer, shown: int) -> None:
     rows, where = _of_one_rank(report.get("gaps", []))
     if not rows:
         return
     starts = arrangement.starts(report)
     writer.heading(f"Longest idle gaps{where}")
     table = writer.table(">at", ">idle", ">step", "<cause", "~host meanwhile", "~ended by")
-    for row in rows:
+    for row in rows[:shown]:
         at = row["start_ns"] - starts[row["rank"]] if row["rank"] in starts else None
         cells = (units.NONE if at is None else units.offset(at), units.duration(row["dur_ns"]),
                  units.NONE if row["step"] is None else str(row["step"]),
                  row["cause"] or units.NONE)  # fmt: skip
-        names = (writer.cell(row[key] or units.NONE) for key in ("host", "after"))
+        names = (writer.cell(short_kernel(row[key]) if row[key] else units.NONE) for key in ("host", "after"))
         table.add_row(*(writer.text(cell) for cell in cells), *names)
     writer.show(table)
 
 
-def _streams(report: Report, writer: Writer) -> None:
+def _streams(report: Report, writer: Writer, shown: int) -> None:
     rows, where = _of_one_rank(report.get("streams", []))
     if not rows:
         return
     writer.heading(f"Streams{where}")
     table = writer.table(">stream", ">operations", ">busy", ">idle", ">for the host", ">queued", ">longest")
-    for row in rows[:SHOWN]:
+    for row in rows[:shown]:
         keys = ("busy_ns", "idle_ns", "host_wait_ns", "queued_wait_ns", "longest_idle_ns")
         cells = (_stream(row), units.count(row["operations"]), *(units.duration(row[key]) for key in keys))
         table.add_row(*(writer.text(cell) for cell in cells))
     writer.show(table)
-    _more(len(rows), writer)
+    _more(len(rows) - shown, writer)
 
 
-def _launches(report: Report, writer: Writer) -> None:
+def _launches(report: Report, writer: Writer, shown: int) -> None:
     """Launch statistics of a few ranks, and the queues of one."""
     rows = report.get("launches", [])
     if rows:
         writer.heading("Launches")
         table = writer.table(">rank", ">launches", ">call", ">delay", ">kernel", ">short", ">slow calls", ">late")
-        for row in rows[:SHOWN]:
+        for row in rows[:shown]:
             times = (units.duration(row[key]) for key in ("call_median_ns", "delay_median_ns", "kernel_median_ns"))
             counts = (units.count(row[key]) for key in ("short_kernels", "slow_calls", "late_starts"))
             cells = (str(row["rank"]), units.count(row["launches"]), *times, *counts)
@@ -142,12 +145,12 @@ def _launches(report: Report, writer: Writer) -> None:
         writer.show(table)
         note = "Medians; short: kernels shorter than their call; slow calls from 50 µs, late starts from 100 µs."
         writer.line(writer.text(note, "dim"))
-        _more(len(rows), writer)
+        _more(len(rows) - shown, writer)
     queues, where = _of_one_rank(report.get("queues", []))
     if queues:
         writer.heading(f"Launch queue{where}")
         table = writer.table(">stream", ">mean", ">max", ">empty", "<over time")
-        for row in queues[:SHOWN]:
+        for row in queues[:shown]:
             cells = (_stream(row), f"{row['mean']:.3g}", units.count(row["max"]), units.share(row["empty_frac"]))
             table.add_row(*(writer.text(cell) for cell in cells), writer.text(spark(row, writer)))
         writer.show(table)
@@ -162,33 +165,33 @@ def spark(queue: QueueEntry | Mapping[str, Any], writer: Writer) -> str:
     return "".join(" " if not mean else blocks[min(int(mean / top * len(blocks)), len(blocks) - 1)] for mean in pairs)
 
 
-def _copies(report: Report, writer: Writer) -> None:
+def _copies(report: Report, writer: Writer, shown: int) -> None:
     rows, where = _of_one_rank(report.get("copies", []))
     if not rows:
         return
     writer.heading(f"Copies{where}")
     table = writer.table("<kind", ">size", ">count", ">bytes", ">time", ">bandwidth")
-    for row in rows[:SHOWN]:
+    for row in rows[:shown]:
         cells = (row["kind"], _sizes(row["least_bytes"], row["below_bytes"]), units.count(row["count"]),
                  units.size(row["bytes"]), units.duration(row["dur_ns"]),
                  units.bandwidth(row["bandwidth_gbps"]))  # fmt: skip
         table.add_row(*(writer.text(cell) for cell in cells))
     writer.show(table)
-    _more(len(rows), writer)
+    _more(len(rows) - shown, writer)
 
 
-def _calls(report: Report, writer: Writer) -> None:
+def _calls(report: Report, writer: Writer, shown: int) -> None:
     rows, where = _of_one_rank(report.get("api_calls", []))
     if not rows:
         return
     writer.heading(f"Runtime calls{where}")
     table = writer.table(">share", ">time", ">count", ">median", ">longest", "~call")
-    for row in rows[:SHOWN]:
+    for row in rows[:shown]:
         cells = (units.share(row["share_frac"]), units.duration(row["dur_ns"]), units.count(row["count"]),
                  units.duration(row["median_ns"]), units.duration(row["max_ns"]))  # fmt: skip
         table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
     writer.show(table)
-    _more(len(rows), writer)
+    _more(len(rows) - shown, writer)
 
 
 def _of_one_rank(rows: Iterable[Any]) -> tuple[Sequence[Any], str]:
@@ -214,6 +217,6 @@ def _sizes(least: int | None, below: int | None) -> str:
     return f"below {units.memory(below)}" if not least else f"{units.memory(least)} to {units.memory(below)}"
 
 
-def _more(rows: int, writer: Writer) -> None:
-    if rows > SHOWN:
-        writer.line(writer.text(f"and {units.count(rows - SHOWN)} more (--json, --csv)", "dim"))
+def _more(number: int, writer: Writer) -> None:
+    if number > 0:
+        writer.line(writer.text(f"and {units.count(number)} more (--json, --csv)", "dim"))

@@ -1,0 +1,78 @@
+"""The documentation as a site: a page per cause and per suggestion, made from their records, and no dead link."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpuscope.analyzers.advice.rule import rules
+from gpuscope.report.view.causes import CAUSES
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(DOCS))
+    try:
+        import build_site
+
+        yield build_site
+    finally:
+        sys.path.remove(str(DOCS))
+        sys.modules.pop("build_site", None)
+
+
+def test_every_cause_has_a_page_that_says_how_it_is_recognised_and_verified(site: ModuleType) -> None:
+    pages = site.generated_pages()
+    for code in {cause.finding_code for cause in CAUSES}:
+        page = pages[f"causes/{code}.md"]
+        assert all(f"\n## {heading}\n" in page for heading in ("How it is recognised", "How to verify")), code
+        assert f"(`{code}.md`)" in page or f"`{code}`" in pages["causes/index.md"]
+    assert "enumerate(DataLoader)" in pages["causes/input.md"]
+    assert "(../suggestions/loader_workers.md)" in pages["causes/input.md"]
+
+
+def test_every_suggestion_has_a_page_made_of_its_record(site: ModuleType) -> None:
+    pages = site.generated_pages()
+    knobs = [knob for rule in rules() for knob in rule.knobs]
+    for knob in knobs:
+        page = pages[f"suggestions/{knob.code}.md"]
+        headings = ("What it sets", "When it is suggested", "What would mislead it", "How to verify")
+        assert [heading for heading in headings if f"\n## {heading}\n" not in page] == []
+        assert knob.setting[1:] in page
+    loader = pages["suggestions/loader_workers.md"]
+    assert "each worker is a process with its own memory" in loader.lower()
+    assert "gpuscope diff BEFORE AFTER --suggestion loader_workers" in loader
+
+
+def test_what_rules_say_of_risk_and_proof_is_found_in_their_source(site: ModuleType) -> None:
+    """Also where a proposal is made from a table, and with figures of the run left open."""
+    said = site.said_by_rules()
+    assert any("«" not in text and "…" in text for text in said["fsdp_prefetch"].risks)
+    assert said["compile_cache"].verify
+    silent = [code for code, one in said.items() if not one.verify and not one.risks]
+    assert len(silent) <= len(said) // 5, silent  # those made by functions; their pages have the general proof
+
+
+def test_links_fit_the_page_they_stand_on(site: ModuleType) -> None:
+    source = DOCS / "findings.md"
+    text = "[a](definitions.md#verdict), `[b](c.md)`, [d](https://x.org), [e](../CHANGELOG.md), [`f`](#here)"
+    assert site.moved(text, source, "causes/input.md") == (
+        "[a](../definitions.md#verdict), `[b](c.md)`, [d](https://x.org), [e](../CHANGELOG.md), [`f`](#here)"
+    )
+    with pytest.raises(ValueError, match="not on the site"):
+        site.moved("[code](../gpuscope/cli.py)", source, "findings.md")
+
+
+def test_the_site_builds_without_a_warning(site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("zensical")
+    monkeypatch.setattr(site, "PAGES", tmp_path / "site-pages")
+    assert site.main() == 0
+    built = tmp_path / "site"
+    assert "data loader" in (built / "causes" / "input.html").read_text(encoding="utf-8")
+    assert (built / "index.html").exists()
