@@ -77,9 +77,13 @@ def rows(report: Report, trace: str) -> list[Row]:
     found = []
     for one in report["suggestions"]:
         step = one["predicted"]
-        told = step["basis"] if not step["step_ns_before"] else (
-            f"{units.duration(step['step_ns_before'])} → {units.duration(step['step_ns_after'])} "
-            f"({units.duration(step['low_ns'])} to {units.duration(step['high_ns'])})"
+        told = (
+            step["basis"]
+            if not step["step_ns_before"]
+            else (
+                f"{units.duration(step['step_ns_before'])} → {units.duration(step['step_ns_after'])} "
+                f"({units.duration(step['low_ns'])} to {units.duration(step['high_ns'])})"
+            )
         )
         found.append((one["code"], one["finding"], one["setting"], told, True))
     for other in report["advice"]["unpredicted"]:
