@@ -83,7 +83,7 @@ def _drawn(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
             ),
             note=f"Step {timeline['step']}, the one whose bubble is the median; numbers are micro-batches; "
             "what is empty is bubble." + (" Click a computation to see it in the timeline." if recorded else ""),
-            corner=parts.csv_link(shown.run.key, "pipeline"),
+            corner=parts.csv_link(shown.run.key, name.replace("-", "_")),
         )
 
 

@@ -51,8 +51,9 @@ def _table(run: OpenRun, section: str) -> pd.DataFrame | None:
     if section in run.tables.tables:
         return run.tables.tables[section]
     pipeline: dict[str, Any] = cast("dict[str, Any]", run.report).get("pipeline") or {}
-    if section == "pipeline" and "timeline" in pipeline:
-        return pd.DataFrame(pipeline["timeline"]["computations"])
+    drawn = {"pipeline": "computations", "pipeline_ideal": "ideal"}.get(section)
+    if drawn is not None and pipeline.get("timeline", {}).get(drawn):
+        return pd.DataFrame(pipeline["timeline"][drawn])
     if section == "pipeline_bubbles" and pipeline.get("rows"):
         return pd.json_normalize(pipeline["rows"])
     return None
