@@ -23,7 +23,7 @@ from gpuscope.dashboards.pages import event_panel
 from gpuscope.dashboards.pages.pinned_finding import pinned
 from gpuscope.dashboards.state import View, parse, text
 from gpuscope.dashboards.web import timeline_data
-from gpuscope.report.view import units
+from gpuscope.report.view import palette, units
 
 PATH = "/timeline"
 MAP_COLUMNS = 600
@@ -84,6 +84,9 @@ def _setup(shown: Shown, events: Events, found: event_details.Details | None) ->
             for number, track in enumerate(events.tracks) if ranks is None or track.rank in ranks
         },
         "looks": {look: {"label": label, "colour": colour} for look, (label, colour) in LOOKS.items()},
+        "marks": {
+            "finding": palette.VERMILLION, "range": palette.BLUE, "range_dark": palette.SKY, "other": palette.GREY,
+        },
         "steps": _steps(shown, events), "overview": overview(events, tracks, MAP_COLUMNS),
         "flows": flows(found, events) if found is not None else None,
     }  # fmt: skip

@@ -7,8 +7,8 @@
   const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
   const CHARACTER = 6.1; // pixels of one, on average
   const THEMES = {
-    light: { text: "#1a1a1a", faint: "#5c5c5c", line: "#d9d9d9", back: "#ffffff", head: "#eef0f2", select: "#000000", range: "#0072B2", cursor: "#00527f" },
-    dark: { text: "#ececec", faint: "#b0b0b0", line: "#3f3f3f", back: "#1b1b1d", head: "#2a2b2e", select: "#ffffff", range: "#56B4E9", cursor: "#8fd0f5" },
+    light: { text: "#1a1a1a", faint: "#5c5c5c", line: "#d9d9d9", back: "#ffffff", head: "#eef0f2", select: "#000000", cursor: "#00527f" },
+    dark: { text: "#ececec", faint: "#b0b0b0", line: "#3f3f3f", back: "#1b1b1d", head: "#2a2b2e", select: "#ffffff", cursor: "#8fd0f5" },
   };
   const ROLES = { setup: 0.1, partial: 0.1, warmup: 0.1, outlier: 0.1, steady: 0 };
 
@@ -38,7 +38,7 @@
       const key = look * 4294967296 + name;
       let found = known.get(key);
       if (found === undefined) {
-        const hex = space.coloured((timeline.setup.looks[look] || { colour: "#8C8C8C" }).colour, name, timeline.byName);
+        const hex = space.coloured((timeline.setup.looks[look] || { colour: timeline.setup.marks.other }).colour, name, timeline.byName);
         known.set(key, (found = { hex, packed: space.packed(hex), ink: luminance(hex) > 0.36 ? "#000000" : "#ffffff" }));
       }
       return found;
@@ -136,7 +136,7 @@
 
   // The marked span and the chosen range, over all rows.
   function spans(timeline, pen, look, height) {
-    for (const [span, colour, alpha] of [[timeline.mark, "#D55E00", 0.16], [timeline.range, look.range, 0.18]]) {
+    for (const [span, colour, alpha] of [[timeline.mark, timeline.setup.marks.finding, 0.16], [timeline.range, timeline.setup.marks[dark() ? "range_dark" : "range"], 0.18]]) {
       if (!span) continue;
       const [x, until] = [Math.max(timeline.x(span[0]), timeline.label), Math.min(timeline.x(span[1]), timeline.label + timeline.plot)];
       if (until < timeline.label || x > timeline.label + timeline.plot) continue;

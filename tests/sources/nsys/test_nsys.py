@@ -203,12 +203,12 @@ def test_one_report_in_several_formats_counts_once(tmp_path: Path) -> None:
     assert [item.path.name for item in inputs([tmp_path])] == ["export.sqlite"]
 
 
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_what_installs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export = Export()
     export.kernel(0, 10, 1)
     path = export.write(tmp_path, "parquetdir")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"gpuscope\[arrow\]"):
+    with pytest.raises(InputError, match=r"pip install 'pyarrow"):
         gpuscope.open_trace(path)
 
 
