@@ -39,6 +39,7 @@ EXTRA_OF = {
     "accelerate": "integrations",
     "transformers": "integrations",
     "lightning": "integrations",
+    "dask": "cluster",
     "distributed": "cluster",
     "fsspec": "cluster",
 }
