@@ -192,6 +192,11 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class PaddedProducts:
+    """Matrix products padded to sizes that tensor cores handle well."""
+
+
+@dataclass(frozen=True)
 class FusedKernels:
     """Chains of memory-bound kernels made a few kernels (torch.compile)."""
 
@@ -243,6 +248,7 @@ Change = (
     | SequenceParallel
     | MoreRanks
     | Precision
+    | PaddedProducts
     | FusedKernels
     | NoLayoutConversion
     | FusedAttention

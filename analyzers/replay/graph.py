@@ -83,6 +83,8 @@ class Trait(IntFlag):
     """An attention that runs as products with a softmax between them."""
     FLASH_2 = 4
     """FlashAttention 2."""
+    ODD = 8
+    """A product with sizes that tensor cores handle badly."""
 
 
 NODE_COLUMNS = (

@@ -201,7 +201,8 @@ class Script:
 
     @property
     def tokens(self) -> int:
-        return round(self.job.gemm_ns * FLOPS_PER_NS / (2 * HIDDEN * HIDDEN) * self.job.scale(self.rank, self.step))
+        rows = self.job.gemm_ns * FLOPS_PER_NS / (2 * HIDDEN * HIDDEN) * self.job.scale(self.rank, self.step)
+        return max(1, round(rows / 64)) * 64
 
 
 def _told(op: str, name: str, size: int, group: str, ranks: tuple[int, ...], seq: int, rank: int) -> dict[str, Any]:

@@ -23,6 +23,9 @@ from gpuscope.trace.naming import precisions
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 
+SIZES_SHOWN = 6
+NEAR_PEAK = 0.5
+"""Share of the 16-bit peak from which only a faster precision shortens a product."""
 COMPILED = 0.1
 """Share of Inductor's kernels among memory-bound ones from which the model is compiled already."""
 _CAPABILITIES: tuple[tuple[int, Generation], ...] = (
@@ -118,6 +121,13 @@ def _reducible(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Ite
     chained = facts.chain[rows] >= 0
     if triton < COMPILED * max(int(spent[chained].sum()) + triton, 1):
         yield from _entry(trace, "unfused_kernels", rows, chained, "")
+    odd = np.isin(rows, list(facts.odd))
+    sizes = sorted({size for row in rows[odd].tolist() for size in facts.odd[row]})
+    yield from _entry(trace, "odd_sizes", rows, odd, ", ".join(map(str, sizes[:SIZES_SHOWN])))
+    if "fp8" in peaks_of(model):
+        halves = [PRECISIONS.index(name) for name in ("bf16", "fp16")]
+        busy = products & np.isin(precision, halves) & (facts.floor[rows] >= NEAR_PEAK * spent)
+        yield from _entry(trace, "half_precision_products", rows, busy, "")
     yield from _entry(trace, "layout_conversion", rows, facts.layout[rows], "")
     yield from _entry(trace, "unfused_attention", rows, facts.attention[rows] & ~products, "")
     if _generation(trace, facts, rows, model) == "hopper":

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscope.analyzers.device_time.kernels.kernel_chains import NO_CHAIN, chains
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, categories, codes
+from gpuscope.analyzers.device_time.kernels.odd_sizes import odd_sizes
 from gpuscope.analyzers.device_time.kernels.operator_bytes import operator_bytes
 from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models, is_multiplying, operator_work
 from gpuscope.hardware.device_peaks import memory_bandwidth, peaks_of
@@ -47,6 +48,8 @@ class KernelFacts:
     """Whether it is part of an attention that runs as products with a softmax between them."""
     flash_2: Mask
     """Whether it is FlashAttention 2."""
+    odd: dict[int, tuple[int, ...]]
+    """Sizes of matrix products that are no multiples of 16 bytes, by device event."""
 
 
 _KNOWN: WeakKeyDictionary[Trace, KernelFacts] = WeakKeyDictionary()
@@ -72,7 +75,29 @@ def _facts(trace: Trace) -> KernelFacts:
     layout = compute & names.matching(lambda name: _LAYOUT.search(name) is not None)[device["name"]]
     flash = compute & names.matching(lambda name: _FLASH_2.search(name) is not None)[device["name"]]
     floor = _floor(trace, work, moved, precision)
-    return KernelFacts(category, work, precision, moved, floor, chain, layout, attention, flash)
+    odd = _odd(trace, work, precision)
+    return KernelFacts(category, work, precision, moved, floor, chain, layout, attention, flash, odd)
+
+
+def _odd(trace: Trace, work: Work, precision: Times) -> dict[int, tuple[int, ...]]:
+    """Odd sizes of the products whose FLOPs are known."""
+    device, host, names, shapes = trace["device_events"], trace["host_events"], trace.names, trace["shapes"]
+    rows = np.flatnonzero(work.flops)
+    if not len(rows):
+        return {}
+    place = np.full(len(host), NA, np.int64)
+    place[shapes["event"]] = np.arange(len(shapes))
+    launch = device["launch"][rows]
+    operator = innermost(host, place != NA, host["thread"][launch], host["start"][launch])
+    known: dict[tuple[int, int, int], tuple[int, ...]] = {}
+    found: dict[int, tuple[int, ...]] = {}
+    for row, event in zip(rows[operator != NA].tolist(), operator[operator != NA].tolist(), strict=True):
+        key = (int(host["name"][event]), int(shapes["dims"][place[event]]), int(precision[row]))
+        if key not in known:
+            known[key] = odd_sizes(names[key[0]], names[key[1]], PRECISIONS[key[2]])
+        if known[key]:
+            found[row] = known[key]
+    return found
 
 
 def _precision(trace: Trace, category: Labels, work: Work) -> Times:

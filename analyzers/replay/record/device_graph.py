@@ -297,6 +297,7 @@ def _kernel(facts: KernelFacts, device: Table, event: int) -> dict[str, int]:
         Trait.LAYOUT * int(facts.layout[event])
         | Trait.ATTENTION * int(facts.attention[event])
         | Trait.FLASH_2 * int(facts.flash_2[event])
+        | Trait.ODD * int(event in facts.odd)
     )
     return {
         "kernel": int(device["name"][event]), "category": int(facts.category[event]),

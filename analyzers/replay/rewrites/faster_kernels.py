@@ -18,6 +18,7 @@ from gpuscope.analyzers.frame.changes import (
     FusedOptimizer,
     HopperAttention,
     NoLayoutConversion,
+    PaddedProducts,
     Precision,
 )
 from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, Trait, UnreplayableError
@@ -36,6 +37,9 @@ LEAST_NS = 4_000
 """What even a small product takes."""
 HALVED = {-1: 0.55, 0: 0.75, 1: 1.1}
 """What autocast makes of memory-bound kernels: half the bytes at best, and casts in between."""
+PADDED = {-1: 0.8, 0: 0.5}
+LEAST_PADDED = 0.1
+"""Products of aligned sizes reach 50 to 80 % of their floor; where it turns out badly they get a tenth shorter."""
 PER_KERNEL = 5
 """Memory-bound kernels of eager mode that Inductor makes one of, about: five to seven in a normalisation, six in
 a rotary embedding, five in a masked softmax."""
@@ -121,6 +125,20 @@ def fused_kernels(graph: Graph, change: FusedKernels, setting: Setting) -> Rewri
     chains = len(np.unique(keys))
     return _shortened(found, new, f"{units.plural(chains, 'chain')} of {len(rows)} memory-bound kernels, of each one "
                       f"kernel in {PER_KERNEL} left, as long as the longest (assumed)")  # fmt: skip
+
+
+def padded_products(graph: Graph, change: PaddedProducts, setting: Setting) -> Rewritten:
+    """Products of odd sizes at the share of their floor that aligned ones reach."""
+    del change
+    odd = _trait(graph, Trait.ODD)
+    dur, floor = _columns(graph)
+    odd &= floor > 0
+    if not odd.any():
+        raise UnreplayableError("no product of an odd size whose floor is known ran")
+    wanted = np.minimum(dur, floor / PADDED[setting.bias]) if setting.bias <= 0 else dur * (1 - LEAST_PADDED)
+    return _shortened(graph, np.where(odd, np.minimum(dur, wanted), dur),
+                      f"{int(odd.sum())} products at {PADDED[0]:.0%} of their FLOPs' or bytes' peak (assumed: from "
+                      f" {LEAST_PADDED:.0%} shorter to {PADDED[-1]:.0%})")  # fmt: skip
 
 
 def no_layout_conversion(graph: Graph, change: NoLayoutConversion, setting: Setting) -> Rewritten:

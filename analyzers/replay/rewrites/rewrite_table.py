@@ -38,6 +38,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.NoHostWork: host_work.no_host_work,
     changes.ReplacedRank: slow_ranks.replaced_rank,
     changes.Precision: faster_kernels.precision,
+    changes.PaddedProducts: faster_kernels.padded_products,
     changes.FusedKernels: faster_kernels.fused_kernels,
     changes.NoLayoutConversion: faster_kernels.no_layout_conversion,
     changes.FusedAttention: faster_kernels.fused_attention,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import simulator.kineto_rows
+import simulator.script
 import simulator.training
 from simulator.catalogue import COMPUTE, TINY
 from simulator.job import Job
@@ -89,6 +90,12 @@ def test_what_the_host_holds_up_gets_no_faster_kernels(simulated: Simulate) -> N
     assert {"tf32", "autocast"}.isdisjoint(one["code"] for one in launched["suggestions"])
 
 
+def test_graphs_fuse_too_where_launching_is_the_limit(simulated: Simulate) -> None:
+    found = codes(simulated(TINY, small=simulator.training.SMALL))
+    assert "cuda_graphs" in found
+    assert "compile" not in found
+
+
 def test_products_on_tensor_cores_are_left_alone(simulated: Simulate) -> None:
     assert codes(simulated(QUIET)) == set()
 
@@ -160,3 +167,31 @@ def test_the_ideal_step_is_the_kernels_at_their_peaks(simulated: Simulate) -> No
     assert precision["precision"] == "bf16"
     others = sum(part["dur_ns"] for part in entry["parts"] if not part["known_ns"])
     assert ideal["compute_ns"] == pytest.approx(min(gemm["floor_ns"] + others, ideal["step_ns"]), rel=0.02)
+
+
+@pytest.mark.parametrize("hidden", [1023, 1024])
+def test_sizes_that_tensor_cores_handle_badly(
+    hidden: int, simulated: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of 1023 columns take four times what those of 1024 do, which reach 60 % of their floor."""
+    monkeypatch.setattr(simulator.training, "HIDDEN", hidden)
+    monkeypatch.setattr(simulator.script, "HIDDEN", hidden)
+    hopper = "NVIDIA H100 80GB HBM3"
+    monkeypatch.setattr(simulator.script, "FLOPS_PER_NS", 989_400 * 0.15)
+    slow = simulated(QUIET, gpu=hopper, shapes=True)
+    if hidden % 8 == 0:
+        assert "padded_sizes" not in codes(slow)
+        return
+    predicted = next(one["predicted"] for one in slow["suggestions"] if one["code"] == "padded_sizes")
+    aligned = simulated(replace(QUIET, gemm_ns=QUIET.gemm_ns // 4), gpu=hopper)
+    assert predicted["low_ns"] <= step(aligned) <= predicted["high_ns"]
+
+
+@pytest.mark.parametrize(("gpu", "share", "expected"), [
+    ("NVIDIA H100 80GB HBM3", 0.7, True), ("NVIDIA H100 80GB HBM3", 0.3, False), ("NVIDIA A100-SXM4-80GB", 0.7, False),
+])  # fmt: skip
+def test_fp8_where_16_bits_are_near_their_peak(
+    gpu: str, share: float, expected: bool, simulated: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulator.script, "FLOPS_PER_NS", (989_400 if "H100" in gpu else 311_900) * share)
+    assert ("fp8" in codes(simulated(QUIET, gpu=gpu, shapes=True))) is expected

@@ -252,3 +252,11 @@ def test_graphs_are_what_is_replayed() -> None:
 
     advise(launching(), predict)
     assert asked == [CapturedGraphs()]
+
+
+@pytest.mark.parametrize(("world", "expected"), [(8, True), (1, False), (None, False)])
+def test_ranks_are_bound_to_cores_where_there_are_several(world: int | None, expected: bool) -> None:
+    case = launching()
+    case["trace"]["world_size"] = world
+    _, advice = advise(case, gains)
+    assert ("numa_binding" in {one["code"] for one in advice["unpredicted"]}) is expected

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.rules.host.launch_rules import MIN_STEPS
 from gpuscope.analyzers.frame.changes import (
     FusedAttention,
     FusedKernels,
     FusedOptimizer,
     HopperAttention,
     NoLayoutConversion,
+    PaddedProducts,
     Refused,
 )
 from gpuscope.report.schema.document import FindingEntry
@@ -20,9 +22,16 @@ from gpuscope.report.view import units
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """One suggestion per finding, where the replay can tell what it gains."""
+    if finding["code"] == "unfused_kernels" and _launched_too_slowly(case, finding):
+        return  # torch.compile(mode="reduce-overhead") is advised for that, and fuses too
     proposal = _BY_FINDING[finding["code"]](case, finding)
     if not isinstance(case.predict(proposal.changes), Refused):
         yield proposal
+
+
+def _launched_too_slowly(case: Case, finding: FindingEntry) -> bool:
+    launch = case.finding("launch")
+    return launch is not None and launch["share_frac"] > finding["share_frac"] and case.steady_steps >= MIN_STEPS
 
 
 def _compiled(case: Case, finding: FindingEntry) -> Proposal:
@@ -47,6 +56,19 @@ def _floor(case: Case) -> str:
         return ""
     return (
         f"; at memory bandwidth those with known shapes need {units.share(floor / known)} of their time even one by one"
+    )
+
+
+def _padded(case: Case, finding: FindingEntry) -> Proposal:
+    setting = in_dialect(case, {"megatron": config("--make-vocab-size-divisible-by", "128")})
+    return Proposal(
+        code="padded_sizes",
+        action="Pad these sizes to multiples of 8, better of 64",
+        why=f"{finding['message']}",
+        setting=setting or python("sizes of layers, vocabulary and features", "rounded up to a multiple of 64"),
+        risk="padding must be masked where it would count (a softmax over the vocabulary); checkpoints change shape",
+        verify="record again: the same products in tensor-core kernels, shorter",
+        changes=(PaddedProducts(),),
     )
 
 
@@ -113,6 +135,7 @@ def _optimizer(case: Case, finding: FindingEntry) -> Proposal:
 
 _BY_FINDING: dict[str, Callable[[Case, FindingEntry], Proposal]] = {
     "unfused_kernels": _compiled,
+    "odd_sizes": _padded,
     "layout_conversion": _channels_last,
     "unfused_attention": _attention,
     "flash_attention_2": _hopper,
@@ -123,6 +146,7 @@ RULE = Rule(
     "kernels",
     (
         Knob("compile", ("unfused_kernels",), "`torch.compile`, where memory-bound kernels follow each other"),
+        Knob("padded_sizes", ("odd_sizes",), "sizes in multiples of 64, Megatron `--make-vocab-size-divisible-by`"),
         Knob(
             "channels_last", ("layout_conversion",),
             "`model.to(memory_format=torch.channels_last)`, on ROCm with `PYTORCH_MIOPEN_SUGGEST_NHWC=1`",

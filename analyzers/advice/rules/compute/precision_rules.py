@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Precision
+from gpuscope.analyzers.frame.changes import Precision, Refused
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.report.schema.document import FindingEntry, Setting
 
@@ -14,7 +14,10 @@ VERIFY = "record again: the products' kernels name the precision (tf32, bf16…)
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """TF32 where products run in FP32, autocast for these and for TF32."""
+    """TF32 where products run in FP32, autocast for these and for TF32, FP8 where 16 bits run near their peak."""
+    if finding["code"] == "half_precision_products":
+        yield _fp8(case, finding)
+        return
     precisions = _precisions(case)
     if finding["code"] == "single_precision" and "tf32" in precisions and not case.rocm:
         yield Proposal(
@@ -37,6 +40,21 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         if half == "bf16" else "fp16 overflows at 65504: the scaler skips such steps; compare the loss curve",
         verify=VERIFY,
         changes=(Precision(half),),
+        alters_training=True,
+    )  # fmt: skip
+
+
+def _fp8(case: Case, finding: FindingEntry) -> Proposal:
+    return Proposal(
+        code="fp8",
+        action="Multiply the large linear layers in FP8",
+        why=f"{cost(finding)} near the 16-bit peak, so that only a faster precision shortens them",
+        setting=in_dialect(case, {"megatron": config("--fp8-format", "hybrid")})
+        or python("torchao.float8.convert_to_float8_training", "model, for layers whose sizes are multiples of 16"),
+        risk="casts and scales make small layers slower; watch accuracy over a long run",
+        verify="record again: the products' kernels name e4m3 or e5m2 and get shorter; compare the loss curve",
+        outcome=Refused("what casts and scales cost depends on the layers: the products at most halve; try it on "
+                        "the largest layers"),
         alters_training=True,
     )  # fmt: skip
 
@@ -74,6 +92,8 @@ def _autocast(case: Case, half: str) -> Setting:
 RULE = Rule(
     "precision",
     (
+        Knob("fp8", ("half_precision_products",), "`torchao.float8`, Megatron `--fp8-format`: 16-bit products near "
+             "their peak are most of a step"),
         Knob(
             "tf32", ("single_precision",),
             '`torch.set_float32_matmul_precision("high")`, with convolutions `torch.backends.cudnn.allow_tf32` too '

@@ -213,7 +213,7 @@ RULE = Rule(
     "blocking_calls",
     (
         Knob("remove_syncs", ("sync",), "the blocking call at its place: on the device, pinned, or a step later"),
-        Knob("pinned_copies", ("sync",), "`pin_memory=True` with `non_blocking=True`"),
+        Knob("pinned_copies", ("sync",), "`pin_memory=True` with `non_blocking=True`; in C++ `cudaMallocHost`"),
     ),
     propose,
     ("pytorch", "jax", "native"),

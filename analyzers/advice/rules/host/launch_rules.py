@@ -44,7 +44,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             outcome=None if hindrance is None else Refused(hindrance[0]),
             possible_after=() if hindrance is None else hindrance[1],
         )
-    if case.program == "pytorch" or case.program is None:
+    if (case.program == "pytorch" or case.program is None) and (case.report["trace"]["world_size"] or 1) > 1:
         yield _numa(finding)
 
 
