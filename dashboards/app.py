@@ -19,6 +19,19 @@ def create_app(runs: Runs, token: str, local: bool = True) -> Dash:
     Every request must carry the `token` (in the address once, then as a cookie). With `local`, only requests to a
     loopback name are answered.
     """
+    app = new_app()
+    app.layout = shell.layout(runs)
+    shell.register(app, runs)
+    for page in pages():
+        page.register(app, runs)
+    downloads.register(app.server, runs)
+    timeline_data.register(app.server, runs)
+    protect(app, token, local)
+    return app
+
+
+def new_app() -> Dash:
+    """An empty application that works without a network."""
     app = Dash(
         "dashboards",
         title="gpuscope",
@@ -30,12 +43,11 @@ def create_app(runs: Runs, token: str, local: bool = True) -> Dash:
         add_log_handler=False,
     )
     app.index_string = app.index_string.replace("<html>", '<html lang="en">')
-    app.layout = shell.layout(runs)
-    shell.register(app, runs)
-    for page in pages():
-        page.register(app, runs)
-    downloads.register(app.server, runs)
-    timeline_data.register(app.server, runs)
+    return app
+
+
+def protect(app: Dash, token: str, local: bool) -> None:
+    """Check every request, and pack every answer; once all callbacks are registered."""
 
     @cache
     def hashes() -> list[str]:
@@ -43,12 +55,7 @@ def create_app(runs: Runs, token: str, local: bool = True) -> Dash:
 
     access.guard(app.server, token, local, hashes)
     limits.limit(app)
-    _compress(app)
-    return app
-
-
-def _compress(app: Dash) -> None:
-    """Answers in the encoding the browser takes, quickly rather than tightly."""
+    # In the encoding the browser takes, quickly rather than tightly.
     app.server.config["COMPRESS_ZSTD_LEVEL"] = app.server.config["COMPRESS_LEVEL"] = 3
     app.server.config["COMPRESS_BR_LEVEL"] = 1  # at 4, a window of the timeline takes longer to pack than to find
     app.server.config["COMPRESS_ALGORITHM_STREAMING"] = ["zstd", "br", "gzip"]  # files, too

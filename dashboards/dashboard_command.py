@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuscope.commands.options import inputs
+from gpuscope.errors import UsageError
 from gpuscope.store.location import located, store_option
 
 if TYPE_CHECKING:
+    from dash import Dash
+
     from gpuscope.dashboards.data.open_runs import Runs
 
 
@@ -25,10 +28,11 @@ if TYPE_CHECKING:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8050, show_default=True, help="Port; 0 takes a free one."
 )
+@click.option("--watch", is_flag=True, help="Follow a run that is still being recorded; PATH is its run folder.")
 @store_option
 def command(
     paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, host: str, port: int,
-    store: Path | None,
+    watch: bool, store: Path | None,
 ) -> None:  # fmt: skip
     """Analyse each PATH as a run of its own and show them in a browser, until interrupted.
 
@@ -38,6 +42,7 @@ def command(
     \b
     gpuscope dashboard run/
     gpuscope dashboard before/ after/ --port 0
+    gpuscope dashboard runs/today --watch
     """
     from gpuscope.dashboards.app import create_app
     from gpuscope.dashboards.web import access
@@ -45,11 +50,23 @@ def command(
 
     token = access.new_token()
     with listen(host, port) as server:  # before the work, so that a port in use is reported at once
-        runs = _open(paths, ranks, partial, nsys, located(store))
-        server.set_app(create_app(runs, token, access.is_loopback(host)).server)
+        local = access.is_loopback(host)
+        if watch:
+            app = _followed(paths, token, local)
+        else:
+            app = create_app(_open(paths, ranks, partial, nsys, located(store)), token, local)
+        server.set_app(app.server)
         click.echo(f"gpuscope dashboard: {address(host, server.port, token)}\nCtrl-C ends it.")
         server.serve_forever()
         click.echo("Ended.", err=True)
+
+
+def _followed(paths: tuple[str, ...], token: str, local: bool) -> Dash:
+    from gpuscope.dashboards.live.live_app import create_live_app
+
+    if len(paths) != 1:
+        raise UsageError("--watch follows one run", hint="give one run folder")
+    return create_live_app(Path(paths[0]), token, local)
 
 
 def _open(paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, store: Path) -> Runs:

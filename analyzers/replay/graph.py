@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -230,9 +231,10 @@ _DEFAULTS = {
 
 def node_columns(nodes: Sequence[dict[str, int]]) -> dict[str, Times]:
     """Columns from nodes given as dicts; what is not given is 0, or absent."""
-    return {
-        name: np.array([node.get(name, _DEFAULTS.get(name, 0)) for node in nodes], np.int64) for name in NODE_COLUMNS
-    }
+    absent = {name: _DEFAULTS.get(name, 0) for name in NODE_COLUMNS}
+    values = chain.from_iterable((absent | node).values() for node in nodes)  # in the order of `absent`
+    table = np.fromiter(values, np.int64).reshape(len(nodes), len(absent))
+    return {name: table[:, place].copy() for place, name in enumerate(NODE_COLUMNS)}
 
 
 def edge_columns(edges: Sequence[tuple[int, int, int, int]]) -> dict[str, Times]:

@@ -23,7 +23,7 @@ SHAPES: tuple[Shape, ...] = ("few", "many")
 HTA_BACKENDS = ("json", "ijson_batch_and_compress")
 """HTA's default, and the fastest it offers."""
 
-console = Console(width=None if sys.stdout.isatty() else 110)
+console = Console(width=None if sys.stdout.isatty() else 160)
 
 
 @click.command()
@@ -98,7 +98,8 @@ def _show(trace: Enlarged, shape: Shape, task: Task, costs: Sequence[Costs]) -> 
     )
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
-    for name in ("wall s", "CPU s", "MB/s", "events/s", "peak MB", "wall ×", "CPU ×", "peak ×"):
+    call = ("wall s", "CPU s", "MB/s", "events/s", "peak MB", "wall ×", "CPU ×", "peak ×")
+    for name in (*call, "process s", "×", "process CPU s", "×"):
         table.add_column(name, justify="right", no_wrap=True)
     own = costs[0]
     for cost in costs:
@@ -116,6 +117,10 @@ def _show(trace: Enlarged, shape: Shape, task: Task, costs: Sequence[Costs]) -> 
             f"{cost.ratio(own, lambda run: run.wall_s):.1f}",
             f"{cost.ratio(own, lambda run: run.cpu_s):.1f}",
             f"{cost.ratio(own, lambda run: run.peak_bytes):.1f}",
+            f"{cost.process_wall_s:.2f}",
+            f"{cost.ratio(own, lambda run: run.process_wall_s):.1f}",
+            f"{cost.process_cpu_s:.2f}",
+            f"{cost.ratio(own, lambda run: run.process_cpu_s):.1f}",
         )
     console.print(table)
 

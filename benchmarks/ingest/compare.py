@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,9 @@ class Cost:
     wall_s: float
     cpu_s: float
     peak_bytes: int
+    process_wall_s: float = 0.0
+    """Of the whole process, from its start to its end, imports included."""
+    process_cpu_s: float = 0.0
 
 
 @dataclass
@@ -43,6 +48,14 @@ class Costs:
         return median(run.cpu_s for run in self.runs)
 
     @property
+    def process_wall_s(self) -> float:
+        return median(run.process_wall_s for run in self.runs)
+
+    @property
+    def process_cpu_s(self) -> float:
+        return median(run.process_cpu_s for run in self.runs)
+
+    @property
     def peak_bytes(self) -> float:
         return median(run.peak_bytes for run in self.runs)
 
@@ -54,10 +67,17 @@ class Costs:
 def run_once(python: Path, tool: str, task: Task, path: Path) -> Cost:
     """One run in a fresh process. Raises `RuntimeError` with the end of the tool's output if it fails."""
     command = [str(python), str(CONTENDER), tool, task, str(path)]
+    before, begun = _children_cpu_s(), time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wall, cpu = time.perf_counter() - begun, _children_cpu_s() - before
     if done.returncode:
         raise RuntimeError(done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
-    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+    return Cost(**json.loads(done.stdout.splitlines()[-1]), process_wall_s=wall, process_cpu_s=cpu)
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def compare(tools: Sequence[str], task: Task, path: Path, rounds: int, hta_python: Path | None) -> list[Costs]:

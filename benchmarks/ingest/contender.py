@@ -18,10 +18,16 @@ from typing import Any
 
 def gpuscope(task: str) -> Callable[[str], Any]:
     import gpuscope
+    from gpuscope.analyzers.facts.run_facts import RunAnalyzer, WhatIfAnalyzer
+    from gpuscope.analyzers.frame.analyzer import FileAnalyzer, analyzers_of
     from gpuscope.sources.source import all_sources
 
     all_sources()  # imported late otherwise
-    return gpuscope.open_trace if task == "load" else gpuscope.analyze
+    if task == "load":
+        return gpuscope.open_trace
+    for kind in (FileAnalyzer, RunAnalyzer, WhatIfAnalyzer):
+        analyzers_of(kind)
+    return lambda path: gpuscope.analyze(path, advice=False)  # of which HTA gives none
 
 
 def hta(task: str, backend: str) -> Callable[[str], Any]:

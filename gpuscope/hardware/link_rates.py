@@ -105,6 +105,7 @@ def network(kind: str, gbit_per_s: float) -> Link:
     return Link(f"{kind}_{gbit_per_s:g}", name, kind, 1, peak, usable, int(_data()["latency_ns"][kind]))
 
 
+@cache
 def _gpu(name: str) -> Mapping[str, Any] | None:
     for row in _data()["gpus"]:
         if any(_has_word(word, name) for word in row["match"]):

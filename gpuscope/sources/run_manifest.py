@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+PARTS = "manifest.d"
+"""Its parts, one per writer."""
 _TRACES = ("torch_profiler", "nsys")
 _CONNECTION_LOST = ("connection", "reset by peer", "timed out", "broken pipe")
 
@@ -57,6 +60,17 @@ def recorded_traces(folder: Path) -> list[str]:
     """The traces that a manifest lists, as paths within its folder."""
     files = _dicts((_read(folder) or {}).get("files"))
     return [str(entry["path"]) for entry in files if entry.get("kind") in _TRACES and "path" in entry]
+
+
+def finished_traces(folder: Path) -> list[str]:
+    """The traces that the parts of the manifest list and that exist: while a job runs, its ranks write parts alone."""
+    found = set(recorded_traces(folder))
+    for path in sorted((folder / PARTS).glob("*.json")):
+        with suppress(OSError, ValueError, RecursionError):
+            part = json.loads(path.read_text(encoding="utf-8"))
+            files = _dicts(part.get("files") if isinstance(part, dict) else None)
+            found |= {str(entry["path"]) for entry in files if entry.get("kind") in _TRACES and "path" in entry}
+    return sorted(name for name in found if (folder / name).exists())
 
 
 def mesh(folder: Path) -> dict[str, int]:

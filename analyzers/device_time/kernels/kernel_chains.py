@@ -90,25 +90,39 @@ def _mark_attention(
     np.minimum.at(first, run[own], own)
     last = np.full(total, -1, np.int64)
     np.maximum.at(last, run[own], own)
-    for which in np.flatnonzero(soft).tolist():
-        before, after = int(first[which]) - 1, int(last[which]) + 1
-        inside = before >= 0 and after < len(order) and not moved[first[which]] and not moved[after]
-        if inside and product[before] and product[after] and _batched(trace, order[[before, after]]):
-            attention[order[before : after + 1]] = True
+    soft &= (first > 0) & (last + 1 < len(order))
+    before, inner, after = first[soft] - 1, first[soft], last[soft] + 1
+    whole = ~moved[inner] & ~moved[after] & product[before] & product[after]
+    before, after = before[whole], after[whole]
+    batched = _batched(trace, order[before], order[after])
+    for low, high in zip(before[batched].tolist(), after[batched].tolist(), strict=True):
+        attention[order[low : high + 1]] = True
 
 
 def _softmax_by_name(name: str) -> bool:
     return "log_softmax" not in words(name) and "nll" not in words(name)
 
 
-def _batched(trace: Trace, rows: Times) -> bool:
-    """Whether both products are batched ones, as those of attention heads are, where operators were recorded."""
+def _batched(trace: Trace, before: Times, after: Times) -> Mask:
+    """Of each two products, whether both are batched ones, as those of attention heads are, where operators were
+    recorded around either."""
     device, host, names = trace["device_events"], trace["host_events"], trace.names
+    rows = np.concatenate((before, after))
     launch = device["launch"][rows]
-    if (launch == NA).any():
-        return False
-    operators = names.matching(lambda name: re.match(r"aten::(b?addb?mm|bmm|mm|matmul|linear)$", name) is not None)
-    around = innermost(host, operators[host["name"]], host["thread"][launch], host["start"][launch])
-    if (around == NA).any():
-        return not bool((around != NA).any())
-    return all(names[int(host["name"][row])] in ("aten::bmm", "aten::baddbmm", "aten::matmul") for row in around)
+    linked = launch != NA
+    operators = names.matching(_is_product)[host["name"]]
+    around = np.full(len(rows), NA, np.int64)
+    around[linked] = innermost(host, operators, host["thread"][launch[linked]], host["start"][launch[linked]])
+    known = around != NA
+    batched = np.zeros(len(rows), np.bool_)
+    batched[known] = names.matching(_is_batched)[host["name"][around[known]]]
+    (l0, l1), (k0, k1), (b0, b1) = (np.split(mask, 2) for mask in (linked, known, batched))
+    return np.asarray(l0 & l1 & ((~k0 & ~k1) | (b0 & b1)))
+
+
+def _is_product(name: str) -> bool:
+    return re.match(r"aten::(b?addb?mm|bmm|mm|matmul|linear)$", name) is not None
+
+
+def _is_batched(name: str) -> bool:
+    return name in ("aten::bmm", "aten::baddbmm", "aten::matmul")

@@ -134,10 +134,14 @@ def _chosen(trace: Trace, row: int, op: str, nbytes: int, size: int, choices: Ch
     if told is not None or event == NA:
         return told
     kernel = trace.names[int(trace["device_events"]["name"][event])]
-    algorithm, protocol = kernel_algorithm(kernel, op, exact_names(trace.names.names))
+    algorithm, protocol = kernel_algorithm(kernel, op, bool(trace.names.matching(_is_exact).any()))
     if algorithm is None or (algorithm == "ring" and protocol is None and _switches_may_reduce(trace)):
         return None
     return Choice(algorithm, protocol or "")
+
+
+def _is_exact(name: str) -> bool:
+    return exact_names((name,))
 
 
 def _switches_may_reduce(trace: Trace) -> bool:

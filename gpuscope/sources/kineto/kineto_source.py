@@ -22,6 +22,7 @@ from gpuscope.sources.kineto.event_columns import EventColumns
 from gpuscope.sources.kineto.wholeness import dropped, operator_ids
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
@@ -124,7 +125,7 @@ class _Run:
         models = _device_names(header)
         world = integer(info.get("world_size"))
         listed = ",".join(str(device) for device in sorted(models))
-        devices = sorted({int(d) for t, _, c in chunks if t == "device_events" for d in np.unique(c["device"])})
+        devices = sorted({int(d) for t, _, c in chunks if t == "device_events" for d in distinct_values(c["device"])})
         trained_on_cpu = not devices and _trained_on_cpu(header, info, chunks, builder)
         if trained_on_cpu:
             builder.host_is_device(self.rank)

@@ -23,6 +23,7 @@ from gpuscope.trace.schema import NA
 
 _KNOWN = {category.encode(): int(route) for category, route in CATEGORIES.items()}
 _NUMBERS = ("start", "end", "correlation", "stream", "device", "bytes", "graph")
+_NULL = bytes(NULL)
 _metadata = msgspec.json.Decoder(list[Metadata])
 _instants = msgspec.json.Decoder(list[Instant])
 
@@ -98,14 +99,17 @@ class Native:
             if found is None:
                 return shapes_of(rows, _getter(text, arguments)(rows), self._texts)
             dims, types, concrete = (_spans(spans) for spans in found)
-            there = np.flatnonzero([length and bytes(text[at : at + length]) != bytes(NULL) for at, length in dims])
+            recorded = dims[:, 1] > 0
+            for row in np.flatnonzero(dims[:, 1] == len(_NULL)).tolist():
+                recorded[row] = bytes(text[dims[row, 0] :][: len(_NULL)]) != _NULL
+            there = np.flatnonzero(recorded)
             columns = (_codes(self._text_codes, text, spans[there], self._text) for spans in (dims, types, concrete))
             return Shapes(np.asarray(rows)[there].tolist(), *columns)
 
         return shapes
 
     def _text(self, text: bytes) -> int:
-        return self._texts[text or bytes(NULL)]
+        return self._texts[text or _NULL]
 
 
 def _codes(

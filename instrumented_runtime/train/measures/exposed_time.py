@@ -43,7 +43,7 @@ class ExposedCommunication:
         return waited + sum(reduced)
 
     def _of_reducer(self, ddp: DistributedDataParallel) -> int | None:
-        """That of the last backward, if DDP timed it: it times the first ones, then one in a hundred."""
+        """That of the last backward, if DDP timed it: it times the first ones, then one in a hundred (on a CPU all)."""
         data = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         start, total = data.get("backward_comm_time_start"), data.get("backward_comm_time")
         if not start or not total or start == self._seen.get(id(ddp)):

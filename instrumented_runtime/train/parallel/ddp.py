@@ -35,6 +35,8 @@ def apply(model: nn.Module, config: DdpConfig, mesh: DeviceMesh, device_type: st
         **bucket,
     )
     _register_hook(ddp, config, mesh.get_group(), device_type)
+    if device_type == "cpu":  # every step is timed, not one in a hundred; on a GPU that would make the host wait
+        ddp._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
     return ddp
 
 

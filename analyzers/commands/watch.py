@@ -1,0 +1,85 @@
+"""`gpuscope watch`: a run that is still being recorded, as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from gpuscope.analyzers.watching.measures import Seen
+
+
+@click.command(short_help="Follow a run that is still being recorded.")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--every", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
+              help="How often to look.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Say how it stands, and end; exit with 1 if there is an alert.")
+def command(folder: Path, every: float, once: bool) -> int:
+    """Print the steps of a running job, who is late in them, and alerts, until it ends.
+
+    RUN is the folder that `gpuscope train` or `gpuscope record` writes. Steps come from its measures, the verdict
+    from the windows that are finished.
+
+    \b
+    gpuscope watch runs/today
+    gpuscope watch runs/today --once || notify
+    """
+    import time
+
+    from gpuscope.analyzers.watching.alerts import alerts
+    from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
+    from gpuscope.analyzers.watching.measures import RunWatcher
+
+    watcher, verdict = RunWatcher(folder), WindowsVerdict(folder)
+    shown, raised, said = -1, set[str](), ""
+    while True:
+        seen = watcher.look()
+        shown = _steps(seen, shown, once)
+        now = alerts(seen, time.time_ns())
+        for alert in now:
+            key = f"{alert.code} {alert.ranks}"
+            if key not in raised:
+                click.echo(f"ALERT  {alert.message}")
+        for gone in raised - {f"{alert.code} {alert.ranks}" for alert in now}:
+            click.echo(f"over   {gone.split(' ')[0].replace('_', ' ')}")
+        raised = {f"{alert.code} {alert.ranks}" for alert in now}
+        if (sentence := verdict.sentence(seen.windows)) and sentence != said:
+            said = sentence
+            click.echo(f"finished windows ({len(seen.windows)} files): {sentence}")
+        if once or seen.status not in ("running", ""):
+            _end(seen)
+            return int(once and bool(now))
+        try:
+            time.sleep(every)
+        except KeyboardInterrupt:
+            return 0
+
+
+def _steps(seen: Seen, shown: int, once: bool) -> int:
+    """Print the newest step that all ranks have ended, if it is new; its number."""
+    from gpuscope.analyzers.watching.alerts import common_steps, exposed_frac, late_ranks, step_ns
+    from gpuscope.report.view import units
+
+    steps = common_steps(seen)
+    if not steps or steps[-1] == shown:
+        if once and not steps:
+            click.echo("no step has ended on every rank yet" if seen.steps else "no measures yet")
+        return shown
+    step = steps[-1]
+    exposed = exposed_frac(seen, step)
+    pieces = [f"step {step}", units.duration(step_ns(seen, step))]
+    if exposed is not None:
+        pieces.append(f"exposed communication {units.whole_share(exposed)}")
+    late = late_ranks(seen, [step])
+    pieces += [f"last: rank {one.rank} (+{units.duration(one.late_ns)})" for one in late]
+    click.echo("  ".join(pieces))
+    return step
+
+
+def _end(seen: Seen) -> None:
+    ranks, lost = len(seen.steps), seen.lost
+    steps = max((max(own) + 1 for own in seen.steps.values()), default=0)
+    tail = f"; {lost} lines could not be read" if lost else ""
+    click.echo(f"{seen.status or 'no manifest yet'}: {ranks} ranks, {steps} steps{tail}")

@@ -1,0 +1,124 @@
+"""The measures of a run folder, read as they are written: `measures/rank{r}.jsonl`, a line per step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from gpuscope.errors import InputError
+from gpuscope.sources.run_manifest import MANIFEST, PARTS, ended, finished_traces
+
+KEPT = 5_000
+"""Steps kept of each rank, the last ones."""
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One step of one rank as it measured it, ns."""
+
+    step: int
+    rank: int
+    end_ns: int
+    step_ns: int
+    exposed_ns: int | None
+    """Exposed communication; None where it is not measured."""
+    data_wait_ns: int
+    first: bool
+    """The first after a (re)start: it also allocates, connects and compiles."""
+    tokens_per_s: float | None
+    loss: float | None
+
+    @property
+    def own_ns(self) -> int | None:
+        """What the rank needed itself: the step without the time it waited for, or spent in, communication."""
+        return None if self.exposed_ns is None else max(self.step_ns - self.exposed_ns, 0)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run folder holds now: steps by rank and number, lost lines, finished windows, how the run ended."""
+
+    steps: Mapping[int, Mapping[int, MeasuredStep]]
+    lost: int
+    windows: tuple[str, ...]
+    """Traces that are finished, as paths within the folder."""
+    status: str
+    """`running`, `completed`, `failed`, …; empty where no manifest says."""
+
+
+class RunWatcher:
+    """Reads a run folder's measures; each `look` reads only what was added. Several threads may look."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `InputError` where `folder` is no run folder."""
+        if not folder.is_dir():
+            raise InputError(
+                f"{folder}: no such folder", hint="give the run folder that gpuscope train or record writes"
+            )
+        if not (folder / MANIFEST).exists() and not (folder / PARTS).exists():
+            raise InputError(
+                f"{folder} is not a run folder: it has no {MANIFEST}",
+                hint="give the folder that gpuscope train or gpuscope record writes",
+            )
+        self.folder = folder
+        self._read: dict[Path, int] = {}
+        self._steps: dict[int, dict[int, MeasuredStep]] = {}
+        self._lost = 0
+        self._lock = Lock()
+
+    def look(self) -> Seen:
+        """Everything so far."""
+        with self._lock:
+            for path in sorted((self.folder / "measures").glob("*.jsonl")):
+                self._added(path)
+            steps = {rank: dict(own) for rank, own in sorted(self._steps.items())}
+        how = ended(self.folder)
+        windows = tuple(finished_traces(self.folder))
+        return Seen(steps, self._lost, windows, "" if how is None else how.status)
+
+    def _added(self, path: Path) -> None:
+        try:
+            with path.open("rb") as file:
+                done = self._read.get(path, 0)
+                if file.seek(0, 2) < done:
+                    done = 0  # a restart begins its file anew
+                file.seek(done)
+                data = file.read()
+        except OSError:
+            return  # it is there next time, or its rank is reported as behind
+        whole = data.rfind(b"\n") + 1  # what follows is still being written
+        self._read[path] = done + whole
+        for line in data[:whole].splitlines():
+            step = _step(line)
+            if step is None:
+                self._lost += 1
+                continue
+            own = self._steps.setdefault(step.rank, {})
+            own[step.step] = step
+            if len(own) > KEPT:
+                del own[min(own)]
+
+
+def _step(line: bytes) -> MeasuredStep | None:
+    """A line as a step; None if it is not one."""
+    try:
+        found: dict[str, Any] = json.loads(line)
+        return MeasuredStep(
+            int(found["step"]), int(found["rank"]), int(found["end_ns"]), int(found["step_ns"]),
+            _whole(found.get("exposed_communication_ns")), int(found.get("data_wait_ns") or 0),
+            bool(found.get("first")), _number(found.get("tokens_per_s")), _number(found.get("loss")),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,105 @@
+"""`gpuscope dashboard RUN --watch`: the application that follows a run folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import ClientsideFunction, Dash, Input, Output, dcc, html
+from dash.development.base_component import Component
+
+from gpuscope.analyzers.watching.alerts import alerts, common_steps
+from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
+from gpuscope.analyzers.watching.measures import RunWatcher, Seen
+from gpuscope.dashboards import ids, parts, theme
+from gpuscope.dashboards.app import new_app, protect
+from gpuscope.dashboards.live import live_figures as figures
+from gpuscope.report.view import units
+
+EVERY_MS = 2_000
+BEAT, STATE, STEPS, EXPOSED, LATE = "beat", "live-state", "live-steps", "live-exposed", "live-late"
+SCHEME = "scheme"
+
+
+def create_live_app(folder: Path, token: str, local: bool = True) -> Dash:
+    """A dashboard that follows the run in `folder`. Raises `InputError` if that is no run folder."""
+    watcher, verdict = RunWatcher(folder), WindowsVerdict(folder)
+    app = new_app()
+    app.layout = _layout(folder)
+    app.clientside_callback(
+        ClientsideFunction("gpuscope", "scheme"), Output(ids.PROVIDER, "forceColorScheme"), Input(ids.THEME, "data")
+    )
+    app.clientside_callback(ClientsideFunction("gpuscope", "scheme"), Output(SCHEME, "data"), Input(ids.THEME, "data"))
+    app.clientside_callback(
+        ClientsideFunction("gpuscope", "turn"),
+        Output(ids.THEME, "data"),
+        Input(ids.THEME_BUTTON, "n_clicks"),
+        prevent_initial_call=True,
+    )
+
+    @app.callback(
+        Output(STATE, "children"), Output(STEPS, "figure"), Output(EXPOSED, "figure"), Output(LATE, "figure"),
+        Output(BEAT, "disabled"), Input(BEAT, "n_intervals"), Input(SCHEME, "data"),
+    )  # fmt: skip
+    def _beat(_: object, scheme: object) -> tuple[Any, ...]:
+        seen, dark = watcher.look(), scheme == "dark"
+        ended = seen.status not in ("running", "")
+        state = _state(seen, verdict.sentence(seen.windows))
+        return state, figures.steps(seen, dark), figures.exposed(seen, dark), figures.lateness(seen, dark), ended
+
+    protect(app, token, local)
+    return app
+
+
+def _layout(folder: Path) -> Component:
+    head = [
+        dmc.Title("gpuscope", order=1, size="h3"),
+        html.Div([
+            dmc.Text(f"following {units.clean(folder.name)}", size="sm"),
+            dmc.Button("Light / dark", id=ids.THEME_BUTTON, variant="default", size="xs"),
+        ], className="filters"),
+    ]  # fmt: skip
+    body = [
+        html.Div(id=STATE, **parts.attributes(aria_live="polite")),
+        parts.card("Step time", parts.figure({}, "steps", 280, id=STEPS), note="By rank, as each measured it."),
+        parts.card("Exposed communication", parts.figure({}, "exposed", 240, id=EXPOSED),
+                   note="Share of the step, by rank, in the steps in which it is measured (docs/dashboard.md)."),
+        parts.card("Who is waited for", parts.figure({}, "waited-for", 320, id=LATE),
+                   note="What each rank needs itself (its step without exposed communication), against the median "
+                        "of the step: the slow one is brown, and the others wait for it."),
+    ]  # fmt: skip
+    return dmc.MantineProvider(
+        id=ids.PROVIDER,
+        theme=theme.MANTINE,
+        children=[
+            dcc.Store(id=ids.THEME, storage_type="local"),
+            dcc.Store(id=SCHEME),
+            dcc.Interval(id=BEAT, interval=EVERY_MS),
+            html.Div([html.Header(head, className="frame-head"), html.Main(body)], className="live"),
+        ],
+    )
+
+
+def _state(seen: Seen, verdict: str) -> Component:
+    """Alerts first; then how far the run is, and what its finished windows show."""
+    found = alerts(seen, time.time_ns())
+    raised = [
+        dmc.Alert(html.B(one.message), color="red", variant="light", mb="xs", className=f"alert {one.code}")
+        for one in found
+    ]
+    steps = common_steps(seen)
+    pairs: list[tuple[str, Any]] = [
+        ("run", seen.status or "no manifest yet"),
+        (
+            "ranks",
+            str(len(seen.steps)) if seen.steps else "no measures yet: gpuscope train writes them, a line per step",
+        ),
+        ("last step of all ranks", str(steps[-1]) if steps else units.NONE),
+        ("finished windows", verdict or "none yet"),
+    ]
+    if seen.lost:
+        pairs.append(("lines that could not be read", units.count(seen.lost)))
+    calm = [] if found else [dmc.Text("No alert.", fw=600, mb="xs")]
+    return html.Div([*raised, *calm, parts.card("Now", parts.facts(pairs))])
