@@ -202,7 +202,8 @@ def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> 
         doubts.append(Doubt(0.7, f"{cause_label(cause)} rests on assumed figures of the link"))
     world = evidence.world_size
     if world is not None and len(evidence.ranks) < world:
-        doubts.append(Doubt(0.9, f"only {len(evidence.ranks)} of {world} ranks are in these files"))
+        present = len(evidence.ranks)
+        doubts.append(Doubt(0.9, f"only {present} of {world} ranks {units.be(evidence.ranks)} in these files"))
     if evidence.world_assumed:
         said = f"the {len(evidence.ranks)} ranks in these files are assumed to be the whole job"
         doubts.append(Doubt(ASSUMED_WORLD, said))
@@ -218,16 +219,20 @@ def _lead(evidence: Evidence, top: Class, share: float) -> Doubt:
     sums = class_sums(evidence.causes)
     others: dict[Class, int] = {name: ns for name, ns in sums.items() if name != top}
     next_one = max(others, key=lambda name: others[name])
-    runner_up = f"{CLASSES[next_one]} stalls take {units.share(others[next_one] / evidence.window)}"
+    taken = units.share(others[next_one] / evidence.window)
     line = units.share(VERDICT_SHARE)
     if top == "compute":
         lead = 1 - max(sums.values()) / (VERDICT_SHARE * evidence.window)
-        why = f"{runner_up}, near the {line} that would bound it"
+        why = f"{CLASSES[next_one]} stalls take {taken}, near the {line} that would bound it"
     else:
         to_runner_up = 1 - others[next_one] / sums[top]
         to_line = (share - VERDICT_SHARE) / VERDICT_SHARE + 0.1
         lead = min(to_runner_up, to_line)
-        why = f"{runner_up}, too" if to_runner_up <= to_line else f"{units.share(share)} is little more than {line}"
+        why = (
+            f"{CLASSES[next_one]} stalls come second with {taken}"
+            if to_runner_up <= to_line
+            else f"{units.share(share)} is little more than {line}"
+        )
     return Doubt(0.5 + 0.5 * min(max(lead, 0.0), 1.0), why)
 
 

@@ -10,16 +10,22 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpuscope.report.html import drawing, memory_drawing
-from gpuscope.report.schema.document import Evidence, Report
+from gpuscope.report.html.evidence_drawing import Moments
+from gpuscope.report.schema.document import Evidence, RankEntry, Report, StepEntry
 from gpuscope.report.terminal.sections import memory_text, pipeline_text, stragglers_text
 from gpuscope.report.view import arrangement, headline, prediction_sentences, straggler_sentences, units
 from gpuscope.report.view.causes import cause_label
+from gpuscope.report.view.summary import Summary, summary
 from gpuscope.report.view.vocabulary import CLASSES, PARTS
 
 EVIDENCE_SHOWN = 12
 """Per finding; all of it is in the JSON."""
 ROWS_SHOWN, ROWS_KEPT = 16, 64
 """Of a long table so many rows are open, and so many are in the file at all."""
+STEPS_KEPT, LEAST_STEPS, RANKS_KEPT = 1200, 8, 64
+"""Rows of the tables of steps: so many over all ranks, at least so many of each, of so many ranks."""
+MOMENTS_SHOWN = 3
+"""Places of a finding that have a small timeline."""
 NAME = 160
 
 
@@ -39,7 +45,13 @@ def render(report: Report) -> str:
         css=css,
         script=script,
         policy=_policy(css, script),
-        verdict_line=headline.verdict_line(report),
+        first=(first := summary(report)),
+        first_ranks=[_bar(line.label, line.entry, line.step_ns, note=line.note) for line in first.ranks],
+        linked={rank for rank, _, _ in _steps_by_rank(report)},
+        moments=Moments(report, evidence),
+        steps_by_number=_steps_by_number(report),
+        steps_by_rank=_steps_by_rank(report),
+        contents=_contents(report, first),
         context_line=headline.context_line(report),
         abstained=report["verdict"]["abstained"] or report["verdict"]["bound_by"] is None,
         ranks=_ranks(report),
@@ -60,21 +72,60 @@ def render(report: Report) -> str:
 
 
 def _ranks(report: Report) -> list[dict[str, Any]]:
-    """Rows of the table of ranks: those shown first where there are many, then the others."""
-    shown, _ = arrangement.shown_ranks(report)
-    others = [entry for entry in report["ranks"] if not any(entry is one for one in shown)]
-    entries = [*shown, *others]
+    """Rows of the table of all ranks."""
+    entries = sorted(report["ranks"], key=lambda entry: (entry["rank"], entry["device"] or 0))
+    labels = arrangement.rank_labels(entries)
+    return [
+        _bar(label, entry, arrangement.rank_step_ns(report, entry))
+        for entry, label in zip(entries, labels, strict=True)
+    ]
+
+
+def _bar(label: str, entry: RankEntry, step_ns: int | None, note: str = "") -> dict[str, Any]:
+    return {
+        "label": label, "note": note, "entry": entry, "step_ns": step_ns,
+        "bar": drawing.segments(entry), "words": drawing.shares_of(entry["breakdown_ns"]),
+    }  # fmt: skip
+
+
+def _steps_by_number(report: Report) -> list[dict[str, Any]]:
+    """Each step of the run on the rank where it took longest."""
+    found: dict[int, list[StepEntry]] = {}
+    for step in report["steps"]:
+        if step["step"] is not None:
+            found.setdefault(step["step"], []).append(step)
     return [
         {
-            "label": label,
-            "entry": entry,
-            "bar": drawing.segments(entry),
-            "words": drawing.shares_of(entry["breakdown_ns"]),
-            "step_ns": arrangement.rank_step_ns(report, entry),
-            "open": i < len(shown),
+            "slowest": max(found[number], key=lambda step: step["dur_ns"]),
+            "shortest_ns": min(step["dur_ns"] for step in found[number]),
         }
-        for i, (entry, label) in enumerate(zip(entries, arrangement.rank_labels(entries), strict=True))
+        for number in sorted(found)[:STEPS_KEPT]
     ]
+
+
+def _steps_by_rank(report: Report) -> list[tuple[int, list[StepEntry], int]]:
+    """(rank, its first steps, how many more it has)."""
+    found: dict[int, list[StepEntry]] = {}
+    for step in report["steps"]:
+        found.setdefault(step["rank"], []).append(step)
+    kept = max(STEPS_KEPT // max(len(found), 1), LEAST_STEPS)
+    return [(rank, found[rank][:kept], max(len(found[rank]) - kept, 0)) for rank in sorted(found)[:RANKS_KEPT]]
+
+
+def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
+    """(anchor, words) of the sections below the first screen that this report has."""
+    present = {
+        "suggestions": bool(report["suggestions"] or report["advice"]["unpredicted"] or report["advice"]["why"]),
+        "findings": bool(report["findings"]), "causes": bool(first.causes), "all-ranks": first.folded > 0,
+        "steps": bool(report["ranks"]), "by-step": bool(report["steps"]), "collectives": bool(report["collectives"]),
+        "kernels": bool(report["kernels"]), "doubts": bool(arrangement.doubts(report)),
+    }  # fmt: skip
+    words = {
+        "suggestions": "every change", "findings": "findings and evidence", "causes": "causes",
+        "all-ranks": "all ranks", "steps": "steps over time", "by-step": "step by step, rank by rank",
+        "collectives": "collectives", "kernels": "kernels", "doubts": "what is uncertain",
+    }  # fmt: skip
+    return [(key, words[key]) for key, there in present.items() if there]
 
 
 def _policy(css: str, script: str) -> str:
@@ -123,6 +174,10 @@ def _environment() -> Environment:
         step_word=headline.whole,
         rows_shown=ROWS_SHOWN,
         rows_kept=ROWS_KEPT,
+        ranks_kept=RANKS_KEPT,
+        moments_shown=MOMENTS_SHOWN,
+        setting_words=prediction_sentences.setting_words,
+        gain_share=prediction_sentences.gain_share,
         name_width=NAME,
     )
     return environment

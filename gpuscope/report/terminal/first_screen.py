@@ -100,9 +100,10 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
     if not found.changes:
         return
     writer.line("")
-    table = writer.table("~What to change", f">{whole(report)}", ">gain", ">90 % range")
-    for line in found.changes:
-        table.add_row(writer.text(line.setting), *(writer.text(cell) for cell in _gain(line)))
+    numbered = [">"] if found.together else []
+    table = writer.table(*numbered, "~What to change", f">{whole(report)}", ">gain", ">90 % range")
+    for i, line in enumerate(found.changes, 1):
+        table.add_row(*(writer.text(cell) for cell in ([str(i)] * len(numbered) + [line.setting, *_gain(line)])))
     writer.show(table)
     if found.more_changes:
         writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
@@ -113,13 +114,13 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
 def _gain(line: ChangeLine) -> tuple[str, str, str]:
     predicted = line.predicted
     if predicted is None:
-        return units.NONE, "not known", units.NONE
+        return units.NONE, "unknown", units.NONE
     if not predicted["step_ns_before"]:
         return units.NONE, "memory", units.NONE
     return (
         units.duration(predicted["step_ns_after"]),
         gain_share(predicted) + ("" if line.certain else "?"),
-        units.span(predicted["low_ns"], predicted["high_ns"]),
+        units.span(predicted["low_ns"], predicted["high_ns"], "–"),
     )
 
 

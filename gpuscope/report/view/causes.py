@@ -58,6 +58,8 @@ class Cause:
     message: str
     """What goes wrong, as its finding and the first line of a report begin; what it costs and `detail` follow."""
     look: Look
+    located: bool = True
+    """Whether the call or kernel beside which most of it is lost says anything of it."""
     idle: bool = False
     """Whether it is a part of idle time, rather than of exposed communication or memory time."""
     finding: str = ""
@@ -133,7 +135,7 @@ CAUSES = (
         "the device is idle while that thread issues one launch after the other and is slower than the device: launch "
         "overhead",
         "The host launches kernels more slowly than the device runs them",
-        Look(palette.SKY), idle=True,
+        Look(palette.SKY), idle=True, located=False,
     ),
     Cause(
         "gc", "cpu", "Python garbage collection",
@@ -194,7 +196,7 @@ CAUSES = (
         UNATTRIBUTED, None, "no recorded cause",
         "the trace holds no host events that could explain the gap",
         "The device idles and no recorded host event explains it",
-        Look(palette.GREY, "."), idle=True,
+        Look(palette.GREY, "."), idle=True, located=False,
     ),
     Cause(
         UNDIVIDED_COMMUNICATION, "communication", "undivided communication",

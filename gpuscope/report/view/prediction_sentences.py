@@ -6,7 +6,6 @@ from gpuscope.report.schema.document import (
     NothingGainsEntry,
     PlanEntry,
     PlanStep,
-    Setting,
     SuggestionEntry,
     UnpredictedEntry,
 )
@@ -36,20 +35,24 @@ def setting_words(one: SuggestionEntry | UnpredictedEntry | PlanStep, *, brief: 
     value = setting["value"].partition(";")[0].partition("  #")[0].strip() if brief else setting["value"]
     if brief and len(value) > VALUE:
         value = value.partition(" (")[0]
-    return f"{setting['name']}{_between(setting)}{value}".rstrip()
+    name = setting["name"]
+    if name in CALLED or value.startswith("("):
+        return f"{name}{value}" if value.startswith("(") else f"{name}({value})"
+    return f"{name}{_between(name, value, setting['kind'])}{value}".rstrip()
 
 
 VALUE = 40
 """A longer value of a setting loses what it says in brackets, where there is little room."""
+CALLED = ("torch.compile", "torch.autocast", "torch.nn.attention.sdpa_kernel")
+"""Settings that are calls, their value the arguments."""
 
 
-def _between(setting: Setting) -> str:
-    name, value = setting["name"], setting["value"]
+def _between(name: str, value: str, kind: str) -> str:
     if not value:
         return ""
     if " -" in name or name.startswith("-") or value.startswith("-"):
         return " "
-    return ": " if " " in name or (" " in value and setting["kind"] != "env") else "="
+    return ": " if " " in name or (" " in value and kind != "env") else "="
 
 
 def outcome(gain: PipelineGain) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpuscope.report.schema.document import Slowdown, StragglerEntry
 from gpuscope.report.view import units
+from gpuscope.report.view.short_kernels import short_kernel
 
 CAUSED_WAIT = (
     "Caused wait adds up what each other rank waited in each collective, per step for one waiting rank: collectives "
@@ -18,6 +19,8 @@ SLOWDOWN = (
     "slow ranks included. A rank replaced would run at its peers' pace: what that gains is predicted (What to change)."
 )
 """How the three figures of one straggler differ (docs/definitions.md: «Wait, gain and slowdown»)."""
+NAME = 32
+"""Cells of an operation's name within a sentence."""
 WORTH = 0.10
 """Ranks to whom this share of the waiting is traced back are named: what bounds a run, in the verdict too."""
 
@@ -85,7 +88,7 @@ def late_in(entry: StragglerEntry) -> str:
     """` before forward (aten::mm)`: where a rank falls behind; empty where the trace does not show it."""
     phase, operation = entry["phase"], entry["operation"]
     when = "" if phase is None else f" {phase}" if phase.startswith("before ") else f" in {phase}"
-    return when + (f" ({operation})" if operation else "")
+    return when + (f" ({short_kernel(operation, NAME)})" if operation else "")
 
 
 def _within(clock_error: int | None) -> str:

@@ -98,7 +98,7 @@ def summary(report: Report, top: int = SHOWN) -> Summary:
         compute=_compute(report) if report["verdict"]["bound_by"] == "compute" else "",
         changes=changes[:top],
         more_changes=max(len(changes) - top, 0),
-        together=_together(report),
+        together=_together(report, changes[:top]),
         limits=_limits(report),
     )
 
@@ -159,8 +159,17 @@ def _blame(report: Report, finding: FindingEntry) -> str:
             return f"{units.rank_words(ranks).capitalize()} {units.be(ranks)} late, and the others wait in collectives"
         return "Ranks take turns at being late, and the others wait in collectives"
     cause = next(one for one in BY_CODE.values() if one.finding_code == finding["code"])
-    where = crop(_where(report, finding), WHERE)
+    if cause.code == "pipeline_bubble" and (why := _why_bubble(report)):
+        return f"{why}, so {_lower(cause.message)}"
+    where = crop(_where(report, finding), WHERE) if cause.located else ""
     return cause.message + (f" ({where})" if where else "")
+
+
+def _why_bubble(report: Report) -> str:
+    """What makes a pipeline's bubble, where a finding says it: `2 micro-batches on 2 stages (1F1B)`."""
+    reasons = [one for one in report["findings"] if one["code"] in ("few_micro_batches", "pipeline_imbalance")]
+    largest = max(reasons, key=lambda one: one["share_frac"], default=None)
+    return "" if largest is None else largest["message"].partition(": ")[0]
 
 
 def _few(report: Report, ranks: Sequence[int]) -> bool:
@@ -187,21 +196,26 @@ def _step(report: Report) -> str:
 def _fix(report: Report) -> str:
     suggestions, advice = report["suggestions"], report["advice"]
     if suggestions:
-        first = next((one for one in suggestions if one.get("certain", True)), suggestions[0])
-        predicted = first["predicted"]
         main = _main_finding(report)
-        lead = "Fix" if main is not None and main["code"] == first["finding"] else "Largest gain"
+        # A change that answers what is wrong, before one that gains more elsewhere; certain ones before others.
+        answers = [one for one in suggestions if main is not None and one["finding"] == main["code"]]
+        certain = [one for one in [*answers, *suggestions] if one.get("certain", True)]
+        first = (certain or answers or suggestions)[0]
+        predicted = first["predicted"]
+        lead = "Fix" if first in answers else "Largest gain"
         lead += "" if first.get("certain", True) else " (uncertain)"
         if not predicted["step_ns_before"]:
             return f"{lead}: {_lower(first['action'])}."
-        change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], "→")
+        change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], " → ")
         return f"{lead}: {_lower(first['action']).rstrip('.')}; predicted {change} ({gain_share(predicted)})."
     if report["verdict"]["abstained"]:
         return ""
     if report["verdict"]["cause_abstained"]:
         return f"To find the cause: {_what_to_add(report)}."
     if advice["unpredicted"]:
-        return f"To try: {_lower(advice['unpredicted'][0]['action'])} (gain not predicted)."
+        main = _main_finding(report)
+        open_ = sorted(advice["unpredicted"], key=lambda one: main is None or one["finding"] != main["code"])
+        return f"To try: {_lower(open_[0]['action'])} (gain not predicted)."
     return "" if "not asked" in advice["why"] else "No change is predicted to gain."
 
 
@@ -230,7 +244,8 @@ def _causes(report: Report) -> list[CauseLine]:
         code = BY_CODE[cause].finding_code if cause in BY_CODE else cause
         finding = next((one for one in report["findings"] if one["code"] == code), None)
         label = BY_CODE[cause].label if cause in BY_CODE else cause_label(cause)
-        where = "" if finding is None else _where(report, finding)
+        located = cause not in BY_CODE or BY_CODE[cause].located
+        where = _where(report, finding) if finding is not None and located else ""
         cost = row.per_step_ns if row.per_step_ns is not None else round(row.total_ns / len(report["ranks"]))
         lines.append(CauseLine(label, cost, row.share_frac, where))
     return [line for line in lines if line.share_frac >= 0.001]
@@ -258,14 +273,16 @@ def _changes(report: Report) -> list[ChangeLine]:
     return predicted + open_
 
 
-def _together(report: Report) -> str:
-    """`NCCL_ALGO=Ring, then DataLoader.num_workers=4: 119.6 → 80.10 ms (-33.0 %)`."""
+def _together(report: Report, shown: Sequence[ChangeLine]) -> str:
+    """`1, then 3, then NCCL_ALGO=Ring: 119.6 → 80.10 ms (-33.0 %)`; numbers are those of the lines above it."""
     plan = report["advice"].get("plan")
     if plan is None:
         return ""
     predicted = plan["predicted"]
-    settings = ", then ".join(setting_words(one) for one in plan["steps"])
-    change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], "→")
+    number = {line.setting: str(i) for i, line in enumerate(shown, 1)}
+    words = [setting_words(one) for one in plan["steps"]]
+    settings = ", then ".join(number.get(one, one) for one in words)
+    change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], " → ")
     return f"{settings}: {change} ({gain_share(predicted)})"
 
 

@@ -48,11 +48,11 @@ def duration(ns: float | None) -> str:
     return NONE if ns is None else _scaled(ns, _TIME_UNITS)
 
 
-def span(first_ns: float, last_ns: float, between: str = "to") -> str:
+def span(first_ns: float, last_ns: float, between: str = " to ") -> str:
     """Two times, their unit once where it is the same: `87.97 to 91.76 ms`."""
     first, last = duration(first_ns), duration(last_ns)
     number, _, unit = first.partition(" ")
-    return f"{number if unit == last.partition(' ')[2] else first} {between} {last}"
+    return f"{number if unit == last.partition(' ')[2] else first}{between}{last}"
 
 
 def long_duration(ns: float) -> str:

@@ -38,8 +38,8 @@ data loader                   31.00 ms  31.0 %  enumerate(DataLoade…ter.__next
 link bandwidth                7.500 ms   7.5 %
 kernel launch overhead        3.500 ms   3.5 %
 
-What to change                 step     gain         90 % range
-DataLoader(num_workers)=4  69.00 ms  -31.0 %  69.00 to 80.00 ms
+What to change                 step     gain      90 % range
+DataLoader(num_workers)=4  69.00 ms  -31.0 %  69.00–80.00 ms
 
 Limits  kernels without a launch in run/rank1.json.gz
 

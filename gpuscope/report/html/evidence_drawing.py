@@ -1,0 +1,90 @@
+"""A small timeline around one piece of evidence: its span, others near it, and the steps they lie in; geometry only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuscope.report.schema.document import Evidence, Report, StepEntry
+from gpuscope.report.view import units
+
+WIDTH, LEFT, LANE, SPAN_HEIGHT = 640, 62, 26, 12
+AROUND = 1.0
+"""So many times its own length is shown on either side of a span."""
+OTHER_RANKS = 2
+
+
+@dataclass(frozen=True)
+class Span:
+    """One span of a lane; `own` is the evidence itself."""
+
+    x: float
+    width: float
+    own: bool
+    title: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One rank: where its steps begin, and what is known to run."""
+
+    label: str
+    y: int
+    bounds: list[tuple[float, str]]
+    """(x, step) of each step that begins in the picture."""
+    spans: list[Span]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The picture."""
+
+    height: int
+    lanes: list[Lane]
+    first: str
+    last: str
+
+
+class Moments:
+    """Draws the surroundings of evidence of one report."""
+
+    def __init__(self, report: Report, evidence: Sequence[Evidence]) -> None:
+        self.steps: dict[int, list[StepEntry]] = defaultdict(list)
+        for step in report["steps"]:
+            self.steps[step["rank"]].append(step)
+        self.spans: dict[int, list[Evidence]] = defaultdict(list)
+        for one in evidence:
+            self.spans[one["rank"]].append(one)
+        self.compared = report["trace"]["clock_error_ns"] is not None
+
+    def around(self, one: Evidence, ranks: Sequence[int], start: int | None) -> Moment | None:
+        """The picture of `one`, with the `ranks` of its finding where clocks are comparable; None where its rank has no
+        window, whose start all times are relative to."""
+        if start is None or one["dur_ns"] <= 0:
+            return None
+        margin = round(AROUND * one["dur_ns"])
+        begin, end = one["start_ns"] - margin, one["start_ns"] + one["dur_ns"] + margin
+        others = [rank for rank in ranks if rank != one["rank"] and rank in self.steps] if self.compared else []
+        shown = [one["rank"], *others[:OTHER_RANKS]]
+        lanes = [self._lane(rank, 16 + i * LANE, begin, end, one) for i, rank in enumerate(shown)]
+        return Moment(16 + LANE * len(shown) + 14, lanes, units.offset(begin - start), units.offset(end - start))
+
+    def _lane(self, rank: int, y: int, begin: int, end: int, one: Evidence) -> Lane:
+        def x(ns: int) -> float:
+            return round(LEFT + (WIDTH - LEFT) * (min(max(ns, begin), end) - begin) / (end - begin), 1)
+
+        bounds = [
+            (x(step["start_ns"]), "" if step["step"] is None else f"step {step['step']}")
+            for step in self.steps[rank]
+            if begin < step["start_ns"] < end
+        ]
+        near = [own for own in self.spans[rank] if own["start_ns"] < end and own["start_ns"] + own["dur_ns"] > begin]
+        spans = [
+            Span(
+                x(own["start_ns"]), max(round(x(own["start_ns"] + own["dur_ns"]) - x(own["start_ns"]), 1), 2.0),
+                own is one, f"{units.crop(own['name'], 80)}: {units.duration(own['dur_ns'])}",
+            )
+            for own in near
+        ]  # fmt: skip
+        return Lane(f"rank {rank}", y, bounds, spans)
