@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from gpuscope.report.view import units
+from gpuscope.report.view.causes import cause_label
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.trace import Trace
 
@@ -83,7 +84,8 @@ def _reason(
         return Reasoned(None, 0, "neither its compute nor its host differs enough from its peers'")
     spent = units.duration(round(explained))
     if reason == "host":
-        return Reasoned("host", round(explained), f"its host keeps its device idle {spent} per step longer ({cause})")
+        why = f"its host keeps its device idle {spent} per step longer ({cause_label(cause)})"
+        return Reasoned("host", round(explained), why)
     if not known:
         return Reasoned(
             None, 0, f"it computes {spent} per step longer; whether its device is slower or its data larger needs "

@@ -25,6 +25,9 @@ class Events:
         """The place of each track in `tracks`, by key."""
         self.tracks_of_thread = _by_thread(trace, self.tracks)
         table = trace["collectives"]
+        device = trace["device_events"]
+        hosts = np.flatnonzero((device["device"] == NA) & (device["launch"] != NA))
+        self._on_training_thread = dict(zip(device["launch"][hosts].tolist(), hosts.tolist(), strict=True))
         self._collective_of = {"d": _rows_by(table["event"]), "h": _rows_by(table["host_event"])}
         filled = [track for track in self.tracks if len(track)]
         self.first = min((int(track.start[0]) for track in filled), default=0)
@@ -69,8 +72,11 @@ class Events:
         return found
 
     def event_of_collective(self, row: int) -> str:
-        """The event that carried a collective out: `d12`, `h3`, or empty."""
+        """The event that carried a collective out: `d12`, `h3`, or empty; of a CPU run that of the training thread."""
         table = self.trace["collectives"]
+        on_device = self._on_training_thread.get(int(table["host_event"][row]))
+        if table["event"][row] == NA and on_device is not None:
+            return f"d{on_device}"
         for letter, column in (("d", "event"), ("h", "host_event")):
             if table[column][row] != NA:
                 return f"{letter}{int(table[column][row])}"

@@ -18,6 +18,7 @@ from torch import Tensor
 from gpuscope.errors import UsageError
 from gpuscope.hardware.bus_bandwidth import algbw
 from gpuscope.hardware.link_rates import gpu_pcie
+from gpuscope.report.view import units
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def _host_copies(nbytes: int) -> Iterator[_Copy]:
         run=lambda: target.copy_(source),
         settle=lambda: None,
         same_memory=True,
-        note=f"{threads} thread{'s' if threads > 1 else ''}",
+        note=units.plural(threads, "thread"),
     )
 
 

@@ -11,6 +11,7 @@ from helpers.pair import SCRIPT
 
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.open_runs import OpenRun
+from gpuscope.report.view import units
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -195,6 +196,15 @@ def test_an_event_its_details_and_its_launch(browser: Browser, served: str, pair
     assert browser.errors() == []
 
 
+def test_times_are_written_as_in_the_report(browser: Browser, served: str) -> None:
+    opened(browser, f"{served}/timeline?run=2")
+    times = [0, 812, 25_400, 999_999, 47_299_123, 1_234_567_891, 61_000_000_000]
+    shown = browser.script(
+        "return arguments[0].map(ns => [gpuscopeTimeline.duration(ns), gpuscopeTimeline.offset(ns)])", times
+    )
+    assert [tuple(one) for one in shown] == [(units.duration(ns), units.offset(ns)) for ns in times]
+
+
 def test_a_range_and_its_statistics(browser: Browser, served: str, pair: OpenRun) -> None:
     events = events_of(pair)
     opened(browser, f"{served}/timeline?run=2")
@@ -250,6 +260,8 @@ def test_from_a_finding_to_its_event_and_back(browser: Browser, served: str) -> 
     complete(browser)
     assert "gloo:all_reduce" in browser.text("#timeline-drawer")
     assert "on other ranks" in browser.text("#timeline-drawer")
+    labels = browser.script(f"return {NOW}.flows.ranks.map(one => {NOW}.setup.tracks[one.track].label)")
+    assert labels == ["training thread"] * 2
     finding = browser.text(".pinned")
     assert "waits" in finding or "late" in finding or "last" in finding, finding
     before = query(browser)["event"]

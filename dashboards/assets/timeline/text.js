@@ -2,9 +2,12 @@
 (() => {
   const UNITS = [[1, "ns"], [1e3, "µs"], [1e6, "ms"], [1e9, "s"]];
 
+  const places = (value) => Math.min(Math.max(0, 3 - Math.floor(Math.log10(Math.abs(value)))), 9);
+  // Four significant digits; rounding may carry into one more.
   const digits = (value) => {
-    const decimals = Math.max(0, 3 - Math.floor(Math.log10(Math.abs(value))));
-    return value === 0 ? "0" : value.toFixed(Math.min(decimals, 9));
+    if (value === 0) return "0";
+    const rounded = Number(value.toFixed(places(value)));
+    return rounded.toFixed(places(rounded));
   };
 
   // `812 ns`, `25.40 µs`, `1.234 s`.
@@ -13,10 +16,13 @@
     return `${size === 1 ? Math.round(ns) : digits(ns / size)} ${unit}`;
   }
 
-  // `+1.234567 s`: a place relative to the first event.
+  // `+1.234567 s`, `+47.299 ms`, `+812 µs`: a place relative to the first event.
   function offset(ns) {
     const micros = Math.floor(Math.abs(ns) / 1000);
-    return `${ns < 0 ? "-" : "+"}${Math.floor(micros / 1e6)}.${String(micros % 1e6).padStart(6, "0")} s`;
+    const sign = ns < 0 ? "-" : "+";
+    if (micros < 1000) return `${sign}${micros} µs`;
+    const [size, digits_, unit] = micros < 1e6 ? [1e3, 3, "ms"] : [1e6, 6, "s"];
+    return `${sign}${Math.floor(micros / size)}.${String(micros % size).padStart(digits_, "0")} ${unit}`;
   }
 
   // Round times in [from, to), about `count`; with their labels, which count from `zero` where digits would not fit.

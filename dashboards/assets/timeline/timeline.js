@@ -240,7 +240,7 @@
     resize() {
       const width = this.scroller.clientWidth; // without its scroll bar
       if (!width) return;
-      this.label = width < 800 ? 118 : 190;
+      this.label = width < 620 ? 118 : 180;
       this.plot = Math.max(width - this.label - 1, 50);
       this.layout = this.rows();
       const total = this.layout.length * space.ROW + this.pinnedHeight();
