@@ -39,6 +39,8 @@ EXTRA_OF = {
     "accelerate": "integrations",
     "transformers": "integrations",
     "lightning": "integrations",
+    "distributed": "cluster",
+    "fsspec": "cluster",
 }
 """Which extra brings a library that not every use needs."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from gpuscope.store.location import store_option
 
 if TYPE_CHECKING:
     from gpuscope.analyzers.run.analysis import Analysis
+    from gpuscope.analyzers.run.file_part import Options
 
 SEVERITIES = ("low", "medium", "high")
 
@@ -35,6 +37,10 @@ SEVERITIES = ("low", "medium", "high")
     help="Exit with 1 if a finding has this severity or a higher one.",
 )
 @click.option("--no-advice", is_flag=True, help="Don't try changes: no suggestions, a quicker answer.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N",
+              help="Processes that read large runs.  [default: one per core]")  # fmt: skip
+@click.option("--executor", metavar="dask[=ADDRESS]", help="Read the files on a Dask cluster.")
+@click.option("--skip-unreadable", is_flag=True, help="Leave out files that can't be read, and say so.")
 @store_option
 @click.option("--no-store", is_flag=True, envvar="GPUSCOPE_NO_STORE", help="Don't keep this analysis in the run store.")
 @click.option("--label", metavar="NAME", help="A name for the run in the run store.")
@@ -54,37 +60,46 @@ def command(
     force: bool,
     fail_on: str | None,
     no_advice: bool,
+    jobs: int | None,
+    executor: str | None,
+    skip_unreadable: bool,
     store: Path | None,
     no_store: bool,
     label: str | None,
 ) -> int:
     """Break down the time of a training run and say what bounds it.
 
-    PATH is an Nsight Systems report or its export, a torch.profiler trace, or a folder or glob with one
-    of these per rank.
+    PATH is an Nsight Systems report or its export, a torch.profiler trace, what gpuscope reduce made of one, a
+    folder or glob with one of these per rank, or a URL of them (s3://, gs://, ssh:// …).
 
     \b
     gpuscope analyze trace.nsys-rep
     gpuscope analyze run/ --ranks 0-7
+    gpuscope analyze s3://bucket/run/ --executor dask=tcp://scheduler:8786
     gpuscope analyze rank0.json.gz rank1.json.gz --html report.html
     """
+    from gpuscope.analyzers.run.file_part import Options
+    from gpuscope.commands.options import cache_wanted
     from gpuscope.output import check_free
+    from gpuscope.sources.source import ReadOptions
 
     if quiet and full:
         raise UsageError("--quiet and --full contradict each other", hint="pass one of them")
     check_free([path for path in (html, csv) if path is not None], force, paths)
     began = monotonic()
-    analysis, files = _analyse(paths, ranks, partial, nsys, steps, not no_advice)
+    reader = ReadOptions(partial=partial, nsys=nsys, cache=cache_wanted())
+    options = Options(ranks, steps, jobs or os.cpu_count() or 1, reader, not no_advice, skip_unreadable=skip_unreadable)
+    analysis, files = _analyse(paths, options, executor)
     if verbose:
         _say_read(analysis, monotonic() - began)
     report = analysis.report
     _write(analysis, html, csv)  # first: who reads standard output may stop early (`| head`)
     run = None
-    if not no_store:
+    if not no_store and files:  # what is not on this machine can't be told from another by its content
         from gpuscope.store.keep import keep
 
-        options = {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps, "partial": partial}
-        run = keep(report, files, paths, options, store, label)
+        asked = {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps, "partial": partial}
+        run = keep(report, files, paths, asked, store, label)
     if as_json:
         from gpuscope.report.json_report import dumps
 
@@ -102,26 +117,20 @@ def command(
     return int(fail_on is not None and bool(reached & set(SEVERITIES[SEVERITIES.index(fail_on) :])))
 
 
-def _analyse(
-    paths: tuple[str, ...],
-    ranks: frozenset[int] | None,
-    partial: bool,
-    nsys: str | None,
-    steps: tuple[int, int] | None,
-    advice: bool,
-) -> tuple[Analysis, list[Path]]:
-    from gpuscope.analyzers.run.runner import Options, run
-    from gpuscope.commands.options import cache_wanted
+def _analyse(paths: tuple[str, ...], options: Options, executor: str | None) -> tuple[Analysis, list[Path]]:
+    """The analysis, and the files of this machine that it read."""
+    from gpuscope.analyzers.run.executors import executor_named
+    from gpuscope.analyzers.run.runner import run
     from gpuscope.progress import reading
     from gpuscope.sources.opening import inputs as find_inputs
     from gpuscope.sources.opening import total_size
-    from gpuscope.sources.source import ReadOptions
 
-    items = find_inputs(paths, ranks)
+    chosen = executor_named(executor)
+    items = find_inputs(paths, options.ranks)
     with reading(total_size(items), "reading", files=len(items)) as progress:
-        read = ReadOptions(partial, nsys, progress, cache=cache_wanted(), status=progress.say)
-        analysis = run(items, Options(ranks, steps, os.cpu_count() or 1, read, advice), begun=progress.file)
-    return analysis, [item.path for item in items]
+        read = replace(options.read, advance=progress, status=progress.say)
+        analysis = run(items, replace(options, read=read), begun=progress.file, executor=chosen)
+    return analysis, [item.path for item in items if not item.url]
 
 
 def _say_read(analysis: Analysis, seconds: float) -> None:

@@ -9,63 +9,28 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from gpuscope.analyzers.device_time.thinned import why_thinned
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, attributed, broken, run_one
+from gpuscope.analyzers.frame.analyzer import Result, analyzers_of, attributed, broken, run_one
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
-from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
-from gpuscope.analyzers.host_time.work_done_once import work_done_once
-from gpuscope.analyzers.operations.operations_from_ranges import operations
-from gpuscope.analyzers.replay.record.recording import Recorded, record
+from gpuscope.analyzers.replay.record.recording import Recorded
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.analysis import Analysis
+from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by_side
+from gpuscope.analyzers.run.file_part import Options, analyze_file
 from gpuscope.analyzers.run.reporting import build
-from gpuscope.cache import second_look
-from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, numbered, read_file, total_size
+from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, numbered, total_size
 from gpuscope.sources.restarts import left_out
-from gpuscope.sources.run_manifest import ended, mesh, run_folders, world_size
+from gpuscope.sources.run_manifest import ended, mesh, run_folders
 from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
 
 PARALLEL_FROM = 64 << 20
 """Bytes of input from which further processes pay for their start."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to analyse and how to read it."""
-
-    ranks: Collection[int] | None = None
-    steps: tuple[int, int] | None = None
-    """First and last step, both included; None for the whole window."""
-    workers: int = 1
-    """Processes to read large runs with. More than one needs a main module that can be imported again."""
-    read: ReadOptions = field(default_factory=ReadOptions)
-    advice: bool = True
-    """Whether changes are tried."""
-    files: int = 1
-    """Files of the run: what each may keep for the replay depends on it."""
-
-
-@dataclass
-class Part:
-    """What stays of one file."""
-
-    trace: Trace
-    """Without events; with its ranks, groups, steps, and what its collectives refer to."""
-    lanes: list[LaneSummary]
-    results: list[Result]
-    recorded: list[Recorded]
-    """Graphs of its lanes, for the replay."""
-
-
-def let_go(_: Trace) -> None:
-    """What becomes of a file's trace with all its events once it is analysed."""
 
 
 def analyze(
@@ -99,14 +64,16 @@ def run(
     options: Options,
     begun: Callable[[str], None] = lambda _: None,
     keep: Callable[[Trace], None] | None = None,
+    executor: Executor | None = None,
 ) -> Analysis:
     """Analyse inputs; `begun` is called with the name of each file as it is begun.
 
-    `keep` is given each file's trace with all its events, which are otherwise let go; files are then read here,
-    one after the other.
+    `executor` reads the files; by default this process, or `options.workers` of them where the files are large.
+    `keep` is given each file's trace with all its events, which are otherwise let go; files are then read here, one
+    after the other.
     """
     with _without_collector():
-        return _run(items, options, begun, keep)
+        return _run(items, options, begun, keep, executor)
 
 
 @contextmanager
@@ -126,13 +93,16 @@ def _run(
     options: Options,
     begun: Callable[[str], None],
     keep: Callable[[Trace], None] | None,
+    executor: Executor | None,
 ) -> Analysis:
     items = numbered(items, options.read)
     options = replace(options, files=len(items))
+    without: list[LeftOut] = []
     if keep is not None:
-        parts = _in_turn(items, options, begun, keep)
+        parts = [analyze_file(item, options, keep) for item in _announced(items, begun)]
     else:
-        parts = (_side_by_side if _worth_processes(items, options) else _in_turn)(items, options, begun)
+        chosen = executor or (side_by_side if _worth_processes(items, options) else in_turn)
+        parts, without = chosen(items, options, begun)
     check_one_run([part.trace.ranks_by_file() for part in parts])
     lanes = [lane for part in parts for lane in part.lanes]
     results = [result for part in parts for result in part.results]
@@ -144,6 +114,7 @@ def _run(
     results += [_how_it_ended(folder, [item.path for item in items]) for folder in folders]
     if options.ranks is not None:
         results += _ranks_absent(options.ranks, facts.trace.ranks)
+    results += _left_out(without)
     results.append(replayed)
     named = mesh(folders[0]) if len(folders) == 1 else {}
     report = build(facts, results, what_if if options.advice else None, named)
@@ -202,93 +173,24 @@ def _how_it_ended(folder: Path, read: Sequence[Path]) -> Result:
     return result
 
 
+def _left_out(files: Sequence[LeftOut]) -> list[Result]:
+    """Files that could not be read, as problems: what they would have shown is missing from every figure."""
+    if not files:
+        return []
+    result = Result("files")
+    for file in files:
+        result.problem("data_loss", "file_left_out", 1, f"{file.name}: left out: {file.why}")
+    return [result]
+
+
+def _announced(items: Sequence[Input], begun: Callable[[str], None]) -> Iterator[Input]:
+    for item in items:
+        begun(item.name)
+        yield item
+
+
 def _worth_processes(items: Sequence[Input], options: Options) -> bool:
     return len(items) > 1 and options.workers > 1 and total_size(items) >= PARALLEL_FROM
-
-
-def _in_turn(
-    items: Sequence[Input],
-    options: Options,
-    begun: Callable[[str], None],
-    keep: Callable[[Trace], None] = let_go,
-) -> list[Part]:
-    parts: list[Part] = []
-    for item in items:
-        begun(item.path.name)
-        parts.append(analyze_file(item, options, keep))
-    return parts
-
-
-def _side_by_side(items: Sequence[Input], options: Options, begun: Callable[[str], None]) -> list[Part]:
-    from concurrent.futures import ProcessPoolExecutor  # most runs are read in this process
-    from multiprocessing import get_context
-
-    # The progress bar lives in this process: there it advances file by file.
-    quiet = replace(options, read=replace(options.read, advance=None, status=None))
-    parts: list[Part] = []
-    with ProcessPoolExecutor(min(len(items), options.workers), mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(analyze_file, item, quiet) for item in items]
-        try:
-            for item, future in zip(items, futures, strict=True):
-                begun(item.path.name)
-                parts.append(future.result())
-                if options.read.advance:
-                    options.read.advance(total_size([item]))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return parts
-
-
-DERIVED_OPERATIONS = FileAnalyzer(
-    "operations", lambda trace, lanes: Result("operations", tables={"operations": operations(trace, lanes)})
-)
-"""Operations of jobs that no timer of operations recorded, found from their ranges."""
-
-
-def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = let_go) -> Part:
-    """Read one file, analyse its lanes, and let its events go, unless `keep` holds on to them."""
-    ranks = None if options.ranks is None else sorted(options.ranks)
-    asked = (item.first_rank, "part", ranks, options.steps, options.files, world_size(item.path))
-    key = second_look.key_of(item.path, item.source, options.read, *asked)
-    part = second_look.kept(key, Part)
-    if part is not None and keep is let_go:
-        if options.read.advance:
-            options.read.advance(total_size([item]))
-        return part
-    trace = read_file(item, options.read)
-    if options.ranks is not None:
-        trace = trace.select_ranks(options.ranks)
-    keep(trace)
-    if part is None:
-        part = reduce_trace(trace, options)
-        if not any(result.status == "failed" for result in part.results):
-            second_look.keep(key, part)
-    return part
-
-
-def reduce_trace(trace: Trace, options: Options) -> Part:
-    """Analyse the lanes of one file's trace; what stays of it grows with its collectives, not its events."""
-    lanes = views(trace, options.steps)
-    results = [run_one(analyzer, trace, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
-    summaries = [summarise(trace, view, why_thinned(trace, view), work_done_once(trace, view)) for view in lanes]
-    reduced = trace.reduced()
-    for table in (table for result in results for table in result.tables.values()):
-        reduced = reduced.with_table(table)
-    if not len(trace["operations"]):
-        derived = run_one(DERIVED_OPERATIONS, trace, trace, lanes)
-        results.append(derived)
-        reduced = reduced.with_operations(derived.tables.get("operations", trace["operations"]))
-    if options.steps is not None:
-        reduced = _with_operations_of(reduced, options.steps)
-    return Part(reduced, summaries, results, record(trace, lanes, reduced["operations"], options.files))
-
-
-def _with_operations_of(trace: Trace, steps: tuple[int, int]) -> Trace:
-    kept = trace.select_operations(steps)
-    if len(trace["operations"]) and not len(kept["operations"]) and not len(trace.lanes()):
-        raise no_such_steps(steps)
-    return kept
 
 
 __all__ = ["Options", "analyze", "run"]

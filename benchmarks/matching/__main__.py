@@ -21,7 +21,7 @@ from helpers.synthetic_job import Job, simulate, trace_of
 from gpuscope.analyzers.collectives import exposed_communication
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.sections import STRAGGLERS
-from gpuscope.analyzers.run.runner import Options, Part, reduce_trace
+from gpuscope.analyzers.run.file_part import Options, Part, reduce_trace
 from gpuscope.trace.merge import merge
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,11 +12,20 @@ import numpy as np
 
 from gpuscope.cache import second_look
 from gpuscope.errors import InputError, UsageError
-from gpuscope.sources import nodes, run_manifest
+from gpuscope.sources import nodes, remote, run_manifest
 from gpuscope.sources.records import files_of, is_timeline, records_below, records_beside
 from gpuscope.sources.restarts import last_attempt
 from gpuscope.sources.run_manifest import ended
-from gpuscope.sources.source import ReadOptions, Role, Source, all_sources, check_readable, source_for, suffixes_of
+from gpuscope.sources.source import (
+    ReadOptions,
+    Role,
+    Source,
+    all_sources,
+    check_readable,
+    rank_in_name,
+    source_for,
+    suffixes_of,
+)
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.table import Array, Table
 from gpuscope.trace.merge import merge
@@ -38,6 +47,19 @@ class Input:
     """Its first rank where the file records none and others beside it neither."""
     beside: bool = False
     """Whether it is a record found in a folder beside other files: without it those can still be analysed."""
+    url: str = ""
+    """Where it is, if not on this machine; `path` then only names it."""
+    url_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The file's own name."""
+        return self.path.name
+
+    @property
+    def size(self) -> int:
+        """Bytes, packed as they are."""
+        return self.url_bytes if self.url else self.path.stat().st_size
 
 
 def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> list[Input]:
@@ -46,7 +68,8 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
     Files whose rank is known by name or head and not in `ranks` are left out unread. Raises `InputError`
     where a path is missing or nothing in it is a trace.
     """
-    found: list[Input] = []
+    found = [item for named in paths if remote.is_url(named) for item in _remote(str(named), ranks)]
+    paths = [named for named in paths if not remote.is_url(named)]
     outright = {Path(named) for named in paths}
     files = list(dict.fromkeys(file for named in paths for file in _expand(named)))
     for path in files:
@@ -56,9 +79,36 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
             beside = source.files.role is Role.RECORD and path not in outright and len(files) > 1
             found.append(Input(path, source, rank, beside=beside))
     if not found:
-        named = ", ".join(os.fspath(path) for path in paths)
+        named = ", ".join(os.fspath(path) for path in paths) or "the URLs"
         raise InputError(f"{named}: contains none of the requested ranks" if ranks else f"{named}: no traces")
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
+
+
+def _remote(url: str, ranks: Collection[int] | None) -> Iterator[Input]:
+    """The files of a URL, each recognised by its beginning."""
+    suffixes = tuple(suffix for suffix in suffixes_of(Role.TIMELINE) if "/" not in suffix)
+    found = remote.expand(url, suffixes)
+    for name, size in found:
+        with remote.beginning(name, size) as local:
+            try:
+                source, head = source_for(local)
+            except InputError as error:
+                # Of a folder only traces are read: other people's JSON lies beside them.
+                if len(found) > 1:
+                    continue
+                raise InputError(f"{name}: {error.message.partition(': ')[2]}", hint=error.hint) from None
+            if len(found) > 1 and source.files.role is not Role.TIMELINE:
+                continue
+            rank = _peeked(source, local, head)
+        if ranks is None or rank is None or rank in ranks:
+            yield Input(Path(name), source, rank, url=name, url_bytes=size)
+
+
+def _peeked(source: Source, local: Path, head: bytes) -> int | None:
+    try:
+        return source.peek_rank(local, head)
+    except InputError:  # only the beginning is here
+        return rank_in_name(local)
 
 
 def _expand(named: PathLike) -> list[Path]:
@@ -142,9 +192,10 @@ def numbered(items: Sequence[Input], options: ReadOptions) -> list[Input]:
 
     Raises `UsageError` where two hold the same processes.
     """
-    if sum(isinstance(item.source, nodes.HoldsProcesses) for item in items) < 2:
+    here = [item for item in items if not item.url]
+    if sum(isinstance(item.source, nodes.HoldsProcesses) for item in here) < 2:
         return list(items)
-    found = nodes.number(nodes.peeked(((item.path, item.source) for item in items), options))
+    found = nodes.number(nodes.peeked(((item.path, item.source) for item in here), options))
     return [
         replace(item, rank=own.rank, first_rank=own.first if own.rank is None else None)
         if (own := found.get(item.path)) is not None
@@ -191,7 +242,7 @@ def _with_manifest(trace: Trace, path: Path) -> Trace:
 
 def total_size(items: Iterable[Input]) -> int:
     """Bytes on disk, for a progress bar."""
-    return sum(item.path.stat().st_size for item in items)
+    return sum(item.size for item in items)
 
 
 def open_trace(

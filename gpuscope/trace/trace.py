@@ -102,6 +102,10 @@ class Trace:
                 select_rows(data, name, np.flatnonzero(keep))
         return Trace(data, self.names, self.sources, self.problems)
 
+    def with_sources(self, sources: list[SourceFile]) -> Trace:
+        """A Trace of the same rows whose files are named so, in the same order."""
+        return Trace(self._data, self.names, sources, self.problems)
+
     def with_operations(self, operations: Table) -> Trace:
         """A Trace with these operations; names are codes of its own pool."""
         return Trace({**self._data, "operations": operations}, self.names, self.sources, self.problems)

@@ -1,0 +1,126 @@
+"""What stays of one file: its results, and of its events what the analyses of the whole run need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from gpuscope.analyzers.device_time.thinned import why_thinned
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, run_one
+from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
+from gpuscope.analyzers.host_time.work_done_once import work_done_once
+from gpuscope.analyzers.operations.operations_from_ranges import operations
+from gpuscope.analyzers.replay.record.recording import Recorded, record
+from gpuscope.cache import second_look
+from gpuscope.sources import remote
+from gpuscope.sources.opening import Input, read_file, total_size
+from gpuscope.sources.run_manifest import world_size
+from gpuscope.sources.source import ReadOptions
+from gpuscope.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to analyse and how to read it."""
+
+    ranks: Collection[int] | None = None
+    steps: tuple[int, int] | None = None
+    """First and last step, both included; None for the whole window."""
+    workers: int = 1
+    """Processes to read large runs with. More than one needs a main module that can be imported again."""
+    read: ReadOptions = field(default_factory=ReadOptions)
+    advice: bool = True
+    """Whether changes are tried."""
+    files: int = 1
+    """Files of the run: what each may keep for the replay depends on it."""
+    skip_unreadable: bool = False
+    """Leave out a file that can't be read, rather than refuse the run."""
+
+
+@dataclass
+class Part:
+    """What stays of one file."""
+
+    trace: Trace
+    """Without events; with its ranks, groups, steps, and what its collectives refer to."""
+    lanes: list[LaneSummary]
+    results: list[Result]
+    recorded: list[Recorded]
+    """Graphs of its lanes, for the replay."""
+
+
+@runtime_checkable
+class HoldsPart(Protocol):
+    """A source whose files hold a part already (`gpuscope reduce`)."""
+
+    def part(self, path: Path, options: Options) -> Part:
+        """The part. Raises `InputError` where the file can't be used, `UsageError` where it can't serve the options."""
+        ...
+
+
+DERIVED_OPERATIONS = FileAnalyzer(
+    "operations", lambda trace, lanes: Result("operations", tables={"operations": operations(trace, lanes)})
+)
+"""Operations of jobs that no timer of operations recorded, found from their ranges."""
+
+
+def let_go(_: Trace) -> None:
+    """What becomes of a file's trace with all its events once it is analysed."""
+
+
+def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = let_go) -> Part:
+    """Read one file, analyse its lanes, and let its events go, unless `keep` holds on to them."""
+    if item.url:
+        return _fetched(item, options, keep)
+    if isinstance(item.source, HoldsPart):
+        return item.source.part(item.path, options)
+    ranks = None if options.ranks is None else sorted(options.ranks)
+    asked = (item.first_rank, "part", ranks, options.steps, options.files, world_size(item.path))
+    key = second_look.key_of(item.path, item.source, options.read, *asked)
+    part = second_look.kept(key, Part)
+    if part is not None and keep is let_go:
+        if options.read.advance:
+            options.read.advance(total_size([item]))
+        return part
+    trace = read_file(item, options.read)
+    if options.ranks is not None:
+        trace = trace.select_ranks(options.ranks)
+    keep(trace)
+    if part is None:
+        part = reduce_trace(trace, options)
+        if not any(result.status == "failed" for result in part.results):
+            second_look.keep(key, part)
+    return part
+
+
+def _fetched(item: Input, options: Options, keep: Callable[[Trace], None]) -> Part:
+    with remote.fetched(item.url) as local:
+        part = analyze_file(replace(item, path=local, url=""), options, keep)
+    sources = [replace(source, path=item.path) if source.path == local else source for source in part.trace.sources]
+    return replace(part, trace=part.trace.with_sources(sources))
+
+
+def reduce_trace(trace: Trace, options: Options) -> Part:
+    """Analyse the lanes of one file's trace; what stays of it grows with its collectives, not its events."""
+    lanes = views(trace, options.steps)
+    results = [run_one(analyzer, trace, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
+    summaries = [summarise(trace, view, why_thinned(trace, view), work_done_once(trace, view)) for view in lanes]
+    reduced = trace.reduced()
+    for table in (table for result in results for table in result.tables.values()):
+        reduced = reduced.with_table(table)
+    if not len(trace["operations"]):
+        derived = run_one(DERIVED_OPERATIONS, trace, trace, lanes)
+        results.append(derived)
+        reduced = reduced.with_operations(derived.tables.get("operations", trace["operations"]))
+    if options.steps is not None:
+        reduced = _with_operations_of(reduced, options.steps)
+    return Part(reduced, summaries, results, record(trace, lanes, reduced["operations"], options.files))
+
+
+def _with_operations_of(trace: Trace, steps: tuple[int, int]) -> Trace:
+    kept = trace.select_operations(steps)
+    if len(trace["operations"]) and not len(kept["operations"]) and not len(trace.lanes()):
+        raise no_such_steps(steps)
+    return kept

@@ -1,0 +1,178 @@
+"""Plain values and numpy arrays for objects, and back: a closed list of classes, so that no file can name another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from gpuscope.analyzers.frame.analyzer import Attributed, Result
+from gpuscope.analyzers.frame.lanes import HostWork, LaneSummary, StepWindow
+from gpuscope.analyzers.frame.sections import DECLARED, Sections
+from gpuscope.analyzers.replay.graph import Call, Gradient, Graph
+from gpuscope.analyzers.replay.record.recording import Recorded
+from gpuscope.analyzers.run.file_part import Part
+from gpuscope.trace.breakdown import Breakdown
+from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.table import Array, Table
+from gpuscope.trace.intervals import Spans
+from gpuscope.trace.problems import Problem
+from gpuscope.trace.schema import SCHEMAS
+from gpuscope.trace.trace import SourceFile, Trace
+
+_RECORDS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        Part, LaneSummary, StepWindow, HostWork, Breakdown, Result, Attributed, Recorded, Graph, Call, Gradient,
+        SourceFile, Problem,
+    )
+}  # fmt: skip
+_DTYPES = ("int64", "int32", "int16", "int8", "uint8", "bool", "float64", "float32")
+TAG = "·"
+"""Key of an object that stands for something JSON has no form for."""
+
+
+class UnpackableError(ValueError):
+    """A value that was not packed by this version."""
+
+
+def fingerprint() -> str:
+    """Of everything whose form matters: the classes with their fields, the tables with their columns."""
+    classes = {name: [field.name for field in fields(kind)] for name, kind in _RECORDS.items()}
+    tables = {name: [(column.name, column.dtype) for column in schema.columns] for name, schema in SCHEMAS.items()}
+    sections = [section.key for section in DECLARED]
+    return sha256(repr((classes, tables, sections)).encode()).hexdigest()[:16]
+
+
+def pack(value: Any, arrays: list[Array]) -> Any:
+    """`value` as JSON's values; its arrays go to `arrays`, referred to by their number.
+
+    Raises `TypeError` for a class that is not listed.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.ndarray):
+        arrays.append(value)
+        return {TAG: "array", "n": len(arrays) - 1}
+    if isinstance(value, np.generic):
+        return pack(value.item(), arrays)
+    if isinstance(value, Enum):
+        return pack(value.value, arrays)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _record(value, arrays)
+    if isinstance(value, Trace | Table | Sections | Spans | PurePath):
+        return _special(value, arrays)
+    if isinstance(value, Mapping):
+        pairs = [[pack(key, arrays), pack(inner, arrays)] for key, inner in value.items()]
+        if all(type(key) is str and key != TAG for key in value):
+            return dict(pairs)
+        return {TAG: "dict", "of": pairs}
+    if isinstance(value, list):
+        return [pack(inner, arrays) for inner in value]
+    if isinstance(value, tuple | set | frozenset):
+        kind = "tuple" if isinstance(value, tuple) else type(value).__name__
+        ordered = value if isinstance(value, tuple) else sorted(value)
+        return {TAG: kind, "of": [pack(inner, arrays) for inner in ordered]}
+    raise TypeError(f"{type(value).__name__} is not packed")
+
+
+def _record(value: Any, arrays: list[Array]) -> dict[str, Any]:
+    name = type(value).__name__
+    kind = _RECORDS.get(name)
+    if kind is not type(value):
+        raise TypeError(f"{type(value).__module__}.{name} is not packed")
+    names = [field.name for field in fields(kind)]
+    return {TAG: name, "of": {own: pack(getattr(value, own), arrays) for own in names}}
+
+
+def _special(value: Any, arrays: list[Array]) -> dict[str, Any]:
+    if isinstance(value, Trace):
+        names = list(value.names.names)
+        tables = [value[name] for name in SCHEMAS]
+        return {
+            TAG: "Trace", "names": names, "tables": [pack(table, arrays) for table in tables],
+            "sources": pack(value.sources, arrays), "problems": pack(value.problems, arrays),
+        }  # fmt: skip
+    if isinstance(value, Table):
+        return {TAG: "Table", "name": value.schema.name, "columns": pack(value.columns, arrays)}
+    if isinstance(value, Sections):
+        keyed = {section.key: pack(value[section], arrays) for section in DECLARED if section in value}
+        return {TAG: "Sections", "of": keyed}
+    if isinstance(value, Spans):
+        return {TAG: "Spans", "of": [pack(value.start, arrays), pack(value.end, arrays)]}
+    return {TAG: "path", "of": str(value)}
+
+
+def unpack(value: Any, arrays: Sequence[Array]) -> Any:
+    """What was packed. Raises `UnpackableError` for anything that `pack` does not write."""
+    if isinstance(value, list):
+        return [unpack(inner, arrays) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(TAG)
+    if kind is None:
+        return {key: unpack(inner, arrays) for key, inner in value.items()}
+    try:
+        return _made(kind, value, arrays)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        raise UnpackableError(f"{kind}: {error}") from error
+
+
+def _made(kind: Any, value: dict[str, Any], arrays: Sequence[Array]) -> Any:
+    if kind == "array":
+        array = arrays[value["n"]]
+        if array.dtype.name not in _DTYPES or array.ndim != 1 or value["n"] < 0:
+            raise UnpackableError(f"an array of {array.dtype} with {array.ndim} dimensions")
+        return array
+    if kind == "Trace":
+        return _trace(value, arrays)
+    inner = value.get("of")
+    if kind == "Table":
+        return _table(value, arrays)
+    if kind == "Sections":
+        return _sections(inner, arrays)
+    if kind in _RECORDS:
+        return _RECORDS[kind](**{name: unpack(one, arrays) for name, one in inner.items()})  # type: ignore[union-attr]
+    return _plain(kind, inner, arrays)
+
+
+def _plain(kind: Any, inner: Any, arrays: Sequence[Array]) -> Any:
+    if kind == "dict":
+        return {unpack(key, arrays): unpack(one, arrays) for key, one in inner}
+    if kind == "path":
+        return Path(str(inner))
+    makers: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset, "Spans": lambda two: Spans(*two)}
+    if kind not in makers:
+        raise UnpackableError(f"an unknown kind {kind!r}")
+    return makers[kind]([unpack(one, arrays) for one in inner])
+
+
+def _sections(inner: Any, arrays: Sequence[Array]) -> Sections:
+    known, found = {section.key: section for section in DECLARED}, Sections()
+    for key, one in inner.items():
+        found[known[key]] = unpack(one, arrays)
+    return found
+
+
+def _table(value: dict[str, Any], arrays: Sequence[Array]) -> Table:
+    schema = SCHEMAS[value["name"]]
+    columns = unpack(value["columns"], arrays)
+    if set(columns) != {column.name for column in schema.columns}:
+        raise UnpackableError(f"table {schema.name} has other columns")
+    if len({len(column) for column in columns.values()}) > 1:
+        raise UnpackableError(f"table {schema.name} has columns of different lengths")
+    return Table(schema, columns)
+
+
+def _trace(value: dict[str, Any], arrays: Sequence[Array]) -> Trace:
+    names = NamePool()
+    names.codes(map(str, value["names"]), len(value["names"]))
+    tables = {table.schema.name: table for table in unpack(value["tables"], arrays)}
+    if set(tables) != set(SCHEMAS):
+        raise UnpackableError("a trace without all tables")
+    return Trace(tables, names, unpack(value["sources"], arrays), unpack(value["problems"], arrays))

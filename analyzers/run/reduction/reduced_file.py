@@ -1,0 +1,161 @@
+"""`.gsr` files: a part as a zip of numpy arrays, which `numpy.load` opens without running anything.
+
+The first member is JSON in UTF-8: the version and what was reduced. `tree` is JSON too: the part, and where each of its
+arrays lies in the members that hold all arrays of one type end to end.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuscope.analyzers.run.file_part import Options, Part
+from gpuscope.analyzers.run.reduction.packing import UnpackableError, fingerprint, pack, unpack
+from gpuscope.errors import InputError, UsageError
+from gpuscope.output import write
+from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.table import Array
+from gpuscope.version import __version__
+
+SUFFIX = ".gsr"
+HEAD = "gpuscope_part"
+TREE = "tree"
+_AGAIN = "make it again with gpuscope reduce"
+FORMAT = 1
+MOST_EXPANSION = 200
+"""Times that a file may grow when it is unpacked: repeated numbers compress far, hostile zeros farther."""
+_SMALL = 64 << 20
+_DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def write_part(path: Path, part: Part, steps: tuple[int, int] | None) -> None:
+    """Write a part, whole or not at all. Raises `InputError` where that can't be done."""
+    arrays: list[Array] = []
+    tree = pack(_without_secrets(part), arrays)
+    columns, places = _joined(arrays)
+    head = {
+        "format": FORMAT, "gpuscope_version": __version__, "fingerprint": fingerprint(), "ranks": part.trace.ranks,
+        "steps": list(steps) if steps else None,
+    }  # fmt: skip
+    members = {HEAD: _text(head), TREE: _text({"part": tree, "arrays": places}), **columns}
+
+    def fill(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, **members)  # type: ignore[arg-type]
+
+    write(path, fill)
+
+
+def _text(values: Any) -> Array:
+    return np.frombuffer(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode(), np.uint8)
+
+
+def _joined(arrays: Sequence[Array]) -> tuple[dict[str, Array], list[list[Any]]]:
+    """All arrays of one type end to end, and where each is: a member of a zip costs more than most arrays hold."""
+    by_type: dict[str, list[Array]] = {}
+    places: list[list[Any]] = []
+    ends: dict[str, int] = {}
+    for array in arrays:
+        name = array.dtype.name
+        by_type.setdefault(name, []).append(array)
+        places.append([name, ends.get(name, 0), len(array)])
+        ends[name] = ends.get(name, 0) + len(array)
+    return {name: np.concatenate(found) for name, found in by_type.items()}, places
+
+
+def _without_secrets(part: Part) -> Part:
+    """A source's facts say what was profiled; those of an nsys report hold the program's environment too."""
+    sources = [
+        replace(source, facts={key: value for key, value in source.facts.items() if "env" not in key.lower()})
+        for source in part.trace.sources
+    ]
+    return replace(part, trace=part.trace.with_sources(sources))
+
+
+def read_head(path: Path) -> dict[str, Any]:
+    """What was reduced, without the part. Raises `InputError` for a damaged file, and one of another version."""
+    head = _members(path, (HEAD,))[HEAD]
+    if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("fingerprint") != fingerprint():
+        made = head.get("gpuscope_version") if isinstance(head, dict) else None
+        raise InputError(
+            f"{path}: was made by gpuscope {made}, and this is {__version__}",
+            hint="reduce and analyse with one version",
+        )
+    return head
+
+
+def read_part(path: Path) -> Part:
+    """The part. Raises `InputError` for a file that is damaged or hostile."""
+    members = _members(path, None)
+    try:
+        tree = members[TREE]
+        arrays = [members[name][start : start + length] for name, start, length in tree["arrays"]]
+        part = unpack(tree["part"], arrays)
+    except (UnpackableError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is damaged: {error}", hint=_AGAIN) from None
+    if not isinstance(part, Part):
+        raise InputError(f"{path}: holds no part", hint=_AGAIN)
+    part.trace.check()
+    return part
+
+
+def _members(path: Path, names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Members by name, those of text parsed; all of them where none is named."""
+    try:
+        with zipfile.ZipFile(path) as packed:
+            grown = sum(member.file_size for member in packed.infolist())
+            if grown > max(MOST_EXPANSION * path.stat().st_size, _SMALL):
+                raise InputError(f"{path}: would grow to {grown:,} bytes", hint="no reduced file does; make it again")
+        with np.load(path, allow_pickle=False) as stored:
+            found = {name: stored[name] for name in names or stored.files}
+        return {name: json.loads(one.tobytes()) if name in (HEAD, TREE) else one for name, one in found.items()}
+    except (*_DAMAGED, RecursionError) as error:
+        # A zip that was changed can ask for encryption, or for a method that nobody wrote it with.
+        raise InputError(f"{path}: is damaged: {error}", hint=_AGAIN) from None
+
+
+class ReducedSource:
+    """Reads what `gpuscope reduce` wrote."""
+
+    name = "reduced"
+    files = Files(Role.TIMELINE, (SUFFIX,), (SUFFIX,))
+
+    def sniff(self, path: Path, head: bytes) -> bool:
+        """A zip whose first member is the part."""
+        return not path.is_dir() and head.startswith(b"PK\x03\x04") and head[30:].startswith(HEAD.encode())
+
+    def peek_rank(self, path: Path, head: bytes) -> int | None:
+        """The rank of a file of one; the others are read to know."""
+        del head
+        ranks = read_head(path).get("ranks")
+        return ranks[0] if isinstance(ranks, list) and len(ranks) == 1 and isinstance(ranks[0], int) else None
+
+    def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
+        """A part has no events to open. Raises `InputError` always."""
+        del builder, options
+        raise InputError(f"{path}: is reduced: its events are not in it", hint="gpuscope analyze takes it")
+
+    def part(self, path: Path, options: Options) -> Part:
+        """The part. Raises `InputError` for a damaged file, `UsageError` for ranks or steps that it can't select."""
+        head, part = read_head(path), read_part(path)
+        if options.read.advance:
+            options.read.advance(path.stat().st_size)
+        if options.ranks is not None and not set(part.trace.ranks) <= set(options.ranks):
+            raise UsageError(
+                f"{path} holds ranks {part.trace.ranks}, which are one part",
+                hint="reduce with --ranks, or name them all",
+            )
+        if options.steps is not None and head.get("steps") != list(options.steps):
+            raise UsageError(f"{path} was reduced for other steps", hint="give --steps to gpuscope reduce")
+        return part
+
+
+SOURCE = ReducedSource()

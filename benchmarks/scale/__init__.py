@@ -1,0 +1,1 @@
+"""Runs of thousands of ranks, as reduced parts."""

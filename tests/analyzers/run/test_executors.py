@@ -1,0 +1,94 @@
+"""Who reads the files makes no difference to the report; what can't be read is refused, or left out and said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.cli import call
+
+from gpuscope.analyzers.run.executors import OnDask, executor_named, in_turn, side_by_side
+from gpuscope.analyzers.run.file_part import Options
+from gpuscope.analyzers.run.runner import analyze, run
+from gpuscope.errors import InputError, UsageError
+from gpuscope.report.json_report import dumps
+from gpuscope.sources.opening import inputs
+
+RUN = Path(__file__).resolve().parents[3] / "sample_traces" / "ddp_slow_rank"
+
+
+def test_processes_give_the_same_report() -> None:
+    with_two = run(inputs([RUN]), Options(workers=2), executor=side_by_side)
+    assert dumps(with_two.report) == dumps(analyze(RUN).report)
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[str]:
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(n_workers=2, processes=False, dashboard_address=None) as cluster:
+        yield cluster.scheduler_address
+
+
+def test_dask_gives_the_same_report(scheduler: str) -> None:
+    on_dask = run(inputs([RUN]), Options(), executor=OnDask(scheduler))
+    assert dumps(on_dask.report) == dumps(analyze(RUN).report)
+
+
+def test_names_of_executors() -> None:
+    assert executor_named(None) is None
+    assert executor_named("dask=tcp://a:1") == OnDask("tcp://a:1")
+    with pytest.raises(UsageError, match="unknown"):
+        executor_named("spark")
+
+
+def test_a_file_that_cannot_be_read_is_left_out_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("rank0.json.gz", "rank1.json.gz"):
+        (tmp_path / name).write_bytes((RUN / name).read_bytes())
+    (tmp_path / "rank1.json.gz").write_bytes((RUN / "rank1.json.gz").read_bytes()[:5000])
+    assert call(capsys, "analyze", str(tmp_path), "--no-store").returncode == 3
+    told = run(inputs([tmp_path]), Options(skip_unreadable=True)).report
+    assert told["trace"]["ranks_present"] == [0]
+    problem = next(problem for problem in told["problems"] if problem["code"] == "file_left_out")
+    assert (problem["severity"], "rank1.json.gz" in problem["message"]) == ("data_loss", True)
+    assert told["verdict"]["confidence"] < analyze(RUN).report["verdict"]["confidence"]
+    (tmp_path / "rank0.json.gz").write_bytes((RUN / "rank0.json.gz").read_bytes()[:5000])
+    with pytest.raises(InputError, match="none of 2 files"):
+        run(inputs([tmp_path]), Options(skip_unreadable=True))
+
+
+class Deadly:
+    """A source whose reader kills its process, as one that runs out of memory is killed."""
+
+    name, files = "kineto", None
+
+    def read(self, *_: object) -> None:
+        os._exit(9)
+
+
+def test_a_process_that_dies_costs_its_file_alone() -> None:
+    items = inputs([RUN])
+    items = [item if item.rank == 0 else replace(item, source=Deadly()) for item in items]  # type: ignore[arg-type]
+    told = run(items, Options(workers=2), executor=side_by_side).report
+    assert told["trace"]["ranks_present"] == [0]
+    assert any("the process that read it died" in problem["message"] for problem in told["problems"])
+
+
+def test_a_url_is_fetched_where_it_is_read() -> None:
+    pytest.importorskip("fsspec")
+    items = inputs([f"file://{RUN}"])
+    assert [item.rank for item in items] == [0, 1]
+    report = run(items, Options(), executor=in_turn).report
+    here = analyze(RUN).report
+    assert report["verdict"] == here["verdict"]
+    assert report["steps"] == here["steps"]
+    assert report["trace"]["sources"][0]["path"].endswith("ddp_slow_rank/rank0.json.gz")
+
+
+@pytest.mark.parametrize("url", ["file:///nowhere/rank0.json", "s4://bucket/run", f"file://{RUN}/*.none"])
+def test_a_url_that_leads_nowhere(url: str) -> None:
+    pytest.importorskip("fsspec")
+    with pytest.raises(InputError, match=r"no such file|can't be read|no traces"):
+        inputs([url])
