@@ -134,6 +134,7 @@ TOPOLOGY = Section[list[nccl_sections.TopologyEntry]]("topology")
 BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
 FITS = Section[list[nccl_sections.FitEntry]]("fits")
 CROSSOVERS = Section[list[nccl_sections.CrossoverEntry]]("crossovers")
+LINK_COUNTERS = Section[list[nccl_sections.LinkCounterEntry]]("link_counters", every)
 TRAFFIC = Section[list[nccl_sections.TrafficEntry]]("traffic")
 MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
 HOST_CALLS = Section[list[HostCallsEntry]]("host_calls", every)
@@ -153,9 +154,8 @@ GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, SLOWDOWN, REPLAY, PIPELINE, HANG, NCCL,
-    TOPOLOGY, BANDWIDTH, FITS, CROSSOVERS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, KERNEL_RANKS,
-    OPERATORS,
-    RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, GAPS,
+    TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE,
+    KERNEL_RANKS, OPERATORS, RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, GAPS,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 

@@ -29,6 +29,7 @@ SECTIONS: dict[str, type] = {
     "problems": document.ProblemEntry,
     "bandwidth": nccl_sections.BandwidthEntry,
     "fits": nccl_sections.FitEntry,
+    "link_counters": nccl_sections.LinkCounterEntry,
     "crossovers": nccl_sections.CrossoverEntry,
     "traffic": nccl_sections.TrafficEntry,
     "topology": nccl_sections.TopologyEntry,

@@ -78,8 +78,12 @@ def rows(report: Report, trace: str) -> list[Row]:
     for one in report["suggestions"]:
         step = one["predicted"]
         told = (
-            f"{units.duration(step['step_ns_before'])} → {units.duration(step['step_ns_after'])} "
-            f"({units.duration(step['low_ns'])} to {units.duration(step['high_ns'])})"
+            step["basis"]
+            if not step["step_ns_before"]
+            else (
+                f"{units.duration(step['step_ns_before'])} → {units.duration(step['step_ns_after'])} "
+                f"({units.duration(step['low_ns'])} to {units.duration(step['high_ns'])})"
+            )
         )
         found.append((one["code"], one["finding"], one["setting"], told, True))
     for other in report["advice"]["unpredicted"]:

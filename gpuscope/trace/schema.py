@@ -458,6 +458,20 @@ TOPOLOGY = TableSchema(
 )
 
 _SOURCE = Column("source", "int", "row in Trace.sources of the file it came from")
+
+COUNTERS = TableSchema(
+    "counters",
+    "samples of counters of network ports, NVLink and PCIe",
+    (
+        _SOURCE,
+        Column("place", "name", "the port or GPU: NIC mlx5_0, GPU 0"),
+        Column("counter", "name", "as the recorder names it"),
+        Column("unit", "name", "of the value, as the recorder has it; % of the peak for NVLink and PCIe"),
+        Column("start", "time", "start of the sample, ns on the run's clock"),
+        Column("end", "time", "its end"),
+        Column("value", "int", "what was counted or reached meanwhile"),
+    ),
+)
 _FRAMES = Column("frames", "name", "the stack that asked for it, innermost first, one frame per line", True)
 
 ALLOCATOR_EVENTS = TableSchema(
@@ -544,6 +558,7 @@ SCHEMAS: dict[str, TableSchema] = {
         CHOICES,
         MEASUREMENTS,
         TOPOLOGY,
+        COUNTERS,
         ALLOCATOR_EVENTS,
         SEGMENTS,
         BLOCKS,

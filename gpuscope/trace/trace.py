@@ -131,6 +131,7 @@ class Trace:
         rows = np.unique(np.concatenate(kept))
         data["shapes"] = data["shapes"].take(np.empty(0, np.int64))
         data["syncs"] = data["syncs"].take(np.empty(0, np.int64))
+        data["counters"] = data["counters"].take(np.empty(0, np.int64))
         select_rows(data, "host_events", rows[(rows != NA) & (rows < len(host))])
         return Trace(data, self.names, self.sources, self.problems)
 

@@ -213,6 +213,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "bandwidth",
         "traffic",
         "crossovers",
+        "link_counters",
         "topology",
         "advice",
         "memory",

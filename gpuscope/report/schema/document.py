@@ -16,6 +16,7 @@ from gpuscope.report.schema.nccl_sections import (
     BandwidthEntry,
     CrossoverEntry,
     FitEntry,
+    LinkCounterEntry,
     Nccl,
     TopologyEntry,
     TrafficEntry,
@@ -439,6 +440,8 @@ class Diagnosis(TypedDict):
     bandwidth: NotRequired[list[BandwidthEntry]]
     fits: NotRequired[list[FitEntry]]
     """Where sizes of collectives are recorded, or NCCL's tools measured."""
+    link_counters: NotRequired[list[LinkCounterEntry]]
+    """What the counters of ports, NVLink and PCIe recorded."""
     crossovers: NotRequired[list[CrossoverEntry]]
     """Where measured times show that another choice of NCCL is faster."""
     traffic: NotRequired[list[TrafficEntry]]

@@ -155,6 +155,28 @@ class VariableEntry(TypedDict):
     value: str
 
 
+class LinkCounterEntry(TypedDict):
+    """A counter of a network port, of NVLink or of PCIe."""
+
+    place: str
+    """`NIC mlx5_0`, `GPU 0`."""
+    counter: str
+    unit: str
+    """`%` of the link's peak, else as the recorder has it."""
+    samples: int
+    mean: float
+    """By time."""
+    peak: float
+    total: int
+    """Sum of the samples, for what counts events."""
+    mean_while_exposed: float | None
+    """While communication was exposed on some rank of the file; None where none was."""
+    start_ns: int
+    bin_ns: int
+    course: list[float]
+    """The mean per `bin_ns` from `start_ns` on."""
+
+
 class PortEntry(TypedDict):
     """A network port."""
 

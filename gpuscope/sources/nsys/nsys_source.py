@@ -29,6 +29,7 @@ from gpuscope.sources.nsys.rows import process_ranks
 from gpuscope.sources.nsys.rows.device_work import add_device_events, add_syncs
 from gpuscope.sources.nsys.rows.event_tables import KERNEL, MPI, NVTX, Events, read_events
 from gpuscope.sources.nsys.rows.host_events import add_host_events, ids
+from gpuscope.sources.nsys.rows.link_counters import add_link_counters
 from gpuscope.sources.nsys.rows.mpi_calls import add_mpi
 from gpuscope.sources.nsys.rows.nccl_operations import add_collectives, communication_kernels, read_communicators
 from gpuscope.sources.nsys.rows.nvtx_payloads import read_payloads
@@ -122,6 +123,7 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
     add_shapes(builder, tables, events, placed[NVTX])
     add_collectives(builder, events, ranks, first[KERNEL], payloads, communicators)
     add_mpi(builder, tables, placed)
+    add_link_counters(builder, tables, source, facts.epoch_ns)
     report_missing(builder, events, ranks, facts, payloads, undecoded)
     report_diagnostics(builder, tables)
     builder.problem("info", "invalid_utf8", int(tables.invalid_utf8), f"{path.name}: names that are not UTF-8")

@@ -36,7 +36,7 @@ def rank(folder: Path, number: int, begin: int, dur: int, rows: int, *, loads: i
         # One of twice the rows does.
         ({"begin": 15, "dur": 160, "rows": 128}, "data", "60.00 µs per step more to compute: aten::mm on inputs"),
         # It begins 60 later, after the loader.
-        ({"begin": 75, "dur": 100, "rows": 64, "loads": 60}, "host", "60.00 µs per step longer (input)"),
+        ({"begin": 75, "dur": 100, "rows": 64, "loads": 60}, "host", "60.00 µs per step longer (data loader (input))"),
     ],
 )
 def test_reason(tmp_path: Path, late: dict[str, int], reason: str, says: str) -> None:

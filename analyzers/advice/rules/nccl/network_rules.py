@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import cost, env, python
+from gpuscope.analyzers.advice.framework_settings import config, cost, env, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.analyzers.nccl.trial_commands import Variant, comparison
@@ -28,6 +28,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """By what NCCL's log shows of the network."""
     if finding["code"] == "rails_crossed":
         yield _rails(finding)
+        return
+    if finding["code"] == "network_congestion":
+        yield _congestion(finding)
         return
     if "nccl" not in case.report:
         return
@@ -124,6 +127,18 @@ def _costliest(case: Case) -> BandwidthEntry | None:
     return max(rows, key=lambda row: row["dur_ns"] * row["count"], default=None)
 
 
+def _congestion(finding: FindingEntry) -> Proposal:
+    return Proposal(
+        code="nccl_traffic_class",
+        action="Send NCCL's messages in the class that the switches keep lossless, or by routes that avoid each other",
+        why=f"Counters of congestion while the job ran: {finding['message']}",
+        setting=config("NCCL_IB_TC", "the traffic class of the lossless queue (default 0); NCCL_IB_SL its level"),
+        risk="another class may be slower or dropped where switches don't know it: ask who runs them",
+        verify="record again with nsys --nic-metrics=lf: the counters of congestion stay at 0",
+        outcome=Refused("how fast the network is without congestion is not recorded"),
+    )
+
+
 def _rails(finding: FindingEntry) -> Proposal:
     return Proposal(
         code="rail_placement",
@@ -154,6 +169,7 @@ RULE = Rule(
             ("bandwidth", "low_busbw"),
             "`NCCL_P2P_NET_CHUNKSIZE`, for large sends and all-to-alls between hosts (since 2.14, default 128 KiB)",
         ),
+        Knob("nccl_traffic_class", ("network_congestion",), "`NCCL_IB_TC`, `NCCL_IB_SL` (since 2.1.15, default 0)"),
         Knob("rail_placement", ("rails_crossed",), "the order of ranks: each group the same GPU of every host"),
     ),
     propose,

@@ -9,6 +9,7 @@ from gpuscope.report.schema.nccl_sections import (
     BandwidthEntry,
     ChoiceEntry,
     FitEntry,
+    LinkCounterEntry,
     Nccl,
     TopologyEntry,
     TrafficEntry,
@@ -31,6 +32,8 @@ def sections(report: Report, writer: Writer) -> None:
         _bandwidth(report["bandwidth"], writer)
     if "fits" in report:
         _fits(report["fits"], writer)
+    if "link_counters" in report:
+        _link_counters(report["link_counters"], writer)
     if "traffic" in report:
         _traffic(report["traffic"], writer)
     if "topology" in report:
@@ -165,6 +168,38 @@ def _fits(entries: Sequence[FitEntry], writer: Writer) -> None:
         table.add_row(writer.text(entry["op"]), *(writer.text(cell) for cell in cells), writer.cell(by))
     writer.show(table)
     _more(len(found), writer)
+
+
+BARS = " ▁▂▃▄▅▆▇█"
+COURSE = 25
+"""Characters that a counter's course over the recording takes."""
+
+
+def _link_counters(entries: Sequence[LinkCounterEntry], writer: Writer) -> None:
+    writer.heading("Links over time")
+    table = writer.table("<place", "~counter", ">mean", ">exposed", ">peak", "<course")
+    for entry in entries[:ROWS_SHOWN]:
+        exposed = entry["mean_while_exposed"]
+        while_exposed = units.NONE if exposed is None else _amount(exposed, entry["unit"])
+        mean, peak = (_amount(value, entry["unit"]) for value in (entry["mean"], entry["peak"]))
+        cells = mean, while_exposed, peak, _course(entry["course"])
+        place, counter = writer.text(entry["place"]), writer.cell(entry["counter"])
+        table.add_row(place, counter, *(writer.text(cell) for cell in cells))
+    writer.show(table)
+    writer.line(writer.text("exposed: mean while communication is exposed", "dim"))
+    _more(len(entries), writer)
+
+
+def _amount(value: float, unit: str) -> str:
+    return f"{value:.4g} {unit}".strip()
+
+
+def _course(values: Sequence[float]) -> str:
+    """A bar per part of the recording, by the largest of them."""
+    width = -(-len(values) // COURSE)
+    means = [sum(part) / len(part) for start in range(0, len(values), width) if (part := values[start : start + width])]
+    most = max(means, default=0.0) or 1.0
+    return "".join(BARS[round(max(mean, 0.0) / most * (len(BARS) - 1))] for mean in means)
 
 
 def _traffic(entries: Sequence[TrafficEntry], writer: Writer) -> None:
