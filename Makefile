@@ -9,7 +9,7 @@ WORKERS ?= auto
 PYTEST_ARGS ?=
 STRUCTURE = tests/test_layers.py tests/test_test_folders.py tests/docs/test_history.py
 
-.PHONY: demo test check format docs clean
+.PHONY: demo test check format docs gpu-check clean
 
 demo: $(DEMO_VENV)/installed  ## Analyse a bundled trace of two ranks; installs neither torch nor dash.
 	$(DEMO_VENV)/bin/gpuscope analyze sample_traces/ddp_slow_loader
@@ -27,6 +27,15 @@ check: $(VENV)/installed  ## Before each commit, under 90 seconds: lint, format,
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -n 0 $(STRUCTURE)
+
+gpu-check: $(VENV)/installed  ## On a machine with a GPU: the paths of docs/gpu-checklist.md that no other machine reaches.
+	$(VENV)/bin/python -c "import gpuscope, torch; print('CUDA initialised by the import:', torch.cuda.is_initialized())"
+	@test -e /dev/nvidia0 || { echo "there is no NVIDIA GPU here"; exit 1; }
+	for fault in sync_in_loop launch_bound pageable_copies allocator_churn slow_rank:rank=0; do \
+	  $(VENV)/bin/gpuscope train --out build/gpu/$${fault%%:*} --fault $$fault && \
+	  $(VENV)/bin/gpuscope analyze build/gpu/$${fault%%:*} || exit 1; done
+	$(VENV)/bin/gpuscope train --out build/gpu/cuda_graph --set train.cuda_graph=true
+	$(VENV)/bin/gpuscope train --out build/gpu/compile --set train.compile=true
 
 format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .

@@ -46,7 +46,7 @@ SAMPLES: dict[str, list[str]] = {
     "pp_1f1b": PP,
     "pp_few_micro_batches": [*PP, "--fault", "few_micro_batches"],
     "pp_unbalanced_stage": [*PP, "--fault", "unbalanced_stage:times=3"],
-    "3d_healthy": ["--parallel", "3d", "--nproc", "4", "--set", "pipeline.micro_batches=2"],
+    "3d_healthy": ["--parallel", "pp=2+tp=2+fsdp", "--nproc", "4", "--set", "pipeline.micro_batches=2"],
 }
 
 

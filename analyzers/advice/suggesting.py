@@ -47,8 +47,8 @@ class _Found:
 def advise(
     report: Diagnosis, predict: Predict, among: Sequence[Rule] | None = None, estimate: Estimate | None = None
 ) -> tuple[list[SuggestionEntry], AdviceEntry]:
-    """The suggestions for a report, the largest gain first, and why there are no (more) of them, with the plan that
-    combines them if two together gain more than one.
+    """The suggestions for a report, the largest certain gain first, and why there are no (more) of them, with the plan
+    that combines them if two together gain more than one.
 
     `predict` replays changes made together; `estimate` does so without a range.
     """
@@ -58,8 +58,8 @@ def advise(
     for finding, proposals in _proposals(case, rules() if among is None else among):
         _sort_out(found, finding, proposals, tries)
     if report["verdict"]["bound_by"] == "compute":
-        # There a stall is worth a change only where it is certain to gain.
-        found.kept = [one for one in found.kept if one[1]["code"] not in BY_CODE or is_gain(one[2])]
+        # There a change is worth it only where it is certain to gain.
+        found.kept = [one for one in found.kept if not one[0].gains_time or is_gain(one[2])]
         found.refused = [one for one in found.refused if one[1]["code"] not in BY_CODE]
     kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
     plan = best_plan(found.candidates, tries)
@@ -137,9 +137,10 @@ def _sort_out(found: _Found, finding: FindingEntry, proposals: Sequence[Proposal
 
 
 def _rank(one: tuple[Proposal, FindingEntry, Predicted]) -> tuple[bool, int]:
-    """Those that are certain to gain first, the largest gain first."""
+    """Those that are certain to gain first, by the gain that is certain: an estimate that rests on assumptions has a
+    wide range, and comes behind one that gains a little less for sure."""
     proposal, _, predicted = one
-    return proposal.gains_time and not is_gain(predicted), predicted.after
+    return proposal.gains_time and not is_gain(predicted), predicted.high
 
 
 def _once(kept: Iterable[tuple[Proposal, FindingEntry, Predicted]]) -> list[tuple[Proposal, FindingEntry, Predicted]]:
@@ -156,10 +157,11 @@ def _undominated(
     """Without those that lead no further than another one for the same finding, alone or together with it."""
     left: list[tuple[Proposal, FindingEntry, Predicted]] = []
     for proposal, finding, outcome in kept:
+        near = outcome.after + TIE_FRAC * outcome.before
         better = [
             other for other, own, predicted in left
-            if own["code"] == finding["code"] and other.subject == proposal.subject
-            and predicted.after <= outcome.after and (proposal.alters_training or not other.alters_training)
+            if own["code"] == finding["code"] and other.subject == proposal.subject and predicted.after <= near
+            and (proposal.alters_training or not other.alters_training)
         ]  # fmt: skip
         if not any(_superfluous(proposal, other, outcome, tries) for other in better):
             left.append((proposal, finding, outcome))

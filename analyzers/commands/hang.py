@@ -83,4 +83,21 @@ def _dumps(paths: tuple[str, ...]) -> list[Path]:
         )
     for path in others:
         click.echo(f"left out, no Flight Recorder dump: {path}", err=True)
-    return found
+    return _newest_of_each_rank(found)
+
+
+def _newest_of_each_rank(dumps: list[Path]) -> list[Path]:
+    """One dump per rank, the one written last: a run folder may hold those of several requests and of the end."""
+    from gpuscope.sources.source import source_for
+
+    newest: dict[int | Path, Path] = {}
+    for path in dumps:
+        source, head = source_for(path)
+        rank = source.peek_rank(path, head)
+        key = path if rank is None else rank
+        other = newest.get(key)
+        if other is None or path.stat().st_mtime_ns > other.stat().st_mtime_ns:
+            newest[key] = path
+    for path in sorted(set(dumps) - set(newest.values())):
+        click.echo(f"left out, an older dump of its rank: {path}", err=True)
+    return [path for path in dumps if path in newest.values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
@@ -19,6 +20,8 @@ from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.hang_section import Hang, HangCause, HangLast, HangMismatch, HangOperation
 
 EVIDENCE = 8
+PATIENCE_NS = 5_000_000_000
+"""In dumps on demand an operation has to be under way for so long, and for three times the job's longest pause."""
 NO_PAIR = (-1, -1)
 """In place of two ranks: an operation of a whole group."""
 
@@ -37,13 +40,30 @@ def run(facts: RunFacts) -> Result:
     """The section `hang` and its finding; nothing at all for a trace without Flight Recorder dumps."""
     result = Result(ANALYZER.name)
     job = read(facts.trace)
-    odd = mismatches.find(job)
-    found_waits = wait_graph.find(job, odd)
-    found = Found(job, found_waits, odd, _causes(job, found_waits, odd))
+    healthy = job.calm and _longest_wait(job) < max(PATIENCE_NS, 3 * _longest_pause(job))
+    # Between two dumps of a healthy job a rank goes on: what looks like a wait is work in flight.
+    odd = () if healthy else mismatches.find(job)
+    found_waits = () if healthy else wait_graph.find(job, odd)
+    found = Found(job, found_waits, odd, () if healthy else _causes(job, found_waits, odd))
     result.sections[HANG] = _section(found)
     if found.causes:
         result.findings.append(_finding(found))
     return result
+
+
+def _longest_wait(job: Job) -> int:
+    """How long, ns, the oldest operation had been under way when the last dump was written."""
+    created = [record.created for rank in job.ranks for record in job.pending(rank) if record.created]
+    return max((job.dumped_ns - start for start in created), default=0)
+
+
+def _longest_pause(job: Job) -> int:
+    """The longest time, ns, between two operations that a rank enqueued."""
+    pauses = [0]
+    for own in job.records.values():
+        created = sorted(record.created for record in own if record.created)
+        pauses += [after - before for before, after in pairwise(created)]
+    return max(pauses)
 
 
 def _causes(job: Job, found: Sequence[Wait], odd: Sequence[Mismatch]) -> list[HangCause]:

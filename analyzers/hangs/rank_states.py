@@ -64,6 +64,8 @@ class Job:
     """Of each rank in each group, by number."""
     dumped_ns: int = 0
     """When the last dump was written, where one says so (those of `gpuscope record` do), else 0."""
+    calm: bool = False
+    """Whether every dump was asked for, or written at the end, and not because something waited too long."""
     p2p_groups: set[str] = field(default_factory=set)
     """Groups with point-to-point operations: their `Status` may count either kind."""
 
@@ -112,6 +114,8 @@ def read(trace: Trace) -> Job:
     # The largest group of a dump need not begin with rank 0: it does not say which ranks wrote no dump.
     job = Job(trace.ranks, None if world.provenance == "communicators" else world.size)
     job.dumped_ns = max((source.facts.get("dumped_ns", 0) for source in trace.sources), default=0)
+    notes = {source.facts.get("note", "") for source in trace.sources if "dumped_ns" in source.facts}
+    job.calm = bool(notes) and notes <= {"on demand", "at the end"}
     _records(trace, job)
     _status(trace, job)
     _members(trace, job)

@@ -18,7 +18,7 @@ from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
-from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
+from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import bounds
 from gpuscope.analyzers.replay.ranks_joined import joined
 from gpuscope.analyzers.replay.record.recording import Recorded, variation
@@ -30,7 +30,7 @@ from gpuscope.report.schema.replay_section import Replay
 from gpuscope.report.view import units
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask
-from gpuscope.trace.schema import NA
+from gpuscope.trace.schema import NA, Kind
 
 MAX_ERROR = 0.05
 """Relative error of the unchanged replay from which nothing is predicted. Published replays reach 3.3 % on average
@@ -50,6 +50,9 @@ class _Outcome:
     """A replay with changes: «the step» in ns, and what that rests on."""
 
     step_ns: float
+    """Never below `floor_ns`."""
+    floor_ns: float
+    """What the device must compute in it, ns."""
     basis: str
     provenance: Provenance
     moved: bool = False
@@ -116,7 +119,8 @@ class Replayer:
         except CircleError:
             return Refused(_CIRCLE)
         unchanged = self._step(self._graph, self._unchanged)
-        times = [outcome.step_ns / unchanged * self._before for outcome in outcomes]
+        scale = self._before / unchanged
+        times = [outcome.step_ns * scale for outcome in outcomes]
         after = times[0]
         low, high = bounds(
             after,
@@ -128,7 +132,7 @@ class Replayer:
         return Predicted(
             before=round(self._before),
             after=round(after),
-            low=low,
+            low=max(low, min(round(after), round(min(outcome.floor_ns for outcome in outcomes) * scale))),
             high=high,
             basis=f"{self._basis()}; {outcomes[0].basis}",
             provenance=outcomes[0].provenance,
@@ -225,8 +229,24 @@ class Replayer:
         if self._setting.gpu:
             changed, done, moved = self._disturbed.replay(graph, beside)
             basis += [self._disturbed.found.text()] if moved else []
-            return _Outcome(self._step(changed, done), "; ".join(basis), provenance, moved)
-        return _Outcome(self._step(*self._contended.replay(graph, bias)), "; ".join(basis), provenance)
+            floor = self._compute(changed)
+            step = max(self._step(changed, done), floor)
+            return _Outcome(step, floor, "; ".join(basis), provenance, moved)
+        return _Outcome(self._step(*self._contended.replay(graph, bias)), 0.0, "; ".join(basis), provenance)
+
+    def _compute(self, graph: Graph) -> float:
+        """What the busiest stream of a rank computes in a step: the median over steps that count, of each the largest
+        over ranks, in ns. A step that its marks make shorter (work issued steps ahead) is none."""
+        nodes = np.flatnonzero(graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE))
+        step, lane = graph.nodes["step"][nodes], graph.nodes["lane"][nodes]
+        nodes = nodes[(step >= 0) & (step < len(self._counted))]
+        step, lane = graph.nodes["step"][nodes], graph.nodes["lane"][nodes]
+        width = int(lane.max(initial=0)) + 2
+        streams, place = np.unique(graph.nodes["rank"][nodes] * width + lane, return_inverse=True)
+        steps = len(self._counted)
+        spent = np.bincount(place * steps + step, graph.nodes["dur"][nodes], len(streams) * steps)
+        busiest = spent.reshape(-1, steps).max(axis=0, initial=0.0)[self._counted]
+        return float(np.median(busiest)) if len(busiest) else 0.0
 
     def _mean(self, graph: Graph, done: Replayed) -> float:
         """Mean of the steps that count, over ranks, in ns."""

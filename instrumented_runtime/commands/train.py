@@ -51,8 +51,9 @@ def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_
     Starts torchrun for --nproc processes, or joins the torchrun that started it. A fault's ground truth
     is written into the run folder's manifest.
     """
-    from gpuscope.instrumented_runtime.train.faults import parse_faults
+    from gpuscope.instrumented_runtime.train.faults import check_reached, parse_faults
     from gpuscope.instrumented_runtime.train.settings.assemble import assemble
+    from gpuscope.instrumented_runtime.train.settings.layout_checks import check_device
     from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
     from gpuscope.instrumented_runtime.train.settings.unused import refuse_unused
 
@@ -66,6 +67,9 @@ def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_
     for fault in injected:
         config = fault.configure(config, world_size)
     degrees = validate(config, world_size)
+    for fault in injected:
+        check_reached(fault, config)
+    check_device(config)
     refuse_unused(options["settings"], config, degrees)
     if resume is not None:
         from gpuscope.instrumented_runtime.train.checkpoint_paths import find

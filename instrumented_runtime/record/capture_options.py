@@ -4,7 +4,7 @@ the tables of the documentation."""
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from gpuscope.errors import UsageError
@@ -42,6 +42,8 @@ class RecordOptions:
     wait: int = _option(2, "Steps to skip first.", least=0)
     warmup: int = _option(1, "Steps to profile and throw away after these.", least=0)
     active: int = _option(5, "Steps to record.", least=1)
+    ranks: str = _option("", "Ranks to profile, such as 0,7; empty: all. The others leave everything but a trace.")
+    every: int = _option(1, "Profile one rank in so many, from rank 0 on.", least=1)
     whole: bool = _option(False, "Record from start to end: for scripts without an optimizer.")
     record_shapes: bool = _option(True, "Record the operators' input shapes.", flag="shapes")
     with_stack: bool = _option(False, "Record Python stacks (costs much).", flag="stacks")
@@ -56,8 +58,8 @@ class RecordOptions:
         choices=("off", "oom", "on"),
     )  # fmt: skip
     nvml_interval_ms: int = _option(
-        200, "How often to ask NVML for power, clocks and utilisation; 0: never.", flag="nvml-interval", unit="MS",
-        least=0,
+        0, "How often to ask NVML for power, clocks and utilisation, for your own use; 0: never.",
+        flag="nvml-interval", unit="MS", least=0,
     )  # fmt: skip
     nccl_log: bool = _option(True, "Have NCCL write its INFO log into the run folder; `gpuscope record` alone can.")
     gc: bool = _option(True, "Record Python's garbage collections as ranges.")
@@ -73,13 +75,32 @@ class RecordOptions:
                 raise UsageError(f"{name}={value} records nothing", hint="record at least one step")
             if text.least is not None and value < text.least:
                 raise UsageError(f"{name}={value} is negative", hint="use 0 for none")
+        if self.ranks and self.every > 1:
+            raise UsageError("ranks and every are two choices of ranks", hint="give one of them")
+        _numbers(self.ranks)
         return self
+
+    def profiles(self, rank: int) -> bool:
+        """Whether the profiler runs on `rank`."""
+        return rank in _numbers(self.ranks) if self.ranks else rank % self.every == 0
+
+    def of_rank(self, rank: int) -> RecordOptions:
+        """The options of one rank."""
+        return self if self.profiles(rank) else replace(self, profiler="none")
 
     def to_environment(self) -> dict[str, str]:
         """The variable that carries these options into the ranks."""
         import json
 
         return {ENV_OPTIONS: json.dumps(asdict(self))}
+
+
+def _numbers(text: str) -> set[int]:
+    """The ranks in «0,7». Raises `UsageError`."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdigit() for part in parts):
+        raise UsageError(f"ranks={text!r} is not a list of ranks", hint="such as 0,7")
+    return {int(part) for part in parts}
 
 
 def option_texts() -> dict[str, OptionText]:

@@ -119,7 +119,7 @@ class Session:
         os.environ[ENV_RECORDER] = str(os.getpid())
         if self._metadata:
             self._folder.note(**self._metadata)
-        for capture in captures_for(self.options):
+        for capture in captures_for(self.options.of_rank(self._folder.part.rank)):
             if self._attempt(capture, "start", self._folder):
                 self._captures.append(capture)
         if self._auto_step:

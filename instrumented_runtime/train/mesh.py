@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,9 +51,28 @@ def join_world(config: TrainConfig) -> Iterator[World]:
             timeout=timedelta(seconds=config.train.timeout_s),
             device_id=device if device.type == "cuda" else None,
         )
-    yield World(rank, size, local, device, backend)
+    # A mesh makes groups without a timeout of their own: they would wait half an hour (torch's default).
+    with _default_timeout(timedelta(seconds=config.train.timeout_s)):
+        yield World(rank, size, local, device, backend)
     # Only after success: on the way out of an error, peers may be stuck in a collective that never ends.
     leave_world()
+
+
+@contextmanager
+def _default_timeout(timeout: timedelta) -> Iterator[None]:
+    from torch.distributed import distributed_c10d as c10d
+
+    make = c10d._new_group_with_tag
+
+    def new_group(ranks: Any = None, given: timedelta | None = None, *args: Any, **kwargs: Any) -> Any:
+        given = kwargs.pop("timeout", given)
+        return make(ranks, timeout if given is None else given, *args, **kwargs)
+
+    c10d._new_group_with_tag = new_group  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        c10d._new_group_with_tag = make
 
 
 def leave_world() -> None:

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from gpuscope.errors import AnalysisError
 from gpuscope.instrumented_runtime.record.capture_options import options_from
-from gpuscope.instrumented_runtime.record.launch import rank_environment
+from gpuscope.instrumented_runtime.record.launch import GRACE_S, kill_tree, rank_environment
 from gpuscope.instrumented_runtime.record.run_folder import RunFolder
 from gpuscope.instrumented_runtime.train.faults import Fault
 from gpuscope.instrumented_runtime.train.run_options import describe, record_options
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees
 from gpuscope.sources.run_manifest import ended
+
+
+class Terminated(SystemExit):
+    """SIGTERM, as an exception: so that faults undo what they set up, and no process stays behind."""
+
+
+@contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    def terminate(number: int, frame: object) -> None:
+        del frame
+        raise Terminated(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def launch(
@@ -42,6 +64,7 @@ def launch(
     status, code = "failed", 1
     try:
         with ExitStack() as stack:
+            stack.enter_context(_sigterm_unwinds())
             for fault in faults:
                 stack.enter_context(fault.launching(nproc))
             if nproc == 1 and degrees.describe() == "single" and config.parallel.data == "none":
@@ -53,8 +76,8 @@ def launch(
             else:
                 code = _torchrun(config, folder, arguments, nproc, max_restarts)
         status = "completed" if code == 0 else "failed"
-    except KeyboardInterrupt:
-        status, code = "interrupted", 130
+    except (KeyboardInterrupt, Terminated) as stop:
+        status, code = "interrupted", 130 if isinstance(stop, KeyboardInterrupt) else 143
         raise
     finally:
         folder.finish(status, exit_code=code)
@@ -80,6 +103,13 @@ def _torchrun(config: TrainConfig, folder: RunFolder, arguments: Sequence[str], 
     process = subprocess.Popen([sys.executable, "-m", *agent, *worker], env=environment)
     try:
         return process.wait()
+    except Terminated:
+        process.terminate()  # torchrun passes it on to the ranks, which write what they have
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+        kill_tree(process.pid)
+        process.wait()
+        raise
     except KeyboardInterrupt:
         # The terminal signalled the workers too: let them write what they have.
         process.wait()

@@ -147,7 +147,7 @@ def copy_stream(graph: Graph, change: CopyStream, setting: Setting) -> Rewritten
     _device_waits(graph, setting, "copies to it")
     nodes, why = graph.nodes, graph.edges["why"]
     crossing = np.array([label.startswith("HtoD") for label in graph.labels] + [False], np.bool_)
-    copies = graph.of(Node.DEVICE) & crossing[nodes["label"]]
+    copies = graph.of(Node.DEVICE) & crossing[nodes["label"]] & _beside_kernels(graph)
     ordered = (why == Edge.STREAM) & copies[graph.edges["dst"]] & ~copies[graph.edges["src"]]
     if not ordered.any():
         raise UnreplayableError("the replayed steps hold no copy to the device on a stream that computes")
@@ -157,10 +157,18 @@ def copy_stream(graph: Graph, change: CopyStream, setting: Setting) -> Rewritten
         own = own[np.argsort(nodes["start"][own], kind="stable")]
         between += [(src, dst, 0, Edge.STREAM) for src, dst in pairwise(own.tolist())]
     found = graph.keep_edges(~ordered).add([], [*_around(graph, copies), *between])
-    ends = (graph.edges[name][why == Edge.STREAM].tolist() for name in ("src", "dst"))
+    within = (why == Edge.STREAM) & graph.of(Node.DEVICE)[graph.edges["dst"]]
+    ends = (graph.edges[name][within].tolist() for name in ("src", "dst"))
     after = dict(zip(*ends, strict=True))
     found = replace(found, marks={rank: _past(own, copies, after) for rank, own in graph.marks.items()})
     return Rewritten(found, f"{int(copies.sum())} copies on a stream of their own, one after the other")
+
+
+def _beside_kernels(graph: Graph) -> Mask:
+    """Which nodes are on a stream that runs kernels."""
+    lane = graph.nodes["rank"] * (int(graph.nodes["lane"].max(initial=0)) + 2) + graph.nodes["lane"]
+    kernels = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
+    return np.asarray(np.isin(lane, np.unique(lane[kernels])))
 
 
 def _past(marks: Times, copies: Mask, after: Mapping[int, int]) -> Times:

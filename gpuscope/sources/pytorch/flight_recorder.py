@@ -18,6 +18,7 @@ from gpuscope.sources.pytorch import safe_pickle
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.naming.dtypes import dtype_name
 from gpuscope.trace.naming.kinds import POINT_TO_POINT, collective_op
 from gpuscope.trace.schema import NA
 
@@ -112,7 +113,11 @@ class _Reader:
         builder = self.builder
         world = max((len(ranks) for ranks in self.members.values()), default=0)
         library = str(self.dump.get("nccl_version") or self.dump.get("comm_lib_version") or "")
-        facts = {"nccl_version": library, "dumped_ns": _number(self.dump.get("dumped_ns"))}
+        facts = {
+            "nccl_version": library,
+            "dumped_ns": _number(self.dump.get("dumped_ns")),
+            "note": str(self.dump.get("gpuscope_note") or ""),
+        }
         source = builder.source(path, FlightRecorderSource.name, str(self.dump["version"]), len(self.entries), facts)
         backends = [str(entry["profiling_name"]).partition(":")[0] for entry in self.entries]
         builder.add(
@@ -194,7 +199,7 @@ class _Reader:
             "p2p_seq": 0 if p2p == NA else p2p,
             "op": code(op),
             "peer": self._peer(_group(entry), name),
-            "dtype": code(str(dtypes[0])) if dtypes else NO_NAME,
+            "dtype": code(dtype_name(str(dtypes[0]))) if dtypes else NO_NAME,
             "sizes": code(json.dumps(entry.get("input_sizes"), default=str)),
             "state": code(state),
             "done": _done(entry, state),

@@ -1,4 +1,8 @@
-"""A rank's machine and software versions, recorded because both will have changed when the trace is read."""
+"""A rank's machine and software versions, recorded because both will have changed when the trace is read.
+
+Nothing is asked of CUDA before the script has initialised it: an early question fixes CUDA_VISIBLE_DEVICES, takes
+memory on the first device and breaks processes forked later.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +57,17 @@ class Environment:
                 folder.add_file(path, "topology")
 
     def step(self, step: int) -> None:
-        """Add torch.distributed's state: the groups exist after a step and may be gone at the end."""
+        """Add torch.distributed's state, since the groups may be gone at the end, and the device that is now in use."""
         if step == 0:
+            self._found |= {"gpus": gpus(), "device": device()}
             self._add_groups()
+            self._write()
 
     def stop(self) -> None:
         """Add torch.distributed's current state, if it is still initialised."""
+        if not self._found["gpus"] and gpus():
+            self._found |= {"gpus": gpus(), "device": device()}
+            self._write()
         self._add_groups()
 
     def _add_groups(self) -> None:
@@ -81,10 +90,9 @@ class Environment:
 
 
 def describe() -> dict[str, Any]:
-    """Versions, variables, processor, NUMA nodes and GPUs of this process and its machine."""
+    """Versions, variables, processor, NUMA nodes and, once CUDA is in use, GPUs of this process and its machine."""
     import torch
 
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "versions": versions(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)},
@@ -98,17 +106,36 @@ def describe() -> dict[str, Any]:
             "memory_bytes": _memory(),
             "threads": torch.get_num_threads(),
         },
-        "gpus": [
-            {
-                "name": gpu.name,
-                "memory_bytes": gpu.total_memory,
-                "multiprocessors": gpu.multi_processor_count,
-                "capability": f"{gpu.major}.{gpu.minor}",
-                "uuid": str(getattr(gpu, "uuid", "")),
-            }
-            for gpu in gpus
-        ],
+        "gpus": gpus(),
+        "device": device(),
     }
+
+
+def gpus() -> list[dict[str, Any]]:
+    """The GPUs this process sees; none before it has initialised CUDA."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [
+        {
+            "name": gpu.name,
+            "memory_bytes": gpu.total_memory,
+            "multiprocessors": gpu.multi_processor_count,
+            "capability": f"{gpu.major}.{gpu.minor}",
+            "uuid": str(getattr(gpu, "uuid", "")),
+        }
+        for gpu in found
+    ]
+
+
+def device() -> int | None:
+    """Index in `gpus` of the calling thread's device."""
+    import torch
+
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.current_device() if in_use else None
 
 
 def versions() -> dict[str, str | None]:
@@ -124,7 +151,7 @@ def versions() -> dict[str, str | None]:
     found["torch"] = str(torch.__version__)
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
-    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return found
 

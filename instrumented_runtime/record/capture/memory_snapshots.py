@@ -23,14 +23,19 @@ class MemorySnapshots(Quiet):
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
-        self._running = False
+        self._running = self._ended = False
 
     def start(self, folder: RankFolder) -> None:
-        """Start the history, where there is CUDA."""
+        """Start the history when the script initialises CUDA; never before, and not at all where it does not."""
         import torch
 
         self._folder = folder
-        if not torch.cuda.is_available():
+        torch.cuda._lazy_call(self._begin)  # type: ignore[no-untyped-call]
+
+    def _begin(self) -> None:
+        import torch
+
+        if self._ended:
             return
         # Stacks cost microseconds per allocation: only if the history itself was requested.
         context = "all" if self._mode == "on" else None
@@ -40,6 +45,7 @@ class MemorySnapshots(Quiet):
 
     def stop(self) -> None:
         """Take the final snapshot, if requested, and stop the history."""
+        self._ended = True
         if not self._running:
             return
         import torch

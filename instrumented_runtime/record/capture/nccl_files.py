@@ -12,15 +12,15 @@ FOLDER = "nccl"
 
 
 def nccl_variables(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that make NCCL log into `folder`; what the user has set already is kept."""
+    """Variables that make NCCL log into `folder`; nothing about its log where the user has set any of that."""
     wanted = {
         "NCCL_DEBUG": "INFO",
-        # TUNING names algorithm and protocol of every operation; COLL and CALL would log every call.
-        "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,NET,TUNING",
+        # Written once, at start-up. TUNING, COLL and CALL write a line per collective, without bound.
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,NET",
         "NCCL_DEBUG_FILE": str(folder / FOLDER / "nccl.%h.%p.log"),
     }
-    if environment.get("NCCL_DEBUG", "").upper() in ("TRACE", "INFO"):
-        wanted.pop("NCCL_DEBUG")
+    if set(wanted) & set(environment):
+        wanted = {}
     plugin = find_inspector(environment)
     if plugin is not None and "NCCL_PROFILER_PLUGIN" not in environment:
         wanted |= {
@@ -29,7 +29,7 @@ def nccl_variables(folder: Path, environment: Mapping[str, str]) -> dict[str, st
             "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500000",
             "NCCL_INSPECTOR_DUMP_DIR": str(folder / "nccl_inspector"),
         }
-    return {name: value for name, value in wanted.items() if name not in environment or name == "NCCL_DEBUG"}
+    return {name: value for name, value in wanted.items() if name not in environment}
 
 
 def find_inspector(environment: Mapping[str, str]) -> Path | None:

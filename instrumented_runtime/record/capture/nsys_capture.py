@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
+from gpuscope.instrumented_runtime.record.capture_options import options_from
 from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
 
 ENV_INSIDE = "GPUSCOPE_INSIDE_NSYS"
@@ -61,6 +62,8 @@ def enter_nsys() -> None:
     options = json.loads(os.environ.get("GPUSCOPE_RECORD", "{}"))
     launched = launched_rank()
     if options.get("profiler") != "nsys" or ENV_INSIDE in os.environ or launched is None:
+        return
+    if not options_from().profiles(launched.rank):
         return
     os.environ[ENV_INSIDE] = "1"
     os.environ[ENV_RANK] = str(launched.rank)

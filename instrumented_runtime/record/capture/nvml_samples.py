@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.capture.capture import Quiet
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 COLUMNS = {
@@ -28,8 +27,9 @@ COLUMNS = {
 }
 
 
-class Nvml(Quiet):
-    """Samples every `interval_ms` into `nvml/rank{r}.jsonl`."""
+class Nvml:
+    """Samples every `interval_ms` into `nvml/rank{r}.jsonl`, from the end of the first step on: by then the training
+    thread has chosen its device."""
 
     name = "nvml"
 
@@ -40,13 +40,20 @@ class Nvml(Quiet):
         self._thread: threading.Thread | None = None
 
     def start(self, folder: RankFolder) -> None:
-        """Start sampling, if there is a GPU to sample."""
+        """Nothing yet: the device is not known."""
+        self._folder = folder
+
+    def step(self, step: int) -> None:
+        """Start sampling after the first step, if it used a GPU."""
+        if step == 0:
+            self._begin()
+
+    def _begin(self) -> None:
         found = self._device()
         if found is None:
             return
         self._nvml, self._handle = found
-        self._folder = folder
-        self._path = folder.file(f"nvml/rank{folder.part.rank}.jsonl")
+        self._path = self._folder.file(f"nvml/rank{self._folder.part.rank}.jsonl")
         self._thread = threading.Thread(target=self._sample, name="gpuscope-nvml", daemon=True)
         self._thread.start()
 
@@ -68,7 +75,7 @@ class Nvml(Quiet):
 
 
 def current_device() -> tuple[Any, Any] | None:
-    """NVML and its handle of this process's current CUDA device; None if either is missing.
+    """NVML and its handle of the calling thread's CUDA device; None if either is missing, or CUDA is not in use.
 
     The device is found by its UUID: CUDA_VISIBLE_DEVICES renumbers.
     """
@@ -77,7 +84,7 @@ def current_device() -> tuple[Any, Any] | None:
         import torch
     except ImportError:
         return None
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     try:
         pynvml.nvmlInit()

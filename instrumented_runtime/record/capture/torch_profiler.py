@@ -54,29 +54,42 @@ class TorchProfiler:
     def start(self, folder: RankFolder) -> None:
         """Raises `InputError` if the script profiles itself: torch has one profiler per process."""
         import torch.autograd.profiler
-        from torch.profiler import profile, schedule, supported_activities
 
         if torch.autograd.profiler._is_profiler_enabled:
             raise InputError("another torch.profiler is running", hint="record one thing at a time")
         self._folder = folder
         # Without `acc_events`: with it torch parses every event in Python as the window closes, ten times its export.
+        self._unguard = guard(self._is_ours, self._release)
+        # Making it asks CUDA for its devices, so not before the script has used its own.
+        if self._schedule is None or self._schedule["wait"] == 0:
+            self._make(0)
+        self._begin(0)
+
+    def _is_ours(self, profiler: Any) -> bool:
+        return self._profiler is not None and profiler is self._profiler.profiler
+
+    def _make(self, step: int) -> None:
+        """Make and start torch's profiler as step `step` begins."""
+        from torch.profiler import profile, schedule, supported_activities
+
+        plan = schedule(**self._schedule) if self._schedule else None
         self._profiler = profile(
             activities=supported_activities(),  # type: ignore[no-untyped-call]
-            schedule=schedule(**self._schedule) if self._schedule else None,
+            schedule=plan,
             on_trace_ready=self._write,
             record_shapes=self._shapes,
             with_stack=self._stack,
             profile_memory=self._memory,
             experimental_config=_sync_events(),
         )
-        part = folder.part
+        if plan is not None:
+            self._profiler.step_num, self._profiler.current_action = step, plan(step)
+        part = self._folder.part
         identity = {"rank": part.rank, "world_size": part.world_size, "host": part.host, "pid": part.pid}
         for key, value in {"gpuscope_run": identity, **self._metadata}.items():
             # Preset, because metadata added before the active window is lost.
             self._profiler.preset_metadata_json(key, json.dumps(value))
-        self._unguard = guard(lambda profiler: profiler is self._profiler.profiler, self._release)
         self._profiler.start()
-        self._begin(0)
 
     def step(self, step: int) -> None:
         """Advance the schedule."""
@@ -85,7 +98,10 @@ class TorchProfiler:
             return
         try:
             self._count(step)
-            self._profiler.step()
+            if self._profiler is not None:
+                self._profiler.step()
+            elif self._schedule is not None and step + 1 == self._schedule["wait"]:
+                self._make(step + 1)
             self._begin(step + 1)
         except Exception:
             # The profiler's state is unknown now: never touch it again, nor block another one.
@@ -98,7 +114,8 @@ class TorchProfiler:
         try:
             if self._gave_way:
                 return
-            self._profiler.stop()
+            if self._profiler is not None:
+                self._profiler.stop()
         finally:
             self._unguard()
         if not self._written:
@@ -135,7 +152,7 @@ class TorchProfiler:
     def _release(self) -> None:
         from torch.profiler import ProfilerAction
 
-        if self._gave_way or self._profiler.current_action is ProfilerAction.NONE:
+        if self._gave_way or self._profiler is None or self._profiler.current_action is ProfilerAction.NONE:
             return
         self._gave_way = True
         self._folder.problem(

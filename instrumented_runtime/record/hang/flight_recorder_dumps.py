@@ -59,6 +59,7 @@ class FlightRecorder(Quiet):
         dump = filled(recorded(), LOG.groups.values(), list(LOG.latest))
         if not dump["entries"]:
             return None
+        dump["gpuscope_note"] = note  # a dump on demand, or at the end, need not be of a hang
         path = self._folder.file(f"{subfolder}/{PREFIX}{self._folder.part.rank}")
         if path.exists() and not final:  # written by NCCL's watchdog, which saw what stopped the job
             self._folder.add_file(path, self.name, note="on timeout")

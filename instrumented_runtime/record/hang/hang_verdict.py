@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, Group
+from gpuscope.trace.naming.dtypes import dtype_name
 
 Progress = Mapping[str, Any]
 
@@ -19,7 +20,7 @@ def progress(groups: Sequence[Group], collectives: Sequence[Collective], *, at: 
         issued = [entry for entry in mine if not entry.is_p2p]
         state["groups"][group.name] = {
             "ranks": list(group.ranks),
-            "issued": {str(entry.seq): entry.op for entry in issued},
+            "issued": {str(entry.seq): _called(entry) for entry in issued},
             "last": max((entry.seq for entry in issued), default=0),
             "waits": [
                 {"seq": entry.seq, "what": str(entry), "src": entry.src, "dst": entry.dst}
@@ -28,6 +29,18 @@ def progress(groups: Sequence[Group], collectives: Sequence[Collective], *, at: 
             ],
         }
     return state
+
+
+# Operations that every rank calls with as many elements.
+_SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+
+
+def _called(entry: Collective) -> str:
+    """What must agree on all ranks of the group."""
+    elements = entry.elements_in or entry.elements_out
+    if entry.op not in _SAME_SIZES or not elements:
+        return entry.op
+    return f"{entry.op} of {elements:,} {dtype_name(entry.dtype)}"
 
 
 @dataclass(frozen=True)
@@ -92,9 +105,14 @@ def _about_collective(reports: Mapping[int, Progress], rank: int, name: str, wai
         elif any(str(entry["seq"]) == seq for entry in group["waits"]):
             waiting.append(member)
     parts = [f"{_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'} in {wait['what']}"]
-    parts += [f"rank {member} called {what} instead" for member, what in others.items()]
+    parts += [f"rank {member} called {what}{_instead(what, op)}" for member, what in others.items()]
     parts += [f"rank {member} never joined: {_location(reports, member)}" for member in absent]
     return Complaint(rank, (*absent, *others), False, "; ".join(parts))
+
+
+def _instead(called: str, op: str) -> str:
+    """What the others called, where it is the same operation of another size or type."""
+    return f", not {op.partition(' of ')[2]}" if called.split()[0] == op.split()[0] else " instead"
 
 
 def _location(reports: Mapping[int, Progress], rank: int | None) -> str:

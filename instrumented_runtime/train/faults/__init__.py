@@ -147,6 +147,8 @@ class StepFault(Fault):
     def __post_init__(self) -> None:
         for name, least in (("first", 0), ("every", 1)):
             require(getattr(self, name) >= least, self.name, name, f"must be at least {least}")
+        for name in ("ms", "mb", "times", "ops"):
+            require(getattr(self, name, 0) >= 0, self.name, name, "must not be negative")
 
     def due(self, step: int) -> bool:
         """Whether it acts in `step`."""
@@ -181,6 +183,13 @@ class DeadlockFault(Fault):
     def due(self, context: StepContext) -> bool:
         """Whether the trainer is at the point it acts at, on any rank: the first micro-step of `step`."""
         return context.step == self.step and context.micro_step == 0
+
+
+def check_reached(fault: Fault, config: TrainConfig) -> None:
+    """Raise `UsageError` if the run ends before the fault's first step."""
+    first = fault.steps(config)["first"]
+    option = "step" if isinstance(fault, DeadlockFault) else "first"
+    require(first < config.train.steps, fault.name, option, f"{first} is not reached in {config.train.steps} steps")
 
 
 def require(good: bool, fault: str, option: str, problem: str, hint: str | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig, check
+from gpuscope.instrumented_runtime.train.settings.layout_checks import check_layers_per_stage
 
 DATA_PARALLEL = {
     "single": "none",
@@ -54,7 +55,7 @@ def parse_parallel(text: str, world_size: int) -> dict[str, Any]:
     Raises `UsageError` on an invalid name or size.
     """
     if text == "3d":
-        # The smallest worlds have no rank left for sharding; the mesh keeps its third dimension of size one.
+        check(world_size % 8 == 0, "--parallel 3d", f"needs a multiple of 8 processes, not {world_size}", "pp=2+tp=2")
         text = "pp=2+tp=2+fsdp"
     result: dict[str, Any] = {}
     unsized: list[str] = []
@@ -90,6 +91,8 @@ def _remaining_sizes(given: dict[str, Any], unsized: list[str], world_size: int,
     taken = math.prod(size for name, size in given.items() if name != "data")
     if unsized and world_size % taken:
         raise UsageError(f"--parallel {text}: the sizes given ({taken}) do not divide {world_size} processes")
+    if unsized and world_size == taken:
+        raise UsageError(f"--parallel {text}: {world_size} processes leave one for {unsized[0]}", hint="raise --nproc")
     return {unsized[0]: world_size // taken} if unsized else {}
 
 
@@ -120,6 +123,12 @@ def _split_data_parallel(config: TrainConfig, dp: int) -> tuple[int, int]:
     kind, shard = config.parallel.data, config.parallel.shard
     if kind == "hsdp":
         check(dp % shard == 0, "parallel.shard", f"{shard} does not divide the {dp} data-parallel ranks")
+        check(
+            1 < shard < dp,
+            "parallel.shard",
+            f"{shard} of {dp} data-parallel ranks leave hsdp nothing to {'replicate' if shard > 1 else 'shard'}",
+            "fsdp, ddp, or more processes",
+        )
         return dp // shard, shard
     check(
         kind != "none" or dp == 1,
@@ -163,6 +172,13 @@ def _check_model(config: TrainConfig, degrees: Degrees) -> None:
         )
     if degrees.pp > 1:
         _check_pipeline(config, degrees)
+    reshard = config.fsdp.reshard_after_forward
+    if isinstance(reshard, int) and not isinstance(reshard, bool):
+        check(
+            reshard > 0 and degrees.shard % reshard == 0,
+            "fsdp.reshard_after_forward",
+            f"{reshard} does not divide the {degrees.shard} ranks of a shard group",
+        )
 
 
 def stages_per_rank(config: TrainConfig) -> int:
@@ -192,6 +208,7 @@ def _check_pipeline(config: TrainConfig, degrees: Degrees) -> None:
             "pipeline.micro_batches",
             f"{pipeline.schedule} needs a multiple of parallel.pp={degrees.pp}, not {pipeline.micro_batches}",
         )
+    check_layers_per_stage(pipeline.layers_per_stage, config.model.layers, stages)
     _check_schedule(config, degrees)
 
 

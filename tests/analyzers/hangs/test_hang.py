@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,31 @@ def test_a_wait_lasts_until_the_dump_where_it_says_when_that_was(tmp_path: Path)
         dump(tmp_path, rank, [WORLD], entries, dumped_ns=begun + 5_000_000_000 + rank)
     (finding,) = report(tmp_path)["findings"]
     assert [(one["rank"], one["dur_ns"]) for one in finding["evidence"]] == [(0, 5_000_000_001)]
+
+
+@pytest.mark.parametrize(("waited_s", "hung"), [(0.2, False), (60, True)])
+def test_a_dump_on_demand_is_no_hang_unless_something_waits_long(tmp_path: Path, waited_s: float, hung: bool) -> None:
+    """Rank 1 wrote its dump a little earlier than rank 0, which had come to the second all-reduce by then."""
+    first, second = entry(WORLD, 1, done=True), entry(WORLD, 2)
+    asked = {"gpuscope_note": "on demand", "dumped_ns": second["time_created_ns"] + int(waited_s * 1e9)}
+    dump(tmp_path, 0, [WORLD], [first, second], **asked)
+    dump(tmp_path, 1, [WORLD], [first], **asked)
+    assert report(tmp_path)["hang"]["hung"] is hung
+
+
+def test_torch_and_gpuscope_spell_a_dtype_differently(tmp_path: Path) -> None:
+    write(tmp_path, WORLD, [[entry(WORLD, 1, input_dtypes=["Float"])], [entry(WORLD, 1, input_dtypes=["float32"])]])
+    assert report(tmp_path)["hang"]["mismatches"] == []
+
+
+def test_the_newest_dump_of_each_rank_is_taken(tmp_path: Path) -> None:
+    for age, folder in ((2, "demand1"), (1, "flight_recorder")):
+        (tmp_path / folder).mkdir()
+        second = [entry(WORLD, 2)] if folder == "flight_recorder" else []
+        write(tmp_path / folder, WORLD, [[entry(WORLD, 1, done=True), *second], [entry(WORLD, 1, done=True)]])
+        for path in (tmp_path / folder).iterdir():
+            os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
+    done = CliRunner().invoke(cli, ["hang", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    assert "older dump of its rank" in done.stderr
+    assert causes(json.loads(done.stdout)) == [(1, "never_arrived")]

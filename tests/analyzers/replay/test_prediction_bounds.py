@@ -1,4 +1,4 @@
-"""Ranges: independent errors add up as squares do."""
+"""Ranges: from the best to the worst case, and beyond by independent errors, which add up as squares do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuscope.analyzers.replay.prediction_bounds import bounds
     [
         ([100], [], (100, 100)),
         ([100], [3, 4], (95, 105)),  # 3-4-5
-        ([100, 97, 112], [4, 0], (95, 113)),  # 3 and 4 below; 12 and 4 above: 12.6
+        ([100, 97, 112], [3, 4], (92, 117)),  # from the best and the worst case on
         ([100, 120, 140], [], (100, 140)),  # all assumptions are worse than expected
         ([100], [200], (0, 300)),  # no step is shorter than nothing
     ],

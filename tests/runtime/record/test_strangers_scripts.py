@@ -137,3 +137,12 @@ def test_the_rank_by_a_launchers_variables(variables: dict[str, str], rank: Laun
 )
 def test_what_is_a_launcher(words: str, launcher: bool) -> None:
     assert is_launcher(words.split()) is launcher
+
+
+def test_one_rank_in_two_is_profiled(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
+    done = record("--every", "2", "--", *torchrun, ddp_script)
+    assert ranks_of(done) == [(0, 1)]
+    assert done.manifest["world_size"] == 2
+    assert {entry["rank"] for entry in done.manifest["files"] if entry["kind"] == "collectives"} == {0, 1}
+    wrong = record("-o", "wrong", "--ranks", "0,x", "--", sys.executable, ddp_script)
+    assert (wrong.code, "not a list of ranks" in wrong.err) == (2, True)

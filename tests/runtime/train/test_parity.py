@@ -69,7 +69,7 @@ ON_FOUR: dict[str, Case] = {
     "pp × ddp": ("pp=2+ddp", "tiny", [], EXACT),
     "pp × fsdp accumulating": ("pp=2+fsdp", "tiny", ["train.accumulate=2"], EXACT),
     "pp zbv × fsdp": ("pp=2+fsdp", "tiny", ["pipeline.schedule=zbv"], EXACT),
-    "pp × tp": ("3d", "tiny", [], EXACT),
+    "pp × tp": ("pp=2+tp=2+fsdp", "tiny", [], EXACT),
     "pp × cp": ("pp=2+cp=2", "tiny", [], EXACT),
     "tp × fsdp": ("tp=2+fsdp", "tiny", [], EXACT),
     "cp × fsdp": ("cp=2+fsdp", "tiny", [], EXACT),

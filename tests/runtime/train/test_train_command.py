@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,7 @@ PARALLEL = {
     "pp": 2,
     "cp": 2,
     "ep": 2,
-    "3d": 4,
+    "pp=2+tp=2+fsdp": 4,
 }
 
 
@@ -106,7 +107,7 @@ def test_measures_of_a_step(trained: Trained) -> None:
 
 
 def test_checkpoints_and_resuming(tmp_path: Path) -> None:
-    words = ["train", "--parallel", "ddp", "--nproc", "2", *SHORT, "--set", "capture.profile=false"]
+    words = ["train", "--parallel", "ddp", "--nproc", "2", *SHORT[:6], "--set", "capture.profile=false"]
     first = gpuscope(*words, "--out", str(tmp_path / "first"), "--set", "checkpoint.every=3")
     assert first.returncode == 0, first.stderr[-3000:]
     second = gpuscope(*words, "--out", str(tmp_path / "second"), "--resume", str(tmp_path / "first"), "--steps", "6")
@@ -152,3 +153,20 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     done = gpuscope("train", "--out", str(tmp_path))
     assert (done.returncode, "exists already" in done.stderr) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_sigterm_ends_every_process(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["train", "--parallel", "ddp", "--nproc", "2", "--out", str(run), *SHORT, "--fault", "hang:step=1"]
+    job = subprocess.Popen([executable(), "-c", "from gpuscope.cli import main; main()", *words])
+    measured = [run / f"measures/rank{rank}.jsonl" for rank in (0, 1)]
+    deadline = time.monotonic() + 90
+    while not all(path.exists() and path.stat().st_size for path in measured) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    job.terminate()
+    assert job.wait(timeout=90) == 143
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert (manifest["status"], manifest["exit_code"]) == ("interrupted", 143)
+    for rank in manifest["ranks"]:
+        with pytest.raises(ProcessLookupError):
+            os.kill(rank["pid"], 0)

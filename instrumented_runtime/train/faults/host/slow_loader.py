@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch.utils.data import Dataset
 
-from gpuscope.instrumented_runtime.train.faults import StepContext, StepFault
+from gpuscope.instrumented_runtime.train.faults import StepContext, StepFault, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +53,13 @@ class SlowLoader(StepFault):
         return round(self.ms * 1e6)
 
     def configure(self, config: TrainConfig, world_size: int) -> TrainConfig:  # noqa: ARG002
+        require(
+            config.data.workers in (0, self.workers),
+            self.name,
+            "workers",
+            f"{self.workers} contradicts data.workers={config.data.workers}",
+            f"--fault slow_loader:workers={config.data.workers}",
+        )
         return config.replace("data", workers=self.workers)
 
     def wrap_dataset(self, dataset: Tokens, context: StepContext) -> Tokens:

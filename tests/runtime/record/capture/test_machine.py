@@ -40,9 +40,9 @@ def test_nccl_logs_into_the_folder_unless_the_user_has_chosen(tmp_path: Path) ->
     ours = nccl_variables(tmp_path, {})
     assert ours["NCCL_DEBUG"] == "INFO"
     assert ours["NCCL_DEBUG_FILE"] == f"{tmp_path}/nccl/nccl.%h.%p.log"
-    theirs = nccl_variables(tmp_path, {"NCCL_DEBUG": "TRACE", "NCCL_DEBUG_SUBSYS": "ALL"})
-    assert "NCCL_DEBUG" not in theirs
-    assert "NCCL_DEBUG_SUBSYS" not in theirs
+    assert "TUNING" not in ours["NCCL_DEBUG_SUBSYS"]  # a line per collective
+    for theirs in ({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG_SUBSYS": "ALL"}, {"NCCL_DEBUG_FILE": "/tmp/nccl.log"}):
+        assert nccl_variables(tmp_path, theirs) == {}
 
 
 def test_the_inspector_is_used_where_its_plugin_is(tmp_path: Path) -> None:
@@ -83,6 +83,8 @@ class FakeNvml:
 def test_nvml_samples_what_the_gpu_tells(folder: RankFolder) -> None:
     capture = Nvml(interval_ms=10_000, device=lambda: (FakeNvml(), "handle"))
     capture.start(folder)
+    assert not (folder.path / "nvml").exists()  # the device is known after the first step
+    capture.step(0)
     capture.stop()
     first, last = map(json.loads, (folder.path / "nvml/rank0.jsonl").read_text().splitlines())
     assert set(first) == set(COLUMNS)
@@ -109,3 +111,20 @@ def test_frameworks_and_their_parallelism_by_name() -> None:
     ]
     assert parallelism(groups) == {"tp": 2, "pp": 4}
     assert parallelism([{"pg_desc": "mesh_dp_shard", "pg_size": 4}]) == {"dp_shard": 4}
+
+
+def test_nothing_is_asked_of_cuda_before_the_script_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a session's start and in its first step: an early question fixes CUDA_VISIBLE_DEVICES and breaks forks."""
+    import torch
+
+    from gpuscope.instrumented_runtime.record.session import gpuscope_session
+
+    def asked(*_: Any, **__: Any) -> Any:
+        pytest.fail("CUDA was asked")
+
+    for name in ("is_available", "device_count", "current_device", "get_device_properties", "init"):
+        monkeypatch.setattr(torch.cuda, name, asked)
+    monkeypatch.setattr(torch.profiler, "supported_activities", asked)
+    with gpuscope_session(tmp_path / "asked", nvml_interval_ms=100, memory="on", flight_recorder=0) as session:
+        session.step()
+    assert {problem.code for problem in session.folder.part.problems} == {"no_active_steps"}

@@ -20,7 +20,7 @@ class FakeAllocator:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.history: list[Any] = []
         self.observer: Callable[[int, int, int, int], None] | None = None
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "_lazy_call", lambda then: then())  # as where CUDA is in use
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **asked: self.history.append(asked))
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": [], "device_traces": []})
         monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", self._attach, raising=False)

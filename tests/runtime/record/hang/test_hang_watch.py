@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
 from gpuscope.instrumented_runtime.record.hang.hang_verdict import progress, verdict
@@ -40,6 +41,18 @@ def test_a_rank_that_called_something_else() -> None:
     waits, other = rank_progress("all_reduce", waiting=True), rank_progress("broadcast", waiting=True)
     assert verdict({0: waits, 1: other, 2: waits}, 3) == (
         "hang: ranks 0, 2 wait in all_reduce #1 of group default_pg; rank 1 called broadcast instead"
+    )
+
+
+def test_a_rank_that_called_another_size() -> None:
+    def waiting(elements: int) -> dict[str, Any]:
+        log = CollectiveLog()
+        log.issue("all_reduce", WORLD, torch.ones(elements), (), None)
+        return progress([WORLD], list(log.latest), at="train.py:9 in main")
+
+    assert verdict({0: waiting(4096), 1: waiting(8192), 2: waiting(4096)}, 3) == (
+        "hang: ranks 0, 2 wait in all_reduce #1 of group default_pg; "
+        "rank 1 called all_reduce of 8,192 float32, not 4,096 float32"
     )
 
 
