@@ -41,6 +41,8 @@ VERIFY = (
 whether the step became shorter beyond chance, and as much as predicted."
 )
 
+SHOWN = "It answers these findings, and is shown only if the replay of your own trace with the change makes the step \
+shorter ([how](../advice.md)); where that can't be replayed, it is listed with what to record."
 WORDS = 12
 """Letters from which a text with gaps still says something."""
 
@@ -207,13 +209,13 @@ def suggestion_page(code: str, own: list[Knob], said: Said, findings: dict[str, 
     ]
     for heading, word in (("When it is suggested", "Recognised by"), ("What would mislead it", "Misled by")):
         lines += [f"## {heading}", ""]
+        if word == "Recognised by":
+            lines += [SHOWN, ""]
         for finding in answered:
             text = findings[finding].points.get(word, "–")
             if text != "–":
                 lines += [f"- [`{finding}`](../causes/{finding}.md): {text}"]
         lines += [""]
-    lines += ["It is shown only if the replay of your own trace with this change makes the step shorter "
-              "([how](../advice.md)), or listed under «gain not estimated» with what to record.", ""]  # fmt: skip
     if said.risks:
         lines += ["## Risk", "", *(f"- {text[0].upper()}{text[1:]}" for text in said.risks), ""]
     lines += ["## How to verify", "", *(f"- {text[0].upper()}{text[1:]}" for text in said.verify)]

@@ -93,6 +93,7 @@ def command(
     if verbose:
         _say_read(analysis, monotonic() - began)
     report = analysis.report
+    _write(analysis, html, csv)  # first: who reads standard output may stop early (`| head`)
     run = None
     if not no_store and files:  # what is not on this machine can't be told from another by its content
         from gpuscope.store.keep import keep
@@ -105,7 +106,7 @@ def command(
         click.echo(dumps(report))
     else:
         print_report(report, full, top, quiet)
-    _write(analysis, html, csv)
+    _say_written(analysis, html, csv)
     if run is not None and (verbose or not (as_json or quiet)):
         click.echo(f"Stored as run {run}: gpuscope open {run}, gpuscope runs show {run} --full", err=True)
     for failure in analysis.failed:
@@ -147,15 +148,23 @@ def _say_read(analysis: Analysis, seconds: float) -> None:
 
 
 def _write(analysis: Analysis, html: Path | None, csv: Path | None) -> None:
-    """The files asked for; says how to open them."""
-    from gpuscope.output import say_written, write_text
+    """The files asked for."""
+    from gpuscope.output import write_text
 
     if html is not None:
         from gpuscope.report.html.html_report import render
 
         write_text(html, render(analysis.report))
-        say_written(html, f"open it in a browser: gpuscope open {html}")
     if csv is not None:
         for section, frame in analysis.tables.items():
             write_text(csv / f"{section}.csv", frame.to_csv(index=False))
+
+
+def _say_written(analysis: Analysis, html: Path | None, csv: Path | None) -> None:
+    """What was written, and how to open it."""
+    from gpuscope.output import say_written
+
+    if html is not None:
+        say_written(html, f"open it in a browser: gpuscope open {html}")
+    if csv is not None:
         say_written(csv, f"{len(analysis.tables)} tables as CSV")

@@ -41,6 +41,16 @@ def test_text_says_the_verdict_first(trace: Path) -> None:
     assert done.stdout.startswith("The host launches kernels more slowly than the device runs them")
 
 
+def test_files_are_written_though_nobody_reads_the_report(trace: Path, tmp_path: Path) -> None:
+    """As with `| head -1`: standard output is closed before the report is printed."""
+    read, write_end = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "gpuscope", "analyze", str(trace), "--html", str(tmp_path / "report.html")]
+    with os.fdopen(write_end, "w") as closed:
+        subprocess.run(command, stdout=closed, stderr=subprocess.DEVNULL, check=False)
+    assert "launch" in (tmp_path / "report.html").read_text()
+
+
 def test_html_and_csv_are_written_once(trace: Path, tmp_path: Path) -> None:
     html, csv = tmp_path / "report.html", tmp_path / "tables"
     assert gpuscope("analyze", trace, "--html", html, "--csv", csv).returncode == 0
