@@ -71,7 +71,7 @@ def test_a_second_look_reads_nothing_and_reports_the_same(trace: Path, monkeypat
     monkeypatch.setattr("gpuscope.sources.opening._read", None)
     assert look(trace) == first
     assert look(trace, steps=(1, 2)) != first  # other steps: from the kept columns
-    monkeypatch.setattr("gpuscope.analyzers.run.runner.reduce_trace", None)
+    monkeypatch.setattr("gpuscope.analyzers.run.file_part.reduce_trace", None)
     assert look(trace) == first
 
 
