@@ -19,7 +19,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 @click.command()
 @click.option("--train", is_flag=True, help="Train six layouts on this machine and predict five from the first.")
 @click.option("--steps", default=10, show_default=True, help="Recorded steps of each.")
-@click.option("--keep", type=click.Path(path_type=Path), help="A folder to leave the runs in; those it has are used again.")
+@click.option("--keep", type=click.Path(path_type=Path), help="A folder for the runs; those it has are used again.")
 def main(train: bool, steps: int, keep: Path | None) -> None:
     """Print one table."""
     if not train:
