@@ -18,6 +18,7 @@ from gpuscope.errors import InputError, UsageError
 from gpuscope.hardware.link_rates import Link as HardwareLink
 from gpuscope.report.schema.plan_document import PlanCalibration
 from gpuscope.report.view import units
+from gpuscope.trace.naming.kernel_categories import ATTENTION
 
 if TYPE_CHECKING:
     from gpuscope.report.schema.document import RankEntry, Report
@@ -53,13 +54,9 @@ def calibrated(
     job = job_of(folder, model, layout, world)
     recorded = _recorded_cluster(job, ranks, cluster, world)
     links, told = measured_links(report["bandwidth"])
-    ideal = estimate(job.model, recorded, job.layout, job.batch, Rates(1.0, 1.0))
-    compute = sum(rank["breakdown_ns"]["compute"] / rank["steps"] for rank in ranks) / len(ranks)
-    if not compute or not ideal.compute:
-        raise InputError(f"{path} has no compute in its steps")
-    frac = ideal.compute * 1e9 / compute
+    gemm, attention = efficiencies(report, job, recorded, ranks, path)
     rates = Rates(
-        frac, frac, links, step_ns=_constant(ranks), overlap_frac=_overlap(job, ranks), error_frac=_error(report),
+        gemm, attention, links, step_ns=_constant(ranks), overlap_frac=_overlap(job, ranks), error_frac=_error(report),
     )  # fmt: skip
     again = estimate(job.model, recorded, job.layout, job.batch, rates)
     wanted = _wanted(job, recorded, cluster, processes)
@@ -71,8 +68,8 @@ def calibrated(
     rates, notes = replace(rates, activation_factor=factor), [*notes, *told_memory]
     return job.model, wanted, rates, {
         "run": str(path), "layout": job.layout.name, "measured_step_ns": step["median_ns"],
-        "estimated_step_ns": round(again.seconds * 1e9), "compute_frac": frac, "links": told,
-        "notes": notes,
+        "estimated_step_ns": round(again.seconds * 1e9), "compute_frac": gemm, "attention_frac": attention,
+        "links": told, "notes": notes,
     }  # fmt: skip
 
 
@@ -84,6 +81,28 @@ def _wanted(job: Job, recorded: Cluster, cluster: Cluster | None, processes: int
     if cluster is not None:
         raise UsageError("a run on a CPU says nothing of GPUs", hint="plan for its own machine: --cluster 4xCPU")
     return on_cpu(processes, job.processors, job.memory) if processes else recorded
+
+
+def efficiencies(
+    report: Report, job: Job, recorded: Cluster, ranks: list[RankEntry], path: Path
+) -> tuple[float, float]:
+    """Of the peak, in matrix multiplications with what runs between them, and in attention.
+
+    Attention is known by its kernels where a device ran them; else both are taken to be alike. Raises `InputError`
+    where nothing was computed.
+    """
+    measured = sum(rank["breakdown_ns"]["compute"] / rank["steps"] for rank in ranks) / len(ranks)
+    both = estimate(job.model, recorded, job.layout, job.batch, Rates(1.0, 1.0)).compute * 1e9
+    if not measured or not both:
+        raise InputError(f"{path} has no compute in its steps")
+    entries = report.get("compute", [])
+    spent = [part["dur_ns"] for entry in entries for part in entry["parts"] if part["category"] == ATTENTION]
+    attention = sum(spent) / len(entries) if entries else 0.0
+    # With attention for nothing what is left of the estimate are the multiplications.
+    gemm = estimate(job.model, recorded, job.layout, job.batch, Rates(1.0, float("inf"))).compute * 1e9
+    if not 0 < attention < measured or recorded.gpu == CPU:
+        return both / measured, both / measured
+    return gemm / (measured - attention), (both - gemm) / attention
 
 
 def _same_links(recorded: Cluster, wanted: Cluster) -> bool:

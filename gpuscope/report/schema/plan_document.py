@@ -122,6 +122,8 @@ class PlanCalibration(TypedDict):
     """The same layout by the calibrated model."""
     compute_frac: float
     """Of the peak, in matrix multiplications with what runs between them."""
+    attention_frac: float
+    """Of the peak, in attention; the same where its kernels are not known."""
     links: list[str]
     notes: list[str]
 

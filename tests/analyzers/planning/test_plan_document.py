@@ -11,7 +11,14 @@ import pytest
 from helpers.cli import call
 
 from gpuscope.analyzers.planning.advising import advise
+from gpuscope.analyzers.planning.calibration.calibrating import efficiencies
 from gpuscope.analyzers.planning.calibration.measured_links import measured_links
+from gpuscope.analyzers.planning.calibration.recorded_job import Job
+from gpuscope.analyzers.planning.costs.rates import Rates
+from gpuscope.analyzers.planning.costs.step_estimate import estimate
+from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
+from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
+from gpuscope.analyzers.planning.layout import Layout
 from gpuscope.errors import GpuscopeError
 from gpuscope.report.schema.plan_document import Plan
 
@@ -93,6 +100,23 @@ def test_what_a_run_does_not_say_can_be_given(tmp_path: Path) -> None:
     assert named is not None
     assert whole is not None
     assert named["measured_step_ns"] == whole["measured_step_ns"]
+
+
+def test_attention_is_apart_where_its_kernels_are_known() -> None:
+    """One H100, where the multiplications took twice and attention four times what the peak allows."""
+    model = PRESETS["gpt2-xl"]
+    job, cluster = Job(model, Layout(1, micro_batch=8), 8, 0, 0), cluster_of("1xH100")
+    both, gemm = (
+        estimate(model, cluster, job.layout, 8, Rates(1.0, attention)).compute * 1e9
+        for attention in (1.0, float("inf"))
+    )
+    attention = 4 * (both - gemm)
+    ranks = [{"breakdown_ns": {"compute": 2 * gemm + attention}, "steps": 1}]
+    parts = [{"category": "attention", "dur_ns": attention}, {"category": "gemm", "dur_ns": 2 * gemm}]
+    found = efficiencies({"compute": [{"parts": parts}]}, job, cluster, ranks, RUN)  # type: ignore[typeddict-item, list-item, arg-type]
+    assert found == pytest.approx((0.5, 0.25))
+    alike = efficiencies({}, job, cluster, ranks, RUN)  # type: ignore[typeddict-item, arg-type]
+    assert alike[0] == alike[1] == pytest.approx(both / (2 * gemm + attention))
 
 
 def test_a_link_is_fitted_to_its_sizes() -> None:
