@@ -32,7 +32,8 @@ def command(
     gpuscope analyze parts/*.gsr
     """
     from gpuscope.analyzers.run.file_part import Options
-    from gpuscope.analyzers.run.reduction.reducing import SUFFIX, reduced
+    from gpuscope.analyzers.run.reduction.reduced_file import SUFFIX
+    from gpuscope.analyzers.run.reduction.reducing import reduced
     from gpuscope.output import check_free
     from gpuscope.progress import reading
     from gpuscope.report.view import units

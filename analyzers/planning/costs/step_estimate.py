@@ -90,7 +90,7 @@ def estimate(
     layer = _layer(model, cluster, layout, rates, precision)
     own = max(weights(model, layout, stages), key=lambda one: one.shared + one.experts)
     sent = messages(model, cluster, layout, own, stages.most, rates)
-    head = 3 * _head(model, cluster, layout, rates, precision)
+    head = 3 * _head(model, cluster, layout, rates)
     layers, both = stages.most, layer.forward + layer.backward
     compute = max(layers * both if layout.pipeline > 1 else 0.0, stages.stages[-1] * both + head)
     exposed, in_flight, volume = _communication(model, layout, layer, sent, layers, count, rates)
@@ -116,9 +116,8 @@ def _layer(model: Model, cluster: Cluster, layout: Layout, rates: Rates, precisi
     return _Layer(forward, backward)
 
 
-def _head(model: Model, cluster: Cluster, layout: Layout, rates: Rates, precision: str) -> float:
+def _head(model: Model, cluster: Cluster, layout: Layout, rates: Rates) -> float:
     """The output layer, forward. It stays in bf16 where the rest is in FP8, as in DeepSeek-V3 (section 3.3.1)."""
-    del precision
     tokens = layout.micro_batch * model.sequence / layout.context
     return 2 * tokens * model.embedding / layout.tensor / (cluster.peaks["bf16"] * rates.gemm_frac)
 

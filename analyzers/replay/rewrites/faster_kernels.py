@@ -138,7 +138,7 @@ def padded_products(graph: Graph, change: PaddedProducts, setting: Setting) -> R
     wanted = np.minimum(dur, floor / PADDED[setting.bias]) if setting.bias <= 0 else dur * (1 - LEAST_PADDED)
     return _shortened(graph, np.where(odd, np.minimum(dur, wanted), dur),
                       f"{int(odd.sum())} products at {PADDED[0]:.0%} of their FLOPs' or bytes' peak (assumed: from "
-                      f" {LEAST_PADDED:.0%} shorter to {PADDED[-1]:.0%})")  # fmt: skip
+                      f"{LEAST_PADDED:.0%} shorter to {PADDED[-1]:.0%})")  # fmt: skip
 
 
 def no_layout_conversion(graph: Graph, change: NoLayoutConversion, setting: Setting) -> Rewritten:

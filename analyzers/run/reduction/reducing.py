@@ -12,8 +12,6 @@ from gpuscope.errors import InputError, UsageError
 from gpuscope.output import check_free
 from gpuscope.sources.opening import Input, check_one_run, numbered
 
-__all__ = ["SUFFIX", "reduced"]
-
 
 def reduced(
     items: Sequence[Input], options: Options, out: Path, force: bool, begun: Callable[[str], None] = lambda _: None
