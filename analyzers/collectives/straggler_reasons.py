@@ -7,25 +7,21 @@ that its host makes its device idle longer is `host`, with the cause of that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from gpuscope.analyzers.collectives.work_of_ranks import SAME_WORK, Longer, WorkOfRanks, medians_of_others
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import cause_label
-from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Array
 from gpuscope.trace.trace import Trace
 
 Reason = Literal["device", "data", "host"]
 MOST = 0.5
 """Share of its lateness that a reason must explain."""
-SAME_WORK = 0.05
-"""Counts and shapes that differ by less in all are the same work."""
-
-Shape = tuple[int, int]
-"""Codes of an operation and its input dimensions."""
 
 
 @dataclass(frozen=True)
@@ -37,46 +33,25 @@ class Reasoned:
     why: str
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Of one rank, per operation and shape: (count, ns) per step."""
-
-    by_shape: Mapping[Shape, tuple[float, float]]
-
-    @property
-    def total(self) -> float:
-        return sum(spent for _, spent in self.by_shape.values())
-
-    def of(self, operation: int) -> tuple[float, float]:
-        """(count, ns) per step of an operation on any shape."""
-        own = [both for (name, _), both in self.by_shape.items() if name == operation]
-        return sum(count for count, _ in own), sum(spent for _, spent in own)
-
-
 def reasons(trace: Trace, late: Mapping[int, int], host: Mapping[int, Mapping[str, float]]) -> dict[int, Reasoned]:
     """Why each late rank is late. `late` is by how much, ns per step; `host` the time per step (ns) that each
     rank's device idles for each cause of class cpu."""
-    work = _by_rank(trace)
-    return {rank: _reason(trace, rank, lateness, work, host) for rank, lateness in late.items()}
+    work = WorkOfRanks(trace)
+    alone = Reasoned(None, 0, "no other rank's work is recorded to compare with")
+    if len(work.ranks) < 2:
+        return dict.fromkeys(late, alone)
+    idle = _IdleLonger(host, work)
+    found: dict[int, Reasoned] = {}
+    for rank, lateness in late.items():
+        place = work.place(rank)
+        found[rank] = alone if place is None else _reason(trace, work, place, lateness, idle)
+    return found
 
 
-def _by_rank(trace: Trace) -> dict[int, _Work]:
-    table = trace["work"]
-    found: dict[int, dict[Shape, tuple[float, float]]] = {}
-    columns = (table[name].tolist() for name in ("rank", "operation", "dims", "count", "dur", "steps"))
-    for rank, operation, dims, count, spent, steps in zip(*columns, strict=True):
-        found.setdefault(rank, {})[operation, dims] = (count / steps, spent / steps)
-    return {rank: _Work(shapes) for rank, shapes in found.items()}
-
-
-def _reason(
-    trace: Trace, rank: int, lateness: int, work: Mapping[int, _Work], host: Mapping[int, Mapping[str, float]]
-) -> Reasoned:
-    peers = [other for other in work if other != rank]
-    if rank not in work or not peers:
-        return Reasoned(None, 0, "no other rank's work is recorded to compare with")
-    slower, more, known = _compare(work[rank], [work[peer] for peer in peers])
-    cause, idle = _idle_longer(host, rank, peers)
+def _reason(trace: Trace, work: WorkOfRanks, place: int, lateness: int, host: _IdleLonger) -> Reasoned:
+    longer = work.longer
+    slower, more = float(longer.slower[place]), float(longer.more[place])
+    cause, idle = host.of(place)
     candidates: dict[Reason, float] = {"device": slower, "data": more, "host": idle}
     reason = max(candidates, key=lambda name: candidates[name])
     explained = candidates[reason]
@@ -86,7 +61,7 @@ def _reason(
     if reason == "host":
         why = f"its host keeps its device idle {spent} per step longer ({cause_label(cause)})"
         return Reasoned("host", round(explained), why)
-    if not known:
+    if longer.known[place] < MOST * max(abs(slower) + abs(more), 1.0):
         return Reasoned(
             None, 0, f"it computes {spent} per step longer; whether its device is slower or its data larger needs "
             "shapes (record_shapes=True)"
@@ -95,68 +70,35 @@ def _reason(
         return Reasoned(
             "device", round(explained), f"the same operations on the same shapes take {spent} per step longer"
         )
-    return Reasoned("data", round(explained), f"it has {spent} per step more to compute: {_larger(trace, rank, work)}")
+    larger = _larger(trace, work, longer, place)
+    return Reasoned("data", round(explained), f"it has {spent} per step more to compute: {larger}")
 
 
-def _compare(own: _Work, peers: list[_Work]) -> tuple[float, float, bool]:
-    """ns per step that a rank computes longer than its median peer: on the same shapes, for more or larger work;
-    and whether shapes or counts are known well enough to distinguish the two."""
-    slower = more = known = 0.0
-    for operation in {name for work in (own, *peers) for name, _ in work.by_shape}:
-        shapes = {shape for work in (own, *peers) for shape in work.by_shape if shape[0] == operation}
-        count, spent = own.of(operation)
-        usual = np.median([peer.of(operation) for peer in peers], axis=0)
-        excess = spent - float(usual[1])
-        same = 0.0
-        sized = all(dims != NO_NAME for _, dims in shapes)
-        counted = abs(count - usual[0]) > SAME_WORK * max(count, usual[0])
-        for shape in shapes:
-            mine = own.by_shape.get(shape, (0.0, 0.0))
-            theirs = [peer.by_shape[shape] for peer in peers if shape in peer.by_shape]
-            if mine[0] and theirs:
-                usual_each = float(np.median([time / times for times, time in theirs]))
-                same += mine[1] - mine[0] * usual_each
-        slower += same
-        more += excess - same
-        if sized or counted:
-            known += abs(excess)
-    total = abs(slower) + abs(more)
-    return slower, more, known >= MOST * max(total, 1.0)
+class _IdleLonger:
+    """Time per step that each rank's device idles beyond its median peer for causes of class cpu, ns."""
+
+    def __init__(self, host: Mapping[int, Mapping[str, float]], work: WorkOfRanks) -> None:
+        self._causes = sorted({cause for own in host.values() for cause in own})
+        own = [host.get(rank, {}) for rank in work.ranks.tolist()]
+        self._excess: list[Array] = []
+        for cause in self._causes:
+            spent = np.array([causes.get(cause, 0.0) for causes in own])
+            self._excess.append(spent - medians_of_others(spent))
+
+    def of(self, place: int) -> tuple[str, float]:
+        """The cause for which the rank at a place idles longest beyond its median peer, and by how much over all."""
+        excess = [float(of_cause[place]) for of_cause in self._excess]
+        return (self._causes[excess.index(max(excess))], sum(excess)) if excess else ("", 0.0)
 
 
-def _idle_longer(host: Mapping[int, Mapping[str, float]], rank: int, peers: Collection[int]) -> tuple[str, float]:
-    """The cpu cause for which a rank idles longest beyond its median peer, and by how much over all of them, ns."""
-    causes = {cause for own in host.values() for cause in own}
-    excess = {
-        cause: host.get(rank, {}).get(cause, 0.0)
-        - float(np.median([host.get(peer, {}).get(cause, 0.0) for peer in peers]))
-        for cause in causes
-    }
-    if not excess:
-        return "", 0.0
-    return max(excess, key=lambda cause: excess[cause]), sum(excess.values())
-
-
-def _larger(trace: Trace, rank: int, work: Mapping[int, _Work]) -> str:
+def _larger(trace: Trace, work: WorkOfRanks, longer: Longer, place: int) -> str:
     """The costliest operation of which a rank has more, with what differs."""
-    table = trace["work"]
-    own = work[rank]
-    peers = [other for name, other in work.items() if name != rank]
-    operations = {name for name, _ in own.by_shape}
-
-    def excess(operation: int) -> float:
-        return own.of(operation)[1] - float(np.median([peer.of(operation)[1] for peer in peers]))
-
-    worst = max(operations, key=excess)
-    count, usual = own.of(worst)[0], float(np.median([peer.of(worst)[0] for peer in peers]))
+    count, usual = longer.count[place], longer.usual[place]
+    worst = int(longer.worst[place])
     name = units.clean(trace.names[worst])
     if abs(count - usual) > SAME_WORK * max(count, usual):
         return f"{count:.0f} {name} per step vs. {usual:.0f} on its peers"
-    rows = np.flatnonzero((table["operation"] == worst) & (table["dims"] != NO_NAME))
-    largest = {
-        one: int(table["elements"][rows[table["rank"][rows] == one]].max()) for one in np.unique(table["rank"][rows])
-    }
-    mine, others = largest.pop(rank, 0), list(largest.values())
+    mine, others = work.elements(worst, int(work.ranks[place]))
     if mine and others:
-        return f"{name} on inputs {mine / max(int(np.median(others)), 1):.1f} times as large as on its peers"
+        return f"{name} on inputs {mine / max(others, 1):.1f} times as large as on its peers"
     return name

@@ -27,7 +27,7 @@ _MERGE = """
 import json, resource, sys, time
 from gpuscope.analyzers.run.runner import analyze
 began = time.perf_counter(), time.process_time()
-report = analyze(sys.argv[1], advice=sys.argv[2] == "advice").report
+report = analyze(sys.argv[1], advice=sys.argv[2] == "advice", replay=True).report
 used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 late = max(report["stragglers"], key=lambda entry: entry["root_wait_ns"])["rank"] if report["stragglers"] else None
 print(json.dumps({
