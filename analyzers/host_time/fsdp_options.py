@@ -84,7 +84,7 @@ def _limited(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
         "The host waits in FSDP's limit on all-gathers, and the device then for the gathers behind it: "
         f"{units.share(cost / whole)} of the time is no compute there"
     )
-    return [_finding(trace, view, part, "limited_gathers", message, cost, rows, "the limiter's wait")]
+    return [_finding("limited_gathers", message, trace, view, part, cost, rows, "the limiter's wait")]
 
 
 def _late(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
@@ -107,11 +107,11 @@ def _late(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
         f"{int(within.sum())} gathers): {units.share(exposed / whole)} of the time is communication exposed for them"
     )
     events = device["launch"][table["event"][late]]
-    return [_finding(trace, view, part, "late_gathers", message, exposed, events, "issued where it is needed")]
+    return [_finding("late_gathers", message, trace, view, part, exposed, events, "issued where it is needed")]
 
 
 def _finding(
-    trace: Trace, view: LaneView, part: Judged, code: str, message: str, cost: int, rows: Times, note: str
+    code: str, message: str, trace: Trace, view: LaneView, part: Judged, cost: int, rows: Times, note: str
 ) -> FindingEntry:
     host, share = trace["host_events"], cost / int((part.end - part.start).sum())
     return {
