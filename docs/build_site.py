@@ -28,6 +28,8 @@ CONFIG = DOCS / "zensical.toml"
 ELSEWHERE = {
     ROOT / "README.md": "index.md",
     ROOT / "CHANGELOG.md": "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md": "CONTRIBUTING.md",
+    ROOT / "SECURITY.md": "SECURITY.md",
     ROOT / "LICENSE": "LICENSE.txt",
     ROOT / "sample_traces" / "MANIFEST.md": "sample_traces.md",
     ROOT / "benchmarks" / "README.md": "benchmarks.md",

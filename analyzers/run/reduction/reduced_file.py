@@ -10,7 +10,6 @@ import json
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ _DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZi
 def write_part(path: Path, part: Part, steps: tuple[int, int] | None) -> None:
     """Write a part, whole or not at all. Raises `InputError` where that can't be done."""
     arrays: list[Array] = []
-    tree = pack(_without_secrets(part), arrays)
+    tree = pack(part, arrays)
     columns, places = _joined(arrays)
     head = {
         "format": FORMAT, "gpuscope_version": __version__, "fingerprint": fingerprint(), "ranks": part.trace.ranks,
@@ -69,15 +68,6 @@ def _joined(arrays: Sequence[Array]) -> tuple[dict[str, Array], list[list[Any]]]
         places.append([name, ends.get(name, 0), len(array)])
         ends[name] = ends.get(name, 0) + len(array)
     return {name: np.concatenate(found) for name, found in by_type.items()}, places
-
-
-def _without_secrets(part: Part) -> Part:
-    """A source's facts say what was profiled; those of an nsys report hold the program's environment too."""
-    sources = [
-        replace(source, facts={key: value for key, value in source.facts.items() if "env" not in key.lower()})
-        for source in part.trace.sources
-    ]
-    return replace(part, trace=part.trace.with_sources(sources))
 
 
 def read_head(path: Path) -> dict[str, Any]:

@@ -71,6 +71,15 @@ def render(report: Report) -> str:
     )
 
 
+def render_cell(report: Report) -> str:
+    """The first screen of `report` as a fragment for a notebook's cell: no script, no style sheet, names as text."""
+    return (
+        _environment()
+        .get_template("notebook.html.j2")
+        .render(report=report, first=summary(report), context_line=headline.context_line(report))
+    )
+
+
 def _ranks(report: Report) -> list[dict[str, Any]]:
     """Rows of the table of all ranks."""
     entries = sorted(report["ranks"], key=lambda entry: (entry["rank"], entry["device"] or 0))
