@@ -44,6 +44,7 @@ EXTRA_OF = {
     "fsspec": "cluster",
     "mcp": "mcp",
     "mcp_types": "mcp",
+    "pydantic": "mcp",
     "tensorboard": "callbacks",
     "wandb": "callbacks",
     "mlflow": "callbacks",

@@ -58,6 +58,6 @@ def test_the_step(samples: Path, tmp_path: Path, run: str, baseline: str, findin
     made = tmp_path / "out"
     assert json.loads((made / "check.json").read_text())["checks"][0]["status"] == ("failed" if status else "passed")
     assert "<testsuite" in (made / "junit.xml").read_text()
-    assert (made / "report.html").read_text().startswith("<!doctype html>")
+    assert (made / "report.html").read_text().startswith("<!DOCTYPE html>")
     assert (tmp_path / "summary.md").read_text().startswith("```\n")
     assert ("::error" in done.stderr) == bool(status)

@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,10 @@ FORMAT = 1
 MOST_EXPANSION = 200
 """Times that a file may grow when it is unpacked: repeated numbers compress far, hostile zeros farther."""
 _SMALL = 64 << 20
-_DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_DAMAGED = (
+    OSError, ValueError, KeyError, EOFError, RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""numpy parses a member's header as Python, and twice where it looks like one of Python 2."""
 
 
 def write_part(path: Path, part: Part, steps: tuple[int, int] | None) -> None:
