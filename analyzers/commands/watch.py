@@ -28,16 +28,17 @@ def command(folder: Path, every: float, once: bool) -> int:
     """
     import time
 
-    from gpuscope.analyzers.watching.alerts import alerts
-    from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
+    from gpuscope.analyzers.watching.alerts import alerts, not_told
+    from gpuscope.analyzers.watching.finished_windows import FinishedWindows
     from gpuscope.analyzers.watching.measures import RunWatcher
 
-    watcher, verdict = RunWatcher(folder), WindowsVerdict(folder)
-    shown, raised, said = -1, set[str](), ""
+    watcher, recorded = RunWatcher(folder), FinishedWindows(folder)
+    shown, raised, said, untold = -1, set[str](), "", False
     while True:
         seen = watcher.look()
         shown = _steps(seen, shown, once)
-        now = alerts(seen, time.time_ns())
+        windows = recorded.look(seen.windows)
+        now = alerts(seen, time.time_ns(), windows.alert)
         for alert in now:
             key = f"{alert.code} {alert.ranks}"
             if key not in raised:
@@ -45,9 +46,12 @@ def command(folder: Path, every: float, once: bool) -> int:
         for gone in raised - {f"{alert.code} {alert.ranks}" for alert in now}:
             click.echo(f"over   {gone.split(' ')[0].replace('_', ' ')}")
         raised = {f"{alert.code} {alert.ranks}" for alert in now}
-        if (sentence := verdict.sentence(seen.windows)) and sentence != said:
-            said = sentence
-            click.echo(f"finished windows ({len(seen.windows)} files): {sentence}")
+        if windows.sentence and windows.sentence != said:
+            said = windows.sentence
+            click.echo(f"finished windows ({len(seen.windows)} files): {said}")
+        if not untold and (words := not_told(seen)):
+            untold = True
+            click.echo(f"note   {words}")
         if once or seen.status not in ("running", ""):
             _end(seen)
             return int(once and bool(now))

@@ -10,8 +10,8 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
-from gpuscope.analyzers.watching.alerts import alerts, common_steps
-from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
+from gpuscope.analyzers.watching.alerts import alerts, common_steps, not_told
+from gpuscope.analyzers.watching.finished_windows import FinishedWindows, WindowsSeen
 from gpuscope.analyzers.watching.measures import RunWatcher, Seen
 from gpuscope.dashboards import ids, parts, theme
 from gpuscope.dashboards.app import new_app, protect
@@ -25,7 +25,7 @@ SCHEME = "scheme"
 
 def create_live_app(folder: Path, token: str, local: bool = True) -> Dash:
     """A dashboard that follows the run in `folder`. Raises `InputError` if that is no run folder."""
-    watcher, verdict = RunWatcher(folder), WindowsVerdict(folder)
+    watcher, recorded = RunWatcher(folder), FinishedWindows(folder)
     app = new_app()
     app.layout = _layout(folder)
     app.clientside_callback(
@@ -46,7 +46,7 @@ def create_live_app(folder: Path, token: str, local: bool = True) -> Dash:
     def _beat(_: object, scheme: object) -> tuple[Any, ...]:
         seen, dark = watcher.look(), scheme == "dark"
         ended = seen.status not in ("running", "")
-        state = _state(seen, verdict.sentence(seen.windows))
+        state = _state(seen, recorded.look(seen.windows))
         return state, figures.steps(seen, dark), figures.exposed(seen, dark), figures.lateness(seen, dark), ended
 
     protect(app, token, local)
@@ -82,9 +82,9 @@ def _layout(folder: Path) -> Component:
     )
 
 
-def _state(seen: Seen, verdict: str) -> Component:
+def _state(seen: Seen, windows: WindowsSeen) -> Component:
     """Alerts first; then how far the run is, and what its finished windows show."""
-    found = alerts(seen, time.time_ns())
+    found = alerts(seen, time.time_ns(), windows.alert)
     raised = [
         dmc.Alert(html.B(one.message), color="red", variant="light", mb="xs", className=f"alert {one.code}")
         for one in found
@@ -97,9 +97,11 @@ def _state(seen: Seen, verdict: str) -> Component:
             str(len(seen.steps)) if seen.steps else "no measures yet: gpuscope train writes them, a line per step",
         ),
         ("last step of all ranks", str(steps[-1]) if steps else units.NONE),
-        ("finished windows", verdict or "none yet"),
+        ("finished windows", windows.sentence or "none yet"),
     ]
     if seen.lost:
         pairs.append(("lines that could not be read", units.count(seen.lost)))
+    if untold := not_told(seen):
+        pairs.append(("not told", untold))
     calm = [] if found else [dmc.Text("No alert.", fw=600, mb="xs")]
     return html.Div([*raised, *calm, parts.card("Now", parts.facts(pairs))])

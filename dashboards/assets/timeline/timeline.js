@@ -351,6 +351,12 @@
       return cells ? { cells } : best ? { event: best } : null;
     }
 
+    // What a row of a counter stands for: its label, unit and top; null for a row of events.
+    counter(track) {
+      const own = this.setup.tracks[track];
+      return own && own.table === "c" ? own : null;
+    }
+
     // --- selection ---
 
     ref(track, row) {
@@ -358,6 +364,7 @@
     }
 
     select(track, event) {
+      if (this.counter(track)) return undefined;
       const ref = this.ref(track, event.row);
       if (ref[0] === "s") return this.show(event.start, event.end);
       this.selected = { ref, track, start: event.start, end: event.end };
@@ -418,7 +425,7 @@
     async next(by) {
       const row = this.layout.find((one) => one.key === this.cursor);
       const track = row ? (row.track >= 0 ? row.track : row.node.summary) : this.selected && this.selected.track;
-      if (track === undefined || track === null) return;
+      if (track === undefined || track === null || this.counter(track)) return;
       const from = this.selected && this.selected.track === track ? `&row=${this.selected.ref.slice(1)}` : `&at=${Math.round(this.from)}`;
       const answer = await fetch(`${this.setup.url}/next?track=${track}&by=${by}${from}`);
       if (!answer.ok) return;

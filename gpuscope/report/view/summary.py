@@ -132,7 +132,7 @@ def _problem(report: Report) -> str:
         return _sentence_end(startup["message"].partition("; record")[0])
     if verdict["bound_by"] == "compute":
         return f"The device computes for {units.share(verdict['share_frac'])} of {_step(report)}."
-    finding = _main_finding(report)
+    finding = main_finding(report)
     if finding is None:
         return f"{BOUND[verdict['bound_by']]}: {_sentence_end(verdict['why'])}"
     if finding["code"] not in BY_CODE and finding["code"] != BY_CODE[UNDIVIDED_COMMUNICATION].finding_code:
@@ -140,7 +140,7 @@ def _problem(report: Report) -> str:
     return f"{_blame(report, finding)}: {_cost(report, finding)}."
 
 
-def _main_finding(report: Report) -> FindingEntry | None:
+def main_finding(report: Report) -> FindingEntry | None:
     """The finding of the verdict's cause; where only operations are known, the costliest."""
     verdict = report["verdict"]
     cause = verdict["cause"] or (UNDIVIDED_COMMUNICATION if verdict["cause_abstained"] else "")
@@ -196,7 +196,7 @@ def _step(report: Report) -> str:
 def _fix(report: Report) -> str:
     suggestions, advice = report["suggestions"], report["advice"]
     if suggestions:
-        main = _main_finding(report)
+        main = main_finding(report)
         # A change that answers what is wrong, before one that gains more elsewhere; certain ones before others.
         answers = [one for one in suggestions if main is not None and one["finding"] == main["code"]]
         certain = [one for one in [*answers, *suggestions] if one.get("certain", True)]
@@ -213,7 +213,7 @@ def _fix(report: Report) -> str:
     if report["verdict"]["cause_abstained"]:
         return f"To find the cause: {_what_to_add(report)}."
     if advice["unpredicted"]:
-        main = _main_finding(report)
+        main = main_finding(report)
         open_ = sorted(advice["unpredicted"], key=lambda one: main is None or one["finding"] != main["code"])
         return f"To try: {_lower(open_[0]['action'])} (gain not predicted)."
     return "" if "not asked" in advice["why"] else "No change is predicted to gain."
@@ -293,7 +293,7 @@ def _ranks(report: Report) -> tuple[list[RankLine], int]:
     if len(entries) > RANKS_SHOWN:
         by_compute = sorted(chosen, key=lambda i: arrangement.compute_share(entries[i]))
         chosen = {by_compute[0]: "least compute", by_compute[len(entries) // 2]: "median", by_compute[-1]: "most"}
-        main = _main_finding(report)
+        main = main_finding(report)
         named = main["ranks"] if main is not None and len(main["ranks"]) <= NAMED_RANKS else []
         for i in (i for i, entry in enumerate(entries) if entry["rank"] in named):
             chosen[i] = ", ".join(word for word in (chosen.get(i, ""), "named above") if word)
