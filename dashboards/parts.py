@@ -83,6 +83,7 @@ def figure(fig: go.Figure | dict[str, Any], name: str, height: int = 320, **more
     """
     config = {
         "displaylogo": False,
+        "displayModeBar": "hover",  # it would cover a legend of several lines
         "showSendToCloud": False,  # plotly's own button would upload the figure
         "responsive": True,
         "toImageButtonOptions": {"format": "png", "filename": name, "scale": 2},

@@ -27,7 +27,8 @@ OTHERS = (
 )  # fmt: skip
 SIZES = ((1400, 1000), (700, 900))
 NO_BLANK_PANEL = """return [...document.querySelectorAll('main .mantine-Paper-root')].every(panel =>
-    panel.querySelector('.main-svg, .ag-root, table, p, li, input') || panel.innerText.trim().length > 20)"""
+    panel.querySelector('.main-svg, .ag-row, table, p, li, input') || panel.innerText.trim().length > 20)"""
+COMPLETE = "const t = window.gpuscopeTimeline?.current; return !t?.root.isConnected || t.complete()"
 NOT_WIDER = "return document.documentElement.scrollWidth <= innerWidth"
 CUT_OFF = """const texts = 'h2, h3, p, a, button, td, th'.split(', ').map(one => `main ${one}:not(.hidden)`).join(', ');
     return [...document.querySelectorAll(texts)].filter(one => {
@@ -57,8 +58,8 @@ def test_every_page(browser: Browser, seven: str, run: int, scheme: str, size: t
     with browser.device(*size, scheme=scheme):
         for page in pages():
             browser.open(f"{seven}{page.path}?run={run}", page.path, anew=True)
-            _keep(browser, f"run{run}-{page.path.strip('/') or 'overview'}-{scheme}-{size[0]}")
             wrong += [f"{page.path}: {one}" for one in _complaints(browser, scheme)]
+            _keep(browser, f"run{run}-{page.path.strip('/') or 'overview'}-{scheme}-{size[0]}")
     assert wrong == []
 
 
@@ -69,7 +70,9 @@ def _complaints(browser: Browser, scheme: str) -> list[str]:
         found.append("not in the system's scheme")
     if "can't be drawn" in browser.text():
         found.append("can't be drawn")
-    for what, script in (("a blank panel", NO_BLANK_PANEL), ("wider than the screen", NOT_WIDER)):
+    for what, script in (
+        ("a blank panel", NO_BLANK_PANEL), ("wider than the screen", NOT_WIDER), ("an unfinished timeline", COMPLETE),
+    ):  # fmt: skip
         try:
             browser.wait(lambda script=script: browser.script(script), 5)
         except AssertionError:

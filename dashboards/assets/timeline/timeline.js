@@ -2,6 +2,7 @@
 (() => {
   const space = window.gpuscopeTimeline = window.gpuscopeTimeline || {};
   const KEPT = ["from", "to", "event", "mark", "range", "pin", "tree", "colour", "find"];
+  const BEYOND = 240; // pixels above and below the screen whose rows are fetched too
 
   // What of the address is not the timeline's own.
   function others() {
@@ -146,14 +147,14 @@
     }
 
     // The rows on the screen, with their places: pinned ones first, then those scrolled to.
-    shownRows() {
+    shownRows(margin = 0) {
       const pinned = this.pins.map((track, place) => {
         const own = this.setup.tracks[track];
         return { key: `pin${track}`, node: null, level: 0, text: `rank ${own.rank} · ${own.label}`, track, top: place * space.ROW, pinned: true };
       });
       const above = this.pinnedHeight();
       const all = this.layout.map((one, place) => ({ ...one, top: above + place * space.ROW - this.scroll }));
-      return [...pinned, ...all.filter((one) => one.top > above - space.ROW && one.top < this.height)];
+      return [...pinned, ...all.filter((one) => one.top > above - space.ROW - margin && one.top < this.height + margin)];
     }
 
     toggle(node) {
@@ -276,7 +277,8 @@
     fetch() {
       const ratio = window.devicePixelRatio || 1;
       const level = space.Tiles.level((this.to - this.from) / Math.round(this.plot * ratio));
-      const tracks = new Set(this.shownRows().map((one) => one.track).filter((track) => track >= 0));
+      // Some rows beyond the screen too: what is scrolled to is there at once.
+      const tracks = new Set(this.shownRows(BEYOND).map((one) => one.track).filter((track) => track >= 0));
       this.tiles.want([...tracks], level, this.from, this.to);
     }
 

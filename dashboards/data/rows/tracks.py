@@ -19,7 +19,7 @@ Group = Literal["steps", "streams", "ranges", "threads", "python", "os"]
 GROUPS: dict[Group, str] = {
     "steps": "Steps",
     "streams": "Streams",
-    "ranges": "Ranges (NVTX, annotations)",
+    "ranges": "Ranges",
     "threads": "Operators and calls",
     "python": "Python stacks",
     "os": "System calls",
