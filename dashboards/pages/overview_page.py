@@ -34,7 +34,7 @@ def layout(shown: Shown) -> Component:
 
 
 def _verdict(shown: Shown) -> Component:
-    """The first screen of the terminal report: the same sentence, verdict and limits."""
+    """The first screen of the terminal report: the same sentence, verdict and caveats."""
     report = shown.run.report
     verdict, said = report["verdict"], summary.summary(report)
     abstained = verdict["abstained"] or verdict["bound_by"] is None
@@ -44,7 +44,7 @@ def _verdict(shown: Shown) -> Component:
         body.append(place)
     body.append(html.Div(parts.step_time(report)))
     if said.limits:
-        body.append(dmc.Text([html.B("Limits: "), units.clean(said.limits)], size="sm"))
+        body.append(dmc.Text([html.B("Caveats: "), units.clean(said.limits)], size="sm"))
     if not abstained:  # else the sentence says it
         body.append(html.Details([html.Summary("Why"), dmc.Text(units.clean(verdict["why"]), size="sm")]))
     body.append(dmc.Text(units.clean(headline.context_line(report)), size="sm", c="dimmed", mt="xs"))

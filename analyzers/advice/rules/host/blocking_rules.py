@@ -184,7 +184,7 @@ def _in_pytorch(place: Place) -> tuple[str, Setting]:
 
 def _in_native(case: Case, place: Place) -> tuple[str, Setting]:
     if place.copy is not None:
-        value = "cudaMallocHost (or cudaHostRegister) and cudaMemcpyAsync on the kernels' stream"
+        value = "cudaMemcpyAsync on the kernels' stream, with memory of cudaMallocHost or cudaHostRegister"
         return (
             "Copy asynchronously from and to pinned memory, or leave the data on the device",
             config(place.call, spelled(case, value)),
