@@ -9,6 +9,7 @@ from typing import Literal
 
 from gpuscope.analyzers.collectives.stragglers import probability
 from gpuscope.analyzers.watching.measures import MeasuredStep, Seen
+from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
 
 RECENT = 20
@@ -107,14 +108,25 @@ def not_told(seen: Seen) -> str:
     )
 
 
-def alerts(seen: Seen, now_ns: int, in_windows: Alert | None = None) -> list[Alert]:
-    """At the time `now_ns`, ns since the epoch; the worst first. `in_windows` is what finished windows show."""
+def alerts(seen: Seen, now_ns: int, recorded: Report | None = None) -> list[Alert]:
+    """At the time `now_ns`, ns since the epoch; the worst first. `recorded` is the report of the finished windows."""
     steps, measured = common_steps(seen), measured_steps(seen)
     behind = _behind(seen, measured[-RECENT:], steps)
     known = {rank for one in behind for rank in one.ranks}
     data = [one for one in _for_data(seen, steps[-RECENT:], set(measured)) if not known & set(one.ranks)]
+    in_windows = late_in_windows(recorded) if recorded is not None else None
     windows = [in_windows] if in_windows is not None and not known & set(in_windows.ranks) else []
     return [*_standing(seen, now_ns), *behind, *windows, *data, *_slower(seen, steps)]
+
+
+def late_in_windows(report: Report) -> Alert | None:
+    """The ranks that are late in finished windows again and again, if they are few: known on GPUs, too, where steps
+    don't measure it. Who takes turns is no alert."""
+    ranks = tuple(sorted(one["rank"] for one in report["stragglers"] if one["recurrent"]))
+    found = next((one for one in report["findings"] if one["code"] == "straggler"), None)
+    if found is None or not ranks or 2 * len(ranks) > len(report["trace"]["ranks_present"]):
+        return None
+    return Alert("late_in_windows", ranks, f"in the finished windows: {found['message']}")
 
 
 def _standing(seen: Seen, now_ns: int) -> list[Alert]:

@@ -74,6 +74,15 @@ def render(report: Report) -> str:
     )
 
 
+def render_cell(report: Report) -> str:
+    """The first screen of `report` as a fragment for a notebook's cell: no script, no style sheet, names as text."""
+    return (
+        _environment()
+        .get_template("notebook.html.j2")
+        .render(report=report, first=summary(report), context_line=headline.context_line(report))
+    )
+
+
 def _kernels(report: Report) -> list[tuple[KernelEntry, str]]:
     """The longest first, each with its short name; names that are not shown need none."""
     rows = sorted(report["kernels"], key=lambda row: -row["dur_ns"])

@@ -20,8 +20,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import gpuscope
-from gpuscope.analyzers.watching.alerts import alerts, measured_steps, not_told
-from gpuscope.analyzers.watching.finished_windows import FinishedWindows, straggler
+from gpuscope.analyzers.watching.alerts import alerts, late_in_windows, measured_steps, not_told
+from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
 from gpuscope.analyzers.watching.measures import RunWatcher
 from gpuscope.instrumented_runtime.train.measures import meter as meter_module
 from gpuscope.instrumented_runtime.train.measures.exposed_time import ExposedCommunication
@@ -125,14 +125,14 @@ def test_a_rank_that_is_late_in_the_finished_windows_is_an_alert(samples: Path) 
     """What the steps can't tell, recorded windows do, once there are enough collectives to test for it."""
     slow = samples / "ddp_slow_rank"
     names = tuple(sorted(path.relative_to(slow).as_posix() for path in slow.rglob("*.json.gz")))
-    seen = FinishedWindows(slow).look(names)
-    assert "waiting for a late rank" in seen.sentence
-    assert seen.alert is None  # three steps: «too few collectives to test for a persistent straggler»
-    report = gpuscope.analyze(slow).report
+    sentence, report = WindowsVerdict(slow).look(names)
+    assert report is not None
+    assert "waiting for a late rank" in sentence
+    assert late_in_windows(report) is None  # three steps: «too few collectives to test for a persistent straggler»
     for entry in report["stragglers"]:
         entry["recurrent"] = True
-    alert = straggler(report)
+    alert = late_in_windows(report)
     assert alert is not None
     assert (alert.code, alert.ranks) == ("late_in_windows", (1,))
     assert alert.message.startswith("in the finished windows: Collectives wait for the last rank")
-    assert straggler(gpuscope.analyze(samples / "ddp_healthy").report) is None
+    assert late_in_windows(gpuscope.analyze(samples / "ddp_healthy").report) is None
