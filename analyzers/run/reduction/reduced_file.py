@@ -11,9 +11,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -39,13 +39,16 @@ MOST_EXPANSION = 200
 _SMALL = 64 << 20
 _LONGEST = 1 << 24
 """Rows that a column of one value may stand for: it takes no room in the file, however long it claims to be."""
-_DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_DAMAGED = (
+    OSError, ValueError, KeyError, EOFError, RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""numpy parses a member's header as Python, and twice where it looks like one of Python 2."""
 
 
 def write_part(path: Path, part: Part, steps: tuple[int, int] | None) -> None:
     """Write a part, whole or not at all. Raises `InputError` where that can't be done."""
     arrays: list[Array] = []
-    tree = pack(_without_secrets(part), arrays)
+    tree = pack(part, arrays)
     columns, places = _joined(arrays)
     head = {
         "format": FORMAT, "gpuscope_version": __version__, "fingerprint": fingerprint(), "ranks": part.trace.ranks,
@@ -98,15 +101,6 @@ def _apart(members: Mapping[str, Array], places: Sequence[Sequence[Any]]) -> lis
         arrays.append(whole[low : low + length])
         ends[name] = low + length
     return arrays
-
-
-def _without_secrets(part: Part) -> Part:
-    """A source's facts say what was profiled; those of an nsys report hold the program's environment too."""
-    sources = [
-        replace(source, facts={key: value for key, value in source.facts.items() if "env" not in key.lower()})
-        for source in part.trace.sources
-    ]
-    return replace(part, trace=part.trace.with_sources(sources))
 
 
 def read_head(path: Path) -> dict[str, Any]:
