@@ -9,7 +9,7 @@ WORKERS ?= auto
 PYTEST_ARGS ?=
 STRUCTURE = tests/test_layers.py tests/test_test_folders.py tests/docs/test_history.py
 
-.PHONY: demo test check format docs gpu-check clean
+.PHONY: demo test check format docs release gpu-check clean
 
 demo: $(DEMO_VENV)/installed  ## Analyse a bundled trace of two ranks; installs neither torch nor dash.
 	$(DEMO_VENV)/bin/gpuscope analyze sample_traces/ddp_slow_loader
@@ -44,6 +44,9 @@ format: $(VENV)/installed
 docs: $(VENV)/installed  ## Bring the documentation's generated parts up to date, and build it as a site: build/site.
 	$(VENV)/bin/python docs/generate.py
 	$(VENV)/bin/python docs/build_site.py
+
+release: $(VENV)/installed  ## Wheel and sdist in dist/, checked, and used in empty environments: docs/releasing.md.
+	$(VENV)/bin/python -m release
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

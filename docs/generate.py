@@ -15,6 +15,7 @@ A block in a Markdown file is regenerated from the command in its opening line:
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -40,6 +41,7 @@ from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.output import write_text
+from gpuscope.report.published.json_schema import DOCUMENTS, json_schema
 from gpuscope.report.schema import profile_sections
 from gpuscope.report.terminal.first_screen import render
 from gpuscope.report.terminal.screen import Writer
@@ -274,10 +276,17 @@ def picture() -> str:
     return console.export_svg(title="gpuscope analyze", unique_id="gpuscope")
 
 
+def schemas() -> dict[Path, str]:
+    """The published JSON Schemas, by the file that each is kept in."""
+    folder = ROOT / "docs" / "schemas"
+    return {folder / f"{name}.schema.json": json.dumps(json_schema(name), indent=2) + "\n" for name in DOCUMENTS}
+
+
 def main() -> int:
     """Write what is out of date, or with --check only name it; with --record also what only a recording shows."""
     if "--check" in sys.argv[1:]:
         stale = [path for path in documents() if filled(text := path.read_text(encoding="utf-8")) != text]
+        stale += [path for path, text in schemas().items() if not path.exists() or path.read_text("utf-8") != text]
         for path in stale:
             print(f"out of date, run `make docs`: {path.relative_to(ROOT)}")
         return int(bool(stale))
@@ -287,6 +296,8 @@ def main() -> int:
         if (text := path.read_text(encoding="utf-8")) != (now := filled(text, anew=True)):
             write_text(path, now)
     write_text(PICTURE, picture())
+    for path, text in schemas().items():
+        write_text(path, text)
     return 0
 
 

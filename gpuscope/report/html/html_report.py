@@ -11,11 +11,18 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gpuscope.report.html import drawing, memory_drawing
+from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moments
 from gpuscope.report.schema.document import Evidence, KernelEntry, RankEntry, Report, StepEntry
 from gpuscope.report.terminal.sections import memory_text, pipeline_text, stragglers_text
-from gpuscope.report.view import arrangement, headline, prediction_sentences, straggler_sentences, units
+from gpuscope.report.view import (
+    arrangement,
+    headline,
+    ideal_sentences,
+    prediction_sentences,
+    straggler_sentences,
+    units,
+)
 from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.short_kernels import short_kernel, short_kernels
 from gpuscope.report.view.summary import Summary, in_order, summary
@@ -77,6 +84,15 @@ def render(report: Report) -> str:
     )
 
 
+def render_cell(report: Report) -> str:
+    """The first screen of `report` as a fragment for a notebook's cell: no script, no style sheet, names as text."""
+    return (
+        _environment()
+        .get_template("notebook.html.j2")
+        .render(report=report, first=summary(report), context_line=headline.context_line(report))
+    )
+
+
 def _kernels(report: Report) -> list[tuple[KernelEntry, str]]:
     """The longest first, each with its short name; names that are not shown need none."""
     rows = sorted(report["kernels"], key=lambda row: -row["dur_ns"])
@@ -131,12 +147,13 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
         "suggestions": bool(report["suggestions"] or report["advice"]["unpredicted"] or report["advice"]["why"]),
         "findings": bool(report["findings"]), "causes": bool(first.causes), "all-ranks": first.folded > 0,
         "steps": bool(report["ranks"]), "by-step": bool(report["steps"]), "collectives": bool(report["collectives"]),
-        "kernels": bool(report["kernels"]), "doubts": bool(arrangement.doubts(report)),
+        "links": bool(report.get("link_counters")), "kernels": bool(report["kernels"]),
+        "doubts": bool(arrangement.doubts(report)),
     }  # fmt: skip
     words = {
         "suggestions": "every change", "findings": "findings and evidence", "causes": "causes",
         "all-ranks": "all ranks", "steps": "steps over time", "by-step": "step by step, rank by rank",
-        "collectives": "collectives", "kernels": "kernels", "doubts": "what is uncertain",
+        "collectives": "collectives", "links": "links over time", "kernels": "kernels", "doubts": "what is uncertain",
     }  # fmt: skip
     return [(key, words[key]) for key, there in present.items() if there]
 
@@ -184,6 +201,8 @@ def _environment() -> Environment:
         prose=_prose,
         drawing=drawing,
         memory_lines=memory_drawing.lines,
+        link_courses=counter_drawing.courses,
+        ideal_lines=ideal_sentences.ideal_lines,
         memory_words=memory_text,
         parts=PARTS,
         classes=CLASSES,

@@ -159,7 +159,7 @@ def _problem(report: Report) -> str:
         return _sentence_end(startup["message"].partition("; record")[0])
     if verdict["bound_by"] == "compute":
         return f"Compute takes {units.share(verdict['share_frac'])} of {_step(report)}; no kind of stall reaches 10 %."
-    finding = _main_finding(report)
+    finding = main_finding(report)
     if finding is None:
         return f"{BOUND[verdict['bound_by']]}: {_sentence_end(verdict['why'])}"
     if finding["code"] in EXPLAINED_BY["straggler"]:  # known by its operations alone
@@ -175,7 +175,7 @@ def _startup(report: Report) -> FindingEntry | None:
     return next((one for one in report["findings"] if one["code"] == "startup" and one["share_frac"] > 0), None)
 
 
-def _main_finding(report: Report) -> FindingEntry | None:
+def main_finding(report: Report) -> FindingEntry | None:
     """The finding of the verdict's cause; where only operations are known, what explains it, else the costliest."""
     verdict = report["verdict"]
     cause = verdict["cause"] or (UNDIVIDED_COMMUNICATION if verdict["cause_abstained"] else "")
@@ -298,7 +298,7 @@ def in_order(report: Report) -> list[SuggestionEntry]:
 
 def _answers(report: Report, one: SuggestionEntry | UnpredictedEntry) -> int:
     """How closely a change answers what is wrong: 2 what makes it, 1 the finding itself, 0 something else."""
-    reason, main = _reason(report), _main_finding(report)
+    reason, main = _reason(report), main_finding(report)
     if reason is not None and one["finding"] == reason["code"]:
         return 2
     return int(main is not None and one["finding"] == main["code"])
@@ -388,7 +388,7 @@ def _ranks(report: Report) -> tuple[list[RankLine], int]:
     if len(entries) > RANKS_SHOWN:
         by_compute = sorted(chosen, key=lambda i: arrangement.compute_share(entries[i]))
         chosen = {by_compute[0]: "least compute", by_compute[len(entries) // 2]: "median", by_compute[-1]: "most"}
-        main = _main_finding(report)
+        main = main_finding(report)
         named = main["ranks"] if main is not None and len(main["ranks"]) <= NAMED_RANKS else []
         for i in (i for i, entry in enumerate(entries) if entry["rank"] in named):
             chosen[i] = ", ".join(word for word in (chosen.get(i, ""), "named above") if word)

@@ -119,6 +119,11 @@ def flop_rate(flops_per_s: float | None) -> str:
     return _scaled(flops_per_s, _FLOP_UNITS)
 
 
+def amount(value: float, unit: str) -> str:
+    """A counter's value in the unit that its source names."""
+    return f"{value:.4g} {unit}".strip()
+
+
 def share(frac: float | None) -> str:
     """A fraction of 1 as per cent. Only nothing is `0 %` and only all is `100 %`."""
     if frac is None or not math.isfinite(frac):
