@@ -155,9 +155,9 @@ def _per_operator(trace: Trace, operator: Times, kernel: Labels) -> Array:
     place = np.full(len(host), NA, np.int64)
     place[shapes["event"]] = np.arange(len(shapes))
     row = place[operator]
-    columns = (host["name"][operator], shapes["dims"][row], shapes["types"][row])
-    untyped = np.where(columns[2] == NO_NAME, PerName(names, _element_of)(kernel), 0)
-    columns = (*columns, untyped)
+    types = shapes["types"][row]
+    untyped = np.where(types == NO_NAME, PerName(names, _element_of)(kernel), 0)
+    columns = (host["name"][operator], shapes["dims"][row], types, untyped)
     first, which = distinct_rows(*columns)
     sizes = [
         operator_bytes(names[name], names[dims], names[types], element) or 0
