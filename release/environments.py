@@ -20,11 +20,14 @@ TORCH = "torch==2.13.0+cpu"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the outcome."""
+    """One line of the outcome; printed as it is made."""
 
     what: str
     outcome: str
     detail: str
+
+    def __post_init__(self) -> None:
+        print(f"{self.outcome:<10} {self.what}: {self.detail}", flush=True)
 
     @property
     def failed(self) -> bool:
@@ -63,8 +66,7 @@ def try_wheel(wheel: Path, python: str, folder: Path, *, oldest: bool) -> list[R
     limits = _oldest(version, place) if oldest else []
     if (done := _pip(own, *limits, str(wheel))).returncode:
         return [Row(what, "FAILED", f"install: {_last(done)}")]
-    rows = [_walked(what, own, "analyse", ROOT / "release" / "walk_analyse.py")]
-    rows[0] = Row(rows[0].what, rows[0].outcome, f"{rows[0].detail}; {_versions(own)}")
+    rows = [_walked(f"{what} ({_versions(own)})", own, "analyse", ROOT / "release" / "walk_analyse.py")]
     if oldest:
         return rows  # the extras are tried as people install them
     for extra, script in (("dashboard", "walk_dashboard.py"), ("mcp", "walk_mcp.py"), ("train", "walk_record.py")):
