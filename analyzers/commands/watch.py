@@ -48,13 +48,14 @@ def command(folder: Path, every: float, targets: tuple[str, ...], once: bool) ->
 def _follow(follower: Follower, every: float, once: bool) -> int:
     import time
 
-    from gpuscope.analyzers.watching.alerts import alerts
+    from gpuscope.analyzers.watching.alerts import alerts, not_told
 
-    shown, raised, said = -1, set[str](), ""
+    shown, raised, said, untold = -1, set[str](), "", False
     while True:
         seen = follower.look()
         shown = _steps(seen, shown, once)
-        now = alerts(seen, time.time_ns())
+        sentence, recorded = follower.verdict.look(seen.windows)
+        now = alerts(seen, time.time_ns(), recorded)
         for alert in now:
             key = f"{alert.code} {alert.ranks}"
             if key not in raised:
@@ -62,9 +63,12 @@ def _follow(follower: Follower, every: float, once: bool) -> int:
         for gone in raised - {f"{alert.code} {alert.ranks}" for alert in now}:
             click.echo(f"over   {gone.split(' ')[0].replace('_', ' ')}")
         raised = {f"{alert.code} {alert.ranks}" for alert in now}
-        if (sentence := follower.verdict.sentence(seen.windows)) and sentence != said:
+        if sentence and sentence != said:
             said = sentence
             click.echo(f"finished windows ({len(seen.windows)} files): {sentence}")
+        if not untold and (words := not_told(seen)):
+            untold = True
+            click.echo(f"note   {words}")
         if once or seen.status not in ("running", ""):
             _end(seen)
             return int(once and bool(now))

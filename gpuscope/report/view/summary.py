@@ -159,7 +159,7 @@ def _problem(report: Report) -> str:
         return _sentence_end(startup["message"].partition("; record")[0])
     if verdict["bound_by"] == "compute":
         return f"Compute takes {units.share(verdict['share_frac'])} of {_step(report)}; no kind of stall reaches 10 %."
-    finding = _main_finding(report)
+    finding = main_finding(report)
     if finding is None:
         return f"{BOUND[verdict['bound_by']]}: {_sentence_end(verdict['why'])}"
     if finding["code"] in EXPLAINED_BY["straggler"]:  # known by its operations alone
@@ -175,7 +175,7 @@ def _startup(report: Report) -> FindingEntry | None:
     return next((one for one in report["findings"] if one["code"] == "startup" and one["share_frac"] > 0), None)
 
 
-def _main_finding(report: Report) -> FindingEntry | None:
+def main_finding(report: Report) -> FindingEntry | None:
     """The finding of the verdict's cause; where only operations are known, what explains it, else the costliest."""
     verdict = report["verdict"]
     cause = verdict["cause"] or (UNDIVIDED_COMMUNICATION if verdict["cause_abstained"] else "")
@@ -250,7 +250,7 @@ def _step(report: Report) -> str:
 
 
 def _fix(report: Report) -> str:
-    suggestions, advice = _in_order(report), report["advice"]
+    suggestions, advice = in_order(report), report["advice"]
     if suggestions:
         first = suggestions[0]
         action, predicted = _lower(first["action"]).rstrip("."), first["predicted"]
@@ -287,7 +287,7 @@ def _in_vain(report: Report) -> str:
     return f"{many} {after} ({bounds}): no sure gain. "
 
 
-def _in_order(report: Report) -> list[SuggestionEntry]:
+def in_order(report: Report) -> list[SuggestionEntry]:
     """The suggestions, first the one that the sentence names: what answers the reason of the trouble before what
     answers the trouble before what gains more elsewhere, and certain gains before others."""
     suggestions = report["suggestions"]
@@ -298,7 +298,7 @@ def _in_order(report: Report) -> list[SuggestionEntry]:
 
 def _answers(report: Report, one: SuggestionEntry | UnpredictedEntry) -> int:
     """How closely a change answers what is wrong: 2 what makes it, 1 the finding itself, 0 something else."""
-    reason, main = _reason(report), _main_finding(report)
+    reason, main = _reason(report), main_finding(report)
     if reason is not None and one["finding"] == reason["code"]:
         return 2
     return int(main is not None and one["finding"] == main["code"])
@@ -362,7 +362,7 @@ def _where(report: Report, finding: FindingEntry, least: float = 0.0) -> str:
 def _changes(report: Report) -> list[ChangeLine]:
     predicted = [
         ChangeLine(setting_words(one), one["action"], one["predicted"], one.get("certain", True))
-        for one in _in_order(report)
+        for one in in_order(report)
     ]
     open_ = [ChangeLine(setting_words(one), one["action"], None, False) for one in report["advice"]["unpredicted"]]
     return predicted + open_
@@ -388,7 +388,7 @@ def _ranks(report: Report) -> tuple[list[RankLine], int]:
     if len(entries) > RANKS_SHOWN:
         by_compute = sorted(chosen, key=lambda i: arrangement.compute_share(entries[i]))
         chosen = {by_compute[0]: "least compute", by_compute[len(entries) // 2]: "median", by_compute[-1]: "most"}
-        main = _main_finding(report)
+        main = main_finding(report)
         named = main["ranks"] if main is not None and len(main["ranks"]) <= NAMED_RANKS else []
         for i in (i for i, entry in enumerate(entries) if entry["rank"] in named):
             chosen[i] = ", ".join(word for word in (chosen.get(i, ""), "named above") if word)
