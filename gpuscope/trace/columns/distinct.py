@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.columns.table import Array, Mask, Times, constant, is_constant
 
 _TABLE = 1 << 22
 """Values that lie no further apart than this are counted in a table rather than sorted."""
@@ -29,13 +29,15 @@ def distinct(values: Array) -> tuple[Times, Times]:
     """The distinct values, ascending, and for each value its place among them; as `numpy.unique`."""
     if not len(values):
         return np.empty(0, np.int64), np.empty(0, np.int64)
+    if is_constant(values):
+        return np.array(values[:1], np.int64), constant(0, len(values), np.int64)
     low = int(values.min())
     span = int(values.max()) - low + 1
     if span > _TABLE:
         found, inverse = np.unique(values, return_inverse=True)
         return np.asarray(found, np.int64), np.asarray(inverse, np.int64)
     if span == 1:
-        return np.array([low], np.int64), np.zeros(len(values), np.int64)
+        return np.array([low], np.int64), constant(0, len(values), np.int64)
     place = np.subtract(values, low, dtype=np.int64)
     present = np.zeros(span, np.bool_)
     present[place] = True

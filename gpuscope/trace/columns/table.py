@@ -33,6 +33,13 @@ def is_constant(array: Array) -> bool:
     return array.strides == (0,) and len(array) > 0
 
 
+def compact(array: Array) -> Array:
+    """The column itself, or as `constant` where all its values are one."""
+    if len(array) < 2 or is_constant(array) or array[0] != array[-1] or array.min() != array.max():
+        return array
+    return constant(array[0], len(array), array.dtype.type)
+
+
 def concatenated(parts: Sequence[Array]) -> Array:
     """Columns one after another; those of one and the same value as such a column."""
     if len(parts) == 1:
