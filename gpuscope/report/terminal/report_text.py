@@ -23,7 +23,7 @@ from gpuscope.report.terminal.sections import (
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.headline import NAME, context_line, whole
-from gpuscope.report.view.ideal_sentences import furthest, ideal_of, ideal_step
+from gpuscope.report.view.ideal_sentences import ideal_lines
 from gpuscope.report.view.short_kernels import short_kernel, short_kernels
 from gpuscope.report.view.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.report.view.summary import mfu_words, summary
@@ -266,13 +266,8 @@ def _teraflops(flops_per_s: float | None) -> str:
 
 def _ideal(report: Report, writer: Writer) -> None:
     """What an ideal step would take, and where this one is furthest from it."""
-    entry = ideal_of(report)
-    if entry is None:
-        return
-    of_rank = f" (rank {entry['rank']})" if len(report["ranks"]) > 1 else ""
-    writer.line(writer.text(f"{ideal_step(entry, whole(report))}{of_rank}."))
-    if where := furthest(entry):
-        writer.line(writer.text(f"Furthest from it: {where}."))
+    for sentence in ideal_lines(report):
+        writer.line(writer.text(sentence))
 
 
 def _left_out(number: int, writer: Writer) -> None:
