@@ -50,7 +50,7 @@ def test_a_counter_of_a_gpu_is_with_its_rank_and_a_port_by_itself(run: OpenRun) 
         (False, "NIC mlx5_0", "Bytes sent", 4_000_000.0),
     ]
     nodes = tree(run.events.tracks, None, run.events.counters)
-    assert [node["label"] for node in nodes] == ["rank 0", "Network ports (file of rank 0)"]
+    assert [node["label"] for node in nodes] == ["rank 0", "Network ports"]
     assert nodes[0]["children"][-1]["label"] == "Link counters"
     assert nodes[0]["children"][-1]["children"][0]["rows"] == [len(run.events.tracks)]
     assert tree(run.events.tracks, {3}, run.events.counters) == []
