@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_VENV ?= .venv-demo
+RELEASE_VENV ?= .venv-release
 PIP = --quiet --disable-pip-version-check
 # Leave a core to the processes that tests start themselves.
 WORKERS ?= auto
@@ -45,8 +46,13 @@ docs: $(VENV)/installed  ## Bring the documentation's generated parts up to date
 	$(VENV)/bin/python docs/generate.py
 	$(VENV)/bin/python docs/build_site.py
 
-release: $(VENV)/installed  ## Wheel and sdist in dist/, checked, and used in empty environments: docs/releasing.md.
-	$(VENV)/bin/python -m release
+release: $(RELEASE_VENV)/installed  ## Wheel and sdist in dist/, checked, and used in empty environments: docs/releasing.md.
+	$(RELEASE_VENV)/bin/python -m release
+
+$(RELEASE_VENV)/installed: constraints.txt
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install $(PIP) -c constraints.txt hatchling setuptools
+	touch $@
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -54,4 +60,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(RELEASE_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

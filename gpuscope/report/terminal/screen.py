@@ -18,8 +18,6 @@ from gpuscope.report.view import units
 from gpuscope.report.view.units import crop
 from gpuscope.report.view.vocabulary import PARTS
 
-_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµum]?s|min|h|days|[kMGT]?B(?:/s)?|[KMG]iB|[MGT]FLOP/s)(?![\w/]))")
-"""The blank between a number and its unit, where no line breaks."""
 _KEPT = "\ue000"
 """Stands for that blank while lines are broken; `units.clean` lets none through."""
 _BREAK = re.compile(r"[^.,=(:/]*[.,=(:/]+|[^.,=(:/]+")
@@ -145,7 +143,7 @@ class Writer:
         joined = Text()
         for piece in pieces:
             joined.append_text(piece if isinstance(piece, Text) else self.text(piece))
-        joined.plain = _UNIT.sub(_KEPT, joined.plain)
+        joined.plain = units.unbroken(joined.plain, _KEPT)
         room = max(self.console.width - indent, 20)
         first, *rest = joined.wrap(self.console, room) or [Text()]
         if rest and hang:

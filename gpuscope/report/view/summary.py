@@ -250,7 +250,7 @@ def _step(report: Report) -> str:
 
 
 def _fix(report: Report) -> str:
-    suggestions, advice = _in_order(report), report["advice"]
+    suggestions, advice = in_order(report), report["advice"]
     if suggestions:
         first = suggestions[0]
         action, predicted = _lower(first["action"]).rstrip("."), first["predicted"]
@@ -287,7 +287,7 @@ def _in_vain(report: Report) -> str:
     return f"{many} {after} ({bounds}): no sure gain. "
 
 
-def _in_order(report: Report) -> list[SuggestionEntry]:
+def in_order(report: Report) -> list[SuggestionEntry]:
     """The suggestions, first the one that the sentence names: what answers the reason of the trouble before what
     answers the trouble before what gains more elsewhere, and certain gains before others."""
     suggestions = report["suggestions"]
@@ -362,7 +362,7 @@ def _where(report: Report, finding: FindingEntry, least: float = 0.0) -> str:
 def _changes(report: Report) -> list[ChangeLine]:
     predicted = [
         ChangeLine(setting_words(one), one["action"], one["predicted"], one.get("certain", True))
-        for one in _in_order(report)
+        for one in in_order(report)
     ]
     open_ = [ChangeLine(setting_words(one), one["action"], None, False) for one in report["advice"]["unpredicted"]]
     return predicted + open_

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Sized
 
@@ -153,6 +154,14 @@ def count(number: int | None) -> str:
 def plural(number: int, singular: str, several: str | None = None) -> str:
     """`1 step`, `12 steps`."""
     return f"{count(number)} {singular if number == 1 else several or singular + 's'}"
+
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµum]?s|min|h|days|[kMGT]?B(?:/s)?|[KMG]iB|[MGT]FLOP/s)(?![\w/]))")
+
+
+def unbroken(text: str, blank: str = "\u00a0") -> str:
+    """`text` with another blank between each number and its unit, where no line should break."""
+    return _UNIT.sub(blank, text)
 
 
 def ranks(numbers: Iterable[int]) -> str:
