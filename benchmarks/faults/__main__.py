@@ -2,7 +2,7 @@
 
 python -m benchmarks.faults --work /tmp/faults                # all faults once, every parallelism five times
 python -m benchmarks.faults --only FSDP --rounds 2 --markdown
-python -m benchmarks.faults --work /tmp/faults --again        # analyse the recordings again, run nothing
+python -m benchmarks.faults --work /tmp/faults                # the second time: analyses the same recordings again
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ console = Console(width=None if sys.stdout.isatty() else 220)
 
 
 @click.command()
-@click.option("--work", type=click.Path(path_type=Path), help="Folder of the recordings [default: a temporary one].")
+@click.option(
+    "--work", type=click.Path(path_type=Path), help="Folder of the recordings; those it holds are used again."
+)
 @click.option("--only", default="", help="Cases whose name contains this.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each healthy case.")
 @click.option("--kind", type=click.Choice(("all", "faults", "healthy")), default="all", show_default=True)
-@click.option("--again", is_flag=True, help="Analyse what --work holds, run nothing.")
 @click.option("--markdown", is_flag=True, help="Tables for the documentation.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the rows as JSON.")
-def main(work: Path | None, only: str, rounds: int, kind: str, again: bool, markdown: bool, save: Path | None) -> None:
+def main(work: Path | None, only: str, rounds: int, kind: str, markdown: bool, save: Path | None) -> None:
     """Run the campaign and print its two tables, with the load of the machine."""
     before = os.getloadavg()
     with tempfile.TemporaryDirectory() as temporary:
         folder = work or Path(temporary)
         faults = [case for case in FAULTS if only in case.name] if kind != "healthy" else []
         healthy = [case for case in HEALTHY if only in case.name] if kind != "faults" else []
-        rows = [row for case in faults if (row := _run(case, folder, 0, again)) is not None]
-        rounds_of = [
-            row for case in healthy for turn in range(rounds) if (row := _run(case, folder, turn, again)) is not None
-        ]
+        rows = [row for case in faults if (row := _run(case, folder, 0)) is not None]
+        rounds_of = [row for case in healthy for turn in range(rounds) if (row := _run(case, folder, turn)) is not None]
     if save is not None:
         save.write_text(json.dumps([vars(row) for row in [*rows, *rounds_of]], indent=1) + "\n")
     for table in (_faults(rows), _healthy(rounds_of)):
@@ -58,10 +57,10 @@ def main(work: Path | None, only: str, rounds: int, kind: str, again: bool, mark
     )
 
 
-def _run(case: Case, folder: Path, turn: int, again: bool) -> Row | None:
+def _run(case: Case, folder: Path, turn: int) -> Row | None:
     """Record a case, analyse it and judge it; None where it can't be run here."""
     out = folder / f"{case.name.replace(' ', '_').replace(',', '')}-{turn}"
-    if not again:
+    if not (out / "manifest.json").is_file():
         if case.needs_root and os.geteuid() != 0:
             click.echo(f"{case.name}: skipped, a slow link needs root", err=True)
             return None
@@ -71,8 +70,6 @@ def _run(case: Case, folder: Path, turn: int, again: bool) -> Row | None:
         if done.returncode:
             click.echo(f"{case.name}: failed with {done.returncode}: {done.stderr[-400:]}", err=True)
             return None
-    elif not out.is_dir():
-        return None
     row = judge(case, out, gpuscope.analyze(out).report)
     click.echo(f"{case.name}: {row.verdict}; {'; '.join(row.wrong) or 'right'}", err=True)
     return row

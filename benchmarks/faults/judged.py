@@ -64,14 +64,18 @@ def _truth(case: Case, ranks: Sequence[int]) -> str:
 
 def _named(report: Mapping[str, Any]) -> list[int]:
     """Ranks that are accused: late beyond chance for a reason of their own, or with advice of their own."""
-    found = {one["rank"] for one in report["stragglers"] if one["recurrent"] and one["reason"] != "cores"}
+    found = {
+        one["rank"]
+        for one in report["stragglers"]
+        if one["recurrent"] and one["root_wait_ns"] and one["reason"] != "cores"
+    }
     found |= {
         int(one["subject"].removeprefix("rank "))
         for one in report["suggestions"]
         if one["code"] in BLAMING and str(one.get("subject", "")).startswith("rank ")
     }
     for one in report["findings"]:
-        if one["code"] in ("slow_stage_rank", "slow_worker"):
+        if one["code"] == "slow_worker":
             found |= set(one["ranks"])
     return sorted(found)
 

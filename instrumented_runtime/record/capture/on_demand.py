@@ -30,6 +30,9 @@ POLL_S = 0.2
 AHEAD_S = 2.0
 """How far ahead of the request its window begins, so that every rank has looked for it by then."""
 
+TIMED = 3
+"""Steps to time before a window can be placed."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -54,7 +57,8 @@ class OnDemand:
         self._capture: Capture | None = None
         self._until = -1
         self._seen = 0
-        self._looked = self._began = time.monotonic()
+        self._looked = 0.0
+        self._first_end: float | None = None
         self._steps = 0
 
     def start(self, folder: RankFolder) -> None:
@@ -73,11 +77,14 @@ class OnDemand:
 
     def step(self, step: int) -> None:
         """Go on with an open window; else look for a request."""
-        self._steps = step + 1
+        now = time.monotonic()
+        if self._first_end is None:
+            self._first_end = now
+        else:
+            self._steps += 1
         if self._capture is not None:
             self._advance(self._capture, step)
             return
-        now = time.monotonic()
         if now - self._looked < POLL_S or (self._once and self._seen):
             return
         self._looked = now
@@ -107,14 +114,16 @@ class OnDemand:
                                  severity="data_loss")  # fmt: skip
 
     def _announce(self, step: int, now: float) -> None:
-        """Turn a request into a window."""
+        """Turn a request into a window, once it is known how long a step takes."""
+        if self._steps < TIMED:
+            return
         request = self._folder.path / REQUEST
         try:
             text = request.read_text(encoding="utf-8", errors="replace").strip()
             request.unlink()
         except OSError:
             return
-        per_step = (now - self._began) / max(self._steps, 1)
+        per_step = (now - (self._first_end or now)) / self._steps
         ahead = max(2, math.ceil((AHEAD_S + POLL_S) / max(per_step, 1e-6)))
         active = int(text) if text.isdigit() and int(text) > 0 else self._active
         window = Window(self._seen + 1, step + 1 + ahead, active)

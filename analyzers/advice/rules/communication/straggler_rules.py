@@ -18,16 +18,16 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The late ranks one at a time, the one that costs most first, each by the reason that the trace shows.
 
     A rank that is last no more often than by chance is not to blame, however long the others waited; nor is one whose
-    training thread had no core to run on.
+    training thread had no core to run on, unless the trace shows another reason.
     """
     late = {entry["rank"]: entry for entry in case.report["stragglers"]}
     if finding["code"] != "straggler":
         for rank in finding["ranks"]:
             yield _slow_device(case, finding, rank, late.get(rank))
         return
-    if case.finding("waits_for_core") is not None:
-        return
     blamed = [rank for rank in finding["ranks"] if rank in late and _to_blame(case, late[rank])]
+    excused = ("cores", None) if case.finding("waits_for_core") is not None else ("cores",)
+    blamed = [rank for rank in blamed if late[rank]["reason"] not in excused]
     for rank in sorted(blamed, key=lambda rank: -late[rank]["caused_wait_ns"]):
         entry = late[rank]
         yield _BY_REASON[entry["reason"]](case, finding, rank, entry)
@@ -37,7 +37,7 @@ def _to_blame(case: Case, entry: StragglerEntry) -> bool:
     """Whether a rank is late more often than by chance; where too few steps are recorded for that, whether it is the
     latest in every steady one and the trace shows why."""
     if entry["recurrent"]:
-        return True
+        return entry["reason"] is not None or entry["root_wait_ns"] > 0
     steady = {step["step"] for step in case.report["steps"] if step["role"] == "steady"}
     caused: dict[int, dict[int, int]] = {}
     for cell in case.report["rank_steps"]:

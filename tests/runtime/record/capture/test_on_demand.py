@@ -101,10 +101,10 @@ def test_a_rank_that_sees_the_window_late_ends_with_the_others_and_says_so(
     made: list[Recorder] = []
     first, second = ranks(tmp_path, 2, made)
     (tmp_path / "record").touch()
-    for step in range(8):
+    for step in range(10):
         first.step(step)
-    second.step(4)  # the window: warm-up in step 3, then 4, 5, 6
-    assert [(one.first, one.active) for one in made] == [(3, 3), (5, 1)]
+    second.step(7)  # the window, named as step 3 ended: warm-up in step 6, then 7, 8, 9
+    assert [(one.first, one.active) for one in made] == [(6, 3), (8, 1)]
     assert [problem.code for problem in second._folder.part.problems] == ["window_late"]
 
 
