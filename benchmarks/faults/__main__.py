@@ -44,7 +44,8 @@ def main(work: Path | None, only: str, rounds: int, kind: str, markdown: bool, s
         faults = [case for case in FAULTS if only in case.name] if kind != "healthy" else []
         healthy = [case for case in HEALTHY if only in case.name] if kind != "faults" else []
         rows = [row for case in faults if (row := _run(case, folder, 0)) is not None]
-        rounds_of = [row for case in healthy for turn in range(rounds) if (row := _run(case, folder, turn)) is not None]
+        turns = [(case, turn) for turn in range(rounds) for case in healthy]
+        rounds_of = [row for case, turn in turns if (row := _run(case, folder, turn)) is not None]
     if save is not None:
         save.write_text(json.dumps([vars(row) for row in [*rows, *rounds_of]], indent=1) + "\n")
     for table in (_faults(rows), _healthy(rounds_of)):

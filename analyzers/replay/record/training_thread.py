@@ -26,9 +26,9 @@ from gpuscope.analyzers.replay.record.graph_builder import (
     not_before,
 )
 from gpuscope.analyzers.replay.record.recorded_steps import Window
-from gpuscope.trace.blocking_waits import EARLY_NS, ended_by, is_waiting_op, pauses
 from gpuscope.trace.columns.table import Mask, Times
-from gpuscope.trace.host_device import training_threads
+from gpuscope.trace.cpu_run.blocking_waits import EARLY_NS, ended_by, is_waiting_op, pauses
+from gpuscope.trace.cpu_run.host_device import training_threads
 from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming.kinds import POINT_TO_POINT

@@ -105,13 +105,23 @@ class OnDemand:
             capture.stop()
 
     def stop(self) -> None:
-        """Close an open window; a request that came too late is told."""
+        """Close an open window; a request that led to none is told."""
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.stop()
-        elif self._leads and (self._folder.path / REQUEST).exists():
+        elif (self._folder.path / REQUEST).exists():
+            self._unanswered()
+
+    def _unanswered(self) -> None:
+        """Say why a request led to no window."""
+        if self._leads:
             self._folder.problem("window_too_late", f"the script ended before the window that {REQUEST} asked for",
                                  severity="data_loss")  # fmt: skip
+        elif not (self._folder.path / PARTS / "rank0.json").exists() and self._folder.part.local_rank == 0:
+            self._folder.problem(
+                "window_not_shared", "no window: rank 0, which names its steps, records into another folder; windows "
+                "on demand need one run folder for all ranks", severity="data_loss",
+            )  # fmt: skip
 
     def _announce(self, step: int, now: float) -> None:
         """Turn a request into a window, once it is known how long a step takes."""

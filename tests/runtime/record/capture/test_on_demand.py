@@ -126,6 +126,14 @@ def test_a_request_at_the_very_end_is_told(tmp_path: Path) -> None:
     assert [problem.code for problem in rank._folder.part.problems] == ["window_too_late"]
 
 
+def test_ranks_without_rank_0_in_their_folder_say_so(tmp_path: Path) -> None:
+    rank = OnDemand(Recorder, warmup=1, active=3)
+    rank.start(RankFolder.join(tmp_path, rank=8, world_size=16))
+    (tmp_path / "record").touch()
+    rank.stop()
+    assert [problem.code for problem in rank._folder.part.problems] == ["window_not_shared"]
+
+
 def test_a_handler_of_the_script_is_left_alone(tmp_path: Path) -> None:
     def own(_number: int, _frame: object) -> None: ...
 

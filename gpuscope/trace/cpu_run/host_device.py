@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.trace.blocking_waits import ended_by, is_waiting_op, pauses
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.cpu_run.blocking_waits import ended_by, is_waiting_op, pauses
 from gpuscope.trace.intervals import EMPTY, Spans, intersect, join, subtract, union
 from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming import kinds
