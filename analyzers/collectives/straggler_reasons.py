@@ -2,26 +2,32 @@
 
 A late rank is compared with the median of its peers over the steady steps. Time that it computes longer is `device`
 where the same operations on the same shapes take longer, `data` where shapes are larger or operations more; time
-that its host makes its device idle longer is `host`, with the cause of that.
+that its host makes its device idle longer is `host`, with the cause of that. Time that its training thread had no core,
+beyond its peers' rate, is `cores`: other threads held them, and neither the rank's device nor its host is slow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from gpuscope.analyzers.collectives.lateness import beyond_peers
 from gpuscope.analyzers.collectives.work_of_ranks import SAME_WORK, Longer, WorkOfRanks, medians_of_others
+from gpuscope.analyzers.facts.core_waits import CoreTimes
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import cause_label
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array
 from gpuscope.trace.trace import Trace
 
-Reason = Literal["device", "data", "host"]
+Reason = Literal["device", "data", "host", "cores"]
 MOST = 0.5
 """Share of its lateness that a reason must explain."""
+Shape = tuple[int, int]
+"""Codes of an operation and its input dimensions."""
 
 
 @dataclass(frozen=True)
@@ -33,35 +39,88 @@ class Reasoned:
     why: str
 
 
-def reasons(trace: Trace, late: Mapping[int, int], host: Mapping[int, Mapping[str, float]]) -> dict[int, Reasoned]:
+@dataclass(frozen=True)
+class Work:
+    """Of one rank, per operation and shape: (count, ns) per step."""
+
+    by_shape: Mapping[Shape, tuple[float, float]]
+
+    @property
+    def total(self) -> float:
+        return sum(spent for _, spent in self.by_shape.values())
+
+    def of(self, operation: int) -> tuple[float, float]:
+        """(count, ns) per step of an operation on any shape."""
+        own = [both for (name, _), both in self.by_shape.items() if name == operation]
+        return sum(count for count, _ in own), sum(spent for _, spent in own)
+
+
+def reasons(
+    trace: Trace, late: Mapping[int, int], host: Mapping[int, Mapping[str, float]], cores: Mapping[int, CoreTimes]
+) -> dict[int, Reasoned]:
     """Why each late rank is late. `late` is by how much, ns per step; `host` the time per step (ns) that each
-    rank's device idles for each cause of class cpu."""
+    rank's device idles for each cause of class cpu; `cores` what its training thread had of a core, where counted."""
     work = WorkOfRanks(trace)
+    if cores:  # waits for cores delay all ranks in turns: what the peers are late too is nobody's own lateness
+        late = _beyond_median(late, trace.ranks)
     alone = Reasoned(None, 0, "no other rank's work is recorded to compare with")
     if len(work.ranks) < 2:
         return dict.fromkeys(late, alone)
-    idle = _IdleLonger(host, work)
+    idle, without_core = _IdleLonger(host, work), beyond_peers(cores)
     found: dict[int, Reasoned] = {}
     for rank, lateness in late.items():
-        place = work.place(rank)
-        found[rank] = alone if place is None else _reason(trace, work, place, lateness, idle)
+        place, waited = work.place(rank), cores[rank].waited if rank in cores else 0
+        found[rank] = (
+            alone if place is None
+            else _reason(trace, work, place, lateness, idle, waited, without_core.get(rank, 0.0))
+        )  # fmt: skip
     return found
 
 
-def _reason(trace: Trace, work: WorkOfRanks, place: int, lateness: int, host: _IdleLonger) -> Reasoned:
-    longer = work.longer
-    slower, more = float(longer.slower[place]), float(longer.more[place])
+def _beyond_median(late: Mapping[int, int], ranks: Sequence[int]) -> dict[int, int]:
+    """By how much each rank is later than the median of the others, ns."""
+    if len(ranks) < 2:
+        return dict(late)
+    usual = dict(zip(ranks, medians_of_others(np.array([late.get(rank, 0) for rank in ranks], np.int64)), strict=True))
+    return {rank: max(ns - round(float(usual.get(rank, 0))), 0) for rank, ns in late.items()}
+
+
+def work_by_rank(trace: Trace) -> dict[int, Work]:
+    """What each rank computes per step, by operation and shape."""
+    table = trace["work"]
+    found: dict[int, dict[Shape, tuple[float, float]]] = {}
+    columns = (table[name].tolist() for name in ("rank", "operation", "dims", "count", "dur", "steps"))
+    for rank, operation, dims, count, spent, steps in zip(*columns, strict=True):
+        found.setdefault(rank, {})[operation, dims] = (count / steps, spent / steps)
+    return {rank: Work(shapes) for rank, shapes in found.items()}
+
+
+def _reason(
+    trace: Trace, work: WorkOfRanks, place: int, lateness: int, host: _IdleLonger, waited: int, longer: float
+) -> Reasoned:
+    """`waited` ns per step its training thread had no core, `longer` of it beyond its peers' rate."""
+    compared = work.longer
+    slower, more = float(compared.slower[place]), float(compared.more[place])
     cause, idle = host.of(place)
-    candidates: dict[Reason, float] = {"device": slower, "data": more, "host": idle}
+    if lateness <= 0:
+        return Reasoned(None, 0, "its peers are as late")
+    candidates: dict[Reason, float] = {"device": slower - longer, "data": more, "host": idle, "cores": longer}
     reason = max(candidates, key=lambda name: candidates[name])
     explained = candidates[reason]
     if explained < MOST * lateness:
         return Reasoned(None, 0, "neither its compute nor its host differs enough from its peers'")
     spent = units.duration(round(explained))
+    if reason == "cores":
+        return Reasoned("cores", round(explained), f"its training thread had no core for {spent} per step longer")
+    if reason != "data" and explained - waited < MOST * lateness:
+        return Reasoned(
+            None, 0, f"its training thread had no core for {units.duration(waited)} per step, so that its pace "
+            "shows nothing of its device or host: record where nothing else runs",
+        )  # fmt: skip
     if reason == "host":
         why = f"its host keeps its device idle {spent} per step longer ({cause_label(cause)})"
         return Reasoned("host", round(explained), why)
-    if longer.known[place] < MOST * max(abs(slower) + abs(more), 1.0):
+    if compared.known[place] < MOST * max(abs(slower) + abs(more), 1.0):
         return Reasoned(
             None, 0, f"it computes {spent} per step longer; whether its device is slower or its data larger needs "
             "shapes (record_shapes=True)"
@@ -70,8 +129,34 @@ def _reason(trace: Trace, work: WorkOfRanks, place: int, lateness: int, host: _I
         return Reasoned(
             "device", round(explained), f"the same operations on the same shapes take {spent} per step longer"
         )
-    larger = _larger(trace, work, longer, place)
+    larger = _larger(trace, work, compared, place)
     return Reasoned("data", round(explained), f"it has {spent} per step more to compute: {larger}")
+
+
+def compare_work(own: Work, peers: list[Work]) -> tuple[float, float, bool]:
+    """ns per step that a rank computes longer than its median peer: on the same shapes, for more or larger work;
+    and whether shapes or counts are known well enough to distinguish the two."""
+    slower = more = known = 0.0
+    for operation in {name for work in (own, *peers) for name, _ in work.by_shape}:
+        shapes = {shape for work in (own, *peers) for shape in work.by_shape if shape[0] == operation}
+        count, spent = own.of(operation)
+        usual = np.median([peer.of(operation) for peer in peers], axis=0)
+        excess = spent - float(usual[1])
+        same = 0.0
+        sized = all(dims != NO_NAME for _, dims in shapes)
+        counted = abs(count - usual[0]) > SAME_WORK * max(count, usual[0])
+        for shape in shapes:
+            mine = own.by_shape.get(shape, (0.0, 0.0))
+            theirs = [peer.by_shape[shape] for peer in peers if shape in peer.by_shape]
+            if mine[0] and theirs:
+                usual_each = float(np.median([time / times for times, time in theirs]))
+                same += mine[1] - mine[0] * usual_each
+        slower += same
+        more += excess - same
+        if sized or counted:
+            known += abs(excess)
+    total = abs(slower) + abs(more)
+    return slower, more, known >= MOST * max(total, 1.0)
 
 
 class _IdleLonger:
