@@ -1,8 +1,8 @@
 """Many ranks on one machine: python -m benchmarks.ranks [--ranks 256] [--size 20] [--jobs 2]
 
-A real trace, enlarged to `--size` MB, is copied once per rank with another rank in its header; the ranks do the same at the same
-time. Analysing one of them and analysing all of them run in turn, each in a fresh process. The aim is that all cost no more than
-1.3 times as many times one.
+A real trace, enlarged to `--size` MB, is copied once per rank with another rank in its header; the ranks do the same at
+the same time. Analysing one of them and analysing all of them run in turn, each in a fresh process. The aim is that all
+cost no more than 1.3 times as many times one.
 """
 
 from __future__ import annotations
