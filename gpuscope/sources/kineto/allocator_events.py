@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from gpuscope.sources.kineto.chrome_json import Instant
-from gpuscope.sources.kineto.decimal_time import to_ns
 from gpuscope.sources.kineto.event_arguments import decode_arguments
+from gpuscope.sources.kineto.text.chrome_json import Instant
+from gpuscope.sources.kineto.text.decimal_time import to_ns
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 
