@@ -1,8 +1,8 @@
 """All ranks of a run in Perfetto's own format, on one clock: the same processes, threads, spans and arrows as
 `chrome_trace_export` writes, in a fraction of the bytes.
 
-Messages: google/perfetto `protos/perfetto/trace/track_event/**`. Perfetto closes slices by a stack per track, so that spans
-of one thread or stream that overlap without nesting stand on further tracks of the same name.
+Messages: google/perfetto `protos/perfetto/trace/track_event/**`. Perfetto closes slices by a stack per track, so that
+spans of one thread or stream that overlap without nesting stand on further tracks of the same name.
 """
 
 from __future__ import annotations
