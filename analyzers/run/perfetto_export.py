@@ -8,9 +8,9 @@ spans of one thread or stream that overlap without nesting stand on further trac
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,16 +32,16 @@ _THREAD_IDS = 1 << 20
 def write(trace: Trace, path: Path) -> None:
     """Write the trace to `path`, gzipped where its name ends in .gz."""
     with gzip.open(path, "wb", compresslevel=3) if path.suffix == ".gz" else path.open("wb") as file:
-        _write(trace, file)
+        _write(trace, file.write)
 
 
-def _write(trace: Trace, file: IO[bytes]) -> None:
+def _write(trace: Trace, put: Callable[[bytes], object]) -> None:
     clock = RunFacts(trace, ()).clocks
     device, host = trace["device_events"], trace["host_events"]
     starts = [clock.common(table["rank"], table["start"]) for table in (device, host)]
     base = min((int(start.min()) for start in starts if len(start)), default=0)
-    file.write(framed(_names(trace).SerializeToString()))
-    tracks = _Tracks(trace, file)
+    put(framed(_names(trace).SerializeToString()))
+    tracks = _Tracks(trace, put)
     arrow = np.flatnonzero((device["launch"] != NA) & (device["device"] != NA))
     arrows: dict[int, list[int]] = {}
     for row in arrow.tolist():
@@ -104,9 +104,9 @@ class _Spans:
 class _Tracks:
     """Describes tracks as they are needed, and writes what stands on them."""
 
-    def __init__(self, trace: Trace, file: IO[bytes]) -> None:
+    def __init__(self, trace: Trace, put: Callable[[bytes], object]) -> None:
         self.names: list[str] = []
-        self._file = file
+        self._write = put
         for rank in trace.ranks:
             packet = TracePacket(sequence=_SEQUENCE)
             packet.track_descriptor.uuid = self._process(rank)
@@ -155,7 +155,7 @@ class _Tracks:
         return uuid
 
     def _put(self, packet: Any) -> None:
-        self._file.write(framed(packet.SerializeToString()))
+        self._write(framed(packet.SerializeToString()))
 
 
 def _thread_name(trace: Trace, thread: int) -> str:
