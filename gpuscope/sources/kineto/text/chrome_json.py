@@ -90,6 +90,7 @@ _PASSED_OVER = tuple(
     msgspec.defstruct(f"Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False)
     for phase in "ftebnIPpNODSTFRcvV()BE"
 )
+_PHASES = frozenset("XMiCsftebnIPpNODSTFRcvV()BE")
 _SkippedFlow = msgspec.defstruct("SkippedFlow", [], tag_field="ph", tag="s", gc=False)
 """Phases that hold nothing an analysis uses; naming them lets the decoder skip them quickly."""
 
@@ -346,10 +347,15 @@ class Document:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.losses.undecodable += 1
             return []
-        self.losses.events += 1
-        if _decoded(bytes(fields.get("ph", b"null"))) != "X":
-            return []
+        phase = _decoded(bytes(fields.get("ph", b"null")))
         label = {key: _decoded(bytes(fields[key])) for key in ("name", "cat", "pid", "tid") if key in fields}
+        drawn = (label.get("pid"), label.get("tid"))
+        if not isinstance(phase, str) or phase not in _PHASES or any(isinstance(one, dict | list) for one in drawn):
+            self.losses.undecodable += 1
+            return []
+        self.losses.events += 1
+        if phase != "X":
+            return []
         return [
             Complete(
                 name=str(label.get("name", "")),

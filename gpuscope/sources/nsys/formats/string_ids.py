@@ -26,6 +26,8 @@ class StringTable:
         self._names = names
         self._ids = ids[rows]
         self._texts = [text or "" for text in tables.texts("StringIds", "value", rows)]
+        if len(self._texts) != len(self._ids):  # without the column `value`
+            self._ids, self._texts = self._ids[:0], []
         order = np.argsort(self._ids, kind="stable")
         self._ids = self._ids[order]
         self._texts = [self._texts[i] for i in order.tolist()]
