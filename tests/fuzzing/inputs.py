@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzzing import raw_bytes, tables, values
+from fuzzing import parts, raw_bytes, tables, values
 from fuzzing.packets import mutated as mutated_packets
 from fuzzing.seeds import Seed
 
@@ -47,6 +46,9 @@ class Mutator:
             return self._program(folder, random)
         if self.seed.name == "pftrace" and random.random() < 0.6:
             data, what = mutated_packets(self._data, random)
+            return Input(self._put(folder, data), what, True)
+        if self.seed.name == "reduced" and random.random() < 0.7:
+            data, what = parts.mutated(self._data, random)
             return Input(self._put(folder, data), what, True)
         if structured and random.random() < 0.6:
             data, what = self._data, []
@@ -108,8 +110,3 @@ DAMAGE = (*tables.OF_A_COLUMN, "times reversed")
 def _damages(what: list[str]) -> bool:
     # Numbers for names are names too.
     return len(what) == 1 and what[0].startswith(DAMAGE) and not what[0].endswith("wrong type: StringIds.value")
-
-
-def numbers(count: int) -> Iterator[int]:
-    """The first numbers of inputs."""
-    yield from range(count)

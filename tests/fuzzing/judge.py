@@ -111,7 +111,8 @@ def analysed(path: Path, *, partial: bool = False, advice: bool = False) -> Sign
     trace = None if path.suffix == ".gsr" else gpuscope.open_trace(path, partial=partial)
     report = gpuscope.analyze(path, partial=partial, advice=advice).report
     failed = [entry for entry in report["analyzers"] if entry["status"] == "failed"]
-    assert not failed, f"analysis failed: {failed[0]}"
+    # A part that was made to deceive may make an analysis fail: that is told in the report, and hides no other.
+    assert not failed or path.suffix == ".gsr", f"analysis failed: {failed[0]}"
     json.loads(dumps(report))
     return _signature(trace, report)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from fuzzing import raw_bytes
 from gpuscope.sources.perfetto.packets import framed
 from gpuscope.sources.perfetto.perfetto_messages import TracePacket
-
-from fuzzing import raw_bytes
 
 
 def _packets(data: bytes) -> list[bytes]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 from collections.abc import Callable
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from helpers import allocator, nccl_logs, operations
 from helpers.flight_recorder import dump, entry
 from helpers.kineto import Event, call, copy, kernel, note, op, python, span
 from helpers.nsys import Export
+from helpers.nsys import process as helpers_process
 from helpers.pftrace import write_pftrace
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -88,7 +91,7 @@ def nsys(_: Path) -> dict[str, list[dict[str, Any]]]:
     export = Export()
     export.host("node", ["GPU-1"], 1_700_000_000_000_000_000)
     export.environment(RANK=0, WORLD_SIZE=2)
-    us = 1_000
+    us, process = 1_000, helpers_process(10)
     for step in range(STEPS):
         at, first = step * 1000 * us, step * 10
         export.range(at, at + 950 * us, f"step_{step}")
@@ -100,11 +103,8 @@ def nsys(_: Path) -> dict[str, list[dict[str, Any]]]:
         export.kernel(at + 200 * us, at + 500 * us, first + 5, NCCL, graphNodeId=(3 << 32) + 1)
         export.call(at + 600 * us, at + 850 * us, first + 7, "cudaStreamSynchronize_v3020")
         export.add("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", start=at + 601 * us, end=at + 840 * us, deviceId=0,
-                   streamId=7, correlationId=first + 7, globalPid=export.tables["CUPTI_ACTIVITY_KIND_KERNEL"][0]["globalPid"],
-                   syncType=3, eventId=0)  # fmt: skip
-    export.add(
-        "PROCESSES", globalPid=export.tables["CUPTI_ACTIVITY_KIND_KERNEL"][0]["globalPid"], pid=10, name="python"
-    )
+                   streamId=7, correlationId=first + 7, globalPid=process, syncType=3, eventId=0)  # fmt: skip
+    export.add("PROCESSES", globalPid=process, pid=10, name="python")
     return export.tables
 
 
@@ -140,7 +140,7 @@ def nccl_log(_: Path) -> list[str]:
 def inspector(_: Path) -> list[dict[str, Any]]:
     return [
         {"header": {"id": "0x7f", "rank": rank, "n_ranks": 2, "nnodes": 1},
-         "metadata": {"inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "nccl_profiler_interface",
+         "metadata": {"inspector_output_format_version": "v4.0", "rec_mechanism": "nccl_profiler_interface",
                       "dump_timestamp_us": 5, "hostname": "n0", "pid": 3},
          "coll_perf": {"coll": "AllReduce", "coll_sn": number, "coll_msg_size_bytes": 1 << (10 + number),
                        "coll_exec_time_us": 30 + number, "coll_timing_source": "kernel_gpu", "coll_algobw_gbs": 1.5,
@@ -169,9 +169,9 @@ def profiler(_: Path) -> list[dict[str, Any]]:
     return events
 
 
-TOPOLOGY = b"""<system version="1"><cpu numaid="0" arch="x86_64"><pci busid="0000:10:00.0" class="0x060400" link_width="16"
- link_speed="16.0 GT/s PCIe"><pci busid="0000:11:00.0" class="0x030200" link_width="16"><gpu dev="0" sm="80" rank="0">
- <nvlink target="0000:12:00.0" count="12" tclass="0x030200"/></gpu></pci><nic><net name="mlx5_0" dev="0" speed="200000"
+TOPOLOGY = b"""<system version="1"><cpu numaid="0" arch="x86_64"><pci busid="0000:10:00.0" class="0x060400"
+ link_width="16" link_speed="16.0 GT/s PCIe"><pci busid="0000:11:00.0" class="0x030200" link_width="16">
+ <gpu dev="0" sm="80" rank="0"><nvlink target="0000:12:00.0" count="12" tclass="0x030200"/></gpu></pci><nic><net name="mlx5_0" dev="0" speed="200000"
  port="1"/></nic></pci></cpu></system>"""
 MATRIX = b"""\tGPU0\tGPU1\tmlx5_0\tCPU Affinity
 GPU0\t X \tNV12\tPIX\t0-31
@@ -193,10 +193,8 @@ def reduced(folder: Path) -> bytes:
     from gpuscope.cli import main
 
     (folder / "whole.json").write_text(json.dumps(kineto(folder)))
-    try:
+    with suppress(SystemExit), redirect_stderr(io.StringIO()):
         main(["reduce", str(folder / "whole.json"), "--out", str(folder / "parts")])
-    except SystemExit:
-        pass
     return next((folder / "parts").glob("*.gsr")).read_bytes()
 
 

@@ -48,11 +48,24 @@ class _Texts(dict[bytes, int]):
 
     def __init__(self, builder: TraceBuilder) -> None:
         super().__init__()
+        self.unusable = 0
+        """Distinct values that are no recorded inputs."""
         self._names = builder.names
 
     def __missing__(self, text: bytes) -> int:
-        code = self[text] = self._names.code(msgspec.json.encode(msgspec.json.decode(text)).decode())
+        value = msgspec.json.decode(text)
+        if not (value is None or (isinstance(value, list) and all(map(_is_input, value)))):
+            self.unusable += 1
+            value = []
+        code = self[text] = self._names.code(msgspec.json.encode(value).decode())
         return code
+
+
+def _is_input(value: Any, depth: int = 4) -> bool:
+    """Whether a value is what torch writes of one input: a size, a type's name, or a list of these."""
+    if isinstance(value, list):
+        return depth > 0 and all(_is_input(one, depth - 1) for one in value)
+    return value is None or isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**62)
 
 
 class EventColumns:

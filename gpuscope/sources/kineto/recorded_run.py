@@ -132,6 +132,7 @@ class RecordedRun:
     def _problems(self) -> None:
         problem, name = self.builder.problem, self.path.name
         problem("data_loss", "bad_time", self.columns.bad_times, f"{name}: events whose time is not a number")
+        problem("info", "shape_unreadable", self.columns.texts.unusable, f"{name}: recorded inputs that are no shapes")
         problem("info", "copy_direction_unknown", self._undirected, f"{name}: copies whose direction is not recorded")
         for category, count in sorted(self.columns.other.items()):
             if category not in _KNOWN_NO_WORK:
