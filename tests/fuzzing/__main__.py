@@ -21,7 +21,7 @@ import click
 from fuzzing.seeds import SEEDS
 from fuzzing.surfaces import SURFACES
 
-CHUNK = 100
+CHUNK = 400
 CHUNK_SECONDS = 1_800
 MEMORY_BYTES = 4 << 30
 NAMES = [*(seed.name for seed in SEEDS), *SURFACES]

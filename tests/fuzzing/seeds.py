@@ -171,8 +171,8 @@ def profiler(_: Path) -> list[dict[str, Any]]:
 
 TOPOLOGY = b"""<system version="1"><cpu numaid="0" arch="x86_64"><pci busid="0000:10:00.0" class="0x060400"
  link_width="16" link_speed="16.0 GT/s PCIe"><pci busid="0000:11:00.0" class="0x030200" link_width="16">
- <gpu dev="0" sm="80" rank="0"><nvlink target="0000:12:00.0" count="12" tclass="0x030200"/></gpu></pci><nic><net name="mlx5_0" dev="0" speed="200000"
- port="1"/></nic></pci></cpu></system>"""
+ <gpu dev="0" sm="80" rank="0"><nvlink target="0000:12:00.0" count="12" tclass="0x030200"/></gpu></pci>
+ <nic><net name="mlx5_0" dev="0" speed="200000" port="1"/></nic></pci></cpu></system>"""
 MATRIX = b"""\tGPU0\tGPU1\tmlx5_0\tCPU Affinity
 GPU0\t X \tNV12\tPIX\t0-31
 GPU1\tNV12\t X \tSYS\t32-63

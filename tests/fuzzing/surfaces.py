@@ -154,8 +154,10 @@ def _manifest(folder: Path) -> Callable[[Random], Made]:
     run_folder = folder / "run"
     run_folder.mkdir()
     _trace(run_folder)
-    whole = {"status": "failed", "world_size": 2, "mesh": {"dp": 2}, "ranks": {"0": {"status": "failed", "error": "x"}},
-             "problems": ["y"], "started": "2026-01-01T00:00:00", "format": 1}  # fmt: skip
+    ranks = [{"rank": rank, "status": "failed", "error": "x", "ended_ns": 5 + rank} for rank in range(2)]
+    whole = {"run_id": "a", "status": "failed", "world_size": 2, "mesh": {"dp": 2}, "ranks": ranks,
+             "problems": [{"severity": "error", "code": "hang", "message": "y"}], "attempt": 0,
+             "files": [{"kind": "torch_profiler", "path": "rank0.json", "rank": 0}]}  # fmt: skip
 
     def make(random: Random) -> Made:
         changed, what = values.mutated(whole, random)
@@ -168,8 +170,10 @@ def _manifest(folder: Path) -> Callable[[Random], Made]:
     return make
 
 
-WORDS = ["0", "-1", "1", "99999999999999999999", "1.5", "nan", "", "ü\u2028", "a" * 3000, "../..", "/dev/null", "-",
-         "--", "{", "1,2", "1-", "0-4294967295", "a=b", "train.cuda_graph=true", "8x", "h100", "none", "%s"]  # fmt: skip
+WORDS = [
+    "0", "-1", "1", "99999999999999999999", "1.5", "nan", "", "ü\u2028", "a" * 3000, "../..", "/dev/null", "-", "--",
+    "{", "1,2", "1-", "0-4294967295", "a=b", "train.cuda_graph=true", "8x", "h100", "none", "%s",
+]  # fmt: skip
 COMMANDS = ("advise", "analyze", "check", "convert", "diff", "export", "hang", "info", "reduce", "runs")
 """Those that end by themselves and write nothing but what they are told to."""
 LEFT_OUT = frozenset({"--executor", "--nsys", "--jobs", "--debug", "--store", "--interval", "--follow", "--progress"})
