@@ -28,6 +28,8 @@ CONFIG = DOCS / "zensical.toml"
 ELSEWHERE = {
     ROOT / "README.md": "index.md",
     ROOT / "CHANGELOG.md": "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md": "CONTRIBUTING.md",
+    ROOT / "SECURITY.md": "SECURITY.md",
     ROOT / "LICENSE": "LICENSE.txt",
     ROOT / "sample_traces" / "MANIFEST.md": "sample_traces.md",
     ROOT / "benchmarks" / "README.md": "benchmarks.md",
@@ -51,7 +53,7 @@ def place_of(path: Path) -> str | None:
     """Where a file of the repository stands on the site, or None where it does not."""
     if path in ELSEWHERE:
         return ELSEWHERE[path]
-    if path.is_relative_to(DOCS) and path.suffix in (".md", ".png", ".svg"):
+    if path.is_relative_to(DOCS) and path.suffix in (".json", ".md", ".png", ".svg"):
         return path.relative_to(DOCS).as_posix()
     return None
 

@@ -12,7 +12,7 @@ import numpy as np
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
+from gpuscope.analyzers.frame.changes import Change, Predicted, Refused, RegroupedCommunication
 from gpuscope.analyzers.frame.sections import REPLAY
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
@@ -42,6 +42,7 @@ INFERRED_ERROR = 0.06
 waits are recorded, and where they are inferred. Chosen, and checked on simulated jobs (docs/predictions.md)."""
 
 
+_WAITING = "how much of its collectives is waiting for those ranks is not recorded, at worst all that would be gained"
 _CIRCLE = "the job waits for results earlier than the change would produce them: it is not structured in that way"
 
 
@@ -129,13 +130,16 @@ class Replayer:
             # source of error covers is in proportion to what the change moves.
             (self._error * after, self._variation * after, self._model_error * abs(self._before - after)),
         )
+        regrouped = self._absent() and any(isinstance(one, RegroupedCommunication) for one in changes)
+        if regrouped:  # what is waiting for the others, and stays
+            high = max(high, round(self._before))
         return Predicted(
             before=round(self._before),
             after=round(after),
             low=max(low, min(round(after), round(min(outcome.floor_ns for outcome in outcomes) * scale))),
             high=high,
-            basis=f"{self._basis()}; {outcomes[0].basis}",
-            provenance=outcomes[0].provenance,
+            basis=f"{self._basis()}; {outcomes[0].basis}" + (f"; {_WAITING}" if regrouped else ""),
+            provenance="assumed" if regrouped else outcomes[0].provenance,
         )
 
     def estimate(self, change: Change | Sequence[Change]) -> int | Refused:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
 import pandas as pd
 import pytest
 from flask import Flask
-from helpers.dashboards import TOKEN, viewer
+from helpers.dashboards import TOKEN, serve, viewer
 
 from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.page import pages
 from gpuscope.dashboards.state import MalformedStateError, parse
+from gpuscope.dashboards.web import server
 from gpuscope.dashboards.web.access import COOKIE, is_loopback, new_token
 from gpuscope.dashboards.web.downloads import csv
 from gpuscope.dashboards.web.limits import MAX_ADDRESS, MAX_BODY
@@ -220,3 +223,48 @@ def test_answers_are_compressed(pair: OpenRun) -> None:
     for path in ("/_dash-layout", "/assets/gpuscope.js"):
         assert client.get(path, headers={"Accept-Encoding": "gzip"}).headers["Content-Encoding"] == "gzip"
     assert json.loads(client.get("/_dash-layout").get_data())
+
+
+def slow(port: int, text: bytes = b"GET / HTTP/1.1\r\n") -> socket.socket:
+    """A connection whose request never ends."""
+    made = socket.create_connection(("127.0.0.1", port), timeout=10)
+    made.sendall(text)
+    return made
+
+
+def test_connections_that_ask_nothing_keep_nobody_out(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty of them, where forty may be open: a viewer is answered, before and after they have been closed."""
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 40)
+    place = urlsplit(served)
+    assert place.hostname is not None
+    assert place.port is not None
+    with ExitStack() as stack:
+        for text in [b"GET / HTTP/1.1\r\n"] * 30 + [b""] * 30:
+            stack.enter_context(slow(place.port, text))
+        for _ in range(3):
+            connection = http.client.HTTPConnection(place.hostname, place.port, timeout=5)
+            connection.request("GET", "/", headers={"Cookie": f"{COOKIE}-{place.port}={TOKEN}"})
+            assert connection.getresponse().status == 200
+            connection.close()
+
+
+def test_a_request_that_is_sent_byte_by_byte_is_cut_off(pair: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However active it is."""
+    monkeypatch.setattr(server, "RECEIVE_S", 0.8)
+    for address_ in serve(Runs([pair])):
+        port = urlsplit(address_).port
+        assert port is not None
+        with slow(port) as attacker:
+            begun = time.monotonic()
+            assert _cut_off(attacker, begun + 20), "it is still connected"
+
+
+def _cut_off(attacker: socket.socket, until: float) -> bool:
+    """Whether the server closes a connection on which a byte is sent every tenth of a second."""
+    while time.monotonic() < until:
+        try:
+            attacker.sendall(b"a")
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False

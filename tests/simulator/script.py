@@ -129,6 +129,7 @@ class Script:
     ) -> str:  # fmt: skip
         """Issue it behind what is on the compute stream; returns the event of its end."""
         self.flush()
+        stream = COMPUTE_STREAM if self.job.one_stream else stream
         ranks = self.job.group if ranks is None else ranks
         seq = self._sequence[group] = self._sequence.get(group, 0) + 1
         call, annotation, name, kernel = C10D_NAMES[op]

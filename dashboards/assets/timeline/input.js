@@ -142,23 +142,31 @@
     else timeline.draw();
   }
 
-  function hover(timeline, event) {
-    const { x, y } = place(timeline, event);
-    const row = rowAt(timeline, y);
-    const found = !event.buttons && row && row.track >= 0 && x > timeline.label ? timeline.at(row.track, x) : null;
-    const tip = timeline.tip;
-    tip.classList.toggle("shown", Boolean(found));
-    if (!found) {
-      timeline.canvas.style.cursor = x < timeline.label ? "pointer" : "default";
-      return;
-    }
-    timeline.canvas.style.cursor = "pointer";
+  // What the pointer is over, in lines: a row's whole label where it is cut, an event, a pixel's worth of them, a counter.
+  function told(timeline, row, x) {
+    if (!row) return null;
+    if (x < timeline.label) return space.cut(timeline, row) ? [row.text] : null;
+    const found = row.track >= 0 ? timeline.at(row.track, x) : null;
+    if (!found) return null;
     const { event: one, cells } = found;
+    const counter = timeline.counter(row.track);
+    if (counter) {
+      const value = (share) => `${Number((share * counter.top).toPrecision(4))} ${counter.unit}`.trim();
+      return [counter.label, `${value(cells.busy / cells.width)} on average in this pixel, at most ${value(cells.row / 65535)}`];
+    }
     const name = timeline.tiles.names.get((one || cells).name) || "(no name)";
     const kind = (timeline.setup.looks[(one || cells).look] || { label: "" }).label;
-    const lines = one
-      ? [name, `${space.duration(one.end - one.start)} at ${space.offset(one.start)} · ${kind}`]
-      : [`${Math.round((100 * cells.busy) / cells.width)} % of this pixel is busy; ${cells.count} events start in it`, `mostly ${name} · ${kind}`];
+    if (one) return [name, `${space.duration(one.end - one.start)} at ${space.offset(one.start)} · ${kind}`];
+    return [`${Math.round((100 * cells.busy) / cells.width)} % of this pixel is busy; ${cells.count} events start in it`, `mostly ${name} · ${kind}`];
+  }
+
+  function hover(timeline, event) {
+    const { x, y } = place(timeline, event);
+    const lines = event.buttons ? null : told(timeline, rowAt(timeline, y), x);
+    const tip = timeline.tip;
+    tip.classList.toggle("shown", Boolean(lines));
+    timeline.canvas.style.cursor = lines || x < timeline.label ? "pointer" : "default";
+    if (!lines) return;
     tip.replaceChildren(...lines.map((text) => {
       const line = document.createElement("div");
       line.textContent = text;
