@@ -131,7 +131,13 @@ def grid(
     table = ag.AgGrid(
         rowData=[dict(row) for row in rows],
         columnDefs=[dict(column) for column in columns],
-        defaultColDef={"sortable": True, "filter": True, "resizable": True} | more.pop("defaultColDef", {}),
+        defaultColDef={
+            "sortable": True,
+            "filter": True,
+            "resizable": True,
+            "suppressHeaderFilterButton": len(rows) <= 12,  # nobody filters a dozen rows, and names need the room
+        }
+        | more.pop("defaultColDef", {}),
         columnSize=more.pop("columnSize", "responsiveSizeToFit"),
         csvExportParams={"fileName": f"{name}.csv"},
         dashGridOptions=options,

@@ -36,8 +36,9 @@ BUTTONS = (
     ("all", "All", "Show the whole recording (0)"),
 )  # fmt: skip
 KEYS = (
-    ("W S", "zoom in, out"), ("A D", "earlier, later"), ("F", "fit the selection"), ("0", "the whole recording"),
-    ("M", "mark the selection"), ("/", "search"), ("Esc", "select nothing"), ("↑ ↓", "rows"),
+    ("W S", "zoom in, out, where the pointer is"), ("A D", "earlier, later"), ("F", "fit the selection"),
+    ("0", "the whole recording"),
+    ("M", "mark the selection"), ("/", "search; Enter: the next found"), ("Esc", "select nothing"), ("↑ ↓", "rows"),
     ("← →", "events of a row"),
     ("Enter", "open or close a row"), ("P", "pin the row; also Alt-click on its name"), ("wheel", "scroll the rows"),
     ("Ctrl wheel", "zoom"), ("Shift wheel, Shift drag", "earlier, later"), ("drag", "choose a range"),

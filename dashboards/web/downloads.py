@@ -16,7 +16,7 @@ from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.state import MalformedStateError, View, parse
 from gpuscope.dashboards.web.window_cut import cut
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """How a cell begins that a spreadsheet would run (OWASP, «CSV injection»)."""
 EXPORTS = 2
 """Windows cut at once: each takes memory for a copy of its events."""
@@ -39,10 +39,15 @@ def register(server: Flask, runs: Runs) -> None:
         if events is None:
             abort(404)
         view = _asked()
-        with exporting, tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "window.json.gz"
-            chrome_trace_export.write(cut(events.trace, events.clock, view.window, view.ranks), path)
-            return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
+        if not exporting.acquire(blocking=False):  # no thread waits: the others go on answering
+            return Response(f"{EXPORTS} windows are being saved: go back and try again", 503, {"Retry-After": "5"})
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "window.json.gz"
+                chrome_trace_export.write(cut(events.trace, events.clock, view.window, view.ranks), path)
+                return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
+        finally:
+            exporting.release()
 
 
 def _asked() -> View:

@@ -20,6 +20,8 @@ MAX_LEVEL = 50
 MAX_TILES = 64
 MAX_TRACKS = 400
 """More than a screen holds, at any zoom."""
+MAX_CHUNKS = 8_000
+"""Tiles of tracks in one answer: 250 rows on a screen of 8,000 pixels."""
 BUILD = secrets.token_hex(4)
 """Part of the addresses: what they answer never changes while this program runs, so a browser may keep it."""
 
@@ -43,6 +45,8 @@ def register(server: Flask, runs: Runs) -> None:
         if not first < last <= first + MAX_TILES or max(abs(first), abs(last)) * TILE << level >= limit:
             raise MalformedStateError("these are not tiles of a timeline")
         tracks = _tracks(request.args.get("tracks", ""), len(events.tracks) + len(events.counters))
+        if len(tracks) * (last - first) > MAX_CHUNKS:
+            raise MalformedStateError("more than any screen shows")
         asked = (key, tuple(tracks), level, first, last)
         data = kept.get(asked, lambda: window_columns(events, tracks, level, first, last))
         answer = Response(data, content_type="application/octet-stream")

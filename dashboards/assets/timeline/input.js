@@ -16,7 +16,12 @@
     });
     on(timeline.canvas, "pointerdown", (event) => press(timeline, event));
     on(timeline.canvas, "pointermove", (event) => hover(timeline, event));
-    on(timeline.canvas, "pointerleave", () => timeline.tip.classList.remove("shown"));
+    on(timeline.canvas, "pointerleave", () => {
+      timeline.tip.classList.remove("shown");
+      timeline.pointer = null;
+    });
+    const field = document.querySelector("#timeline-search");
+    if (field) on(field, "keydown", (event) => event.key === "Enter" && found(event.shiftKey ? -1 : 1));
     on(timeline.canvas, "dblclick", (event) => place(timeline, event).x > timeline.label && timeline.fit());
     on(timeline.axis, "pointerdown", (event) => drag(timeline, event, timeline.axis, (x, from) => {
       const by = ((from.x - x) / timeline.plot) * (from.to - from.from);
@@ -160,8 +165,19 @@
     return [`${Math.round((100 * cells.busy) / cells.width)} % of this pixel is busy; ${cells.count} events start in it`, `mostly ${name} · ${kind}`];
   }
 
+  // Enter in the search goes to the next of what was found, Shift + Enter to the one before.
+  function found(by) {
+    const links = [...document.querySelectorAll("#timeline-found a.event")];
+    if (!links.length) return;
+    const now = links.findIndex((one) => one.classList.contains("current"));
+    const next = (now < 0 && by < 0 ? links.length - 1 : now + by + links.length) % links.length;
+    links.forEach((one, i) => one.classList.toggle("current", i === next));
+    links[next].click();
+  }
+
   function hover(timeline, event) {
     const { x, y } = place(timeline, event);
+    timeline.pointer = x;
     const lines = event.buttons ? null : told(timeline, rowAt(timeline, y), x);
     const tip = timeline.tip;
     tip.classList.toggle("shown", Boolean(lines));
@@ -191,7 +207,7 @@
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || inField(event)) return;
     if (!timeline.root.isConnected) return;
     const act = {
-      w: () => timeline.zoom(1 / 1.5), s: () => timeline.zoom(1.5), a: () => timeline.pan(-0.25), d: () => timeline.pan(0.25),
+      w: () => timeline.zoom(1 / 1.5, timeline.pointed()), s: () => timeline.zoom(1.5, timeline.pointed()), a: () => timeline.pan(-0.25), d: () => timeline.pan(0.25),
       f: () => timeline.fit(), m: () => timeline.marked(), 0: () => timeline.show(...timeline.setup.bounds),
       "/": () => (document.querySelector("#timeline-search") || timeline.scroller).focus(), Escape: () => timeline.clear(),
       "?": () => toggleKeys(),

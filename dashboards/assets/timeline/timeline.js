@@ -220,6 +220,12 @@
       this.write(true);
     }
 
+    // The time under the pointer, else the middle: what keys zoom around.
+    pointed() {
+      const over = this.pointer !== null && this.pointer !== undefined && this.pointer > this.label;
+      return over ? this.time(this.pointer) : (this.from + this.to) / 2;
+    }
+
     zoom(factor, at = (this.from + this.to) / 2) {
       this.show(at - (at - this.from) * factor, at + (this.to - at) * factor);
     }

@@ -49,7 +49,8 @@ def _links(counters: Sequence[CounterTrack], first: int, ranks: Collection[int])
     for key, own in found.items():
         leaves = [_node(f"{key}.c{number}", one.label if one.of_gpu else f"{one.place}: {one.label}", [number])
                   for number, one in own]  # fmt: skip
-        title = "Link counters" if key[0] == "r" else f"Network ports (file of rank {own[0][1].rank})"
+        of_file = f" (file of rank {own[0][1].rank})" if sum(one[0] == "n" for one in found) > 1 else ""
+        title = "Link counters" if key[0] == "r" else f"Network ports{of_file}"
         sections[key] = [_node(f"{key}.links", title, [], own[0][0], key[0] == "n", leaves)]
     return sections
 

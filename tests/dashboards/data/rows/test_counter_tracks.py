@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from helpers.nsys import Export
+from helpers.link_counters import export
 
 from gpuscope.analyzers.run.runner import Options
 from gpuscope.dashboards.data.open_runs import OpenRun, open_run
@@ -14,26 +12,6 @@ from gpuscope.dashboards.data.rows.counter_tracks import counter_detail, make_co
 from gpuscope.dashboards.data.rows.detail_levels import Window
 from gpuscope.dashboards.data.rows.track_tree import tree
 from gpuscope.dashboards.data.window_columns import window_columns
-
-US = 1000
-
-
-def export(folder: Path) -> Path:
-    """GPU 0 with NVLink at 10, 90 and 0 %, and a port that sends 4 MB in the second millisecond."""
-    made = Export()
-    made.call(0, 10, 1)
-    made.kernel(0, 3000 * US, 1)
-    made.add("TARGET_INFO_GPU_METRICS", typeId=256, sourceId=0, typeName="", metricId=0,
-             metricName="NVLink TX Responses User Data [Throughput %]")  # fmt: skip
-    for at, value in ((0, 10), (1000, 90), (2000, 0), (3000, 0)):
-        made.add("GPU_METRICS", timestamp=at * US, typeId=256, metricId=0, value=value)
-    made.add("TARGET_INFO_NIC_INFO", GUID=1, stateName="", nicId=5, name="mlx5_0", deviceId=0, vendorId=0)
-    made.add("NIC_ID_MAP", nicId=5, globalId=77)
-    made.add("TARGET_INFO_NETWORK_METRICS", metricsListId=1, metricsIdx=0, name="Bytes sent", description="", unit="B")
-    for start, value in ((0, 0), (1000, 4_000_000)):
-        made.add("NET_NIC_METRIC", start=start * US, end=(start + 1000) * US, globalId=77, portId=1, metricsListId=1,
-                 metricsIdx=0, value=value)  # fmt: skip
-    return made.write(folder)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +50,7 @@ def test_a_counter_of_a_gpu_is_with_its_rank_and_a_port_by_itself(run: OpenRun) 
         (False, "NIC mlx5_0", "Bytes sent", 4_000_000.0),
     ]
     nodes = tree(run.events.tracks, None, run.events.counters)
-    assert [node["label"] for node in nodes] == ["rank 0", "Network ports (file of rank 0)"]
+    assert [node["label"] for node in nodes] == ["rank 0", "Network ports"]
     assert nodes[0]["children"][-1]["label"] == "Link counters"
     assert nodes[0]["children"][-1]["children"][0]["rows"] == [len(run.events.tracks)]
     assert tree(run.events.tracks, {3}, run.events.counters) == []
