@@ -147,7 +147,7 @@ def opened(path: Path, write: bool = False) -> Iterator[Store]:
         stale = (version or 0) < SCHEMA_VERSION
         if write:
             path.parent.mkdir(parents=True, exist_ok=True)
-        # What a killed writer left half done is rolled back by the next one to open the store, who needs to write for it.
+        # What a killed writer left half done is rolled back by the next to open the store, who has to write for that.
         killed = path.with_name(f"{path.name}-journal").exists()
         mode = "rwc" if write else "rw" if stale or killed else "ro"
         connection = sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True, timeout=BUSY_SECONDS)
