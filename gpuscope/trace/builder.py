@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from gpuscope.recorded_environment import kept_facts
-from gpuscope.trace import host_device
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.row_order import order_rows, select_rows
 from gpuscope.trace.columns.table import Array, Table, Times
+from gpuscope.trace.cpu_run import host_device
 from gpuscope.trace.launch_links import launches, unmatched
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.naming.communication_ops import name_operations
