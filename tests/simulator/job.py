@@ -83,6 +83,7 @@ class Job:
     one_stream: bool = False
     """Collectives run on the stream that computes."""
     tensor_bytes: int = 16 * MIB
+    tensor_op: str = "all_reduce"
     micro_batches: int = 4
     stage_slow: Mapping[int, float] = field(default_factory=dict)
     activation_bytes: int = 16 * MIB
@@ -133,10 +134,13 @@ class Job:
     warmup_factor: float = 1.0
     """What operators cost the host in step 0."""
     compile_ns: int = 0
+    """In step 0, within a range of this name."""
+    compile_work: str = "_compile.compile_inner (dynamo_timed)"
     first_use_ns: int = 0
     """What loading a kernel's module costs at its first launch."""
     outlier_step: int = -1
     outlier_ns: int = 0
+    outlier_work: str = "save_checkpoint"
 
     def bytes_of(self, layer: int) -> int:
         """Parameters of a layer."""

@@ -15,7 +15,7 @@ from gpuscope.trace.naming import kinds
 MIN_STEADY = 2
 """Steady steps from which slow launches are part of them."""
 LOOP = 100
-"""Kernels of a recording without steady steps from which it is of a loop: a step of training launches as many."""
+"""Kernels of a recording from which it is of a loop: a single step of training launches as many."""
 EVERY = 100
 """Steps between two collections: rare enough to cost nothing, often enough for memory."""
 
@@ -63,10 +63,11 @@ def _host_other(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 
 
 def _repeats(case: Case) -> bool:
-    """Whether the recording is of a loop: by its steps, else by how much it launches. What a short program does once
+    """Whether the recording is of a loop: by how much it launches, else by its steps. What a short program does once
     is not worth recording again."""
-    kernels = max((entry["kernels_per_step"] * entry["steps"] for entry in case.host_calls), default=0.0)
-    return case.steady_steps >= MIN_STEADY or kernels >= LOOP
+    if not case.host_calls:
+        return case.steady_steps >= MIN_STEADY
+    return max(entry["kernels_per_step"] * entry["steps"] for entry in case.host_calls) >= LOOP
 
 
 def _movable(name: str) -> bool:

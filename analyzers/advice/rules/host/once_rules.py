@@ -70,7 +70,7 @@ def _later_steps(case: Case, finding: FindingEntry) -> Proposal:
         code="record_steady_steps",
         action="Record steps after the first ones: this recording is start-up",
         setting=nsys if case.program != "pytorch" or by_nsys else torch,
-        risk="",
+        risk="none for the run",
         verify="the report lists steady steps",
         why_not="what a change gains per step, a recording of steady steps can predict",
     )

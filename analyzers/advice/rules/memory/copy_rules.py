@@ -167,7 +167,9 @@ RULE = Rule(
     (
         Knob("pinned_copies", ("sync", "copy"), "`pin_memory=True` with `non_blocking=True`; in C++ `cudaMallocHost`"),
         Knob("copy_stream", ("copy",), "`torch.cuda.Stream` for copies from pinned memory, `jax.device_put` ahead"),
-        Knob("prefetch", ("paging",), "`cudaMemPrefetchAsync` behind the host's last access"),
+        Knob(
+            "prefetch", ("paging",), "`cudaMemPrefetchAsync` behind the host's last access", verify=f"{_FAULTS}: none"
+        ),
         Knob(
             "memory_advice",
             ("paging",),
