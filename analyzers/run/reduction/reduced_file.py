@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
@@ -50,17 +51,27 @@ def write_part(path: Path, part: Part, steps: tuple[int, int] | None) -> None:
     arrays: list[Array] = []
     tree = pack(part, arrays)
     columns, places = _joined(arrays)
+    members = {TREE: _text({"part": tree, "arrays": places}), **columns}
     head = {
-        "format": FORMAT, "gpuscope_version": __version__, "fingerprint": fingerprint(), "ranks": part.trace.ranks,
+        "format": FORMAT, "digest": digest(members), "gpuscope_version": __version__, "fingerprint": fingerprint(),
+        "ranks": part.trace.ranks,
         "steps": list(steps) if steps else None,
     }  # fmt: skip
-    members = {HEAD: _text(head), TREE: _text({"part": tree, "arrays": places}), **columns}
 
     def fill(temporary: Path) -> None:
         with temporary.open("wb") as file:
-            np.savez_compressed(file, **members)  # type: ignore[arg-type]
+            np.savez_compressed(file, **{HEAD: _text(head), **members})  # type: ignore[arg-type]
 
     write(path, fill)
+
+
+def digest(members: Mapping[str, Array]) -> str:
+    """SHA-256 of all members but the head: a part that was changed is refused, not half believed."""
+    found = sha256()
+    for name in sorted(members):
+        found.update(f"{name} {members[name].dtype} {members[name].shape}\n".encode())
+        found.update(np.ascontiguousarray(members[name]).tobytes())
+    return found.hexdigest()
 
 
 def _text(values: Any) -> Array:
@@ -116,14 +127,16 @@ def read_part(path: Path) -> tuple[dict[str, Any], Part]:
         head = _head(path, packed)
         names = [name.removesuffix(_MEMBER) for name in packed.namelist()]
         members = {name: _member(packed, name) for name in names if name != HEAD}
-        tree = _parsed(members.pop(TREE))
     try:
+        if head["digest"] != digest(members):
+            raise ValueError("it is not what was written")
+        tree = _parsed(members.pop(TREE))
         part = unpack(tree["part"], _apart(members, tree["arrays"]))
-    except (UnpackableError, KeyError, TypeError, ValueError, RecursionError) as error:
+        if not isinstance(part, Part):
+            raise UnpackableError("it holds no part")
+        part.trace.check()
+    except Exception as error:  # of whatever kind: what is in a hostile file may raise any
         raise InputError(f"{path}: is damaged: {error}", hint=_AGAIN) from None
-    if not isinstance(part, Part):
-        raise InputError(f"{path}: holds no part", hint=_AGAIN)
-    part.trace.check()
     return head, part
 
 
