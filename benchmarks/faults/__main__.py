@@ -77,7 +77,7 @@ def _run(case: Case, folder: Path, turn: int) -> Row | None:
 
 
 def _faults(rows: Sequence[Row]) -> Table:
-    table = Table("fault", "truth", "verdict", "rank named", "ms per step, truth / told", "no core", "first advice",
+    table = Table("fault", "truth", "verdict", "rank named", "ms per step, injected / reported", "no core", "first advice",
                   "right")  # fmt: skip
     for row in rows:
         table.add_row(
