@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuscope.analyzers.facts.pipeline_facts.flushes import KINDS
 from gpuscope.trace.columns.table import Table, Times
-from gpuscope.trace.host_device import training_threads
+from gpuscope.trace.cpu_run.host_device import training_threads
 from gpuscope.trace.intervals import union
 from gpuscope.trace.schema import Category
 from gpuscope.trace.trace import Trace

@@ -77,7 +77,7 @@ CALLED = (
 TAKING = ("checkpoint", "compile", "from_pretrained", "fully_shard", "init_device_mesh", "profile")
 """Functions of which a setting is one argument; of a class its name says so."""
 _CLASS = re.compile(r"[A-Z][A-Za-z]+$")
-_MODULES = re.compile(r"\btorch\.(?:distributed\.algorithms\.ddp_comm_hooks\.|nn\.(?:attention|functional|parallel)\.)")
+_MODULES = re.compile(r"\btorch\.(?:distributed\.algorithms\.ddp_comm_hooks|nn\.parallel)\.")
 """Modules that are imported by their last names."""
 
 

@@ -59,6 +59,13 @@ def test_the_first_screen_of_a_run(samples: Path) -> None:
     assert sum(widths[:4]) == pytest.approx(100, abs=0.01)
 
 
+@pytest.mark.parametrize("sample", ["ddp_healthy", "ddp_slow_loader", "pp_few_micro_batches", "tp_healthy"])
+def test_every_kind_of_run_has_a_cell(samples: Path, sample: str) -> None:
+    """With certain and uncertain gains, without changes, with a pipeline."""
+    analysis = gpuscope.analyze(samples / sample)
+    assert sentence(analysis.report) in parsed(analysis._repr_html_()).text
+
+
 def test_names_are_text_and_a_run_without_steps_is_shown() -> None:
     made = report(ranks=1)
     made["advice"] = {"why": "", "unpredicted": []}
