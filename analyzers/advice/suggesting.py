@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gpuscope.analyzers.advice.combining import Candidate, Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
@@ -33,6 +34,7 @@ COSTLY_FRAC = 0.05
 CULPRITS = ("straggler", "slow_worker", "slow_stage")
 """Findings that name who the others wait for."""
 NOT_ASKED = "advice was not asked for"
+Outcome = TypeVar("Outcome")
 
 
 @dataclass
@@ -67,7 +69,7 @@ def advise(
     plan = best_plan(found.candidates, tries)
     taken = {proposal.code for proposal, _, _ in kept}
     suggestions = [_suggestion(*_of_the_reason(one, found.kept)) for one in kept]
-    unpredicted = [_unpredicted(*one) for one in found.refused if one[0].code not in taken]
+    unpredicted = [_unpredicted(*one) for one in _once(found.refused) if one[0].code not in taken]
     advice: AdviceEntry = {
         "why": _why(report, suggestions, unpredicted),
         "unpredicted": unpredicted,
@@ -159,9 +161,9 @@ def _culprit_first(
     return kept
 
 
-def _once(kept: Iterable[tuple[Proposal, FindingEntry, Predicted]]) -> list[tuple[Proposal, FindingEntry, Predicted]]:
+def _once(kept: Iterable[tuple[Proposal, FindingEntry, Outcome]]) -> list[tuple[Proposal, FindingEntry, Outcome]]:
     """Each setting once: two findings may lead to the same one."""
-    seen: dict[tuple[str, str], tuple[Proposal, FindingEntry, Predicted]] = {}
+    seen: dict[tuple[str, str], tuple[Proposal, FindingEntry, Outcome]] = {}
     for one in kept:
         seen.setdefault((one[0].setting["name"], one[0].setting["value"]), one)
     return list(seen.values())

@@ -138,6 +138,27 @@ def test_what_cannot_be_predicted_is_said_once_with_the_reason() -> None:
     assert (untold["code"], untold["why_not"]) == ("loader_workers", "record the host")
 
 
+def test_a_setting_that_answers_two_causes_is_listed_once() -> None:
+    case = report(finding("latency"), finding("bandwidth"), frameworks=["ddp"])
+    _, advice = advise(case, lambda _: Refused("a test"))
+    buckets = [one for one in advice["unpredicted"] if one["code"] == "bucket_size"]
+    assert [one["finding"] for one in buckets] == ["latency"]
+
+
+def test_a_loader_that_has_workers_is_given_more_not_one() -> None:
+    waiting = finding("input")
+    waiting["evidence"] = [
+        {
+            "rank": 0, "start_ns": 0, "dur_ns": 1, "note": "",
+            "name": "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+        }
+    ]  # fmt: skip
+    _, advice = advise(report(waiting), lambda _: Refused("not recorded"))
+    [one] = advice["unpredicted"]
+    assert "more worker processes" in one["action"]
+    assert "1" not in one["setting"]["value"]
+
+
 def test_what_saves_memory_alone_is_kept() -> None:
     same = Predicted(BEFORE, BEFORE, BEFORE, BEFORE, "3 GiB less reserved")
     memory = Proposal("x", "a", "b", python("n", "v"), "", "", outcome=same, gains_time=False)
@@ -180,8 +201,24 @@ def test_the_costliest_late_rank_first() -> None:
 
     case = report(finding("straggler", ranks=(3, 5)), bound_by="communication")
     case["stragglers"] = [
-        {"rank": 5, "caused_wait_ns": 9, "phase": None, "recurrent": True, "reason": "device", "reason_why": ""},
-        {"rank": 3, "caused_wait_ns": 1, "phase": None, "recurrent": True, "reason": "device", "reason_why": ""},
+        {
+            "rank": 5,
+            "caused_wait_ns": 9,
+            "root_wait_ns": 9,
+            "phase": None,
+            "recurrent": True,
+            "reason": "device",
+            "reason_why": "",
+        },
+        {
+            "rank": 3,
+            "caused_wait_ns": 1,
+            "root_wait_ns": 1,
+            "phase": None,
+            "recurrent": True,
+            "reason": "device",
+            "reason_why": "",
+        },
     ]
     advise(case, predict)
     assert [getattr(change, "rank", None) for change in asked] == [5, 3]

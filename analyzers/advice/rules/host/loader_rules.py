@@ -10,10 +10,15 @@ from gpuscope.analyzers.frame.changes import LoaderWorkers
 from gpuscope.report.schema.document import FindingEntry
 
 WORKERS = (1, 2, 4, 8, 16)
+WITH_WORKERS = "_MultiProcessingDataLoaderIter"
+"""What PyTorch's loader records where worker processes load (torch.utils.data.dataloader)."""
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """The fewest workers that hide the loading."""
+    """The fewest workers that hide the loading; where there are workers already, more than now."""
+    if any(WITH_WORKERS in place["name"] for place in finding["evidence"]):
+        yield _more_workers(finding)
+        return
     for workers in WORKERS:
         setting = in_dialect(
             case,
@@ -33,6 +38,19 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             verify="record again: the cause `input` is gone; if not, the storage or the CPU cores are the limit",
             changes=(LoaderWorkers(workers),),
         )
+
+
+def _more_workers(finding: FindingEntry) -> Proposal:
+    """How many there are is not recorded, nor how long a batch takes them: the replay says so."""
+    return Proposal(
+        code="loader_workers",
+        action="Give the data loader more worker processes than it has now",
+        why=f"{cost(finding)}; the worker processes make batches more slowly than the device takes them",
+        setting=python("the workers of the data loader", "twice as many as now, as far as there are free CPU cores"),
+        risk="each worker is a process with its own memory, per rank; beyond the free CPU cores more are slower",
+        verify="record again: the cause `input` is gone; if not, the storage or the CPU cores are the limit",
+        changes=(LoaderWorkers(2),),
+    )
 
 
 RULE = Rule(
