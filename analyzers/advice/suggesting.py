@@ -115,12 +115,14 @@ def _sort_out(found: _Found, finding: FindingEntry, proposals: Sequence[Proposal
     others = sorted((one for one in known if one[0] not in close), key=lambda one: one[1])
     ordered = [*close, *(proposal for proposal, _ in others)]
     perhaps: list[tuple[Proposal, Predicted]] = []
+    unclear: list[tuple[Proposal, str]] = []
     step_of = {id(proposal): step for proposal, step in known}
     for proposal in ordered:
         if tries.hopeless(proposal, step_of[id(proposal)]):
             break  # as those behind it, which gain less
         outcome = tries.outcome(proposal)
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, Refused):  # its range says nothing
+            unclear.append((proposal, outcome.why))
             continue
         if not proposal.gains_time or is_gain(outcome):
             found.kept.append((proposal, finding, outcome))
@@ -131,6 +133,8 @@ def _sort_out(found: _Found, finding: FindingEntry, proposals: Sequence[Proposal
         perhaps += [(proposal, outcome)] if may_gain(outcome) else []
     if perhaps:  # no part of a plan, which would be as uncertain
         found.kept.append((perhaps[0][0], finding, perhaps[0][1]))
+    elif unclear:
+        found.refused.append((unclear[0][0], finding, unclear[0][1]))
     else:
         found.candidates += [Candidate(ordered[0], finding)] if ordered[0].changes else []
         found.without_gain.append((ordered[0], finding, step_of[id(ordered[0])]))

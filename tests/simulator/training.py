@@ -10,6 +10,7 @@ from simulator.machine import MAIN, Programs, execute
 from simulator.recorded import Run
 from simulator.script import (
     AUTOGRAD_THREAD,
+    COMMUNICATION_STREAM,
     HIDDEN,
     MAIN_THREAD,
     Script,
@@ -18,7 +19,7 @@ from simulator.script import (
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas"
 SMALL = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl, std::array<char*, 2ul> >"
 FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor<float> >"
-RECV_STREAM, SEND_STREAM = 20, 28
+RECV_STREAM, SEND_STREAM, SCATTER_STREAM = 20, 28, 36
 BF16 = "c10::BFloat16"
 
 
@@ -219,7 +220,8 @@ def _scatter(script: Script, layer: int) -> str:
     name = "RegisterPostBackwardFunctionBackward"
     with script.range(f"autograd::engine::evaluate_function: {name}"), script.range(name):  # noqa: SIM117
         with script.range(f"FSDP::post_backward_reduce (layers.{layer})", "user_annotation"):
-            return script.collective("reduce_scatter", script.job.layer_bytes, gradient=True)
+            stream = SCATTER_STREAM if script.job.scatter_apart else COMMUNICATION_STREAM
+            return script.collective("reduce_scatter", script.job.layer_bytes, stream=stream, gradient=True)
 
 
 def _tensor_reduce(script: Script) -> None:

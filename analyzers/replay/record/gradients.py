@@ -64,13 +64,16 @@ def with_gradients(
     ]  # fmt: skip
     ready = np.searchsorted(at, issued, "right")
     found = list(calls)
-    low = int(np.searchsorted(at, since, "right"))
-    for _, same in groupby(reducing, lambda place: place if hooked[place] else -1 - int(ready[place])):
-        own = list(same)
-        high = int(ready[own[0]])
-        for place, gradients in _held(at[low:high], elements[low:high], own, calls, issued):
-            found[place] = replace(calls[place], gradients=gradients)
-        low = high
+    # Group by group: what tensor parallelism reduces in between holds none of them.
+    for group in {calls[place].group: None for place in reducing}:
+        low = int(np.searchsorted(at, since, "right"))
+        mine = [place for place in reducing if calls[place].group == group]
+        for _, same in groupby(mine, lambda place: place if hooked[place] else -1 - int(ready[place])):
+            own = list(same)
+            high = int(ready[own[0]])
+            for place, gradients in _held(at[low:high], elements[low:high], own, calls, issued):
+                found[place] = replace(calls[place], gradients=gradients)
+            low = high
     return found
 
 

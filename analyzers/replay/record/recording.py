@@ -11,7 +11,7 @@ import numpy as np
 from gpuscope.analyzers.device_time.cores import waits
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
-from gpuscope.analyzers.replay.record.batch_overhead import fixed_shares
+from gpuscope.analyzers.replay.record.batch_overhead import fixed_shares, fixed_shares_on_device
 from gpuscope.analyzers.replay.record.device_graph import device_graph
 from gpuscope.analyzers.replay.record.recorded_steps import window
 from gpuscope.analyzers.replay.record.training_thread import thread_graph
@@ -82,8 +82,16 @@ def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks
     return Recorded(
         rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
         core_waits=_core_waits(trace, rank, numbers),
-        fixed=fixed_shares(trace, rank, operations) if view.lane.device == NA and len(operations) else {},
+        fixed=_fixed(trace, view, operations),
     )  # fmt: skip
+
+
+def _fixed(trace: Trace, view: LaneView, operations: Table) -> Mapping[str, float]:
+    if not len(operations):
+        return {}
+    if view.lane.device == NA:
+        return fixed_shares(trace, view.lane.rank, operations)
+    return fixed_shares_on_device(trace, view, operations)
 
 
 def _core_waits(trace: Trace, rank: int, numbers: Sequence[int]) -> tuple[int, ...]:

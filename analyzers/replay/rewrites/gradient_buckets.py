@@ -34,7 +34,8 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     changed = regrouped(graph, calls, lambda own: buckets(own, change.size, first), found, scale, key=change)
     known = all(graph.calls[call].gradients for call in calls)
     when = "gradients as they became ready" if known else "gradients within a bucket assumed to become ready evenly"
-    return Rewritten(changed, f"{found.basis(graph, calls)}; {when}", found.provenance(graph, calls))
+    basis = f"{found.basis(graph, calls)}; {when}"
+    return Rewritten(changed, basis, found.provenance(graph, calls), found.lacking(graph, calls))
 
 
 def accumulated(graph: Graph, change: AccumulatedGradients, setting: Setting) -> Rewritten:

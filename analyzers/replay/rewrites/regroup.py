@@ -121,11 +121,15 @@ class _Work:
             made[rank] = [self._bucket(rank, calls, bucket, bucket is buckets[-1]) for bucket in buckets]
             self._order(rank, calls, made[rank])
             self._consumers(calls, buckets, made[rank])
+        together: dict[str, list[int]] = defaultdict(list)
+        for rank, calls in own.items():
+            together[self.graph.calls[calls[0]].group].append(rank)
         for place in range(len(buckets)):
-            join = self._node(kind=Node.JOIN, rank=NONE)
-            for pairs in made.values():
-                arrival, transfer = pairs[place]
-                self.edges += [(arrival, join, 0, Edge.JOIN), (join, transfer, 0, Edge.JOIN)]
+            for ranks in together.values():
+                join = self._node(kind=Node.JOIN, rank=NONE)
+                for rank in ranks:
+                    arrival, transfer = made[rank][place]
+                    self.edges += [(arrival, join, 0, Edge.JOIN), (join, transfer, 0, Edge.JOIN)]
 
     def _issue_costs(self, calls: list[int], buckets: list[Bucket]) -> None:
         """What the training thread spends on issuing: no more on the old ones, their mean on each new one."""
