@@ -56,7 +56,7 @@ class Costs:
         if not undivided:
             return ""
         return (
-            f"which part of a transfer is fixed cost can't be told, for every {', '.join(sorted(undivided))} has one size: "
+            f"which part of a transfer is fixed cost is unknown: every {', '.join(sorted(undivided))} has one size; "
             "record some steps with another size, or analyse the trace together with a table of nccl-tests or of "
             "`gpuscope bench collectives`"
         )

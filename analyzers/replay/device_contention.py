@@ -2,8 +2,8 @@
 collectives beside others on their link.
 
 By how much, the recording tells: the same kernel ran alone and beside a collective, a collective of one size alone and
-beside kernels or others. What took d ns with a share x of them disturbed, and goes `slow` times slower there, would have
-taken d · (1 - x + x / slow) alone: 1/d falls linearly with x.
+beside kernels or others. What took d ns with a share x of them disturbed, and goes `slow` times slower there, would
+have taken d · (1 - x + x / slow) alone: 1/d falls linearly with x.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Disturbance:
                 found.append("two collectives at once on one link are taken to get half of it each (none to all lost)")
             else:
                 found.append(
-                    f"collectives {self.links[1] - 1:.0%} slower beside another on their link, as alone and together in "
-                    "the recording"
+                    f"collectives {self.links[1] - 1:.0%} slower beside another on their link, as alone and together "
+                    "in the recording"
                 )
         return found
 
@@ -107,8 +107,8 @@ def _disturbance(graph: Graph, beside: Sequence[_Beside]) -> Disturbance:
 
 
 def _slower(keys: Sequence[Hashable], dur: Times, shares: Sequence[Array]) -> list[Factors | None]:
-    """By kind of disturbance (`shares`: of each run the share so disturbed) the mean slowdown over groups of one key, by
-    their time, give or take its scatter; None where no group shows it."""
+    """By kind of disturbance (`shares`: of each run the share so disturbed) the mean slowdown over groups of one key,
+    by their time, give or take its scatter; None where no group shows it."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
         if dur[place] > 0:
@@ -192,7 +192,7 @@ class Disturbed:
         self._least = MOVED * float(np.mean([np.ptp(done.start[marks]) for marks in graph.marks.values()]))
 
     def replay(self, graph: Graph, bias: int = 0) -> tuple[Graph, Replayed, list[str]]:
-        """A graph made from the one given, and what that rests on where what overlaps has moved; nothing else where not.
+        """A graph made from the one given, and what that rests on where what overlaps has moved; nothing where not.
         New collectives are taken to be as disturbed as the old ones were."""
         done = replay(graph)
         dur, effects = graph.nodes["dur"], _Effects(graph, self._reach)

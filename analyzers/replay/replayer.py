@@ -46,8 +46,8 @@ waits are recorded, and where they are inferred. Chosen, and checked on simulate
 
 
 WIDE_FRAC = 0.2
-"""A range of at least this share of the step says nothing that could be acted on, where costs are not known for want of a
-second message size and no more than half of it is certain."""
+"""A range of at least this share of the step says nothing that could be acted on, where costs are not known for want
+of a second message size and less than half as much is certain."""
 
 
 _DEADLOCK = "in that order stages would deadlock"

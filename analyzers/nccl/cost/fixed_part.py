@@ -1,8 +1,9 @@
 """How much of a transfer is fixed cost where all messages have one size, so that no line can be fitted.
 
-The recording gives T = α + S/B alone. Which α and B are likely follows from the links there can be: NCCL's own latencies,
-and what the links carry. With ln α and ln B as likely anywhere within a link's figures, what T leaves is uniform in the
-logit of α/T, over the part of it that the link allows. The links' shares are as likely as T is over each of them.
+The recording gives T = α + S/B alone. Which α and B are likely follows from the links there can be: NCCL's own
+latencies, and what the links carry. With ln α and ln B as likely anywhere within a link's figures, what T leaves is
+uniform in the logit of α/T, over the part of it that the link allows. The links' shares are as likely as T is over each
+of them.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class _Link:
 
 
 def fixed_part(transfer: float, bus_bytes: float, op: str, ranks: int, gpu: str, inside: bool | None) -> FixedPart:
-    """Of a transfer of so many ns and bytes on the bus; `inside` tells whether its ranks are in one host, as far as that
-    is known."""
+    """Of a transfer of so many ns and bytes on the bus; `inside` tells whether its ranks are in one host, as far as
+    that is known."""
     found = [
         part for link in _links(op, ranks, gpu, inside)
         if link.weight and (part := _allowed(link, transfer, bus_bytes)) is not None

@@ -93,7 +93,7 @@ def timings(facts: RunFacts) -> Timings:
 
 
 def tool_fits(facts: RunFacts) -> dict[tuple[str, int], CostModel]:
-    """By operation and number of ranks, the cost fitted to what tools among the inputs measured, where it is one line."""
+    """By operation and number of ranks, the cost fitted to what tools among the inputs measured, where a line fits."""
     sizes: dict[tuple[str, int], list[float]] = defaultdict(list)
     taken: dict[tuple[str, int], list[int]] = defaultdict(list)
     series, _ = _of_tools(facts.trace, facts.placement, Choices(facts.trace.rows("choices")))

@@ -1,8 +1,8 @@
 """What of a computation does not shrink with its batch.
 
 On a rank whose training thread is the device: Python between operators, and of each operator its dispatch. Half of a
-model's operators are views, reshapes and small ones that do hardly anything else, so the median of what an operator takes
-itself is taken for it. On a GPU: the pauses between its kernels, and what each takes to begin and end.
+model's operators are views, reshapes and small ones that do hardly anything else, so the median of what an operator
+takes itself is taken for it. On a GPU: the pauses between its kernels, and what each takes to begin and end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A pipeline in another schedule, with other micro-batches or an even split: its computations laid out anew.
 
 Kept as measured: how long each computation takes, one mean delay of messages each way, per stage one mean pause
-between computations of each two kinds; smaller messages take less, as far as their cost is the bytes'. The order on each stage is the schedule's. All but the pipeline's part of a
-step stays.
+between computations of each two kinds; smaller messages take less, as far as their cost is the bytes'. The order on
+each stage is the schedule's. All but the pipeline's part of a step stays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIXED_SHARE = 0.125
 """Share of a micro-batch's time that does not shrink with it (launches, small kernels), where none is recorded. An
 assumption; at best none is, at worst twice as much. The same holds for a recorded share, for it is an estimate too."""
 UNFILLED_SHARE = 0.25
-"""The same share at worst on a GPU, whose smaller kernels may no longer fill it: a trace of one size does not show when."""
+"""The same share at worst on a GPU, which smaller kernels may not fill: a trace of one size does not show when."""
 CHUNKS = 2
 """Model chunks per stage that an interleaved schedule is given where the job has one."""
 
@@ -76,8 +76,8 @@ class Delays:
         return fmean(others) if others else 0.0
 
     def scaled(self, scale: float, shorter: float = 0.0) -> Delays:
-        """With pauses that hold the loss as much shorter as micro-batches are, and messages `shorter` by so many ns, also
-        where one was waited for in a pause, as nothing came later; others hold what each micro-batch costs."""
+        """With pauses that hold the loss as much shorter as micro-batches are, and messages `shorter` by so many ns,
+        also where one was waited for in a pause, as nothing came later; others hold what each micro-batch costs."""
         last = len(self.pause) - 1
         pauses: list[Mapping[str, float]] = []
         for stage, own in enumerate(self.pause):
