@@ -38,6 +38,8 @@ class Scale(NamedTuple):
     beside: float
     """Of all but the last of a step."""
     last: float
+    late: float = 0.0
+    """ns that the last takes besides."""
 
 
 LAUNCH, STREAM, WAITED = int(Edge.LAUNCH), int(Edge.STREAM), (int(Edge.SYNC), int(Edge.EVENT))
@@ -66,7 +68,8 @@ def regrouped(
     dur = changed.nodes["dur"].copy()
     for one in made:
         bus = bus_bytes(graph, one.old, one.bytes) or 0.0
-        dur[one.node] = round((scale.last if one.last else scale.beside) * found.model(graph, one.old).expected(bus))
+        expected = found.model(graph, one.old).expected(bus)
+        dur[one.node] = round(scale.last * expected + scale.late if one.last else scale.beside * expected)
     return changed.with_nodes(dur=dur)
 
 
