@@ -3,13 +3,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_VENV ?= .venv-demo
+RELEASE_VENV ?= .venv-release
 PIP = --quiet --disable-pip-version-check
 # Leave a core to the processes that tests start themselves.
 WORKERS ?= auto
 PYTEST_ARGS ?=
 STRUCTURE = tests/test_layers.py tests/test_test_folders.py tests/docs/test_history.py
 
-.PHONY: demo test check format docs gpu-check clean
+.PHONY: demo test check format docs release gpu-check clean
 
 demo: $(DEMO_VENV)/installed  ## Analyse a bundled trace of two ranks; installs neither torch nor dash.
 	$(DEMO_VENV)/bin/gpuscope analyze sample_traces/ddp_slow_loader
@@ -45,10 +46,18 @@ docs: $(VENV)/installed  ## Bring the documentation's generated parts up to date
 	$(VENV)/bin/python docs/generate.py
 	$(VENV)/bin/python docs/build_site.py
 
+release: $(RELEASE_VENV)/installed  ## Wheel and sdist in dist/, checked, and used in empty environments: docs/releasing.md.
+	$(RELEASE_VENV)/bin/python -m release
+
+$(RELEASE_VENV)/installed: constraints.txt
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install $(PIP) -c constraints.txt hatchling setuptools
+	touch $@
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install $(PIP) -c constraints.txt -e ".[check]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(RELEASE_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,5 @@
-"""Compiles the native core when gpuscope is built, where there is a C compiler; without one it is built without.
+"""Compiles the native core when gpuscope is built, where there is a C compiler; without one it is built without. The
+README of a package gets the address of the repository in front of its links (`[tool.hatch.metadata.hooks.custom]`).
 
 `python hatch_build.py` compiles it in place, in a clone. `GPUSCOPE_NATIVE=0` leaves it out, `GPUSCOPE_NATIVE=1` makes a
 failure an error (as the wheels of a release are built).
@@ -7,6 +8,7 @@ failure an error (as the wheels of a release are built).
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -14,12 +16,36 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 from packaging.tags import sys_tags
 
 ROOT = Path(__file__).parent
 NATIVE = Path("gpuscope") / "native"
 _UNIX = ["-std=c11", "-O3", "-g0"]
 """Without debugging information there is no path of the building machine in it: equal sources, equal bytes."""
+
+
+_LINK = re.compile(r"(?P<image>!?)\[(?P<words>[^\]]*)\]\((?P<to>[^)#:\s][^):\s]*)\)")
+"""A Markdown link or image whose target lies in the repository."""
+
+
+class ReadmeHook(MetadataHookInterface):
+    """The long description of a package: the README, whose links lead to the repository once it has an address."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": absolute(text, self.config.get("address", ""))}
+
+
+def absolute(text: str, address: str) -> str:
+    """`text` with its relative links below `address`, in which `{kind}` is `blob` for pages and `raw` for images; as it
+    is where there is no address."""
+
+    def link(match: re.Match[str]) -> str:
+        base = address.replace("{kind}", "raw" if match["image"] else "blob")
+        return f"{match['image']}[{match['words']}]({base}{match['to']})"
+
+    return _LINK.sub(link, text) if address else text
 
 
 class NativeBuildHook(BuildHookInterface[Any]):

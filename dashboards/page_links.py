@@ -6,7 +6,9 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
+from gpuscope.dashboards.data import event_details
 from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.range_statistics import longest_compute
 from gpuscope.dashboards.page import Shown
 from gpuscope.dashboards.state import View
 from gpuscope.report.schema.document import Evidence
@@ -34,6 +36,25 @@ def timeline_view(evidence: Evidence, events: Events, view: View, finding: int |
     return view.link(
         "/timeline", window=window, event=events.locate(evidence), ranks=ranks, extra={**view.extra, **mark, **pinned}
     )
+
+
+def meanwhile_link(evidence: Evidence, rank: int, shown: Shown, finding: int) -> Component | None:
+    """The longest computation of another rank while this one waits, as a link; None where it computes nothing."""
+    events = shown.run.events
+    if events is None:
+        return None
+    start = events.clock.shown(evidence["rank"], evidence["start_ns"])
+    span = (start, start + evidence["dur_ns"])
+    ref = longest_compute(events, rank, span)
+    one = event_details.event(events, ref) if ref else None
+    if one is None:
+        return None
+    view = shown.view
+    both = view.ranks | {rank, evidence["rank"]} if view.ranks is not None else None
+    extra = {**view.extra, "mark": f"{span[0]}:{span[1]}", FINDING: str(finding)}
+    href = view.link("/timeline", window=around(*span), event=ref, ranks=both, extra=extra)
+    text = f"rank {rank} runs {units.crop(units.clean(one.name), NAME)} for {units.duration(one.duration)}"
+    return dmc.Anchor(text, href=href, size="sm", className="evidence meanwhile")
 
 
 def evidence_link(evidence: Evidence, shown: Shown, finding: int | None = None) -> Component:

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from gpuscope.dashboards import ids
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
 
@@ -75,16 +76,25 @@ def card(title: str, *children: Any, note: str = "", corner: Any = None) -> Comp
     return dmc.Paper([*body, *children], withBorder=True, p="md", radius="md", mb="md")
 
 
-def figure(fig: go.Figure | dict[str, Any], name: str, height: int = 320, **more: Any) -> dcc.Graph:
-    """A plotly figure; its camera button saves `name`.png. `more` goes to `dcc.Graph`, its `config` on top of ours."""
+def figure(fig: go.Figure | dict[str, Any], name: str, height: int = 320, **more: Any) -> Component:
+    """A plotly figure; its camera button saves `name`.png. `more` goes to `dcc.Graph`, its `config` on top of ours.
+
+    One whose points are clicked (`lead`, `told`, the ranks' cells) takes the keyboard too: assets/figure_keys.js.
+    """
     config = {
         "displaylogo": False,
+        "displayModeBar": "hover",  # it would cover a legend of several lines
         "showSendToCloud": False,  # plotly's own button would upload the figure
         "responsive": True,
         "toImageButtonOptions": {"format": "png", "filename": name, "scale": 2},
         "modeBarButtonsToRemove": ["select2d", "lasso2d"],
     } | more.pop("config", {})
-    return dcc.Graph(figure=fig, config=config, style={"height": height}, **more)
+    graph = dcc.Graph(figure=fig, config=config, style={"height": height}, **more)
+    if not (isinstance(more.get("id"), dict) or more.get("id") == ids.RANKS_HEATMAP):
+        return graph
+    said = html.Div(className="chosen hidden", **attributes(aria_live="polite"))
+    label = f"Figure {name}: arrow keys choose a point, Enter opens it"
+    return html.Div([graph, said], tabIndex="0", className="chooses", role="group", **attributes(aria_label=label))
 
 
 def column(name: str, title: str, **more: Any) -> dict[str, Any]:
@@ -109,7 +119,7 @@ def grid(
 ) -> Component:
     """A sortable, filterable table. Cells are text: nothing in them is read as HTML. `name`.csv is its export.
 
-    `more` goes to `AgGrid`, its `dashGridOptions` on top of ours.
+    `more` goes to `AgGrid`, its `dashGridOptions` and `defaultColDef` on top of ours.
     """
     options = {
         "domLayout": "autoHeight" if len(rows) <= 12 else "normal",
@@ -121,7 +131,13 @@ def grid(
     table = ag.AgGrid(
         rowData=[dict(row) for row in rows],
         columnDefs=[dict(column) for column in columns],
-        defaultColDef={"sortable": True, "filter": True, "resizable": True},
+        defaultColDef={
+            "sortable": True,
+            "filter": True,
+            "resizable": True,
+            "suppressHeaderFilterButton": len(rows) <= 12,  # nobody filters a dozen rows, and names need the room
+        }
+        | more.pop("defaultColDef", {}),
         columnSize=more.pop("columnSize", "responsiveSizeToFit"),
         csvExportParams={"fileName": f"{name}.csv"},
         dashGridOptions=options,
@@ -131,9 +147,9 @@ def grid(
     return html.Div(table, **attributes(data_ag_theme_mode="dark" if dark else "light"))
 
 
-def csv_link(run_key: str, section: str) -> Component:
-    """A link that downloads a section of the report as CSV, exact numbers in ns and bytes."""
-    return dmc.Anchor("CSV", href=f"/download/{run_key}/{section}.csv", size="sm", refresh=True)
+def csv_link(run_key: str, section: str, query: str = "") -> Component:
+    """A link that downloads a section of the report, or what `query` leaves of it, as CSV, exact in ns and bytes."""
+    return dmc.Anchor("CSV", href=f"/download/{run_key}/{section}.csv{query}", size="sm", refresh=True)
 
 
 def severity(word: str, colour: str) -> Component:

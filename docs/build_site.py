@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -28,6 +29,8 @@ CONFIG = DOCS / "zensical.toml"
 ELSEWHERE = {
     ROOT / "README.md": "index.md",
     ROOT / "CHANGELOG.md": "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md": "CONTRIBUTING.md",
+    ROOT / "SECURITY.md": "SECURITY.md",
     ROOT / "LICENSE": "LICENSE.txt",
     ROOT / "sample_traces" / "MANIFEST.md": "sample_traces.md",
     ROOT / "benchmarks" / "README.md": "benchmarks.md",
@@ -51,7 +54,7 @@ def place_of(path: Path) -> str | None:
     """Where a file of the repository stands on the site, or None where it does not."""
     if path in ELSEWHERE:
         return ELSEWHERE[path]
-    if path.is_relative_to(DOCS) and path.suffix in (".md", ".png", ".svg"):
+    if path.is_relative_to(DOCS) and path.suffix in (".json", ".md", ".png", ".svg"):
         return path.relative_to(DOCS).as_posix()
     return None
 
@@ -144,23 +147,33 @@ def said_by_rules() -> dict[str, Said]:
                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Knob" and node.args
                and isinstance(node.args[0], ast.Constant)}  # fmt: skip
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Proposal":
+            if not isinstance(node, ast.Call):
+                continue
+            given = {word.arg: word.value for word in node.keywords}
+            if getattr(node.func, "id", "") == "Proposal" or {"code", "risk"} <= set(given):
                 names[id(node)] = texts
-                given = {word.arg: word.value for word in node.keywords}
                 code = _text(given["code"], texts) if "code" in given else ""
                 # A proposal made from a table holds for every knob of its file that has none of its own.
                 for one in [code] if code in own else own:
                     found[one if code in own else f"{one}?"].append(node)
     result: dict[str, Said] = {}
     for code in knobs():
-        calls = found.get(code) or found.get(f"{code}?", [])
         said = [
-            tuple(dict.fromkeys(text for call in calls for word in call.keywords
-                                if word.arg == key and (text := _text(word.value, names[id(call)]))))
+            _given(found.get(code, []), key, names) or _given(found.get(f"{code}?", []), key, names)
             for key in ("risk", "verify")
-        ]  # fmt: skip
-        result[code] = Said(*said)
+        ]
+        knob = [(own.risk, own.verify) for own in knobs()[code]]
+        result[code] = Said(*(
+            tuple(dict.fromkeys([*texts, *(pair[place] for pair in knob if pair[place])]))
+            for place, texts in enumerate(said)
+        ))  # fmt: skip
     return result
+
+
+def _given(calls: Iterable[ast.Call], key: str, names: dict[int, dict[str, str]]) -> tuple[str, ...]:
+    """What some calls are given by that keyword."""
+    return tuple(dict.fromkeys(text for call in calls for word in call.keywords
+                               if word.arg == key and (text := _text(word.value, names[id(call)]))))  # fmt: skip
 
 
 def _text(node: ast.expr, names: dict[str, str]) -> str:
@@ -168,10 +181,17 @@ def _text(node: ast.expr, names: dict[str, str]) -> str:
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
-        parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+        parts = [
+            str(part.value) if isinstance(part, ast.Constant) else
+            (isinstance(part, ast.FormattedValue) and _text(part.value, names)) or "…"
+            for part in node.values
+        ]  # fmt: skip
         return "".join(parts) if sum(map(str.isalpha, "".join(parts))) >= WORDS else ""
     if isinstance(node, ast.IfExp):
         return _text(node.body, names)
+    if isinstance(node, ast.BinOp):  # texts put together
+        parts = [text for side in (node.left, node.right) if (text := _text(side, names))]
+        return "".join(parts)
     return names.get(node.id, "") if isinstance(node, ast.Name) else ""
 
 

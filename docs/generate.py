@@ -7,6 +7,7 @@ A block in a Markdown file is regenerated from the command in its opening line:
     <!-- options: gpuscope analyze -->      usage and a table of its arguments and options
     <!-- run: gpuscope info sample_traces/ddp_healthy | head -n 5 -->      the command and what it prints
     <!-- public: kineto/tracelens_qwen/h100.json.gz -->      the report on a public trace, where its copy is at hand
+    <!-- recorded: gpuscope analyze slow -->      what a command of slow-training.md printed, with --record alone
     <!-- table: causes -->      a table that the program holds: see `TABLES`
     <!-- end -->
 """
@@ -14,6 +15,7 @@ A block in a Markdown file is regenerated from the command in its opening line:
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -22,11 +24,14 @@ import sys
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import wrap
 
 import click
 from rich.console import Console
 from rich.text import Text
+from walkthrough import PAGE as WALKTHROUGH
+from walkthrough import walk
 
 import gpuscope
 from gpuscope.analyzers.advice.rule import Knob, rules
@@ -36,6 +41,7 @@ from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.output import write_text
+from gpuscope.report.published.json_schema import DOCUMENTS, json_schema
 from gpuscope.report.schema import profile_sections
 from gpuscope.report.terminal.first_screen import render
 from gpuscope.report.terminal.screen import Writer
@@ -52,7 +58,7 @@ WIDTH = 80
 DOCUMENT_WIDTH = 118
 """Columns of a line of prose in a document."""
 
-_BLOCK = re.compile(r"<!-- (?P<kind>options|run|public|table): (?P<what>.+?) -->\n.*?<!-- end -->", re.DOTALL)
+_BLOCK = re.compile(r"<!-- (?P<kind>options|run|public|recorded|table): (?P<what>.+?) -->\n.*?<!-- end -->", re.DOTALL)
 _HEAD = re.compile(r"^(?P<command>.+?) \| head -n (?P<lines>\d+)$")
 
 
@@ -113,10 +119,16 @@ def _printed(line: str, folder: Path) -> str:
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{line}: exit code {done.returncode}\n{done.stderr}")
-    printed = [line.rstrip() for line in done.stdout.rstrip("\n").splitlines()]
-    if match and len(printed) > int(match["lines"]):
-        printed = [*printed[: int(match["lines"])], "[...]"]
-    return "\n".join(["```console", f"$ {match['command'] if match else line}", *printed, "```"])
+    return _console(line, done.stdout)
+
+
+def _console(line: str, printed: str) -> str:
+    """A command and what it printed, down to the lines that `| head -n` asks for."""
+    match = _HEAD.match(line)
+    lines = [line.rstrip() for line in printed.rstrip("\n").splitlines()]
+    if match and len(lines) > int(match["lines"]):
+        lines = [*lines[: int(match["lines"])], "[...]"]
+    return "\n".join(["```console", f"$ {match['command'] if match else line}", *lines, "```"])
 
 
 def _causes() -> str:
@@ -222,10 +234,26 @@ def filled(text: str, anew: bool = False) -> str:
     """A document with its blocks brought up to date; reports on public traces only where `anew` and these are there."""
 
     def block(match: re.Match[str]) -> str:
-        if match["kind"] == "public" and not (anew and PUBLIC.is_dir()):
+        if match["kind"] == "recorded" or (match["kind"] == "public" and not (anew and PUBLIC.is_dir())):
             return match[0]
         made = MAKERS[match["kind"]](match["what"])
         return f"<!-- {match['kind']}: {match['what']} -->\n{made}\n<!-- end -->"
+
+    return _BLOCK.sub(block, text)
+
+
+def recorded(text: str) -> str:
+    """The page of the walkthrough with what its commands print on this machine, and the setting that they lead to."""
+    with TemporaryDirectory() as folder:
+        walked = walk(text, Path(folder))
+    text = re.sub(r"(?<= -- python train.py )[1-9]\d*$", str(walked.advised), text, flags=re.MULTILINE)
+
+    def block(match: re.Match[str]) -> str:
+        if match["kind"] != "recorded":
+            return match[0]
+        head = _HEAD.match(match["what"])
+        printed = walked.printed[head["command"] if head else match["what"]]
+        return f"<!-- recorded: {match['what']} -->\n{_console(match['what'], printed)}\n<!-- end -->"
 
     return _BLOCK.sub(block, text)
 
@@ -248,17 +276,28 @@ def picture() -> str:
     return console.export_svg(title="gpuscope analyze", unique_id="gpuscope")
 
 
+def schemas() -> dict[Path, str]:
+    """The published JSON Schemas, by the file that each is kept in."""
+    folder = ROOT / "docs" / "schemas"
+    return {folder / f"{name}.schema.json": json.dumps(json_schema(name), indent=2) + "\n" for name in DOCUMENTS}
+
+
 def main() -> int:
-    """Write what is out of date, or with --check only name it."""
+    """Write what is out of date, or with --check only name it; with --record also what only a recording shows."""
     if "--check" in sys.argv[1:]:
         stale = [path for path in documents() if filled(text := path.read_text(encoding="utf-8")) != text]
+        stale += [path for path, text in schemas().items() if not path.exists() or path.read_text("utf-8") != text]
         for path in stale:
             print(f"out of date, run `make docs`: {path.relative_to(ROOT)}")
         return int(bool(stale))
+    if "--record" in sys.argv[1:]:
+        write_text(WALKTHROUGH, recorded(WALKTHROUGH.read_text(encoding="utf-8")))
     for path in documents():
         if (text := path.read_text(encoding="utf-8")) != (now := filled(text, anew=True)):
             write_text(path, now)
     write_text(PICTURE, picture())
+    for path, text in schemas().items():
+        write_text(path, text)
     return 0
 
 

@@ -8,6 +8,7 @@
 >>> gpuscope.diff("before/", "after/")
 >>> gpuscope.check("run/", baseline="baseline.json", fail_on=0.05)
 >>> gpuscope.advise("llama-3-8b", "8xH100")
+>>> gpuscope.figures.breakdown(analysis)    # a plotly figure, in a notebook
 >>> with gpuscope.session("runs/first") as session: ...      # in a training script
 
 docs/python.md has them all. Times are int nanoseconds, sizes bytes, shares fractions.
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from gpuscope.analyzers.planning.advising import ParallelismPlan, advise
     from gpuscope.analyzers.run.analysis import Analysis
     from gpuscope.analyzers.run.runner import analyze
+    from gpuscope.analyzers.watching.following import follow
+    from gpuscope.dashboards.figures import of_results as figures
     from gpuscope.errors import AnalysisError, GpuscopeError, InputError, MissingExtraError, UsageError
     from gpuscope.instrumented_runtime.record.ranges import span
     from gpuscope.instrumented_runtime.record.session import Session
@@ -54,6 +57,8 @@ _HOME = {
     "changes": "gpuscope.analyzers.frame.changes",
     "check": "gpuscope.analyzers.comparison.checks:check",
     "diff": "gpuscope.analyzers.comparison.comparison:diff",
+    "figures": "gpuscope.dashboards.figures.of_results",
+    "follow": "gpuscope.analyzers.watching.following:follow",
     "open_trace": "gpuscope.sources.opening:open_trace",
     "session": "gpuscope.instrumented_runtime.record.session:gpuscope_session",
     "span": "gpuscope.instrumented_runtime.record.ranges:span",
@@ -81,6 +86,8 @@ __all__ = [
     "changes",
     "check",
     "diff",
+    "figures",
+    "follow",
     "open_trace",
     "session",
     "span",

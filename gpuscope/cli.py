@@ -20,7 +20,11 @@ can't be read or is cut off (--partial takes what is there); 4 an analysis, or g
 GPUSCOPE_DEBUG=1 shows the traceback)."""
 
 
-OWN = {"completion": "gpuscope.commands.completion", "open": "gpuscope.commands.open_report"}
+OWN = {
+    "completion": "gpuscope.commands.completion",
+    "open": "gpuscope.commands.open_report",
+    "schema": "gpuscope.commands.print_schema",
+}
 """Commands that belong to the command line itself; all others plug in by entry point."""
 
 

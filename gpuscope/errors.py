@@ -42,6 +42,14 @@ EXTRA_OF = {
     "dask": "cluster",
     "distributed": "cluster",
     "fsspec": "cluster",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
+    "pydantic": "mcp",
+    "tensorboard": "callbacks",
+    "wandb": "callbacks",
+    "mlflow": "callbacks",
+    "prometheus_client": "callbacks",
+    "opentelemetry": "callbacks",
 }
 """Which extra brings a library that not every use needs."""
 

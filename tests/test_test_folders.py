@@ -11,6 +11,7 @@ TESTS = ROOT / "tests"
 HOMES = {
     "analyzers": "analyzers",
     "cache": "gpuscope/cache",
+    "callbacks": "gpuscope/callbacks",
     "dashboards": "dashboards",
     "report": "gpuscope/report",
     "runtime": "instrumented_runtime",

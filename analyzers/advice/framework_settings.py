@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Literal
 
-from gpuscope.analyzers.advice.rule import Case
+from gpuscope.analyzers.advice.rule import Case, Proposal
+from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.report.schema.document import FindingEntry, Setting
 from gpuscope.report.view import units
 
@@ -46,6 +48,23 @@ def spelled(case: Case, text: str) -> str:
 def megabytes(size: int) -> str:
     """Bytes as a whole number of MiB, the unit of DDP's buckets."""
     return str(size >> 20)
+
+
+UNDIVIDED = "exposed_communication"
+"""The finding of exposed communication whose waiting can't be told from its transfer, as with one rank of many."""
+
+
+def seen_alone(case: Case, finding: FindingEntry, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
+    """Of proposals on when collectives are issued those that the ranks at hand settle: for `UNDIVIDED` those that the
+    replay can make on their own timeline, with the other ranks assumed and said."""
+    if finding["code"] != UNDIVIDED:
+        yield from proposals
+        return
+    if case.report["verdict"]["abstained"] or finding["severity"] == "low":
+        return
+    for proposal in proposals:
+        if not isinstance(case.predict(proposal.changes), Refused):
+            yield replace(proposal, why=f"{proposal.why}; the ranks that are not recorded are assumed to do the same")
 
 
 def cost(finding: FindingEntry) -> str:

@@ -102,6 +102,9 @@ class Knob:
     """Codes of the findings that it answers."""
     setting: str
     """Markdown: the settings, by the frameworks' names for them."""
+    risk: str = ""
+    verify: str = ""
+    """What its page says of risk and proof, where a suggestion's own words for these depend on the run alone."""
 
 
 @dataclass(frozen=True)

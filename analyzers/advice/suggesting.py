@@ -64,7 +64,7 @@ def advise(
     kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
     plan = best_plan(found.candidates, tries)
     taken = {proposal.code for proposal, _, _ in kept}
-    suggestions = [_suggestion(*one) for one in kept]
+    suggestions = [_suggestion(*_of_the_reason(one, found.kept)) for one in kept]
     unpredicted = [_unpredicted(*one) for one in found.refused if one[0].code not in taken]
     advice: AdviceEntry = {
         "why": _why(report, suggestions, unpredicted),
@@ -153,6 +153,15 @@ def _once(kept: Iterable[tuple[Proposal, FindingEntry, Predicted]]) -> list[tupl
     for one in kept:
         seen.setdefault((one[0].setting["name"], one[0].setting["value"]), one)
     return list(seen.values())
+
+
+def _of_the_reason(
+    one: tuple[Proposal, FindingEntry, Predicted], kept: Sequence[tuple[Proposal, FindingEntry, Predicted]]
+) -> tuple[Proposal, FindingEntry, Predicted]:
+    """The same change as it was proposed for what makes the trouble (too few micro-batches, a slow stage), where it was
+    proposed for the trouble (the bubble) and for that."""
+    same = (other for other in kept if other[0].setting == one[0].setting and other[0].changes == one[0].changes)
+    return one if one[1]["code"] not in BY_CODE else next((o for o in same if o[1]["code"] not in BY_CODE), one)
 
 
 def _undominated(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from gpuscope.analyzers.watching.following import Follower
     from gpuscope.analyzers.watching.measures import Seen
 
 
@@ -15,29 +16,46 @@ if TYPE_CHECKING:
 @click.argument("folder", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--every", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
               help="How often to look.")  # fmt: skip
+@click.option("--to", "targets", multiple=True, metavar="TARGET",
+              help="Also send measures and verdicts there; may be repeated.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Say how it stands, and end; exit with 1 if there is an alert.")
-def command(folder: Path, every: float, once: bool) -> int:
+def command(folder: Path, every: float, targets: tuple[str, ...], once: bool) -> int:
     """Print the steps of a running job, who is late in them, and alerts, until it ends.
 
     RUN is the folder that `gpuscope train` or `gpuscope record` writes. Steps come from its measures, the verdict
-    from the windows that are finished.
+    from the windows that are finished. TARGET is tensorboard=DIR, wandb[=PROJECT], mlflow[=EXPERIMENT],
+    prometheus=[HOST]:PORT, prometheus=FILE.prom or opentelemetry.
 
     \b
     gpuscope watch runs/today
+    gpuscope watch runs/today --to tensorboard=logs --to prometheus=:9400
     gpuscope watch runs/today --once || notify
     """
+    from gpuscope.analyzers.watching.following import Follower, failure
+    from gpuscope.callbacks.named_callbacks import callback_named
+
+    follower = Follower(
+        folder,
+        [callback_named(target) for target in targets],
+        lambda callback, error: click.echo(f"nothing more is sent: {failure(callback, error)}", err=True),
+    )
+    try:
+        return _follow(follower, every, once)
+    finally:
+        follower.close()
+
+
+def _follow(follower: Follower, every: float, once: bool) -> int:
     import time
 
-    from gpuscope.analyzers.watching.alerts import alerts
-    from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
-    from gpuscope.analyzers.watching.measures import RunWatcher
+    from gpuscope.analyzers.watching.alerts import alerts, not_told
 
-    watcher, verdict = RunWatcher(folder), WindowsVerdict(folder)
-    shown, raised, said = -1, set[str](), ""
+    shown, raised, said, untold = -1, set[str](), "", False
     while True:
-        seen = watcher.look()
+        seen = follower.look()
         shown = _steps(seen, shown, once)
-        now = alerts(seen, time.time_ns())
+        sentence, recorded = follower.verdict.look(seen.windows)
+        now = alerts(seen, time.time_ns(), recorded)
         for alert in now:
             key = f"{alert.code} {alert.ranks}"
             if key not in raised:
@@ -45,9 +63,12 @@ def command(folder: Path, every: float, once: bool) -> int:
         for gone in raised - {f"{alert.code} {alert.ranks}" for alert in now}:
             click.echo(f"over   {gone.split(' ')[0].replace('_', ' ')}")
         raised = {f"{alert.code} {alert.ranks}" for alert in now}
-        if (sentence := verdict.sentence(seen.windows)) and sentence != said:
+        if sentence and sentence != said:
             said = sentence
             click.echo(f"finished windows ({len(seen.windows)} files): {sentence}")
+        if not untold and (words := not_told(seen)):
+            untold = True
+            click.echo(f"note   {words}")
         if once or seen.status not in ("running", ""):
             _end(seen)
             return int(once and bool(now))

@@ -40,7 +40,7 @@ class SteadyState:
         if not self.steps:
             return "no steps were found, so the whole window is judged"
         steady = list(self.roles.values()).count(Role.STEADY)
-        return f"only {units.plural(steady, 'steady step')}, so the whole window but its set-up is judged"
+        return f"only {units.plural(steady, 'steady step')}, so the whole window except set-up is judged"
 
     def role(self, step: int) -> Role:
         """The role of a step number; of NA, what ran before the first one."""

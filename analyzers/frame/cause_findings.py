@@ -9,6 +9,7 @@ from typing import Literal
 from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey
 from gpuscope.report.schema.document import Evidence, FindingEntry, StragglerEntry
 from gpuscope.report.view.causes import CAUSES, Cause, FindingFacts
+from gpuscope.trace.schema import NA
 
 MIN_SHARE = 0.01
 Severity = Literal["high", "medium", "low"]
@@ -51,6 +52,7 @@ def _finding(cause: Cause, own: Mapping[LaneKey, Attributed], share: float, run:
         stragglers=run.stragglers,
         testable=run.testable,
         clock_error_ns=run.clock_error,
+        on_cpu=all(device == NA for _, device in run.windows),
     )
     return {
         "code": cause.finding_code,

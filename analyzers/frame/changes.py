@@ -221,6 +221,11 @@ class FusedOptimizer:
     """The optimizer's passes over parameters and states as one kernel (`fused=True`)."""
 
 
+@dataclass(frozen=True)
+class GradientViews:
+    """Gradients as views of DDP's buckets (`gradient_as_bucket_view=True`): nothing copied between the two."""
+
+
 Change = (
     BucketSize
     | AccumulatedGradients
@@ -254,7 +259,11 @@ Change = (
     | FusedAttention
     | HopperAttention
     | FusedOptimizer
+    | GradientViews
 )
+
+RegroupedCommunication = BucketSize | AccumulatedGradients | Overlap | Prefetch | KeepParameters | GroupModules
+"""Changes of when collectives are issued, or of how many there are: what of these is waiting matters."""
 
 
 _ORDER = get_args(Change)

@@ -154,8 +154,8 @@ def _why_abstain(evidence: Evidence) -> str:
         return "no device events: " + why.removeprefix("no device events: ")
     if evidence.thinned:
         return (
-            f"the recording is thinned ({evidence.thinned}): the breakdown holds, causes and gains "
-            "can't be determined; record without sampling or filtering events"
+            f"events are missing from this recording ({evidence.thinned}), as if it were sampled or filtered: causes "
+            "and gains can't be determined. Record again without sampling or filtering events"
         )
     unattributed = evidence.causes.get(UNATTRIBUTED, 0)
     sums = class_sums(evidence.causes)
@@ -197,9 +197,11 @@ def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> 
     if cause is not None:  # where the cause is left open, an unknown one lowers nothing
         unknown += evidence.causes.get(UNDIVIDED_COMMUNICATION, 0)
     not_compute = max(sum(evidence.causes.values()), evidence.window // 10, 1)
-    doubts.append(Doubt(1 - unknown / not_compute, f"{units.share(unknown / evidence.window)} has no known cause"))
+    doubts.append(
+        Doubt(1 - unknown / not_compute, f"{units.share(unknown / evidence.window)} of the time has no known cause")
+    )
     if cause is not None and cause in evidence.assumed:
-        doubts.append(Doubt(0.7, f"{cause_label(cause)} rests on assumed figures of the link"))
+        doubts.append(Doubt(0.7, f"{cause_label(cause)} is inferred from assumed link speeds"))
     world = evidence.world_size
     if world is not None and len(evidence.ranks) < world:
         present = len(evidence.ranks)
@@ -220,18 +222,18 @@ def _lead(evidence: Evidence, top: Class, share: float) -> Doubt:
     others: dict[Class, int] = {name: ns for name, ns in sums.items() if name != top}
     next_one = max(others, key=lambda name: others[name])
     taken = units.share(others[next_one] / evidence.window)
-    line = units.share(VERDICT_SHARE)
+    line = units.whole_share(VERDICT_SHARE)
     if top == "compute":
         lead = 1 - max(sums.values()) / (VERDICT_SHARE * evidence.window)
-        why = f"{CLASSES[next_one]} stalls take {taken}, near the {line} that would bound it"
+        why = f"{CLASSES[next_one]} stalls take {taken}; at {line} the run would count as {CLASSES[next_one]}-bound"
     else:
         to_runner_up = 1 - others[next_one] / sums[top]
         to_line = (share - VERDICT_SHARE) / VERDICT_SHARE + 0.1
         lead = min(to_runner_up, to_line)
         why = (
-            f"{CLASSES[next_one]} stalls come second with {taken}"
+            f"{CLASSES[next_one]} stalls also take {taken}"
             if to_runner_up <= to_line
-            else f"{units.share(share)} is little more than {line}"
+            else f"{CLASSES[top]} stalls take {units.share(share)}; below {line} the run would count as compute-bound"
         )
     return Doubt(0.5 + 0.5 * min(max(lead, 0.0), 1.0), why)
 
@@ -242,7 +244,8 @@ def _of_recording(evidence: Evidence, top: Class) -> list[Doubt]:
     unlinked = evidence.launch_missing / evidence.events
     doubts = [
         Doubt(
-            1 - evidence.kernels_lost / launches, f"{evidence.kernels_lost} of {launches} launches lack their kernel"
+            1 - evidence.kernels_lost / launches,
+            f"the kernels of {evidence.kernels_lost} of {launches} launches are not recorded",
         ),
         Doubt(
             evidence.events / (evidence.events + evidence.events_lost),
@@ -250,7 +253,9 @@ def _of_recording(evidence: Evidence, top: Class) -> list[Doubt]:
         ),
     ]
     if top == "cpu":
-        doubts.append(Doubt(1 - 0.5 * unlinked, f"{units.share(unlinked)} of the device events lack their launch"))
+        doubts.append(
+            Doubt(1 - 0.5 * unlinked, f"the launches of {units.share(unlinked)} of the device events are not recorded")
+        )
     return doubts
 
 

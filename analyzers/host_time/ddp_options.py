@@ -1,5 +1,5 @@
-"""What DistributedDataParallel does that its options would spare: gradients reduced in every micro-batch, and a search
-for unused parameters in every step."""
+"""What DistributedDataParallel does that its options would spare: gradients reduced in every micro-batch, a search for
+unused parameters in every step, and copies between gradients and buckets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, FileAnalyzer, Result
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
 from gpuscope.analyzers.frame.lanes import LaneView
@@ -16,7 +17,7 @@ from gpuscope.analyzers.host_time.judged_windows import Judged, judged
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Table, Times
-from gpuscope.trace.intervals import Spans, intersect, union
+from gpuscope.trace.intervals import Spans, intersect, subtract, union
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -25,14 +26,16 @@ SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
 
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
-    """The findings `synced_accumulation` and `unused_parameter_search`."""
+    """The findings `synced_accumulation`, `unused_parameter_search` and `gradient_copies`."""
     result = Result(ANALYZER.name)
     if trace.names.find(DDP_FORWARD) < 0:
         return result
     for view in lanes:
         part = judged(view)
         if part.steady:
-            result.findings += [*_accumulation(trace, view, part), *_search(trace, view, part)]
+            result.findings += [
+                *_accumulation(trace, view, part), *_search(trace, view, part), *_copies(trace, view, part),
+            ]  # fmt: skip
     return result
 
 
@@ -104,6 +107,33 @@ def _issued(trace: Trace, rows: Times) -> Times:
     event = table["event"][rows]
     launch = np.where(event != NA, device["launch"][np.maximum(event, 0)] if len(device) else NA, NA)
     return np.asarray(np.where(launch != NA, host["start"][np.maximum(launch, 0)], table["start"][rows]), np.int64)
+
+
+def _copies(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
+    """Copies between gradients and buckets, as far as nothing else runs beside them."""
+    device = trace["device_events"]
+    copied = kernel_facts(trace).gradient_copy
+    rows = view.rows[copied[view.rows]]
+    rows = rows[part.place(device["start"][rows]) != NA]
+    others = view.rows[~copied[view.rows]]
+    spans = subtract(_spans(device, rows), _spans(device, others))
+    alone = intersect(spans, union(part.start, part.end)).total
+    whole = int((part.end - part.start).sum())
+    if alone < MIN_SHARE * whole:
+        return []
+    return [{
+        "code": "gradient_copies", "severity": severity(alone / whole),
+        "message": "DDP copies every gradient between its bucket and itself, with nothing else running: "
+        f"{units.share(alone / whole)} of the time",
+        "ranks": [view.lane.rank], "cost_ns_per_step": alone // len(part), "cost_ns": alone,
+        "share_frac": alone / whole,
+        "evidence": [
+            {"rank": view.lane.rank, "start_ns": int(device["start"][row]),
+             "dur_ns": int(device["end"][row] - device["start"][row]),
+             "name": trace.names[int(device["name"][row])], "note": "between a gradient and its bucket"}
+            for row in rows[:EVIDENCE].tolist()
+        ],
+    }]  # fmt: skip
 
 
 def _search(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:

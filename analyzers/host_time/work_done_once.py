@@ -85,11 +85,17 @@ def _largest(trace: Trace, rows: Times, idle: Spans) -> tuple[HostWork, ...]:
 
 
 def _covering(trace: Trace, view: LaneView, thread: int, idle: Spans) -> tuple[HostWork, ...]:
-    """The innermost event that covers most of the longest idle stretch, where nothing is done for the first time."""
+    """The innermost event that covers most of the longest idle stretch, where nothing is done for the first time: on
+    the thread that launches what ends the stretch, else on `thread`."""
     if not len(idle.start):
         return ()
     place = int(np.argmax(idle.end - idle.start))
-    row, covered = host_activity(trace, view.lane.rank, thread, int(idle.start[place]), int(idle.end[place]))
+    start, end = int(idle.start[place]), int(idle.end[place])
+    device = trace["device_events"]
+    behind = view.rows[int(np.searchsorted(device["start"][view.rows], end)) :][:1]
+    launch = device["launch"][behind]
+    ending = int(trace["host_events"]["thread"][launch[0]]) if len(launch) and launch[0] != NA else thread
+    row, covered = host_activity(trace, view.lane.rank, ending, start, end)
     if row == NA:
         return ()
     return (HostWork(plain(trace.names[int(trace["host_events"]["name"][row])]), covered, first_use=False),)

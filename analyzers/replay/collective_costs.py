@@ -75,11 +75,11 @@ def bus_bytes(graph: Graph, call: int, nbytes: float | None = None, members: int
     return None if size is None or factor is None else size * factor
 
 
-def costs(graph: Graph, setting: Setting) -> Costs:
-    """Fit the models to the replayed calls' transfers."""
+def costs(graph: Graph, setting: Setting, alike: bool = False) -> Costs:
+    """Fit the models to the replayed calls' transfers. `alike`: ranks that are missing arrive when these do."""
     node = nodes_by_call(graph, Node.TRANSFER)
     dur = graph.nodes["dur"][node] if len(node) else np.empty(0, np.int64)
-    known = _joined(graph, node)
+    known = _joined(graph, node) | alike
     of: dict[tuple[str, str], list[int]] = defaultdict(list)
     for place, call in enumerate(graph.calls):
         of[call.op, call.group].append(place)

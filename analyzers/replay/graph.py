@@ -86,6 +86,8 @@ class Trait(IntFlag):
     """FlashAttention 2."""
     ODD = 8
     """A product with sizes that tensor cores handle badly."""
+    GRADIENT_COPY = 16
+    """A copy between a gradient and DDP's bucket, which gradients that are views of the buckets spare."""
 
 
 NODE_COLUMNS = (

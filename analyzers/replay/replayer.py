@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -12,7 +12,7 @@ import numpy as np
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, Refused
+from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, Refused, RegroupedCommunication
 from gpuscope.analyzers.frame.sections import REPLAY
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.nccl.measured.timed_series import tool_fits
@@ -51,6 +51,7 @@ of a second message size and less than half as much is certain."""
 
 
 _DEADLOCK = "in that order stages would deadlock"
+_WAITING = "how much of its collectives is waiting for those ranks is not recorded, at worst all that would be gained"
 _CIRCLE = "the job waits for results earlier than the change would produce them: it is not structured in that way"
 
 
@@ -90,7 +91,8 @@ class Replayer:
         self._counted = _counted(facts, recorded)
         self._variation = _variation(recorded, self._counted)
         self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
-        self._fixed = _mean_shares(recorded)
+        self._fixed = _mean_shares([entry.fixed for entry in recorded])
+        self._pauses = _mean_shares([entry.pauses for entry in recorded])
         self._numbers = recorded[0].numbers if recorded else ()
         processes = any(entry.loader_processes for entry in recorded)
         self._setting = replace(_setting(facts), loader_processes=processes)
@@ -141,6 +143,9 @@ class Replayer:
             # source of error covers is in proportion to what the change moves.
             (self._error * after, self._variation * after, self._model_error * abs(self._before - after)),
         )
+        regrouped = self._absent() and any(isinstance(one, RegroupedCommunication) for one in changes)
+        if regrouped:  # what is waiting for the others, and stays
+            high = max(high, round(self._before))
         low = max(low, min(round(after), round(min(outcome.floor_ns for outcome in outcomes) * scale)))
         if outcomes[0].lacking and _says_nothing(self._before, low, high):
             span = f"between {units.duration(low)} and {units.duration(high)} a step"
@@ -150,8 +155,8 @@ class Replayer:
             after=round(after),
             low=low,
             high=high,
-            basis=f"{self._basis()}; {outcomes[0].basis}",
-            provenance=outcomes[0].provenance,
+            basis=f"{self._basis()}; {outcomes[0].basis}" + (f"; {_WAITING}" if regrouped else ""),
+            provenance="assumed" if regrouped else outcomes[0].provenance,
         )
 
     def estimate(self, change: Change | Sequence[Change]) -> int | Refused:
@@ -217,7 +222,7 @@ class Replayer:
 
     @cached_property
     def _pipeline(self) -> PipelineReplay:
-        return pipeline_replay(self._facts, self._fixed, self._setting.gpu)
+        return pipeline_replay(self._facts, self._fixed, self._setting.gpu, self._pauses)
 
     def _pipeline_in(self, graph: Graph, done: Replayed) -> PipelineReplay:
         """The pipelines at the times of a replay with other changes. Raises `UnreplayableError` or `CircleError`."""
@@ -359,10 +364,10 @@ def _of_pipeline_alone(changes: Sequence[Change]) -> tuple[PipelineChange, ...]:
     return found if len(found) == len(changes) else ()
 
 
-def _mean_shares(recorded: Sequence[Recorded]) -> dict[str, float]:
+def _mean_shares(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """By kind of computation, the share that does not shrink with the micro-batch, mean over ranks."""
-    kinds = {kind for entry in recorded for kind in entry.fixed}
-    return {kind: float(np.mean([entry.fixed[kind] for entry in recorded if kind in entry.fixed])) for kind in kinds}
+    kinds = {kind for own in found for kind in own}
+    return {kind: float(np.mean([own[kind] for own in found if kind in own])) for kind in kinds}
 
 
 def _missing(recorded: Sequence[Recorded]) -> str:

@@ -80,6 +80,12 @@ class Analysis:
             return Refused("a finished report holds no replay: analyse the trace itself")
         return self.replayer.predict(changes)
 
+    def _repr_html_(self) -> str:
+        """The first screen, for notebooks."""
+        from gpuscope.report.html.html_report import render_cell
+
+        return render_cell(self.report)
+
     def __repr__(self) -> str:
         entries = self.report["ranks"]
         present = self.report["trace"]["ranks_present"]

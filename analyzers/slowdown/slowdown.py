@@ -151,7 +151,7 @@ def _slow_worker(job: Grid, found: Slowdowns, stage: int, replica: int, effect: 
         "code": "slow_worker",
         "severity": severity(cost / found.replayed),
         "message": f"Rank {rank} (replica {int(job.replicas[replica])}, stage {stage}) is slow: "
-        + _consequence(found, effect, "its own included"),
+        + _consequence(found, effect, "at the mean pace of its peers", "that mean includes its own"),
         "ranks": [rank],
         "cost_ns_per_step": round(cost),
         "cost_ns": round(cost * len(job.steps)),
@@ -170,7 +170,7 @@ def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> Find
         "code": "slow_stage",
         "severity": severity(cost / found.replayed),
         "message": f"Pipeline stage {stage}{place} is slow: "
-        f"{_consequence(found, effect, 'its extra work gone, not moved to the others')}{doubt}",
+        f"{_consequence(found, effect, 'without its extra work', 'that work is gone, not moved to others')}{doubt}",
         "ranks": sorted(job.ranks[stage].tolist()),
         "cost_ns_per_step": round(cost),
         "cost_ns": round(cost * len(job.steps)),
@@ -198,10 +198,9 @@ def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
     }
 
 
-def _consequence(found: Slowdowns, effect: Effect, how: str) -> str:
+def _consequence(found: Slowdowns, effect: Effect, how: str, remark: str) -> str:
     before, after = (units.duration(round(ns)) for ns in (found.replayed, effect.without))
-    share = f"M = {found.explained(effect):.3f}"
-    return f"at the mean pace of all, {how}, the step would take {after} instead of {before} ({share})"
+    return f"{how} the step would take {after} instead of {before}; {remark}; M = {found.explained(effect):.3f}"
 
 
 def _slowest(job: Grid, found: Slowdowns, chosen: Mask, replicas: Mask) -> list[Evidence]:

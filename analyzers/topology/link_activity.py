@@ -1,4 +1,4 @@
-"""What the counters of network ports, NVLink and PCIe say of the links while communication is exposed."""
+"""What the counters of network ports and switches, NVLink and PCIe say of the links while communication is exposed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ ANALYZER = FileAnalyzer(
     (
         Need(
             "counters",
-            "record with nsys --nic-metrics=lf and --gpu-metrics-devices=all",
+            "record with nsys --nic-metrics=lf and --gpu-metrics-devices=all (switches: --ib-switch-metrics-devices)",
             optional=True,
         ),
     ),

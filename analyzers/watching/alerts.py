@@ -9,6 +9,7 @@ from typing import Literal
 
 from gpuscope.analyzers.collectives.stragglers import probability
 from gpuscope.analyzers.watching.measures import MeasuredStep, Seen
+from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
 
 RECENT = 20
@@ -27,7 +28,7 @@ PATIENCE_NS, PATIENCE_STEPS = 10_000_000_000, 10
 class Alert:
     """`ranks` are those named; `message` is a sentence."""
 
-    code: Literal["falls_behind", "stands_still", "slower"]
+    code: Literal["falls_behind", "waits_for_data", "late_in_windows", "stands_still", "slower"]
     ranks: tuple[int, ...]
     message: str
 
@@ -67,12 +68,25 @@ def late_ranks(seen: Seen, steps: list[int]) -> list[LateRank]:
         own = {rank: of_rank[step].own_ns for rank, of_rank in seen.steps.items()}
         if len(own) < 2 or any(value is None for value in own.values()):
             continue
-        known: Mapping[int, int] = {rank: value for rank, value in own.items() if value is not None}
-        last = max(known, key=lambda rank: known[rank])
-        late = known[last] - round(median(value for rank, value in known.items() if rank != last))
-        if late > NOTABLE * step_ns(seen, step):
-            found.append(LateRank(step, last, late))
+        known = {rank: value for rank, value in own.items() if value is not None}
+        found += _furthest(seen, step, known)
     return found
+
+
+def late_for_data(seen: Seen, steps: list[int]) -> list[LateRank]:
+    """Of each of these steps the rank that waited notably longer for its data than the others did."""
+    found = []
+    for step in steps:
+        own = {rank: of_rank[step].data_wait_ns for rank, of_rank in seen.steps.items()}
+        found += _furthest(seen, step, own) if len(own) > 1 else []
+    return found
+
+
+def _furthest(seen: Seen, step: int, values: Mapping[int, int]) -> list[LateRank]:
+    """The rank with the greatest value, where that exceeds the others' median notably."""
+    last = max(values, key=lambda rank: values[rank])
+    late = values[last] - round(median(value for rank, value in values.items() if rank != last))
+    return [LateRank(step, last, late)] if late > NOTABLE * step_ns(seen, step) else []
 
 
 def measured_steps(seen: Seen) -> list[int]:
@@ -80,10 +94,39 @@ def measured_steps(seen: Seen) -> list[int]:
     return [step for step in common_steps(seen) if all(own[step].own_ns is not None for own in seen.steps.values())]
 
 
-def alerts(seen: Seen, now_ns: int) -> list[Alert]:
-    """At the time `now_ns`, ns since the epoch; the worst first."""
-    steps = common_steps(seen)
-    return [*_standing(seen, now_ns), *_behind(seen, measured_steps(seen)[-RECENT:], steps), *_slower(seen, steps)]
+def not_told(seen: Seen) -> str:
+    """What of «who falls behind» the measures can't tell, and what is watched instead; empty where they tell it all."""
+    steps, measured = common_steps(seen), measured_steps(seen)
+    if len(seen.steps) < 2 or not steps or 2 * len(measured) > len(steps):
+        return ""
+    instead = "Meanwhile waits for data, step times and standstill are watched, and the windows that are finished."
+    if not measured:
+        return f"Which rank falls behind is not measured: no step has its exposed communication. {instead}"
+    return (
+        f"Which rank falls behind is measured in {len(measured)} of {units.plural(len(steps), 'step')}, the last of "
+        f"them {measured[-1]} of {steps[-1]}: on GPUs, DDP times its first steps and then one in a hundred. {instead}"
+    )
+
+
+def alerts(seen: Seen, now_ns: int, recorded: Report | None = None) -> list[Alert]:
+    """At the time `now_ns`, ns since the epoch; the worst first. `recorded` is the report of the finished windows."""
+    steps, measured = common_steps(seen), measured_steps(seen)
+    behind = _behind(seen, measured[-RECENT:], steps)
+    known = {rank for one in behind for rank in one.ranks}
+    data = [one for one in _for_data(seen, steps[-RECENT:], set(measured)) if not known & set(one.ranks)]
+    in_windows = late_in_windows(recorded) if recorded is not None else None
+    windows = [in_windows] if in_windows is not None and not known & set(in_windows.ranks) else []
+    return [*_standing(seen, now_ns), *behind, *windows, *data, *_slower(seen, steps)]
+
+
+def late_in_windows(report: Report) -> Alert | None:
+    """The ranks that are late in finished windows again and again, if they are few: known on GPUs, too, where steps
+    don't measure it. Who takes turns is no alert."""
+    ranks = tuple(sorted(one["rank"] for one in report["stragglers"] if one["recurrent"]))
+    found = next((one for one in report["findings"] if one["code"] == "straggler"), None)
+    if found is None or not ranks or 2 * len(ranks) > len(report["trace"]["ranks_present"]):
+        return None
+    return Alert("late_in_windows", ranks, f"in the finished windows: {found['message']}")
 
 
 def _standing(seen: Seen, now_ns: int) -> list[Alert]:
@@ -109,19 +152,39 @@ def _standing(seen: Seen, now_ns: int) -> list[Alert]:
     ]
 
 
-def _behind(seen: Seen, steps: list[int], every: list[int]) -> list[Alert]:
-    late = late_ranks(seen, steps)
+def _recurrent(seen: Seen, late: list[LateRank], steps: list[int]) -> list[tuple[int, list[LateRank]]]:
+    """The ranks that are among `late` more often than by chance, and still are, each with its steps."""
     found = []
     for rank in sorted({one.rank for one in late}):
         own = [one for one in late if one.rank == rank]
-        recurrent = len(own) >= 2 and probability(len(own), len(steps), 1 / len(seen.steps)) <= CHANCE
-        if not recurrent or own[-1].step < steps[-1] - RECENT // 4:
-            continue
+        often = len(own) >= 2 and probability(len(own), len(steps), 1 / len(seen.steps)) <= CHANCE
+        if often and own[-1].step in steps[-RECENT // 4 :]:
+            found.append((rank, own))
+    return found
+
+
+def _behind(seen: Seen, steps: list[int], every: list[int]) -> list[Alert]:
+    found = []
+    for rank, own in _recurrent(seen, late_ranks(seen, steps), steps):
         by = units.duration(median(one.late_ns for one in own))
         often = f"{len(own)} of the last {len(steps)} measured steps, {by} each"
         if steps[-1] != every[-1]:
             often += f" (measured up to step {steps[-1]})"
         found.append(Alert("falls_behind", (rank,), f"rank {rank} falls behind: the others waited for it in {often}"))
+    return found
+
+
+def _for_data(seen: Seen, steps: list[int], measured: set[int]) -> list[Alert]:
+    """Where it is not measured who is waited for, who waits for data is the nearest to it."""
+    unmeasured = [step for step in steps if step not in measured]
+    found = []
+    for rank, own in _recurrent(seen, late_for_data(seen, unmeasured), unmeasured):
+        by = units.duration(median(one.late_ns for one in own))
+        message = (
+            f"rank {rank} waits for its data: {by} longer than the others in {len(own)} of the last {len(unmeasured)} "
+            "steps; they wait for it as far as its device has nothing else to do meanwhile"
+        )
+        found.append(Alert("waits_for_data", (rank,), message))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -53,8 +53,9 @@ class Seen:
 class RunWatcher:
     """Reads a run folder's measures; each `look` reads only what was added. Several threads may look."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises `InputError` where `folder` is no run folder."""
+    def __init__(self, folder: Path, each: Callable[[Mapping[str, Any]], None] = lambda _: None) -> None:
+        """`each` is given every line that could be read, once. Raises `InputError` where `folder` is no run folder."""
+        self._each = each
         if not folder.is_dir():
             raise InputError(
                 f"{folder}: no such folder", hint="give the run folder that gpuscope train or record writes"
@@ -93,26 +94,35 @@ class RunWatcher:
         whole = data.rfind(b"\n") + 1  # what follows is still being written
         self._read[path] = done + whole
         for line in data[:whole].splitlines():
-            step = _step(line)
-            if step is None:
+            found = _line(line)
+            step = None if found is None else _step(found)
+            if found is None or step is None:
                 self._lost += 1
                 continue
+            self._each(found)
             own = self._steps.setdefault(step.rank, {})
             own[step.step] = step
             if len(own) > KEPT:
                 del own[min(own)]
 
 
-def _step(line: bytes) -> MeasuredStep | None:
+def _line(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _step(found: Mapping[str, Any]) -> MeasuredStep | None:
     """A line as a step; None if it is not one."""
     try:
-        found: dict[str, Any] = json.loads(line)
         return MeasuredStep(
             int(found["step"]), int(found["rank"]), int(found["end_ns"]), int(found["step_ns"]),
             _whole(found.get("exposed_communication_ns")), int(found.get("data_wait_ns") or 0),
             bool(found.get("first")), _number(found.get("tokens_per_s")), _number(found.get("loss")),
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 

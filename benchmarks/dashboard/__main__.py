@@ -86,10 +86,10 @@ def measure(size: int, viewers: Sequence[int], rounds: int, with_browser: bool) 
     report["steps"] = []  # on another clock
     run = OpenRun("1", "synthetic", report, trace, events)
     with _served(create_app(Runs([run]), TOKEN)) as address:
-        Viewer(address, TOKEN, events, 0).look(1)  # touches what nothing has read since it was made
+        Viewer(address, TOKEN, events).look(1)  # touches what nothing has read since it was made
         before = _resident()
         for count in viewers:
-            asking = [Viewer(address, TOKEN, events, number) for number in range(count)]
+            asking = [Viewer(address, TOKEN, events) for _ in range(count)]
             with ThreadPoolExecutor(count) as pool:
                 found = list(pool.map(lambda viewer: viewer.look(rounds), asking))
             one.answers[count] = [seconds for of_one in found for seconds in of_one]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import math
 import time
+from itertools import count
 from urllib.parse import urlsplit
 
 from gpuscope.dashboards.data.events import Events
@@ -15,27 +16,30 @@ from gpuscope.dashboards.web.access import COOKIE
 DEPTHS = (1, 10, 100, 1_000, 10_000)
 """Windows: the whole run, a tenth of it, and so on."""
 PIXELS = 1_200
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it are spread evenly over [0, 1), however many there are."""
+_places = count(1)
 
 
 class Viewer:
-    """One connection. Each viewer looks elsewhere, so that no answer serves two."""
+    """One connection. Each look is elsewhere, so that an answer hardly serves two; all look at the whole run alike."""
 
-    def __init__(self, address: str, token: str, events: Events, number: int) -> None:
+    def __init__(self, address: str, token: str, events: Events) -> None:
         place = urlsplit(address)
         assert place.hostname is not None
         self.connection = http.client.HTTPConnection(place.hostname, place.port)
         self.headers = {"Cookie": f"{COOKIE}-{place.port}={token}", "Accept-Encoding": "gzip, br, zstd"}
-        self.events, self.number = events, number
+        self.events = events
         self.largest = 0
 
     def look(self, rounds: int) -> list[float]:
         """Seconds until each window's columns were received."""
-        return [self._ask(depth, turn) for turn in range(rounds) for depth in DEPTHS]
+        return [self._ask(depth) for _ in range(rounds) for depth in DEPTHS]
 
-    def _ask(self, depth: int, turn: int) -> float:
+    def _ask(self, depth: int) -> float:
         first, last = self.events.window
         width = (last - first) // depth
-        low = int((last - first - width) * ((7 * turn + 3 * self.number + 1) % 11) / 11)
+        low = int((last - first - width) * (next(_places) * GOLDEN % 1))
         level = max(0, math.floor(math.log2(width / PIXELS)))
         tile = TILE << level
         query = (

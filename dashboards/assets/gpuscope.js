@@ -104,7 +104,7 @@ window.dash_clientside.gpuscope = (() => {
     kernel(cell) {
       if (!cell || cell.colId !== "short") return [keep(), keep()];
       const query = params();
-      query.set("find", cell.value);
+      query.set("find", String(cell.rowId).replace(/^\d+ /, "").slice(0, 200)); // the short name need not be a part of the whole
       return ["/timeline", text(query)];
     },
     scheme: (theme) => theme || (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from gpuscope.dashboards.data.rows.counter_tracks import CounterTrack, counter_tracks
 from gpuscope.dashboards.data.rows.run_clock import RunClock
 from gpuscope.dashboards.data.rows.tracks import Track, tracks
 from gpuscope.report.schema.document import Evidence, Report
@@ -23,6 +24,10 @@ class Events:
         self.tracks: Sequence[Track] = tracks(trace, self.clock)
         self.number_of = {track.key: number for number, track in enumerate(self.tracks)}
         """The place of each track in `tracks`, by key."""
+        self.counters: Sequence[CounterTrack] = counter_tracks(trace, self.clock)
+        """Counters of links: rows of the timeline too, numbered after `tracks`."""
+        self.shown_names: dict[int, str] = {}
+        """Names as they were sent, by code: kept so that each is put into words once."""
         self.tracks_of_thread = _by_thread(trace, self.tracks)
         table = trace["collectives"]
         device = trace["device_events"]

@@ -1,104 +1,101 @@
-"""Kernels by name for the table: the report's, or those of some ranks and steps counted from the trace."""
+"""Kernels by name for the table: the report's, or those of some ranks, steps or a window, counted from the trace."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from gpuscope.dashboards.data.kernel_durations import KernelTimes, kernel_times
 from gpuscope.dashboards.data.open_runs import OpenRun
 from gpuscope.dashboards.state import View
-from gpuscope.report.schema.document import KernelEntry
+from gpuscope.report.view.short_kernels import short_kernels
+from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.trace import Trace
 
-_SIGNATURE = re.compile(r"[A-Za-z_][\w:<>]*[^()]*[(<]")
-_TEMPLATE = re.compile(r"<[^<>]*>|\([^()]*\)")
+WITHIN = "within"
+"""Parameter of the address: `window` for the kernels that start in the window of the timeline only."""
+WIDTH = 64
+"""Cells of a short name."""
 
 
-def short(name: str) -> str:
-    """A C++ kernel's name without return type, namespaces, template and call arguments; others as they are.
+def window_of(view: View) -> tuple[int, int] | None:
+    """The window that the kernels are of, ns on the run's clock; None for the whole recording."""
+    return view.window if view.extra.get(WITHIN) == "window" else None
 
-    `void at::native::(anonymous namespace)::softmax<8, float>(float*)` is `softmax`.
-    """
-    if name.startswith(("Memcpy", "Memset")) or not _SIGNATURE.match(name):
-        return name
-    bare = name.replace("(anonymous namespace)::", "")
-    while (cut := _TEMPLATE.sub("", bare)) != bare:
-        bare = cut
-    parts = (bare.split() or [name])[-1].split("::")
-    if parts[-1].lower().startswith("kernel"):  # cutlass::Kernel<cutlass_80_simt_sgemm_256x128_8x4>, gemvx::kernel<int>
-        inner = re.search(r"<\s*([A-Za-z_]\w{7,})", name)
-        return inner[1] if inner else "::".join(parts[-2:])
-    return parts[-1] or name
+
+def filtered(view: View) -> bool:
+    """Whether the rows are of a part of the run."""
+    return view.ranks is not None or view.steps is not None or window_of(view) is not None
 
 
 def kernel_rows(run: OpenRun, view: View) -> list[dict[str, Any]]:
-    """Rows with `count`, `dur_ns`, `mean_ns`, `min_ns`, `median_ns`, `max_ns`, `share_frac`; the costliest first.
+    """The costliest first, with `short`, `count`, `dur_ns`, `mean_ns`, `min_ns`, `median_ns`, `max_ns`, `share_frac`,
+    and `by_rank` (ns by rank).
 
-    Without a filter these are the report's, and the median is None unless the trace has as many of the name.
-    Filtered, they are of the chosen ranks, and of the events that start in the chosen steps.
+    Without a filter these are the report's; median and ranks are None and empty unless the trace has as many of the
+    name. Filtered, they are of the chosen ranks, and of the events that start in the chosen steps or window.
     """
-    known = run.report["kernels"]
-    if run.trace is None:
-        return [{**one, "median_ns": None} for one in known]
-    everything = _all(known, run.trace) if view.ranks is None and view.steps is None else None
-    return everything or _counted(known, run, view)
-
-
-def _all(known: Sequence[KernelEntry], trace: Trace) -> list[dict[str, Any]]:
-    device = trace["device_events"]
-    medians = _medians(device["name"], device["end"] - device["start"])
-    rows = []
-    for one in known:
-        count, median = medians.get(trace.names.find(one["name"]), (0, None))
-        rows.append({**one, "median_ns": median if count == one["count"] else None})
+    rows = _report_rows(run) if run.trace is None or not filtered(view) else _counted(run, run.trace, view)
+    for row, short in zip(rows, short_kernels([row["name"] for row in rows], WIDTH), strict=True):
+        row["short"] = short
     return rows
 
 
-def _medians(names: np.ndarray, length: np.ndarray) -> dict[int, tuple[int, int]]:
-    """Count and median length by name."""
-    order = np.lexsort((length, names))
-    codes, first, counts = np.unique(names[order], return_index=True, return_counts=True)
-    middle = length[order][first + counts // 2]
-    return {
-        code: (count, median)
-        for code, count, median in zip(codes.tolist(), counts.tolist(), middle.tolist(), strict=True)
-    }
+def _report_rows(run: OpenRun) -> list[dict[str, Any]]:
+    """The report's entries, with what only the trace knows."""
+    times = run.kernel_times
+    place = {} if times is None else {code: i for i, code in enumerate(times.codes.tolist())}
+    rows: list[dict[str, Any]] = []
+    for entry in run.report["kernels"]:
+        row: dict[str, Any] = {**entry, "median_ns": None, "by_rank": {}}
+        i = place.get(run.trace.names.find(entry["name"])) if run.trace is not None else None
+        if times is not None and i is not None and times.count[i] == entry["count"]:
+            row |= {"median_ns": int(times.median[i]), "by_rank": _by_rank(times, i)}
+        rows.append(row)
+    return rows
 
 
-def _counted(known: Sequence[KernelEntry], run: OpenRun, view: View) -> list[dict[str, Any]]:
-    assert run.trace is not None
-    device = run.trace["device_events"]
-    keep = np.ones(len(device), bool) if view.ranks is None else np.isin(device["rank"], list(view.ranks))
-    if view.steps is not None:
-        inside = np.zeros(len(device), bool)
-        for step in run.report["steps"]:
-            if view.has_step(step["step"]):
-                end = step["start_ns"] + step["dur_ns"]
-                inside |= (
-                    (device["rank"] == step["rank"]) & (device["start"] >= step["start_ns"]) & (device["start"] < end)
-                )
-        keep &= inside
-    rows = np.flatnonzero(keep)
-    if not len(rows):
-        return []
-    names, length = device["name"][rows], device["end"][rows] - device["start"][rows]
-    everything = int(length.sum()) or 1
-    category = {one["name"]: one for one in reversed(known)}
+def _by_rank(times: KernelTimes, i: int) -> dict[int, int]:
+    return {rank: int(total[i]) for rank, total in times.by_rank.items()}
+
+
+def _counted(run: OpenRun, trace: Trace, view: View) -> list[dict[str, Any]]:
+    device = trace["device_events"]
+    rows = np.flatnonzero(_chosen(run, trace, view))
+    times = kernel_times(device["name"][rows], device["end"][rows] - device["start"][rows], device["rank"][rows])
+    everything = int(times.total.sum()) or 1
+    known = {one["name"]: one for one in reversed(run.report["kernels"])}
     found = []
-    medians = _medians(names, length)
-    order = np.argsort(names, kind="stable")
-    codes, first = np.unique(names[order], return_index=True)
-    for code, of_name in zip(codes.tolist(), np.split(length[order], first[1:]), strict=True):
-        name, total = run.trace.names[code], int(of_name.sum())
-        entry = category.get(name)
+    for i, code in enumerate(times.codes.tolist()):
+        name, total, count = trace.names[code], int(times.total[i]), int(times.count[i])
+        entry = known.get(name)
         found.append({
             "name": name, "category": entry["category"] if entry else "",
             "operator": entry["operator"] if entry else None,
-            "count": len(of_name), "dur_ns": total, "mean_ns": total // len(of_name), "min_ns": int(of_name.min()),
-            "median_ns": medians[code][1], "max_ns": int(of_name.max()), "share_frac": total / everything,
-            "flops_per_s": None,
+            "count": count, "dur_ns": total, "mean_ns": total // count, "min_ns": int(times.least[i]),
+            "median_ns": int(times.median[i]), "max_ns": int(times.most[i]), "share_frac": total / everything,
+            "flops_per_s": None, "by_rank": _by_rank(times, i),
         })  # fmt: skip
     return sorted(found, key=lambda one: -int(one["dur_ns"]))
+
+
+def _chosen(run: OpenRun, trace: Trace, view: View) -> Mask:
+    """Which rows of device_events: steps are on their rank's own clock, the window is on the run's."""
+    device = trace["device_events"]
+    rank, start = device["rank"], device["start"]
+    keep = np.ones(len(device), np.bool_) if view.ranks is None else np.isin(rank, list(view.ranks))
+    if view.steps is not None:
+        inside = np.zeros(len(device), np.bool_)
+        for step in run.report["steps"]:
+            if view.has_step(step["step"]):
+                end = step["start_ns"] + step["dur_ns"]
+                inside |= (rank == step["rank"]) & (start >= step["start_ns"]) & (start < end)
+        keep &= inside
+    window = window_of(view)
+    if window is not None and run.events is not None:
+        for one in np.unique(rank).tolist():
+            own = np.flatnonzero(rank == one)
+            shown = run.events.clock.common(one, start[own])
+            keep[own] &= (shown >= window[0]) & (shown < window[1])
+    return keep

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.runner import Options, run
 from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.kernel_durations import KernelTimes, kernel_times
 from gpuscope.dashboards.data.what_if import WhatIf
 from gpuscope.report.read_report import read_report
 from gpuscope.report.schema.document import Report
@@ -43,6 +45,14 @@ class OpenRun:
     def why_no_events(self) -> str:
         """Why `events` is None, and what to record."""
         return REPORT_ONLY if self.trace is None else "the files of this run hold no events, only records"
+
+    @cached_property
+    def kernel_times(self) -> KernelTimes | None:
+        """The kernels of all ranks by name; computed once, None without a trace."""
+        if self.trace is None:
+            return None
+        device = self.trace["device_events"]
+        return kernel_times(device["name"], device["end"] - device["start"], device["rank"])
 
     @property
     def tables(self) -> Analysis:

@@ -39,7 +39,6 @@ class RangeStatistics:
 
 def range_statistics(events: Events, window: tuple[int, int], ranks: Collection[int] | None) -> RangeStatistics:
     """Events are clipped at the window; concurrent kernels count in full each."""
-    device = events.trace["device_events"]
     by_rank: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
     rows_seen, length_seen = [], []
     for track in events.tracks:
@@ -53,11 +52,25 @@ def range_statistics(events: Events, window: tuple[int, int], ranks: Collection[
         length_seen.append(end - start)
     rows = np.concatenate(rows_seen) if rows_seen else np.empty(0, np.int64)
     length = np.concatenate(length_seen) if length_seen else np.empty(0, np.int64)
-    names = device["name"][rows]
     return RangeStatistics(
         window, [(rank, _breakdown(parts, window)) for rank, parts in sorted(by_rank.items())], len(rows),
-        _kernels(events, rows, names, length),
+        _kernels(events, rows, length),
     )  # fmt: skip
+
+
+def longest_compute(events: Events, rank: int, window: tuple[int, int]) -> str:
+    """Of the computation that a rank spends most of the window in, the longest event (`d12`); empty where none runs."""
+    rows, spent = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for track in events.tracks:
+        if track.group != "streams" or track.rank != rank:
+            continue
+        low, _, high = bounds(track, window)
+        inside = np.minimum(track.end[low:high], window[1]) - np.maximum(track.start[low:high], window[0])
+        kept = np.flatnonzero((inside > 0) & (track.look[low:high] == Kind.COMPUTE))
+        rows.append(track.rows[low:high][kept])
+        spent.append(inside[kept])
+    found = _kernels(events, np.concatenate(rows), np.concatenate(spent))
+    return found[0].ref if found else ""
 
 
 def _breakdown(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], window: tuple[int, int]) -> Breakdown:
@@ -68,9 +81,10 @@ def _breakdown(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], window: t
     return break_down(compute, communication, memory, [window])[0]
 
 
-def _kernels(events: Events, rows: np.ndarray, names: np.ndarray, length: np.ndarray) -> list[KernelInRange]:
+def _kernels(events: Events, rows: np.ndarray, length: np.ndarray) -> list[KernelInRange]:
     if not len(rows):
         return []
+    names = events.trace["device_events"]["name"][rows]
     codes, inverse, counts = np.unique(names, return_inverse=True, return_counts=True)
     time = np.bincount(inverse, length).astype(np.int64)
     found = []

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.rows.counter_tracks import CounterTrack, counter_detail
 from gpuscope.dashboards.data.rows.detail_levels import Window, detail
 from gpuscope.dashboards.data.rows.tracks import Track
 from gpuscope.report.view import units
@@ -27,8 +28,12 @@ COLUMNS = (
     ("at", "<u4"), ("busy", "<u2"), ("count", "<u4"), ("cellRow", "<u4"), ("cellName", "<u4"), ("cellLook", "u1"),
 )  # fmt: skip
 """Of events drawn by themselves: times in ns from the run's first event, row of their table. Of cells: their number in
-the window, how busy in 1/65535, events that start there, row, name and look of the longest."""
+the window, how busy in 1/65535, events that start there, row, name and look of the longest. Counters have cells only:
+`busy` is their mean and `cellRow` the largest sample, in 1/65535 of their `top`."""
 UNNAMED = 0xFFFF_FFFF
+FULL = 65535
+MARKED = 1 << 20
+"""Codes up to which a table of marks is used."""
 
 
 def window_columns(events: Events, tracks: Sequence[int], level: int, first: int, last: int) -> bytes:
@@ -37,16 +42,32 @@ def window_columns(events: Events, tracks: Sequence[int], level: int, first: int
     held: dict[str, list[Array]] = {name: [] for name, _ in COLUMNS}
     counts = []
     for number in tracks:
-        one = _track(events, events.tracks[number], window)
+        counter = number - len(events.tracks)
+        one = (
+            _counter(events.counters[counter], window)
+            if counter >= 0
+            else _track(events, events.tracks[number], window)
+        )
         counts.append([number, len(one["start"]), len(one["at"])])
         for name in held:
             held[name].append(one[name])
     joined = {name: np.concatenate(parts) if parts else np.empty(0) for name, parts in held.items()}
-    codes = np.unique(np.concatenate((joined["name"], joined["cellName"]))).tolist()
+    codes = _distinct(np.concatenate((joined["name"], joined["cellName"])).astype(np.int64))
     header = {"level": level, "first": first, "last": last, "tracks": counts, "names": _names(events, codes)}
     text = json.dumps(header, separators=(",", ":")).encode(errors="backslashreplace")
     text += b" " * (-(len(text) + 4) % 8)
     return np.uint32(len(text)).tobytes() + text + b"".join(_packed(joined[name], kind) for name, kind in COLUMNS)
+
+
+def _distinct(codes: Times) -> list[int]:
+    """Each code once, rising, without `UNNAMED`; marked in a table where that is small: quicker than sorting."""
+    codes = codes[codes != UNNAMED]
+    most = int(codes.max(initial=0))
+    if most > MARKED:
+        return [int(code) for code in np.unique(codes)]
+    seen = np.zeros(most + 1, np.bool_)
+    seen[codes] = True
+    return [int(code) for code in np.flatnonzero(seen)]
 
 
 def _packed(values: Array, kind: str) -> bytes:
@@ -56,12 +77,23 @@ def _packed(values: Array, kind: str) -> bytes:
 
 def _track(events: Events, track: Track, window: Window) -> dict[str, Array]:
     found = detail(track, window)
-    busy = np.maximum(np.round(found.busy * (65535 / (1 << window.level))), 1)
+    busy = np.maximum(np.round(found.busy * (FULL / (1 << window.level))), 1)
     return {
         "start": track.start[found.wide] - events.first, "end": track.end[found.wide] - events.first,
         "row": track.rows[found.wide], "name": _codes(events, track, found.wide), "look": track.look[found.wide],
         "at": found.at, "busy": busy, "count": found.count, "cellRow": track.rows[found.place],
         "cellName": _codes(events, track, found.place), "cellLook": track.look[found.place],
+    }  # fmt: skip
+
+
+def _counter(track: CounterTrack, window: Window) -> dict[str, Array]:
+    found = counter_detail(track, window)
+    none, same = np.empty(0, np.int64), np.zeros(len(found.at), np.int64)
+    scale = FULL / track.top
+    return {
+        **dict.fromkeys(("start", "end", "row", "name", "look"), none), "at": found.at,
+        "busy": np.clip(np.round(found.mean * scale), 0, FULL), "count": found.count,
+        "cellRow": np.clip(np.round(found.most * scale), 0, FULL), "cellName": same + UNNAMED, "cellLook": same,
     }  # fmt: skip
 
 
@@ -72,13 +104,12 @@ def _codes(events: Events, track: Track, places: Times) -> Array:
 
 
 def _names(events: Events, codes: Sequence[int]) -> dict[int, str]:
-    pool = events.trace.names
-    known: dict[int, str] = {}
+    pool, known = events.trace.names, events.shown_names
     for code in codes:
-        if code != UNNAMED:
+        if code not in known:
             step = code - len(pool)
             known[code] = f"step {step}" if step >= 0 else units.crop(units.clean(pool[code]), NAME)
-    return known
+    return {code: known[code] for code in codes}
 
 
 def overview(events: Events, tracks: Sequence[Track], columns: int) -> list[dict[str, Any]]:

@@ -67,10 +67,11 @@ def at_peak(held: Sequence[HeldEntry], dark: bool) -> go.Figure:
         orientation="h", y=[f"{place + 1}. {_short(one)}" for place, one in enumerate(drawn)],
         x=[one["bytes"] / GIB for one in drawn], marker_color=palette.BLUE,
         text=[f"{units.memory(one['bytes'])} in {one['blocks']}" for one in drawn], textposition="auto",
-        customdata=[_stack(one) for one in drawn], hovertemplate="%{customdata}<extra></extra>",
+        cliponaxis=False, customdata=[_stack(one) for one in drawn], hovertemplate="%{customdata}<extra></extra>",
     )  # fmt: skip
     fig.update_layout(template=theme.template(dark), bargap=0.25)
-    fig.update_xaxes(title="GiB")
+    most = max((one["bytes"] for one in drawn), default=0) / GIB
+    fig.update_xaxes(title="GiB", range=[0, 1.3 * most or 1])  # room for the text beside a bar
     fig.update_yaxes(autorange="reversed", type="category")
     return fig
 

@@ -33,7 +33,9 @@ def bars(rows: Sequence[CollectiveEntry], dark: bool) -> go.Figure:
                 text=[units.duration(value) for value in values], textposition="none",
                 hovertemplate="%{y}<br>" + name + ": %{text}<extra></extra>",
             )  # fmt: skip
-    fig.update_layout(template=theme.template(dark), barmode="stack", bargap=0.25, legend_traceorder="normal")
+    fig.update_layout(
+        template=theme.template(dark), barmode="stack", bargap=0.25, legend_traceorder="normal", showlegend=True
+    )
     fig.update_xaxes(title=f"time over all ranks ({unit})")
     fig.update_yaxes(autorange="reversed", type="category")
     return fig

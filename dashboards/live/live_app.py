@@ -10,12 +10,13 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
-from gpuscope.analyzers.watching.alerts import alerts, common_steps
+from gpuscope.analyzers.watching.alerts import alerts, common_steps, not_told
 from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
 from gpuscope.analyzers.watching.measures import RunWatcher, Seen
 from gpuscope.dashboards import ids, parts, theme
 from gpuscope.dashboards.app import new_app, protect
 from gpuscope.dashboards.live import live_figures as figures
+from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
 
 EVERY_MS = 2_000
@@ -46,7 +47,7 @@ def create_live_app(folder: Path, token: str, local: bool = True) -> Dash:
     def _beat(_: object, scheme: object) -> tuple[Any, ...]:
         seen, dark = watcher.look(), scheme == "dark"
         ended = seen.status not in ("running", "")
-        state = _state(seen, verdict.sentence(seen.windows))
+        state = _state(seen, *verdict.look(seen.windows))
         return state, figures.steps(seen, dark), figures.exposed(seen, dark), figures.lateness(seen, dark), ended
 
     protect(app, token, local)
@@ -82,9 +83,9 @@ def _layout(folder: Path) -> Component:
     )
 
 
-def _state(seen: Seen, verdict: str) -> Component:
+def _state(seen: Seen, verdict: str, recorded: Report | None) -> Component:
     """Alerts first; then how far the run is, and what its finished windows show."""
-    found = alerts(seen, time.time_ns())
+    found = alerts(seen, time.time_ns(), recorded)
     raised = [
         dmc.Alert(html.B(one.message), color="red", variant="light", mb="xs", className=f"alert {one.code}")
         for one in found
@@ -101,5 +102,7 @@ def _state(seen: Seen, verdict: str) -> Component:
     ]
     if seen.lost:
         pairs.append(("lines that could not be read", units.count(seen.lost)))
+    if untold := not_told(seen):
+        pairs.append(("not told", untold))
     calm = [] if found else [dmc.Text("No alert.", fw=600, mb="xs")]
     return html.Div([*raised, *calm, parts.card("Now", parts.facts(pairs))])

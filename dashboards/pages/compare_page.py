@@ -23,6 +23,7 @@ from gpuscope.report.schema.document import Report
 from gpuscope.report.terminal import diff_text
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import cause_label
+from gpuscope.report.view.short_kernels import short_kernels
 
 WITH = "with"
 """Parameters of the address: the run compared with, and the job of the history."""
@@ -89,6 +90,8 @@ def _compared(shown: Shown) -> Iterator[Component]:
         title=html.H2(diff_text.verdict_line(diff), className="verdict"),
         color=COLOURS[diff["verdict"]["result"]], variant="light", mb="md",
     )  # fmt: skip
+    if diff["caveats"]:
+        yield parts.card("What makes them unlike", parts.sentences(diff["caveats"]))
     if diff["breakdown"]:
         yield parts.card("Where the time went", parts.figure(figures.parts(diff, shown.dark), "compare", 220))
     yield from _aligned(before, after, shown.dark)
@@ -96,8 +99,6 @@ def _compared(shown: Shown) -> Iterator[Component]:
     yield _kernels(diff, shown.dark)
     if diff["suggestions"]:
         yield parts.card("Predicted and gained", parts.sentences([_proof(one) for one in diff["suggestions"]]))
-    if diff["caveats"]:
-        yield parts.card("What makes them unlike", parts.sentences(diff["caveats"]))
 
 
 def shown_one(others: Sequence[_Other], key: str) -> _Other | None:
@@ -156,10 +157,15 @@ def _kernels(diff: Diff, dark: bool) -> Component:
     if not diff["kernels"]:
         return parts.empty("No kernels to compare", "Neither run recorded device events.")
     rows = [
-        {"name": units.clean(row["name"]), "category": row["category"], **_times(row["before_ns"], row["after_ns"])}
-        for row in diff["kernels"]
+        {"name": units.clean(row["name"]), "short": units.clean(short), "category": row["category"],
+         **_times(row["before_ns"], row["after_ns"])}
+        for row, short in zip(diff["kernels"], short_kernels([row["name"] for row in diff["kernels"]]), strict=True)
     ]  # fmt: skip
-    columns = [parts.column("name", "kernel", flex=2), parts.column("category", "category"), *_COLUMNS]
+    columns = [
+        parts.column("short", "kernel", flex=2, tooltipField="name"),
+        parts.column("category", "category"),
+        *_COLUMNS,
+    ]
     return parts.card("Kernels that moved", parts.grid(rows, columns, "kernels-compared", dark))
 
 

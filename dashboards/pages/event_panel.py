@@ -11,12 +11,16 @@ from dash.development.base_component import Component
 from gpuscope.dashboards import parts
 from gpuscope.dashboards.data.event_details import Details, Event
 from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.kernel_rows import WITHIN
 from gpuscope.dashboards.data.range_statistics import RangeStatistics
 from gpuscope.dashboards.page_links import around
 from gpuscope.dashboards.state import View
 from gpuscope.report.view import units
+from gpuscope.report.view.short_kernels import short_kernels
 
 NAME = 110
+SHORT = 44
+"""Cells of a kernel's name in the drawer's table."""
 _BYTES = {"bytes"}
 
 
@@ -81,19 +85,21 @@ def range_panel(found: RangeStatistics, events: Events, view: View) -> Component
     kernels = [
         dmc.TableTr([
             dmc.TableTd(dmc.Anchor(
-                html.Span(units.crop(units.clean(one.name), 48), title=units.clean(one.name)), size="sm",
+                html.Span(units.clean(short), title=units.clean(one.name)), size="sm",
                 href=view.link("/timeline", event=one.ref),
             )),
             dmc.TableTd(units.count(one.count)), dmc.TableTd(units.duration(one.time)),
         ])
-        for one in found.kernels
+        for one, short in zip(found.kernels, short_kernels([one.name for one in found.kernels], SHORT), strict=True)
     ]  # fmt: skip
     of_kernels = dmc.TableTr([dmc.TableTh(name) for name in ("longest kernels", "count", "time")])
     return html.Div([
         head,
         dmc.Table([dmc.TableThead(columns), dmc.TableTbody(shares)], verticalSpacing=2, className="range-ranks"),
         dmc.Text(f"{units.plural(found.events, 'device event')}, clipped at the range.", size="sm", my="xs"),
-        dmc.Table([dmc.TableThead(of_kernels), dmc.TableTbody(kernels)], verticalSpacing=2),
+        dmc.Table([dmc.TableThead(of_kernels), dmc.TableTbody(kernels)], verticalSpacing=2, className="range-kernels"),
+        dmc.Anchor("All kernels of this range", size="sm", href=view.link(
+            "/kernels", window=found.window, event="", extra={**view.extra, "range": "", WITHIN: "window"})),
     ])  # fmt: skip
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+from typing import Any
+
+import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ids, parts
-from gpuscope.dashboards.data.kernel_rows import kernel_rows, short
+from gpuscope.dashboards.data.kernel_rows import WITHIN, filtered, kernel_rows, window_of
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.figures import kernels_figure as drawing
 from gpuscope.dashboards.page import Page, Shown
@@ -16,6 +22,10 @@ from gpuscope.report.view import units
 
 TIMES = ("dur", "mean", "min", "median", "max")
 """Columns of the table in ns: the sum, and of one call."""
+EVEN = 1.005
+"""Ratio below which the ranks' times count as equal."""
+MOST_RANKS = 16
+"""Ranks with a column each; of more, the rank filter chooses some."""
 PRECISIONS = {"bf16": "16-bit tensor cores", "fp32": "32-bit"}
 
 
@@ -30,22 +40,34 @@ def layout(shown: Shown) -> Component:
     return parts.page(_categories(shown), _table(shown), _rates(shown))
 
 
-def _filtered(shown: Shown) -> bool:
-    return shown.view.ranks is not None or shown.view.steps is not None
-
-
 def _scope(shown: Shown) -> str:
-    """What the table is of, where filters are set."""
-    if not _filtered(shown):
+    """What the table is of, where it is of a part."""
+    view = shown.view
+    if not filtered(view):
         return ""
     if shown.run.trace is None:
         return " The filters need the trace; this is the whole run."
-    return " Of the ranks and steps chosen."
+    chosen = [word for word, on in (("ranks", view.ranks), ("steps", view.steps), ("window", window_of(view))) if on]
+    return f" Of the {' and '.join(chosen)} chosen: of what starts there."
+
+
+def _switch(shown: Shown) -> Component | None:
+    """Between the whole recording and the window last shown by the timeline, where there is one."""
+    window = shown.view.window
+    if window is None or shown.run.events is None:
+        return None
+    return dmc.SegmentedControl(
+        id=ids.extra(WITHIN), value="window" if window_of(shown.view) else "", size="xs", mb="xs",
+        data=[
+            {"value": "", "label": "Whole recording"},
+            {"value": "window", "label": f"The timeline's window ({units.duration(window[1] - window[0])})"},
+        ],
+    )  # fmt: skip
 
 
 def _categories(shown: Shown) -> Component:
     kernels = shown.run.report["kernels"]
-    whole = " Over all ranks and steps: the filters apply to the table." if _filtered(shown) else ""
+    whole = " Over all ranks and steps: the filters apply to the table." if filtered(shown.view) else ""
     height = 130 + 30 * len({one["category"] for one in kernels})
     return parts.card(
         "By category",
@@ -55,34 +77,58 @@ def _categories(shown: Shown) -> Component:
 
 
 def _table(shown: Shown) -> Component:
-    rows = [
-        {
-            "name": units.clean(one["name"]), "short": units.clean(short(one["name"])), "category": one["category"],
-            "operator": units.clean(one["operator"] or ""), "count": one["count"], "share": one["share_frac"],
-            "share_text": units.share(one["share_frac"]), "rate": one["flops_per_s"],
-            "rate_text": units.flop_rate(one["flops_per_s"]),
-            **{key: one[f"{key}_ns"] for key in TIMES},
-            **{f"{key}_text": units.duration(one[f"{key}_ns"]) for key in TIMES},
-        }
-        for one in kernel_rows(shown.run, shown.view)
-    ]  # fmt: skip
+    found = kernel_rows(shown.run, shown.view)
+    ranks = sorted({rank for one in found for rank in one["by_rank"]})
+    ranks = ranks if 1 < len(ranks) <= MOST_RANKS else []
     columns = [
-        parts.column("short", "kernel", flex=1, minWidth=220, tooltipField="name"),
+        parts.column("short", "kernel", flex=1, minWidth=240, tooltipField="name"),
+        parts.number("share", "share", "share_text", width=85),
+        parts.number("dur", "time", "dur_text", width=95, sort="desc"),
+        parts.column("count", "count", type="rightAligned", filter="agNumberColumnFilter", width=85),
+        *(parts.number(key, key, f"{key}_text", width=90) for key in TIMES[1:]),
+        *([parts.number("uneven", "most on", "uneven_text", width=125)] if ranks else []),
+        *(parts.number(f"rank{rank}", f"rank {rank}", f"rank{rank}_text", width=90) for rank in ranks),
         parts.column("operator", "launched by", width=150, tooltipField="operator"),
         parts.column("category", "category", width=120),
-        parts.number("share", "share", "share_text", width=90),
-        parts.number("dur", "time", "dur_text", width=100, sort="desc"),
-        parts.column("count", "count", type="rightAligned", filter="agNumberColumnFilter", width=90),
-        *(parts.number(key, key, f"{key}_text", width=100) for key in TIMES[1:]),
         parts.number("rate", "rate", "rate_text", width=120),
     ]
-    lead = "Hover over a name for all of it; click to find the kernel in the timeline."
+    whole = "Hover over a name for all of it"
+    note = whole + ("; click or press Enter to find the kernel in the timeline." if shown.run.events else ".")
+    if ranks:
+        note += " «Most on»: the rank with most time in it, against the median; in a collective, who waits."
+    query = shown.view.query() if filtered(shown.view) and shown.run.trace is not None else ""
     return parts.card(
         "Kernels",
-        parts.grid(rows, columns, "kernels", shown.dark, id=ids.KERNELS_GRID, columnSize=None),
-        note=(lead if shown.run.events is not None else "Hover over a name for all of it.") + _scope(shown),
-        corner=parts.csv_link(shown.run.key, "kernels"),
-    )
+        _switch(shown),
+        parts.grid(
+            [_row(number, one, ranks) for number, one in enumerate(found)], columns, "kernels", shown.dark,
+            id=ids.KERNELS_GRID, columnSize=None, getRowId="params.data.id",
+            defaultColDef={"suppressHeaderFilterButton": True},
+        ),
+        note=note + _scope(shown),
+        corner=parts.csv_link(shown.run.key, "kernels", query),
+    )  # fmt: skip
+
+
+def _row(number: int, one: Mapping[str, Any], ranks: Sequence[int]) -> dict[str, Any]:
+    """A row of the table; `ranks` have a column each."""
+    row = {
+        "id": f"{number} {one['name']}", "name": units.clean(one["name"]), "short": units.clean(one["short"]),
+        "category": one["category"], "operator": units.clean(one["operator"] or ""), "count": one["count"],
+        "share": one["share_frac"], "share_text": units.share(one["share_frac"]), "rate": one["flops_per_s"],
+        "rate_text": units.flop_rate(one["flops_per_s"]),
+        **{key: one[f"{key}_ns"] for key in TIMES},
+        **{f"{key}_text": units.duration(one[f"{key}_ns"]) for key in TIMES},
+    }  # fmt: skip
+    if ranks and one["by_rank"]:
+        times = [one["by_rank"].get(rank, 0) for rank in ranks]
+        row |= {f"rank{rank}": time for rank, time in zip(ranks, times, strict=True)}
+        row |= {f"rank{rank}_text": units.duration(time) for rank, time in zip(ranks, times, strict=True)}
+        ratio = max(times) / median_low(times) if median_low(times) else math.inf
+        most = f"rank {ranks[times.index(max(times))]}"
+        words = "even" if ratio < EVEN else f"{most}: ×{ratio:.3g}" if ratio < math.inf else f"only {most}"
+        row |= {"uneven": min(ratio, 1e9), "uneven_text": words}
+    return row
 
 
 def _rates(shown: Shown) -> Component:

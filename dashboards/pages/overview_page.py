@@ -11,9 +11,9 @@ from dash.development.base_component import Component
 from gpuscope.dashboards import parts, theme
 from gpuscope.dashboards.figures import breakdown_figure, steps_figure
 from gpuscope.dashboards.page import Page, Shown
-from gpuscope.dashboards.page_links import evidence_link, timeline_view
+from gpuscope.dashboards.page_links import evidence_link, meanwhile_link, timeline_view
 from gpuscope.report.schema.document import FindingEntry, RankEntry, StepEntry
-from gpuscope.report.view import arrangement, headline, units
+from gpuscope.report.view import arrangement, headline, summary, units
 
 LEADS = "Click to see it in the timeline."
 FINDINGS_SHOWN = 8
@@ -34,28 +34,40 @@ def layout(shown: Shown) -> Component:
 
 
 def _verdict(shown: Shown) -> Component:
+    """The first screen of the terminal report: the same sentence, verdict and caveats."""
     report = shown.run.report
-    verdict = report["verdict"]
+    verdict, said = report["verdict"], summary.summary(report)
     abstained = verdict["abstained"] or verdict["bound_by"] is None
     colour = "yellow" if abstained else "green" if verdict["bound_by"] == "compute" else "red"
-    body: list[Any] = [dmc.Text(units.clean(verdict["why"]))]
-    if not abstained:
-        confidence = verdict["confidence"]
-        body.append(
-            dmc.Group([
-                dmc.Text(f"confidence {confidence:.2g}", size="sm"),
-                dmc.Progress(value=100 * confidence, w=160, **parts.attributes(aria_label="confidence")),
-            ], mt="xs")
-        )  # fmt: skip
+    body: list[Any] = [] if abstained else [dmc.Text(said.verdict)]
+    if (place := _costliest(shown)) is not None:
+        body.append(place)
     body.append(html.Div(parts.step_time(report)))
+    if said.limits:
+        body.append(dmc.Text([html.B("Caveats: "), units.clean(said.limits)], size="sm"))
+    if not abstained:  # else the sentence says it
+        body.append(html.Details([html.Summary("Why"), dmc.Text(units.clean(verdict["why"]), size="sm")]))
     body.append(dmc.Text(units.clean(headline.context_line(report)), size="sm", c="dimmed", mt="xs"))
     if shown.view.ranks is not None or shown.view.steps is not None:
         body.append(
             dmc.Text("The verdict is for the whole run; the filters apply to the figures below.", size="sm", mt="xs")
         )
-    return dmc.Alert(
-        body, title=html.H2(headline.verdict_line(report), className="verdict"), color=colour, variant="light", mb="md"
-    )
+    title = html.H2(units.clean(said.sentence), className="verdict")
+    return dmc.Alert(body, title=title, color=colour, variant="light", mb="md")
+
+
+def _costliest(shown: Shown) -> Component | None:
+    """A link to where the verdict's cause costs most; None where there is no such place."""
+    main = summary.main_finding(shown.run.report)
+    if main is None or not main["evidence"] or shown.run.events is None:
+        return None
+    number = next(i for i, one in enumerate(arrangement.findings(shown.run.report)) if one is main)
+    longest = max(main["evidence"], key=lambda one: one["dur_ns"])
+    late = [one for one in main["ranks"] if one != longest["rank"]] if main["code"] == "straggler" else []
+    lines = [html.Div(["Costliest place: ", evidence_link(longest, shown, number)])]
+    if len(late) == 1 and (found := meanwhile_link(longest, late[0], shown, number)) is not None:
+        lines.append(html.Div(["Meanwhile: ", found]))
+    return html.Div(lines, className="costliest")
 
 
 def _breakdown(shown: Shown) -> Component:
@@ -150,7 +162,7 @@ def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
         if finding["cost_ns_per_step"]
         else "",
         units.share(finding["share_frac"]) if finding["share_frac"] else "",
-        f"ranks {units.ranks(finding['ranks'])}" if finding["ranks"] else "",
+        units.rank_words(finding["ranks"]) if finding["ranks"] else "",
     ]
     head = dmc.Group([
         parts.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),

@@ -28,14 +28,17 @@ from gpuscope.report.view import palette, units
 PATH = "/timeline"
 MAP_COLUMNS = 600
 MAX_SEARCH = 200
+COUNTER = "c"
+"""The letter of a row of a counter, beside `event_details.LETTERS`."""
 BUTTONS = (
     ("in", "+", "Zoom in (W)"), ("out", "−", "Zoom out (S)"), ("left", "←", "Earlier (A)"), ("right", "→", "Later (D)"),
     ("fit", "Fit", "Zoom to the selection (F)"), ("steady", "Steady steps", "Show the steady steps"),
     ("all", "All", "Show the whole recording (0)"),
 )  # fmt: skip
 KEYS = (
-    ("W S", "zoom in, out"), ("A D", "earlier, later"), ("F", "fit the selection"), ("0", "the whole recording"),
-    ("M", "mark the selection"), ("/", "search"), ("Esc", "select nothing"), ("↑ ↓", "rows"),
+    ("W S", "zoom in, out, where the pointer is"), ("A D", "earlier, later"), ("F", "fit the selection"),
+    ("0", "the whole recording"),
+    ("M", "mark the selection"), ("/", "search; Enter: the next found"), ("Esc", "select nothing"), ("↑ ↓", "rows"),
     ("← →", "events of a row"),
     ("Enter", "open or close a row"), ("P", "pin the row; also Alt-click on its name"), ("wheel", "scroll the rows"),
     ("Ctrl wheel", "zoom"), ("Shift wheel, Shift drag", "earlier, later"), ("drag", "choose a range"),
@@ -78,10 +81,14 @@ def _setup(shown: Shown, events: Events, found: event_details.Details | None) ->
     return {
         "url": timeline_data.address(shown.run.key), "base": str(events.first),
         "window": [at - events.first for at in window], "bounds": [at - events.first for at in events.window],
-        "tree": tree(events.tracks, ranks),
+        "tree": tree(events.tracks, ranks, events.counters),
         "tracks": {
             number: {"rank": track.rank, "label": track.label, "table": event_details.LETTERS[track.table]}
             for number, track in enumerate(events.tracks) if ranks is None or track.rank in ranks
+        } | {
+            number: {"rank": one.rank, "label": f"{one.place}: {one.label}", "table": COUNTER, "top": one.top,
+                     "unit": one.unit}
+            for number, one in enumerate(events.counters, len(events.tracks)) if ranks is None or one.rank in ranks
         },
         "looks": {look: {"label": label, "colour": colour} for look, (label, colour) in LOOKS.items()},
         "marks": {

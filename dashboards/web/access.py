@@ -75,6 +75,9 @@ def guard(server: Flask, token: str, local: bool, hashes: Callable[[], list[str]
             "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
             "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
         )
+        if request.path.startswith("/assets/") and "m" in request.args and response.status_code == 200:
+            # Dash puts the time of the file's last change into the address: what it names never changes.
+            response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
         return response

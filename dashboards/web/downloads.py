@@ -11,11 +11,12 @@ import pandas as pd
 from flask import Flask, Response, abort, request
 
 from gpuscope.analyzers.run import chrome_trace_export
-from gpuscope.dashboards.data.cut import cut
+from gpuscope.dashboards.data.kernel_rows import filtered, kernel_rows
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
-from gpuscope.dashboards.state import MalformedStateError, parse
+from gpuscope.dashboards.state import MalformedStateError, View, parse
+from gpuscope.dashboards.web.window_cut import cut
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """How a cell begins that a spreadsheet would run (OWASP, «CSV injection»)."""
 EXPORTS = 2
 """Windows cut at once: each takes memory for a copy of its events."""
@@ -27,7 +28,7 @@ def register(server: Flask, runs: Runs) -> None:
 
     @server.get("/download/<key>/<section>.csv")
     def _csv(key: str, section: str) -> Response:
-        table = _table(runs[key], section) if key in runs else None
+        table = _table(runs[key], section, _asked()) if key in runs else None
         if table is None:
             abort(404)
         return csv(table, section)
@@ -37,17 +38,30 @@ def register(server: Flask, runs: Runs) -> None:
         events = runs[key].events if key in runs else None
         if events is None:
             abort(404)
-        view = parse(request.query_string.decode())
-        if view.wrong:
-            raise MalformedStateError("; ".join(f"{key}: {why}" for key, why in view.wrong.items()))
-        with exporting, tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "window.json.gz"
-            chrome_trace_export.write(cut(events.trace, events.clock, view.window, view.ranks), path)
-            return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
+        view = _asked()
+        if not exporting.acquire(blocking=False):  # no thread waits: the others go on answering
+            return Response(f"{EXPORTS} windows are being saved: go back and try again", 503, {"Retry-After": "5"})
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "window.json.gz"
+                chrome_trace_export.write(cut(events.trace, events.clock, view.window, view.ranks), path)
+                return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
+        finally:
+            exporting.release()
 
 
-def _table(run: OpenRun, section: str) -> pd.DataFrame | None:
-    """A section of the report, or what the pipeline's figures draw; None for anything else."""
+def _asked() -> View:
+    """The state in the address. Raises `MalformedStateError` where a part of it is invalid."""
+    view = parse(request.query_string.decode())
+    if view.wrong:
+        raise MalformedStateError("; ".join(f"{key}: {why}" for key, why in view.wrong.items()))
+    return view
+
+
+def _table(run: OpenRun, section: str, view: View) -> pd.DataFrame | None:
+    """A section of the report, kernels of a part of the run, or what the pipeline's figures draw; else None."""
+    if section == "kernels" and run.trace is not None and filtered(view):
+        return pd.json_normalize(kernel_rows(run, view)).drop(columns="short", errors="ignore")
     if section in run.tables.tables:
         return run.tables.tables[section]
     pipeline: dict[str, Any] = cast("dict[str, Any]", run.report).get("pipeline") or {}

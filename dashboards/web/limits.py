@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dash import Dash
+from dash.exceptions import DependencyException
 from flask import Response, request
 from werkzeug.exceptions import HTTPException
 
@@ -30,7 +31,10 @@ def limit(app: Dash) -> None:
         if len(request.query_string) > MAX_ADDRESS:
             return Response(f"the address is longer than {MAX_ADDRESS} characters", 414)
         if request.path.endswith("/_dash-update-component") and request.method == "POST":
-            body = request.get_json(silent=True) if (request.content_length or 0) <= MAX_BODY else request.get_json()
+            try:
+                body = request.get_json(silent=(request.content_length or 0) <= MAX_BODY)
+            except RecursionError:
+                return Response("the body is nested too deeply", 400)
             wrong = _malformed(body, app.callback_map)
             return Response(wrong, 400) if wrong else None
         return None
@@ -38,6 +42,10 @@ def limit(app: Dash) -> None:
     @server.errorhandler(MalformedStateError)
     def _malformed_state(error: MalformedStateError) -> Response:
         return Response(str(error), 400)
+
+    @server.errorhandler(DependencyException)
+    def _no_such_script(error: DependencyException) -> Response:  # noqa: ARG001
+        return Response("there is no such script", 404)
 
     @server.errorhandler(UnicodeError)
     def _undecodable(error: UnicodeError) -> Response | HTTPException:  # noqa: ARG001

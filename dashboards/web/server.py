@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,13 +17,54 @@ from urllib.parse import urlencode
 
 from flask import Flask
 from waitress import wasyncore
-from waitress.server import create_server
+from waitress.adjustments import Adjustments
+from waitress.channel import HTTPChannel
+from waitress.server import TcpWSGIServer
+from waitress.task import ThreadedTaskDispatcher
 
 from gpuscope.dashboards.web.limits import MAX_BODY, MAX_HEADERS
 from gpuscope.errors import UsageError
 
 THREADS = 8
 """Requests answered at once: a viewer has at most six connections open, and most requests are short."""
+
+
+MOST_CONNECTIONS = 300
+"""Open at once. One more closes the one that has been without a request longest: browsers simply connect again, and who
+holds connections open without asking anything keeps nobody out."""
+RECEIVE_S = 20.0
+"""Seconds within which a request must have arrived: what is sent byte by byte is closed, however active."""
+IDLE_S = 60
+
+
+class _Connection(HTTPChannel):  # type: ignore[misc]
+    """Knows when the request that is being received began."""
+
+    begun = 0.0
+
+    def received(self, data: bytes) -> Any:
+        if self.request is None:
+            self.begun = time.time()
+        return super().received(data)
+
+
+class _Waitress(TcpWSGIServer):  # type: ignore[misc]
+    """Closes what is slow on purpose, and makes room for new connections."""
+
+    channel_class = _Connection
+
+    def handle_accept(self) -> None:
+        idle = [one for one in self.active_channels.values() if not one.requests and not one.will_close]
+        too_many = max(len(self.active_channels) + 1 - MOST_CONNECTIONS, 0)
+        for one in sorted(idle, key=lambda one: one.last_activity)[:too_many]:
+            one.handle_close()
+        super().handle_accept()
+
+    def maintenance(self, now: float) -> None:
+        super().maintenance(now)
+        for one in self.active_channels.values():
+            if one.request is not None and now - one.begun > RECEIVE_S:
+                one.will_close = True
 
 
 class Server:
@@ -36,10 +78,18 @@ class Server:
     def set_app(self, app: Flask) -> None:
         """What answers the requests."""
         logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns of queued requests, which a page has at times
-        self._running = create_server(
-            app, sockets=[self._bound], threads=THREADS, max_request_body_size=MAX_BODY,
-            max_request_header_size=MAX_HEADERS, connection_limit=400, channel_timeout=60, ident="gpuscope",
-            clear_untrusted_proxy_headers=True,
+        bound = self._bound
+        rules = Adjustments(
+            sockets=[bound], threads=THREADS, max_request_body_size=MAX_BODY, max_request_header_size=MAX_HEADERS,
+            connection_limit=2 * MOST_CONNECTIONS, channel_timeout=IDLE_S,
+            ident="gpuscope", clear_untrusted_proxy_headers=True, log_socket_errors=False,
+        )  # fmt: skip
+        rules.cleanup_interval = RECEIVE_S / 4
+        threads = ThreadedTaskDispatcher()
+        threads.set_thread_count(THREADS)
+        self._running = _Waitress(
+            app, map={}, _sock=bound, dispatcher=threads, adj=rules, bind_socket=False,
+            sockinfo=(bound.family, bound.type, bound.proto, bound.getsockname()),
         )  # fmt: skip
 
     def serve_forever(self) -> None:

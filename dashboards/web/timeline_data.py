@@ -13,12 +13,15 @@ from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.data.window_columns import TILE, window_columns
 from gpuscope.dashboards.state import MalformedStateError
+from gpuscope.dashboards.web.kept_answers import KeptAnswers
 from gpuscope.dashboards.web.limits import whole
 
 MAX_LEVEL = 50
 MAX_TILES = 64
 MAX_TRACKS = 400
 """More than a screen holds, at any zoom."""
+MAX_CHUNKS = 8_000
+"""Tiles of tracks in one answer: 250 rows on a screen of 8,000 pixels."""
 BUILD = secrets.token_hex(4)
 """Part of the addresses: what they answer never changes while this program runs, so a browser may keep it."""
 
@@ -30,6 +33,7 @@ def address(key: str) -> str:
 
 def register(server: Flask, runs: Runs) -> None:
     """Add the routes `/timeline-data/…`."""
+    kept = KeptAnswers()
 
     @server.get("/timeline-data/<key>/<build>/cells")
     def _cells(key: str, build: str) -> Response:
@@ -40,7 +44,11 @@ def register(server: Flask, runs: Runs) -> None:
         limit = 1 << 62
         if not first < last <= first + MAX_TILES or max(abs(first), abs(last)) * TILE << level >= limit:
             raise MalformedStateError("these are not tiles of a timeline")
-        data = window_columns(events, _tracks(request.args.get("tracks", ""), len(events.tracks)), level, first, last)
+        tracks = _tracks(request.args.get("tracks", ""), len(events.tracks) + len(events.counters))
+        if len(tracks) * (last - first) > MAX_CHUNKS:
+            raise MalformedStateError("more than any screen shows")
+        asked = (key, tuple(tracks), level, first, last)
+        data = kept.get(asked, lambda: window_columns(events, tracks, level, first, last))
         answer = Response(data, content_type="application/octet-stream")
         answer.headers["Cache-Control"] = "private, max-age=86400, immutable"
         return answer

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuscope.recorded_environment import redacted
+
 MANIFEST = "manifest.json"
 PARTS = "manifest.d"
 """Its parts, one per writer."""
@@ -51,7 +53,7 @@ def ended(folder: Path) -> Ended | None:
     return Ended(
         status=str(manifest["status"]),
         failures=tuple(text for rank in ranks if (text := _failure(rank))),
-        wrong=tuple(str(entry.get("message", "")) for entry in problems),
+        wrong=tuple(redacted(str(entry.get("message", ""))) for entry in problems),
         hung=any(entry.get("code") == "hang" for entry in problems),
     )
 
@@ -160,4 +162,4 @@ def _failure(rank: dict[str, Any]) -> str:
     if status in ("completed", "") and not error:
         return ""
     first = error.strip().splitlines()[0][:200] if error.strip() else ""
-    return f"rank {rank.get('rank')} {status}" + (f": {first}" if first else "")
+    return f"rank {rank.get('rank')} {status}" + (f": {redacted(first)}" if first else "")

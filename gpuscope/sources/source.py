@@ -6,6 +6,7 @@ import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -145,9 +146,19 @@ def check_readable(path: Path) -> None:
         else:
             raise InputError(f"{path}: is not a regular file", hint="write it to a file first")
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file or directory") from None
+        raise InputError(f"{path}: no such file or directory", hint=_like(path)) from None
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+def _like(path: Path) -> str | None:
+    """The name in the same folder that was probably meant."""
+    try:
+        names = [one.name for one in path.parent.iterdir()]
+    except OSError:
+        return None
+    close = get_close_matches(path.name, names, 1, cutoff=0.8)
+    return f"did you mean {path.parent / close[0]}?" if close else None
 
 
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu|proc|procid)[-_.=]?(\d+)(?![\d.]*\d{6})", re.IGNORECASE)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.recorded_environment import kept_facts
 from gpuscope.trace import host_device
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.row_order import order_rows, select_rows
@@ -55,8 +56,9 @@ class TraceBuilder:
             self._problems.append(Problem(severity, code, int(count), message))
 
     def source(self, path: Path, fmt: str, version: str, events: int, facts: Mapping[str, Any]) -> int:
-        """Record a file that was read; returns its row, for `ranks.source`."""
-        self.sources.append(SourceFile(path, fmt, version, events, facts))
+        """Record a file that was read; returns its row, for `ranks.source`. Of a header in `facts` only keys that are
+        known to be harmless stay (`gpuscope.recorded_environment`)."""
+        self.sources.append(SourceFile(path, fmt, version, events, kept_facts(facts)))
         return len(self.sources) - 1
 
     def thread(self, rank: int, pid: int, tid: int) -> int:

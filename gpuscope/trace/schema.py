@@ -173,7 +173,7 @@ DEVICE_EVENTS = TableSchema(
         Column(
             "copy_kind",
             "name",
-            "HtoD, DtoH, DtoD, PtoP, HtoH, memset, or `migration …` (unified memory)",
+            "HtoD, DtoH, DtoD, PtoP, HtoH, memset, or `migration …` (unified memory, with its cause where recorded)",
             True,
         ),
         Column("graph", "int", "CUDA graph that launched it", True),

@@ -28,6 +28,7 @@ import msgspec
 from gpuscope.errors import InputError, UsageError
 from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
 from gpuscope.instrumented_runtime.record.manifest import FileEntry, Manifest, Problem, RankPart, RunPart, merge
+from gpuscope.recorded_environment import redacted_command
 
 PARTS = "manifest.d"
 MANIFEST = "manifest.json"
@@ -64,7 +65,7 @@ class RunFolder:
                 f"{folder} exists already",
                 hint="choose a new folder, or remove this one if you no longer need it",
             )
-        run = RunPart(run_id=_new_run_id(), command=list(command), started_ns=time.time_ns(), **facts)
+        run = RunPart(run_id=_new_run_id(), command=redacted_command(command), started_ns=time.time_ns(), **facts)
         created = cls(folder, run)
         with _writing(folder):
             (folder / PARTS).mkdir(parents=True)
@@ -228,7 +229,9 @@ def _start_run_once(folder: Path, command: Sequence[str] | None) -> None:
     part = folder / PARTS / "run.json"
     if part.exists():
         return
-    run = RunPart(run_id=_new_run_id(), command=list(command or sys.argv), started_ns=time.time_ns(), launched=False)
+    run = RunPart(
+        run_id=_new_run_id(), command=redacted_command(command or sys.argv), started_ns=time.time_ns(), launched=False
+    )
     temporary = part.with_name(f".run.{os.getpid()}.{socket.gethostname()}")
     try:
         temporary.write_bytes(_encode(run))

@@ -40,6 +40,18 @@ def test_near_misses(typed: str, hint: str) -> None:
     assert done.stderr == f"Error: no command {typed!r}\nHint: {hint}\n"
 
 
+def test_a_path_mistyped(trace: Path) -> None:
+    done = gpuscope("analyze", trace.with_name("rnak0.json"))
+    assert done.returncode == 3
+    assert done.stderr.endswith(f"rnak0.json: no such file or directory\nHint: did you mean {trace}?\n")
+    assert "Hint" not in gpuscope("analyze", trace.with_name("something-else")).stderr
+
+
+def test_a_model_mistyped() -> None:
+    done = gpuscope("advise", "--model", "lama-3-70b", "--cluster", "8xH100")
+    assert "Hint: did you mean llama-3-70b? known: " in done.stderr
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str) -> None:
     done = gpuscope("completion", shell)

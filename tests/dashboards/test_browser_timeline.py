@@ -20,7 +20,11 @@ CONTROL, SHIFT = "ctrlKey", "shiftKey"
 
 
 def query(browser: Browser) -> dict[str, str]:
-    return {key: values[0] for key, values in parse_qs(urlsplit(browser.driver.current_url).query).items()}
+    return query_of(browser.driver.current_url)
+
+
+def query_of(address: str) -> dict[str, str]:
+    return {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
 
 
 def opened(browser: Browser, address: str, anew: bool = False) -> None:
@@ -273,4 +277,44 @@ def test_from_a_finding_to_its_event_and_back(browser: Browser, served: str) -> 
     assert browser.text(".pinned") == finding  # still there
     browser.script("[...document.querySelectorAll('.pinned a')].find(a => a.innerText.startsWith('Back')).click()")
     browser.drawn("/")
+    assert browser.errors() == []
+
+
+def test_keys_zoom_where_the_pointer_is(browser: Browser, served: str) -> None:
+    """As in Perfetto: what is under the pointer stays there; without a pointer, the middle does."""
+    opened(browser, f"{served}/timeline?run=1")
+    at = """const t = window.gpuscopeTimeline.current, box = t.canvas.getBoundingClientRect();
+        const x = t.label + t.plot * 0.8;
+        t.canvas.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + x,
+            clientY: box.top + 30, bubbles: true}));
+        const before = t.time(x);
+        document.body.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}));
+        return [before, t.time(x), t.to - t.from];"""
+    before, after, width = browser.script(at, "w")
+    assert abs(before - after) < width / 1000
+    before, after, wider = browser.script(at, "s")
+    assert abs(before - after) < wider / 1000
+    assert wider == pytest.approx(1.5 * width)
+    middle = browser.script(
+        f"""const t = {NOW};
+        t.canvas.dispatchEvent(new PointerEvent('pointerleave'));
+        const before = (t.from + t.to) / 2;
+        document.body.dispatchEvent(new KeyboardEvent('keydown', {{key: 'w', bubbles: true}}));
+        return [before, (t.from + t.to) / 2];"""
+    )
+    assert middle[0] == pytest.approx(middle[1])
+
+
+def test_enter_in_the_search_goes_from_one_to_the_next(browser: Browser, served: str) -> None:
+    opened(browser, f"{served}/timeline?run=2")
+    browser.type("#timeline-search", "ncclDev")
+    browser.wait(lambda: "4 events" in browser.text("#timeline-found"))
+    links = "[...document.querySelectorAll('#timeline-found a.event')]"
+    expected = [query_of(browser.script(f"return {links}[{place}].href"))["event"] for place in range(2)]
+    seen = []
+    for _ in range(2):
+        browser.type("#timeline-search", "\n")
+        browser.wait(lambda: query(browser).get("event", "") not in ("", *seen))
+        seen.append(query(browser)["event"])
+    assert seen == expected
     assert browser.errors() == []

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import pandas as pd
 import pytest
 from flask import Flask
-from helpers.dashboards import TOKEN, viewer
+from helpers.dashboards import TOKEN, serve, viewer
 
 from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.page import pages
 from gpuscope.dashboards.state import MalformedStateError, parse
+from gpuscope.dashboards.web import downloads, server
 from gpuscope.dashboards.web.access import COOKIE, is_loopback, new_token
 from gpuscope.dashboards.web.downloads import csv
 from gpuscope.dashboards.web.limits import MAX_ADDRESS, MAX_BODY
@@ -140,7 +143,8 @@ def test_a_malformed_state_is_a_bad_request(pair: OpenRun, search: object) -> No
      "level=5&first=9&last=0&tracks=0",
      "level=5&first=0&last=1&tracks=0-99999999", "level=5&first=0&last=1&tracks=x",
      "level=50&first=99999999999&last=100000000000&tracks=0",
-     "level=5&first=0&last=1&tracks=" + ",".join(["0-3"] * 200), "level=٥&first=0&last=1&tracks=0"],
+     "level=5&first=0&last=1&tracks=" + ",".join(["0-3"] * 200),
+     "level=5&first=0&last=64&tracks=" + ",".join(["0"] * 399), "level=٥&first=0&last=1&tracks=0"],
 )  # fmt: skip
 def test_what_is_no_window_of_a_timeline_is_a_bad_request(pair: OpenRun, query: str) -> None:
     client = viewer(pair)
@@ -166,7 +170,8 @@ def test_a_mistyped_address_still_opens(pair: OpenRun, search: str) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    ["", "[]", "null", "{", '{"output": 5}', '{"output": "nothing.here"}', '"text"',
+    ["", "[]", "null", "{", "[" * 100_000, '{"output":' * 50_000,
+     '{"output": 5}', '{"output": "nothing.here"}', '"text"',
      '{"output": "..content.children.."}'],
 )  # fmt: skip
 def test_what_no_page_sends_is_a_bad_request(pair: OpenRun, body: str) -> None:
@@ -199,7 +204,7 @@ def test_a_huge_set_of_ranks_costs_nothing() -> None:
     assert time.process_time() - begun < 1  # it was 5 s
 
 
-@pytest.mark.parametrize("cell", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize("cell", ["=1+1", "＝1+1", "\n=1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
 def test_formulas_in_a_csv_are_text(cell: str) -> None:
     with Flask("none").app_context():
         lines = csv(pd.DataFrame({"name": [cell, "gemm"], "change": [-5, 7]}), "kernels").get_data(as_text=True)
@@ -220,3 +225,87 @@ def test_answers_are_compressed(pair: OpenRun) -> None:
     for path in ("/_dash-layout", "/assets/gpuscope.js"):
         assert client.get(path, headers={"Accept-Encoding": "gzip"}).headers["Content-Encoding"] == "gzip"
     assert json.loads(client.get("/_dash-layout").get_data())
+
+
+def slow(port: int, text: bytes = b"GET / HTTP/1.1\r\n") -> socket.socket:
+    """A connection whose request never ends."""
+    made = socket.create_connection(("127.0.0.1", port), timeout=10)
+    made.sendall(text)
+    return made
+
+
+def test_connections_that_ask_nothing_keep_nobody_out(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty of them, where forty may be open: a viewer is answered, before and after they have been closed."""
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 40)
+    place = urlsplit(served)
+    assert place.hostname is not None
+    assert place.port is not None
+    with ExitStack() as stack:
+        for text in [b"GET / HTTP/1.1\r\n"] * 30 + [b""] * 30:
+            stack.enter_context(slow(place.port, text))
+        for _ in range(3):
+            connection = http.client.HTTPConnection(place.hostname, place.port, timeout=5)
+            connection.request("GET", "/", headers={"Cookie": f"{COOKIE}-{place.port}={TOKEN}"})
+            assert connection.getresponse().status == 200
+            connection.close()
+
+
+def test_a_request_that_is_sent_byte_by_byte_is_cut_off(pair: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However active it is."""
+    monkeypatch.setattr(server, "RECEIVE_S", 0.8)
+    for address_ in serve(Runs([pair])):
+        port = urlsplit(address_).port
+        assert port is not None
+        with slow(port) as attacker:
+            begun = time.monotonic()
+            assert _cut_off(attacker, begun + 20), "it is still connected"
+
+
+def _cut_off(attacker: socket.socket, until: float) -> bool:
+    """Whether the server closes a connection on which a byte is sent every tenth of a second."""
+    while time.monotonic() < until:
+        try:
+            attacker.sendall(b"a")
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("chunks", [b"100000\r\n", b"FFFFFFFFFFFFFFFF\r\n", b"zz\r\n"])
+def test_a_body_in_chunks_is_limited_too(served: str, chunks: bytes) -> None:
+    """It names no length beforehand."""
+    place = urlsplit(served)
+    assert place.port is not None
+    head = f"POST {UPDATE} HTTP/1.1\r\nHost: 127.0.0.1:{place.port}\r\nCookie: {COOKIE}-{place.port}={TOKEN}\r\n"
+    head += "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with slow(place.port, head.encode() + chunks) as attacker:
+        with suppress(OSError):
+            for _ in range(2):
+                attacker.sendall(b" " * (1 << 20) + b"\r\n100000\r\n")
+        with suppress(ConnectionError):
+            assert attacker.recv(64).split()[1] in (b"400", b"413")
+
+
+@pytest.mark.parametrize("path", ["/_dash-component-suites/os/os.py", "/_dash-component-suites/dash/../../app.py",
+                                  "/_dash-component-suites/dash/deps/..%2f..%2fdash.py", "/timeline-data/../x/cells",
+                                  "//etc/passwd", "/download/2/%00.csv"])  # fmt: skip
+def test_no_path_leads_to_a_file(pair: OpenRun, path: str) -> None:
+    answer = viewer(pair).get(path)
+    assert answer.status_code in (400, 403, 404) or b"react-entry-point" in answer.data
+    assert b"import " not in answer.data
+    assert b"root:" not in answer.data
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "TRACE", "OPTIONS"])
+def test_other_methods_change_nothing_and_need_the_token(pair: OpenRun, method: str) -> None:
+    assert create_app(Runs([pair]), TOKEN).server.test_client().open("/", method=method).status_code == 401
+    assert viewer(pair).open("/download/2/ranks.csv", method=method).status_code in (200, 405)
+
+
+def test_exports_beyond_the_limit_are_put_off_and_block_nobody(pair: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "EXPORTS", 0)
+    client = viewer(pair)
+    answer = client.get("/download/2/perfetto.json.gz")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+    assert client.get("/download/2/ranks.csv").status_code == 200

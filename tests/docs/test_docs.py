@@ -26,7 +26,7 @@ from gpuscope.report.view.summary import sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 SAMPLES = [ROOT / "sample_traces" / name for name in ("ddp_healthy", "ddp_slow_loader", "ddp_slow_rank")]
 
 
@@ -73,6 +73,11 @@ def test_every_option_is_documented_with_its_command(generate: ModuleType) -> No
 def test_generated_parts_are_up_to_date(generate: ModuleType) -> None:
     stale = [page.name for page in generate.documents() if generate.filled(text_of(page)) != text_of(page)]
     assert not stale, "run `make docs` and look at what changed"
+
+
+def test_published_schemas_are_up_to_date(generate: ModuleType) -> None:
+    stale = [path.name for path, text in generate.schemas().items() if not path.exists() or text_of(path) != text]
+    assert not stale, "run `make docs`"
 
 
 def test_picture_shows_the_report_of_today(generate: ModuleType) -> None:

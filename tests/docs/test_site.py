@@ -59,6 +59,11 @@ def test_what_rules_say_of_risk_and_proof_is_found_in_their_source(site: ModuleT
     assert len(silent) <= len(said) // 5, silent  # those made by functions; their pages have the general proof
 
 
+def test_every_suggestion_says_what_it_risks_and_how_it_is_proved(site: ModuleType) -> None:
+    said = site.said_by_rules()
+    assert [code for code in site.knobs() if not said[code].risks or not said[code].verify] == []
+
+
 def test_links_fit_the_page_they_stand_on(site: ModuleType) -> None:
     source = DOCS / "findings.md"
     text = "[a](definitions.md#verdict), `[b](c.md)`, [d](https://x.org), [e](../CHANGELOG.md), [`f`](#here)"

@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "slow-training.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def run(line: str, folder: Path) -> str:
-    """A line of the page in `folder`; what it prints."""
-    words = [sys.executable if word == "python" else word for word in line.split()]
-    assert words[0] == "gpuscope"
-    environment = {**os.environ, "GPUSCOPE_NO_STORE": "1", "COLUMNS": "80", "NO_COLOR": "1"}
-    program = [sys.executable, "-c", "from gpuscope.cli import main; main()"]
-    done = subprocess.run(
-        [*program, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+@pytest.fixture(scope="module")
+def walkthrough() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(DOCS))
+    try:
+        import walkthrough
+
+        yield walkthrough
+    finally:
+        sys.path.remove(str(DOCS))
+        sys.modules.pop("walkthrough", None)
 
 
 @pytest.mark.slow
-def test_the_page_leads_from_slow_to_proven_faster(tmp_path: Path) -> None:
+def test_the_page_leads_from_slow_to_proven_faster(tmp_path: Path, walkthrough: ModuleType) -> None:
     pytest.importorskip("torch")
-    text = PAGE.read_text(encoding="utf-8")
-    [script] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    record, analyze, again, diff, check = re.findall(r"```sh\n(.*?)\n```", text, re.DOTALL)
-    (tmp_path / "train.py").write_text(script, encoding="utf-8")
-    run(record, tmp_path)
-    printed = run(analyze, tmp_path)
-    assert "data loader" in " ".join(printed.splitlines()[:3])
-    [advised] = re.findall(r"num_workers=(\d+)", printed)[:1]
-    assert int(advised) > 1
-    assert again.endswith(" 8")
-    run(f"{again.removesuffix(' 8')} {advised}", tmp_path)
-    printed = run(diff, tmp_path)
-    assert printed.startswith("Improvement")
-    assert "applied: loader_workers" in printed
-    assert "passed" in run(check, tmp_path)
+    text = walkthrough.PAGE.read_text(encoding="utf-8")
+    walked = walkthrough.walk(text, tmp_path)
+    assert walked.advised > 1
+    _record, analyze, _again, diff, check = walked.printed
+    assert walked.printed[analyze].startswith("The training thread waits for the data loader")
+    assert "CPU-bound: stalls on it take " in walked.printed[analyze]
+    assert walked.printed[diff].startswith("Improvement: step ")
+    assert "applied: loader_workers" in walked.printed[diff]
+    assert "passed" in walked.printed[check]
+
+
+def test_what_the_page_shows_was_printed(walkthrough: ModuleType) -> None:
+    """Its blocks are whole outputs of its own commands, with the number of processes that the first of them names."""
+    text = walkthrough.PAGE.read_text(encoding="utf-8")
+    commands = re.findall(r"```sh\n(.*?)\n```", text, re.DOTALL)
+    blocks = re.findall(r"<!-- recorded: (.+?) -->\n```console\n\$ (.+?)\n(.*?)```\n<!-- end -->", text, re.DOTALL)
+    assert [marked.partition(" | ")[0] for marked, _, _ in blocks] == [commands[1], commands[3]]
+    assert all(marked.partition(" | ")[0] == typed for marked, typed, _ in blocks)
+    (analyzed, compared) = (printed for _, _, printed in blocks)
+    [advised] = set(re.findall(r"num_workers=(\d+)", analyzed))
+    assert commands[2].endswith(f"train.py {advised}")
+    [(before, after)] = re.findall(r"predicted ([\d.]+)(?: \w+)? → (\S+ \w+)", " ".join(analyzed.split()))
+    assert f"predicted {after} (" in compared
+    assert before in compared.partition("→")[0]

@@ -45,8 +45,9 @@ def steady(case: Report, *numbers: int) -> Report:
 def report(*findings: FindingEntry, frameworks: Sequence[str] = (), **verdict: Any) -> Report:
     told = {"bound_by": "cpu", "cause": "input", "abstained": False} | verdict
     return {
-        "findings": list(findings), "verdict": told, "stragglers": [], "steps": [], "rank_steps": [],
-        "trace": {"frameworks": list(frameworks), "program": "pytorch", "world_size": 2},
+        "findings": list(findings), "verdict": told, "stragglers": [], "steps": [], "rank_steps": [], "collectives": [],
+        "copies": [],
+        "trace": {"frameworks": list(frameworks), "program": "pytorch", "world_size": 2, "sources": []},
         "ranks": [{"rank": 0, "device": 0, "steps": 2, "window_ns": 200_000_000, "stall_ns": {"cpu": {}},
                    "breakdown_ns": {"compute": 0, "exposed_communication": 0, "exposed_memory": 0, "idle": 0}}],
     }  # type: ignore[typeddict-item, return-value]  # fmt: skip

@@ -110,6 +110,22 @@ class Browser:
             self.driver.set_window_size(size["width"], size["height"])
             self._scheme("light")
 
+    @contextmanager
+    def device(self, width: int, height: int, ratio: float = 1, scheme: str = "light") -> Iterator[None]:
+        """On a screen of this size in CSS pixels, with `ratio` device pixels in each, and with a system's scheme.
+
+        A browser zoom of 200 % on a screen of 1400 × 1000 is 700 × 500 with a ratio of 2.
+        """
+        command = self.driver.execute_cdp_cmd
+        command("Emulation.setDeviceMetricsOverride",
+                {"width": width, "height": height, "deviceScaleFactor": ratio, "mobile": False})  # fmt: skip
+        command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        try:
+            yield
+        finally:
+            command("Emulation.clearDeviceMetricsOverride", {})
+            command("Emulation.setEmulatedMedia", {"features": []})
+
     def _scheme(self, scheme: str) -> None:
         now = "return document.documentElement.dataset.mantineColorScheme"
         self.wait(lambda: self.script(now))

@@ -32,9 +32,18 @@ class Job:
     small_ns: int = 20_000
     layer_bytes: int = 32 * MIB
     """Gradients (and parameters) of a layer."""
+    small_op: str = "gelu"
+    """Operator of the elementwise kernels."""
+    batched: bool = False
+    """The products are batched ones, as those of attention heads are."""
+    first_bytes: int = 0
+    """Parameters of the first layer, where it has others (an embedding; fsdp)."""
     optimizer_kernels: int = 8
     optimizer_ns: int = 40_000
     kernel_jitter: float = 0.005
+
+    mark: str = ""
+    """A range around each step by which a framework is known (`DeepSpeedEngine.train_batch`)."""
 
     # The host.
     op_ns: int = 10_000
@@ -57,15 +66,26 @@ class Job:
     """Forward and backward passes of a step (ddp)…"""
     no_sync: bool = False
     """… of which only the last one reduces gradients."""
+    wrapped: bool = True
+    """Gradients are reduced by DDP; else by a loop of the program's own."""
+    gradient_copies: bool = False
+    """Reduced gradients are copied out of their buckets (ddp)."""
     search_ns: int = 0
     """What DDP's search for unused parameters takes before each backward pass."""
     prefetch: int = 1
     """Modules whose parameters are gathered ahead (fsdp)."""
+    fsdp1: bool = False
+    """FullyShardedDataParallel's ranges, in place of `fully_shard`'s (fsdp)…"""
+    limited: bool = False
+    """… whose host waits before it gathers a third module."""
     keep_parameters: bool = False
     """They stay gathered from the forward to the backward pass (fsdp)."""
     scatter_apart: bool = False
     """Gradients are scattered on a stream of their own, so that parameters are gathered meanwhile (fsdp)."""
+    one_stream: bool = False
+    """Collectives run on the stream that computes."""
     tensor_bytes: int = 16 * MIB
+    tensor_op: str = "all_reduce"
     one_link: bool = False
     """Tensor and data parallelism share a link, else each has its own."""
     crowd_cost: float = 1.0
@@ -120,10 +140,17 @@ class Job:
     warmup_factor: float = 1.0
     """What operators cost the host in step 0."""
     compile_ns: int = 0
+    """In step 0, within a range of this name."""
+    compile_work: str = "_compile.compile_inner (dynamo_timed)"
     first_use_ns: int = 0
     """What loading a kernel's module costs at its first launch."""
     outlier_step: int = -1
     outlier_ns: int = 0
+    outlier_work: str = "save_checkpoint"
+
+    def bytes_of(self, layer: int) -> int:
+        """Parameters of a layer."""
+        return self.first_bytes if layer == 0 and self.first_bytes else self.layer_bytes
 
     def hardware(self) -> Hardware:
         link = Link(self.alpha_ns, self.rate)

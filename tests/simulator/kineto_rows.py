@@ -87,8 +87,8 @@ def document(job: Job, recorded: Recorded, profiler: Profiler) -> dict[str, Any]
 def _groups(job: Job) -> list[Row]:
     groups = {"0": ("default_pg", job.group)}
     if job.parallel == "tensor":
-        groups |= {f"tp{n}": (f"mesh_tp{n}", (2 * n, 2 * n + 1)) for n in range(job.ranks // 2)}
-        groups |= {f"dp{n}": (f"mesh_dp{n}", job.group[n::2]) for n in range(2)}
+        groups |= {f"tp{n}": ("mesh_tp", (2 * n, 2 * n + 1)) for n in range(job.ranks // 2)}
+        groups |= {f"dp{n}": ("mesh_dp", job.group[n::2]) for n in range(2)}
     return [
         {"pg_name": name, "pg_desc": description, "backend_config": "cuda:nccl", "pg_size": len(ranks),
          "ranks": list(ranks)}

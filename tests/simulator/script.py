@@ -129,6 +129,7 @@ class Script:
     ) -> str:  # fmt: skip
         """Issue it behind what is on the compute stream; returns the event of its end."""
         self.flush()
+        stream = COMPUTE_STREAM if self.job.one_stream else stream
         ranks = self.job.group if ranks is None else ranks
         seq = self._sequence[group] = self._sequence.get(group, 0) + 1
         call, annotation, name, kernel = C10D_NAMES[op]
@@ -212,7 +213,7 @@ def _told(op: str, name: str, size: int, group: str, ranks: tuple[int, ...], seq
         "In msg nelems": elements // n if op == "all_gather" else elements,
         "Out msg nelems": elements // n if op == "reduce_scatter" else elements,
         "Group size": n, "Process Group Name": group,
-        "Process Group Description": "default_pg" if group == "0" else f"mesh_{group}",
+        "Process Group Description": "default_pg" if group == "0" else f"mesh_{group.rstrip('0123456789')}",
         "Process Group Ranks": str(list(ranks)), "In split size": "[]", "Out split size": "[]",
         "Seq": seq, "Rank": ranks.index(rank),
     }  # fmt: skip

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.instructions import Allocate, Batch, Begin, End, Host, Reason, Step
+from simulator.instructions import (
+    Allocate,
+    Batch,
+    Begin,
+    End,
+    Host,
+    Kind,
+    Launch,
+    Reason,
+    Record,
+    Step,
+    Synchronize,
+    Work,
+)
 from simulator.job import Job
 from simulator.machine import MAIN, Programs, execute
 from simulator.recorded import Run
 from simulator.script import (
     AUTOGRAD_THREAD,
     COMMUNICATION_STREAM,
+    COMPUTE_STREAM,
     HIDDEN,
     MAIN_THREAD,
     Script,
@@ -19,6 +33,8 @@ from simulator.script import (
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas"
 SMALL = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl, std::array<char*, 2ul> >"
 FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor<float> >"
+MEMORY_RATE = 2_000
+"""Bytes per ns of the device's memory."""
 RECV_STREAM, SEND_STREAM, SCATTER_STREAM = 20, 28, 36
 BF16 = "c10::BFloat16"
 
@@ -40,9 +56,11 @@ def _program(job: Job, rank: int) -> Script:
     for step in range(job.steps):
         script.begin_step(step)
         script.add(Step(step))
+        if job.mark:
+            script.add(Begin(job.mark, "user_annotation"), End())
         _input(script)
         if step == 0 and job.compile_ns:
-            script.held("_compile.compile_inner (dynamo_timed)", job.compile_ns, Reason.HOST_OTHER)
+            script.held(job.compile_work, job.compile_ns, Reason.HOST_OTHER)
         if job.parallel == "pipeline":
             _pipeline_step(script)
         else:
@@ -72,7 +90,7 @@ def _between(script: Script) -> None:
     if job.host_work_ns and named and not job.host_work.startswith("Optimizer"):
         script.held(job.host_work, job.host_work_ns, Reason.HOST_OTHER)
     if script.step == job.outlier_step:
-        script.held("save_checkpoint", job.outlier_ns, Reason.HOST_OTHER)
+        script.held(job.outlier_work, job.outlier_ns, Reason.HOST_OTHER)
 
 
 def _data_parallel_step(script: Script) -> None:
@@ -87,34 +105,51 @@ def _data_parallel_step(script: Script) -> None:
         if micro:
             script.turn(MAIN_THREAD)
         pending = _forward_and_backward(script, sync=not job.no_sync or micro == job.accumulate - 1)
-    script.turn(MAIN_THREAD)
+    if not job.gradient_copies:
+        script.turn(MAIN_THREAD)
     for event in pending:
         script.wait_for(event)
+    if job.gradient_copies:
+        _copy_gradients(script)
+        script.turn(MAIN_THREAD)
     optimizer(script)
     if job.empty_cache:
         script.flush()
         script.add(*(Allocate("cudaFree", job.allocation_ns, drains=True) for _ in range(job.empty_cache)))
 
 
+def _copy_gradients(script: Script) -> None:
+    """As DDP's reducer does at the end of the backward pass, on autograd's thread: each gradient read and written."""
+    job = script.job
+    for _ in range(job.layers * job.gemms):
+        dur = max(2_000, round(2 * job.layer_bytes / job.gemms / MEMORY_RATE))
+        work = Work("Memcpy DtoD (Device -> Device)", dur, COMPUTE_STREAM, Kind.MEMORY, "gpu_memcpy",
+                    {"bytes": job.layer_bytes // job.gemms})  # fmt: skip
+        with script.range("torch.distributed.ddp.reducer::copy_bucket_to_grad"), script.range("aten::copy_"):
+            script.add(Host(job.op_ns), Launch(work, "cudaMemcpyAsync"))
+
+
 def _forward_and_backward(script: Script, sync: bool) -> list[str]:
     """Returns the events that the optimizer waits for."""
     job = script.job
-    if job.parallel == "ddp":
+    if job.parallel == "ddp" and job.wrapped:
         script.add(Begin("DistributedDataParallel.forward", "user_annotation"))
     gathered: dict[int, str] = {}
     every = max(1, job.layers // job.items) if job.items else 0
     for layer in range(job.layers):
         if job.parallel == "fsdp":
-            with script.range(f"FSDP::pre_forward (layers.{layer})", "user_annotation"):
+            name = "FullyShardedDataParallel._pre_forward" if job.fsdp1 else f"FSDP::pre_forward (layers.{layer})"
+            with script.range(name, "user_annotation"):
                 _gather(script, gathered, layer, range(layer + 1, job.layers))
         forward(script, layer)
+        _freed(script, "forward", layer)
         if job.parallel == "tensor":
             _tensor_reduce(script)
         if every and layer % every == every - 1:
             script.item()
         if layer < job.allocations:
             script.allocate()
-    if job.parallel == "ddp":
+    if job.parallel == "ddp" and job.wrapped:
         if job.search_ns:
             with script.range("torch.distributed.ddp.reducer::search_unused_parameters"):
                 script.add(Host(job.search_ns))
@@ -130,10 +165,11 @@ def forward(script: Script, layer: int, part: int = 1, tag: str = "f") -> None:
     shapes = {"Input Dims": [[HIDDEN], [script.tokens // part, HIDDEN], [HIDDEN, HIDDEN]], "Input type": [BF16] * 3}
     for n in range(job.gemms):
         work = script.kernel(GEMM, round(job.gemm_ns * slow / part), tag, layer, n)
-        script.op(("aten::linear", "aten::addmm"), work, shapes=shapes)
+        names = ("aten::matmul", "aten::bmm") if job.batched else ("aten::linear", "aten::addmm")
+        script.op(names, work, shapes=shapes)
     for n in range(job.smalls):
         work = script.kernel(SMALL, round(job.small_ns * slow / part), tag, layer, "s", n)
-        script.op(("aten::gelu",), work)
+        script.op((f"aten::{job.small_op}",), work)
 
 
 def backward(script: Script, layer: int, part: int = 1, tag: str = "b") -> None:
@@ -141,8 +177,9 @@ def backward(script: Script, layer: int, part: int = 1, tag: str = "b") -> None:
     slow = script.job.stage_slow.get(script.rank, 1.0)
     for n in range(script.job.smalls):
         work = script.kernel(SMALL, round(script.job.small_ns * slow / part), tag, layer, "s", n)
-        name = "autograd::engine::evaluate_function: GeluBackward0"
-        script.op((name, "GeluBackward0", "aten::gelu_backward"), work)
+        node = f"{script.job.small_op.capitalize()}Backward0"
+        names = (f"autograd::engine::evaluate_function: {node}", node, f"aten::{script.job.small_op}_backward")
+        script.op(names, work)
 
 
 def backward_gemm(script: Script, layer: int, n: int, part: int = 1, tag: str = "b") -> None:
@@ -152,6 +189,8 @@ def backward_gemm(script: Script, layer: int, n: int, part: int = 1, tag: str = 
     for side, dims in (("x", [[rows, HIDDEN], [HIDDEN, HIDDEN]]), ("w", [[HIDDEN, rows], [rows, HIDDEN]])):
         work = script.kernel(GEMM, round(job.gemm_ns * slow / part), tag, layer, n, side)
         names = ("autograd::engine::evaluate_function: AddmmBackward0", "AddmmBackward0", "aten::mm")
+        if job.batched:
+            names = ("autograd::engine::evaluate_function: BmmBackward0", "BmmBackward0", "aten::bmm")
         script.op(names, work, shapes={"Input Dims": dims, "Input type": [BF16] * 2})
 
 
@@ -166,7 +205,8 @@ def _backward(script: Script, sync: bool = True) -> list[str]:
     for layer in reversed(range(job.layers)):
         if job.parallel == "fsdp" and not job.keep_parameters:
             name = "autograd::engine::evaluate_function: ViewBackward0"
-            with script.range(name), script.range(f"FSDP::pre_backward (layers.{layer})", "user_annotation"):
+            own = "FullyShardedDataParallel._pre_backward_hook" if job.fsdp1 else f"FSDP::pre_backward (layers.{layer})"
+            with script.range(name), script.range(own, "user_annotation"):
                 _gather(script, gathered, layer, range(layer - 1, -1, -1))
         if layer < job.device_syncs:
             script.synchronize()
@@ -184,6 +224,7 @@ def _backward(script: Script, sync: bool = True) -> list[str]:
                 held = []
         if job.parallel == "fsdp":
             pending.append(_scatter(script, layer))
+        _freed(script, "backward", layer)
     return pending + [_reduce(script, size) for size in late]
 
 
@@ -208,25 +249,50 @@ def _gather(script: Script, gathered: dict[int, str], layer: int, coming: range)
     """Parameters of a layer and of those `prefetch` ahead, each once. A gather begins behind what the compute stream
     has by then: without prefetch behind the layer before, else beside it."""
     job = script.job
+    backward = coming.step < 0
     for other in (layer, *coming[: job.prefetch]):
+        ahead = job.fsdp1 and backward and other != layer
         if other not in gathered:
-            with script.range(f"FSDP::all_gather (layers.{other})", "user_annotation"):
-                gathered[other] = script.collective("all_gather", job.layer_bytes)
+            if ahead:
+                script.add(Begin("FullyShardedDataParallel._pre_backward_prefetch", "user_annotation"))
+            if job.limited:
+                _wait_for_room(script, "backward" if backward else "forward", other + 2 if backward else other - 2)
+            name = "nccl_gather" if job.fsdp1 else f"FSDP::all_gather (layers.{other})"
+            with script.range(name, "user_annotation"):
+                gathered[other] = script.collective("all_gather", job.bytes_of(other))
+            if ahead:
+                script.add(End())
     script.wait_for(gathered[layer])
+
+
+def _freed(script: Script, way: str, layer: int) -> None:
+    """A module's parameters are given back behind its compute."""
+    if script.job.limited:
+        script.flush()
+        script.add(Record(f"free {script.step} {way} {layer}", COMPUTE_STREAM))
+
+
+def _wait_for_room(script: Script, way: str, layer: int) -> None:
+    """FSDP1's limit: the gather waits until the module two before has given back its own."""
+    if 0 <= layer < script.job.layers:
+        with script.range("FullyShardedDataParallel.rate_limiter", "user_annotation"):
+            script.add(Synchronize(f"free {script.step} {way} {layer}"))
 
 
 def _scatter(script: Script, layer: int) -> str:
     """A layer's gradients to the ranks that keep them."""
     name = "RegisterPostBackwardFunctionBackward"
-    with script.range(f"autograd::engine::evaluate_function: {name}"), script.range(name):  # noqa: SIM117
-        with script.range(f"FSDP::post_backward_reduce (layers.{layer})", "user_annotation"):
+    with script.range(f"autograd::engine::evaluate_function: {name}"), script.range(name):
+        own = f"FSDP::post_backward_reduce (layers.{layer})"
+        own = "FullyShardedDataParallel._post_backward_reduce" if script.job.fsdp1 else own
+        with script.range(own, "user_annotation"):
             stream = SCATTER_STREAM if script.job.scatter_apart else COMMUNICATION_STREAM
-            return script.collective("reduce_scatter", script.job.layer_bytes, stream=stream, gradient=True)
+            return script.collective("reduce_scatter", script.job.bytes_of(layer), stream=stream, gradient=True)
 
 
 def _tensor_reduce(script: Script) -> None:
     first = script.rank // 2 * 2
-    done = script.collective("all_reduce", script.job.tensor_bytes, f"tp{first // 2}", (first, first + 1), 32)
+    done = script.collective(script.job.tensor_op, script.job.tensor_bytes, f"tp{first // 2}", (first, first + 1), 32)
     script.wait_for(done)
 
 

@@ -25,6 +25,7 @@ PRECISIONS = ("", "fp32 or tf32", precisions.SINGLE, "tf32", "bf16", "fp16", "fp
 """Of matrix products, by code; the first is not known."""
 _LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|batched_transpose_\d", re.IGNORECASE)
 _FLASH_2 = re.compile(r"flash_(fwd|bwd)(_\w+)*_kernel")
+BUCKET_COPIES = ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "torch::distributed::reducer::copy_")
 _ELEMENT = ((re.compile(r"bfloat16|bf16|half|c10::Half"), 2), (re.compile(r"\bfloat\b"), 4))
 
 
@@ -50,6 +51,8 @@ class KernelFacts:
     """Whether it is FlashAttention 2."""
     odd: dict[int, tuple[int, ...]]
     """Sizes of matrix products that are no multiples of 16 bytes, by device event."""
+    gradient_copy: Mask
+    """Whether it copies between a gradient and DDP's bucket; copies of the memory engine too."""
 
 
 _KNOWN: WeakKeyDictionary[Trace, KernelFacts] = WeakKeyDictionary()
@@ -76,7 +79,21 @@ def _facts(trace: Trace) -> KernelFacts:
     flash = compute & names.matching(lambda name: _FLASH_2.search(name) is not None)[device["name"]]
     floor = _floor(trace, work, moved, precision)
     odd = _odd(trace, work, precision)
-    return KernelFacts(category, work, precision, moved, floor, chain, layout, attention, flash, odd)
+    copied = gradient_copies(trace)
+    return KernelFacts(category, work, precision, moved, floor, chain, layout, attention, flash, odd, copied)
+
+
+def gradient_copies(trace: Trace) -> Mask:
+    """Per device event, whether it was launched within a range of DDP's reducer that copies between a gradient and its
+    bucket (torch/csrc/distributed/c10d/reducer.cpp); there are none where gradients are views of the buckets."""
+    device, host = trace["device_events"], trace["host_events"]
+    found = np.zeros(len(device), np.bool_)
+    copying = np.isin(host["name"], [code for name in BUCKET_COPIES if (code := trace.names.find(name)) >= 0])
+    linked = np.flatnonzero((device["launch"] != NA) & (device["kind"] != Kind.COMMUNICATION))
+    if copying.any() and len(linked):
+        launch = device["launch"][linked]
+        found[linked] = innermost(host, copying, host["thread"][launch], host["start"][launch]) != NA
+    return found
 
 
 def _odd(trace: Trace, work: Work, precision: Times) -> dict[int, tuple[int, ...]]:

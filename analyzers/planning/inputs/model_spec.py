@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,10 @@ def model_named(text: str, sequence: int | None = None) -> Model:
 def _from_words(text: str, sequence: int | None) -> Model:
     name, _, rest = text.partition(",") if "=" not in text.partition(",")[0] else ("", "", text)
     if name and name not in PRESETS:
+        close = get_close_matches(name, PRESETS, 1)
+        meant = f"did you mean {close[0]}? " if close else ""
         raise UsageError(
-            f"no model is called {name!r}", hint=f"known: {', '.join(PRESETS)}; or layers=…,width=…, or a file"
+            f"no model is called {name!r}", hint=f"{meant}known: {', '.join(PRESETS)}; or layers=…,width=…, or a file"
         )
     known = {field.name for field in fields(Model)}
     values: dict[str, int | bool] = {}

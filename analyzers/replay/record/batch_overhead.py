@@ -51,8 +51,11 @@ def fixed_shares(trace: Trace, rank: int, operations: Table) -> dict[str, float]
     return {kind: float(np.mean(shares)) for kind, shares in found.items()}
 
 
-def fixed_shares_on_device(trace: Trace, view: LaneView, operations: Table) -> dict[str, float]:
-    """The same of a rank with a GPU; `operations` on the rank's own clock."""
+def fixed_shares_on_device(
+    trace: Trace, view: LaneView, operations: Table, kernel_ns: int = KERNEL_NS
+) -> dict[str, float]:
+    """The same of a rank with a GPU, of whose kernels each takes `kernel_ns` whatever it does; `operations` on the
+    rank's own clock."""
     device = trace["device_events"]
     rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
     start, busy = device["start"][rows], union(device["start"][rows], device["end"][rows])
@@ -61,7 +64,7 @@ def fixed_shares_on_device(trace: Trace, view: LaneView, operations: Table) -> d
     own = own[:COMPUTATIONS_KEPT]
     begin, until = operations["start"][own], operations["end"][own]
     kernels = np.searchsorted(start, until) - np.searchsorted(start, begin)
-    fixed = until - begin - measure_within(busy, begin, until) + kernels * KERNEL_NS
+    fixed = until - begin - measure_within(busy, begin, until) + kernels * kernel_ns
     found: dict[str, list[float]] = defaultdict(list)
     for op, ns, whole in zip(operations["op"][own].tolist(), fixed.tolist(), (until - begin).tolist(), strict=True):
         if whole > 0:

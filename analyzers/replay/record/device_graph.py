@@ -276,7 +276,7 @@ def _device_nodes(
         if work != Kind.COMMUNICATION:
             label = builder.label(_copy_label(names, device, event)) if work == Kind.MEMORY else NONE
             size = max(0, int(device["bytes"][event])) if work == Kind.MEMORY else 0
-            own = _kernel(facts, device, event) if work == Kind.COMPUTE else {}
+            own = _kernel(facts, device, event) if work == Kind.COMPUTE else {"traits": _traits(facts, event)}
             node = builder.node(
                 Node.DEVICE, dur=end - start, start=start, end=end, label=label, bytes=size, **own, **common
             )
@@ -293,17 +293,21 @@ def _device_nodes(
 
 def _kernel(facts: KernelFacts, device: Table, event: int) -> dict[str, int]:
     """The columns of a kernel's node."""
-    traits = (
+    return {
+        "kernel": int(device["name"][event]), "category": int(facts.category[event]),
+        "precision": int(facts.precision[event]), "floor": int(facts.floor[event]), "chain": int(facts.chain[event]),
+        "traits": _traits(facts, event),
+    }  # fmt: skip
+
+
+def _traits(facts: KernelFacts, event: int) -> int:
+    return int(
         Trait.LAYOUT * int(facts.layout[event])
         | Trait.ATTENTION * int(facts.attention[event])
         | Trait.FLASH_2 * int(facts.flash_2[event])
         | Trait.ODD * int(event in facts.odd)
+        | Trait.GRADIENT_COPY * int(facts.gradient_copy[event])
     )
-    return {
-        "kernel": int(device["name"][event]), "category": int(facts.category[event]),
-        "precision": int(facts.precision[event]), "floor": int(facts.floor[event]), "chain": int(facts.chain[event]),
-        "traits": int(traits),
-    }  # fmt: skip
 
 
 def _copy_label(names: NamePool, device: Table, event: int) -> str:

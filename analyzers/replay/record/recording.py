@@ -50,6 +50,8 @@ class Recorded:
     """ns that the training thread waited for a core in each replayed step, where the recorder counted that."""
     fixed: Mapping[str, float] = field(default_factory=dict)
     """By kind of a pipeline's computations, the share that does not shrink with the micro-batch, where known."""
+    pauses: Mapping[str, float] = field(default_factory=dict)
+    """The part of `fixed` that is measured: on a GPU the pauses between kernels."""
     broken: bool = False
     """Whether `why` is a fault of the program, not of the trace."""
 
@@ -82,8 +84,14 @@ def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks
     return Recorded(
         rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
         core_waits=_core_waits(trace, rank, numbers),
-        fixed=_fixed(trace, view, operations),
+        fixed=_fixed(trace, view, operations), pauses=_pauses(trace, view, operations),
     )  # fmt: skip
+
+
+def _pauses(trace: Trace, view: LaneView, operations: Table) -> Mapping[str, float]:
+    if not len(operations) or view.lane.device == NA:
+        return {}
+    return fixed_shares_on_device(trace, view, operations, kernel_ns=0)
 
 
 def _fixed(trace: Trace, view: LaneView, operations: Table) -> Mapping[str, float]:

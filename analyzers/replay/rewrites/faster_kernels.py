@@ -16,6 +16,7 @@ from gpuscope.analyzers.frame.changes import (
     FusedAttention,
     FusedKernels,
     FusedOptimizer,
+    GradientViews,
     HopperAttention,
     NoLayoutConversion,
     PaddedProducts,
@@ -57,6 +58,8 @@ HOPPER = {-1: 1 / 2.0, 0: 1 / 1.5, 1: 0.95}
 gain less."""
 OPTIMIZER_LAUNCHES = {-1: 0.2, 0: 0.4, 1: 0.8}
 """Share of the host's time for the optimizer's launches that stays: it still groups tensors by device and type."""
+VIEW_LAUNCHES = {-1: 0.0, 0: 0.2, 1: 0.6}
+"""Share of the host's time for a copy that stays: DDP still visits each gradient of a bucket."""
 ONE_PASS = {-1: 0.3, 0: 0.4, 1: 0.75}
 """Adam's fused kernel makes 7 passes over tensors of the parameters' size (reads parameter, gradient and two moments,
 writes all but the gradient); torch's foreach implementation about 20 (torch/optim/adam.py)."""
@@ -130,11 +133,8 @@ def fused_kernels(graph: Graph, change: FusedKernels, setting: Setting) -> Rewri
 def padded_products(graph: Graph, change: PaddedProducts, setting: Setting) -> Rewritten:
     """Products of odd sizes at the share of their floor that aligned ones reach."""
     del change
-    odd = _trait(graph, Trait.ODD)
     dur, floor = _columns(graph)
-    odd &= floor > 0
-    if not odd.any():
-        raise UnreplayableError("no product of an odd size whose floor is known ran")
+    odd = _of(graph, Trait.ODD, "no product of an odd size whose floor is known ran", floor > 0)
     wanted = np.minimum(dur, floor / PADDED[setting.bias]) if setting.bias <= 0 else dur * (1 - LEAST_PADDED)
     return _shortened(graph, np.where(odd, np.minimum(dur, wanted), dur),
                       f"{int(odd.sum())} products at {PADDED[0]:.0%} of their FLOPs' or bytes' peak (assumed: from "
@@ -144,9 +144,7 @@ def padded_products(graph: Graph, change: PaddedProducts, setting: Setting) -> R
 def no_layout_conversion(graph: Graph, change: NoLayoutConversion, setting: Setting) -> Rewritten:
     """Without most of the conversions."""
     del change
-    converts = _trait(graph, Trait.LAYOUT)
-    if not converts.any():
-        raise UnreplayableError("nothing converts between memory layouts")
+    converts = _of(graph, Trait.LAYOUT, "nothing converts between memory layouts")
     dur, _ = _columns(graph)
     kept = CONVERTED[setting.bias]
     return _shortened(graph, np.where(converts, dur * kept, dur),
@@ -157,9 +155,7 @@ def no_layout_conversion(graph: Graph, change: NoLayoutConversion, setting: Sett
 def fused_attention(graph: Graph, change: FusedAttention, setting: Setting) -> Rewritten:
     """Without what lies between the two products."""
     del change
-    attention = _trait(graph, Trait.ATTENTION)
-    if not attention.any():
-        raise UnreplayableError("no attention runs as products with a softmax between them")
+    attention = _of(graph, Trait.ATTENTION, "no attention runs as products with a softmax between them")
     dur, _ = _columns(graph)
     products = attention & np.isin(graph.nodes["category"], codes("gemm"))
     between = attention & ~products
@@ -172,9 +168,7 @@ def fused_attention(graph: Graph, change: FusedAttention, setting: Setting) -> R
 def hopper_attention(graph: Graph, change: HopperAttention, setting: Setting) -> Rewritten:
     """FlashAttention 2 at the published speed of its successor."""
     del change
-    flash = _trait(graph, Trait.FLASH_2)
-    if not flash.any():
-        raise UnreplayableError("no kernel of FlashAttention 2 ran")
+    flash = _of(graph, Trait.FLASH_2, "no kernel of FlashAttention 2 ran")
     dur, _ = _columns(graph)
     return _shortened(
         graph,
@@ -201,6 +195,15 @@ def fused_optimizer(graph: Graph, change: FusedOptimizer, setting: Setting) -> R
                       "memory, 7 of about 20)")  # fmt: skip
 
 
+def gradient_views(graph: Graph, change: GradientViews, setting: Setting) -> Rewritten:
+    """Without the copies between gradients and buckets; of what the host does to launch them a part stays."""
+    del change
+    copies = _of(graph, Trait.GRADIENT_COPY, "nothing is copied between gradients and buckets")
+    dur, _ = _columns(graph)
+    return _shortened(_without_launches(graph, copies, VIEW_LAUNCHES[setting.bias]), np.where(copies, 0, dur),
+                      f"{int(copies.sum())} copies between gradients and buckets gone")  # fmt: skip
+
+
 def _columns(graph: Graph) -> tuple[Array, Array]:
     return graph.nodes["dur"].astype(np.float64), graph.nodes["floor"].astype(np.float64)
 
@@ -214,8 +217,14 @@ def _memory_bound(graph: Graph) -> Mask:
     return np.asarray(_kernels(graph) & np.isin(graph.nodes["category"], kinds))
 
 
-def _trait(graph: Graph, trait: Trait) -> Mask:
-    return np.asarray(_kernels(graph) & ((graph.nodes["traits"] & int(trait)) > 0))
+def _of(graph: Graph, trait: Trait, why: str, among: Mask | None = None) -> Mask:
+    """The operations of a trait, `among` some; `UnreplayableError` with `why` where there are none."""
+    found = graph.of(Node.DEVICE) & ((graph.nodes["traits"] & int(trait)) > 0)
+    if among is not None:
+        found &= among
+    if not found.any():
+        raise UnreplayableError(why)
+    return np.asarray(found)
 
 
 def _without_launches(graph: Graph, gone: Mask, kept: float) -> Graph:
@@ -231,6 +240,5 @@ def _without_launches(graph: Graph, gone: Mask, kept: float) -> Graph:
 
 
 def _shortened(graph: Graph, dur: Array, basis: str) -> Rewritten:
-    device = _kernels(graph)
-    found = np.where(device, np.rint(dur).astype(np.int64), graph.nodes["dur"])
+    found = np.where(graph.of(Node.DEVICE), np.rint(dur).astype(np.int64), graph.nodes["dur"])
     return Rewritten(graph.with_nodes(dur=found), basis, "assumed")

@@ -23,9 +23,7 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     """Gradients in buckets that close once they hold `size` bytes, as DDP's do."""
     if change.size < 1:
         raise UnreplayableError("a bucket needs at least a byte")
-    if not setting.complete:
-        raise UnreplayableError("only all ranks together separate a bucket's cost from waiting: record every rank")
-    calls, found = gradients(graph), costs(graph, setting)
+    calls, found = gradients(graph), costs(graph, setting, alike=not setting.complete)
     if any(graph.calls[call].op == "reduce_scatter" for call in calls):
         raise UnreplayableError("gradients are scattered module by module here: there are no buckets, group modules")
     _need_cores(setting)

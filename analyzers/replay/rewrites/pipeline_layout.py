@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import fmean, median
@@ -109,6 +109,8 @@ class PipelineReplay:
     """Share of a micro-batch's time that the trace shows not to shrink with it, by kind of computation."""
     gpu: bool = False
     """Whether it computes on GPUs."""
+    pauses: Mapping[str, float] = field(default_factory=dict)
+    """The part of `fixed` that is measured and no assumption: with fewer micro-batches no more than that is gained."""
     message: MessageTime | None = None
     """What messages take, where they are known to shrink with their bytes."""
 
@@ -179,7 +181,8 @@ class PipelineReplay:
         if not isinstance(change, MicroBatches) or not change.keep_batch or change.count < 1:
             return dict.fromkeys("FB", 1.0)
         least = UNFILLED_SHARE if self.gpu and bias > 0 else 0.0
-        fixed = {kind: min(1.0, max(least, (1 + bias) * self.fixed.get(kind, FIXED_SHARE))) for kind in "FB"}
+        known = self.pauses if self.pauses and change.count < flush.micro_batches else self.fixed
+        fixed = {kind: min(1.0, max(least, (1 + bias) * known.get(kind, FIXED_SHARE))) for kind in "FB"}
         return {kind: own + (1 - own) * flush.micro_batches / change.count for kind, own in fixed.items()}
 
     def _shorter(self, flush: Flush, change: PipelineChange, bias: int) -> float:
@@ -215,11 +218,13 @@ class PipelineReplay:
         return f"{change.count} micro-batches of the same batch, {fixed}"
 
 
-def pipeline_replay(facts: RunFacts, fixed: Mapping[str, float], gpu: str = "") -> PipelineReplay:
+def pipeline_replay(
+    facts: RunFacts, fixed: Mapping[str, float], gpu: str = "", pauses: Mapping[str, float] | None = None
+) -> PipelineReplay:
     """The pipelines of a run. Raises `UnreplayableError` where their computations are not recorded whole.
 
     `fixed` is the share of a computation's time that its batch does not change, by kind, as far as the trace shows it;
-    `gpu` is the model of its devices, empty where training threads are.
+    `pauses` is the measured part of it; `gpu` is the model of its devices, empty where training threads are.
     """
     if facts.stages is not None and facts.stages.incomplete:
         raise UnreplayableError(facts.stages.incomplete)
@@ -228,7 +233,7 @@ def pipeline_replay(facts: RunFacts, fixed: Mapping[str, float], gpu: str = "") 
         raise UnreplayableError(
             "no step holds all computations of a pipeline: record every stage, with ranges per micro-batch"
         )
-    replayed = PipelineReplay(found, fixed, bool(gpu), message_time(facts, gpu) if gpu else None)
+    replayed = PipelineReplay(found, fixed, bool(gpu), pauses or {}, message_time(facts, gpu) if gpu else None)
     try:
         _ = replayed.baselines
     except CircleError:

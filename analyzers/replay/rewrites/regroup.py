@@ -49,16 +49,18 @@ Bucket = Sequence[Piece]
 
 def regrouped(
     graph: Graph, calls: Sequence[int], cut: Callable[[list[Call]], list[Bucket]], found: Costs, scale: Scale,
-    *, key: Hashable, at_first: bool = False,
+    *, key: Hashable, at_first: bool = False, whole: bool = False,
 ) -> Graph:  # fmt: skip
     """The graph with `calls` replaced: `cut` gives, of a step's calls in order, the new ones.
 
     A new one takes so many times what the model expects as the measured ones did. What costs do not change is kept for
     the next time that `key`, which stands for `cut`, is asked for: a prediction asks for it with several costs.
+    `at_first`: issued with the first of its parts, else with the last. `whole`: no old one is cut, and other
+    collectives of the stream stand between them, so that a new one takes the place of one of its parts.
     Raises `UnreplayableError` where ranks or steps disagree on the calls.
     """
     if (key, at_first) not in graph.memo:
-        work = _Work(graph, at_first)
+        work = _Work(graph, at_first, whole)
         for own in _by_step(graph, calls):
             work.step(own, cut([graph.calls[call] for call in next(iter(own.values()))]))
         graph.memo.clear()  # one is as large as the graph
@@ -100,8 +102,8 @@ def _by_step(graph: Graph, calls: Sequence[int]) -> list[dict[int, list[int]]]:
 class _Work:
     """Collects what a regrouping adds and takes away."""
 
-    def __init__(self, graph: Graph, at_first: bool) -> None:
-        self.graph, self.at_first = graph, at_first
+    def __init__(self, graph: Graph, at_first: bool, whole: bool) -> None:
+        self.graph, self.at_first, self.whole = graph, at_first, whole
         self.made: list[_Made] = []
         self.arrival, self.transfer = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
         self.into, self.out = graph.around_calls
@@ -113,16 +115,26 @@ class _Work:
         self.calls: list[Call] = []
         self.last: dict[int, list[int]] = defaultdict(list)
         """Per rank, the new transfers in order."""
+        self.stands: dict[int, int] = {}
+        """By old transfer, what ends at its place on the stream now."""
+        self.chosen: set[int] = set()
+        """Old arrivals: what their place on the stream is, each says itself."""
+        self.replaced: dict[int, int] = {}
+        """New arrival by old one, of each collective that a new one holds a part of."""
         self.spent: dict[int, int] = defaultdict(int)
         """ns that a host segment takes more."""
 
     def step(self, own: dict[int, list[int]], buckets: list[Bucket]) -> None:
         """The new collectives of a step, on all ranks."""
+        self.chosen.update(int(self.arrival[call]) for calls in own.values() for call in calls)
         made: dict[int, list[tuple[int, int]]] = {}
         for rank, calls in own.items():
             self._issue_costs(calls, buckets)
             made[rank] = [self._bucket(rank, calls, bucket, bucket is buckets[-1]) for bucket in buckets]
-            self._order(rank, calls, made[rank])
+            if self.whole:
+                self._in_place(calls, buckets, made[rank])
+            else:
+                self._order(rank, calls, made[rank])
             self._consumers(calls, buckets, made[rank])
         together: dict[str, list[int]] = defaultdict(list)
         for rank, calls in own.items():
@@ -163,6 +175,8 @@ class _Work:
         self.made.append(_Made(transfer, old, size, is_last))
         self.edges.append((arrival, transfer, 0, Edge.JOIN))
         self._issue(calls, last, arrival)
+        for piece in bucket:
+            self.replaced.setdefault(int(self.arrival[calls[piece.old]]), arrival)
         return arrival, transfer
 
     def _issue(self, calls: list[int], last: Piece, arrival: int) -> None:
@@ -224,6 +238,24 @@ class _Work:
             self.edges += [(transfer, dst, pause, Edge.STREAM) for dst in behind]
         followed += [transfer for _, transfer in made]
 
+    def _in_place(self, calls: list[int], buckets: list[Bucket], made: list[tuple[int, int]]) -> None:
+        """Each where the old one that it is issued with stood on the stream; what stood around the others closes up."""
+        which = 0 if self.at_first else -1
+        anchor = {bucket[which].old: pair for bucket, pair in zip(buckets, made, strict=True)}
+        for place, call in enumerate(calls):
+            edges = self.into.get(int(self.arrival[call]), ())
+            source, pause = next(((src, lag) for src, _, lag, why in edges if why == STREAM), (NONE, 0))
+            source = self.stands.get(source, source)
+            if place in anchor:
+                arrival, transfer = anchor[place]
+                if source != NONE:
+                    self.edges.append((source, arrival, pause, Edge.STREAM))
+                source = transfer
+            self.stands[int(self.transfer[call])] = source
+            for _, dst, lag, why in self.out.get(int(self.transfer[call]), ()):
+                if why == STREAM and source != NONE and dst not in self.chosen:
+                    self.edges.append((source, dst, lag, Edge.STREAM))
+
     def _consumers(self, calls: list[int], buckets: list[Bucket], made: list[tuple[int, int]]) -> None:
         holder = {piece.old: place for place, bucket in enumerate(buckets) for piece in bucket}
         for which, call in enumerate(calls):
@@ -247,5 +279,8 @@ class _Work:
         dur = np.where(gone, 0, graph.nodes["dur"])
         for node, ns in self.spent.items():
             dur[node] = max(0, int(dur[node]) + ns)
-        left = graph.with_nodes(dur=dur).keep_edges(kept)
+        # A step that began with an old one begins with what holds it now.
+        marks = {rank: np.array([self.replaced.get(node, node) for node in own.tolist()], np.int64)
+                 for rank, own in graph.marks.items()}  # fmt: skip
+        left = replace(graph.with_nodes(dur=dur).keep_edges(kept), marks=marks)
         return left.add(self.nodes, self.edges, self.calls)

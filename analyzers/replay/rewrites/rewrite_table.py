@@ -44,6 +44,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.FusedAttention: faster_kernels.fused_attention,
     changes.HopperAttention: faster_kernels.hopper_attention,
     changes.FusedOptimizer: faster_kernels.fused_optimizer,
+    changes.GradientViews: faster_kernels.gradient_views,
     changes.SharedWork: slow_ranks.shared_work,
 }
 

@@ -16,6 +16,8 @@ from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, regrouped
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA
 
+NOT_GATHERED_AGAIN = "no all-gather in the backward pass"
+
 
 def gathers(graph: Graph) -> list[int]:
     """Calls that gather parameters."""
@@ -30,7 +32,7 @@ def keep_parameters(graph: Graph, change: KeepParameters, setting: Setting) -> R
     del change, setting
     calls = [call for call in gathers(graph) if graph.calls[call].backward]
     if not calls:
-        raise UnreplayableError("no all-gather in the backward pass: parameters are kept, or the pass is not recorded")
+        raise UnreplayableError(f"{NOT_GATHERED_AGAIN}: parameters are kept, or the pass is not recorded")
     gone = np.zeros(len(graph), np.bool_)
     for kind in (Node.ARRIVAL, Node.TRANSFER):
         gone[nodes_by_call(graph, kind)[calls]] = True
@@ -127,9 +129,7 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
     """`count` neighbouring modules gathered, and their gradients scattered, in one."""
     if change.count < 2:
         raise UnreplayableError("grouping needs at least two modules")
-    if not setting.complete:
-        raise UnreplayableError("only all ranks together show what a joined collective costs: record every rank")
-    found = costs(graph, setting)
+    found = costs(graph, setting, alike=not setting.complete)
     parameters = gathers(graph)
     scatters = [place for place, call in enumerate(graph.calls) if call.op == "reduce_scatter" and call.backward]
     families = [
@@ -144,7 +144,14 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
             scale = scales(graph, calls, found, setting)
             first = calls is not scatters
             changed = regrouped(
-                changed, calls, lambda own: _groups(own, change.count), found, scale, key=change, at_first=first
+                changed,
+                calls,
+                lambda own: _groups(own, change.count),
+                found,
+                scale,
+                key=change,
+                at_first=first,
+                whole=True,
             )
     return Rewritten(
         changed,

@@ -10,8 +10,8 @@ import json
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,16 @@ FORMAT = 1
 MOST_EXPANSION = 200
 """Times that a file may grow when it is unpacked: repeated numbers compress far, hostile zeros farther."""
 _SMALL = 64 << 20
-_DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_DAMAGED = (
+    OSError, ValueError, KeyError, EOFError, RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""numpy parses a member's header as Python, and twice where it looks like one of Python 2."""
 
 
 def write_part(path: Path, part: Part, steps: tuple[int, int] | None) -> None:
     """Write a part, whole or not at all. Raises `InputError` where that can't be done."""
     arrays: list[Array] = []
-    tree = pack(_without_secrets(part), arrays)
+    tree = pack(part, arrays)
     columns, places = _joined(arrays)
     head = {
         "format": FORMAT, "gpuscope_version": __version__, "fingerprint": fingerprint(), "ranks": part.trace.ranks,
@@ -69,15 +72,6 @@ def _joined(arrays: Sequence[Array]) -> tuple[dict[str, Array], list[list[Any]]]
         places.append([name, ends.get(name, 0), len(array)])
         ends[name] = ends.get(name, 0) + len(array)
     return {name: np.concatenate(found) for name, found in by_type.items()}, places
-
-
-def _without_secrets(part: Part) -> Part:
-    """A source's facts say what was profiled; those of an nsys report hold the program's environment too."""
-    sources = [
-        replace(source, facts={key: value for key, value in source.facts.items() if "env" not in key.lower()})
-        for source in part.trace.sources
-    ]
-    return replace(part, trace=part.trace.with_sources(sources))
 
 
 def read_head(path: Path) -> dict[str, Any]:

@@ -16,7 +16,12 @@
     });
     on(timeline.canvas, "pointerdown", (event) => press(timeline, event));
     on(timeline.canvas, "pointermove", (event) => hover(timeline, event));
-    on(timeline.canvas, "pointerleave", () => timeline.tip.classList.remove("shown"));
+    on(timeline.canvas, "pointerleave", () => {
+      timeline.tip.classList.remove("shown");
+      timeline.pointer = null;
+    });
+    const field = document.querySelector("#timeline-search");
+    if (field) on(field, "keydown", (event) => event.key === "Enter" && found(event.shiftKey ? -1 : 1));
     on(timeline.canvas, "dblclick", (event) => place(timeline, event).x > timeline.label && timeline.fit());
     on(timeline.axis, "pointerdown", (event) => drag(timeline, event, timeline.axis, (x, from) => {
       const by = ((from.x - x) / timeline.plot) * (from.to - from.from);
@@ -142,23 +147,42 @@
     else timeline.draw();
   }
 
-  function hover(timeline, event) {
-    const { x, y } = place(timeline, event);
-    const row = rowAt(timeline, y);
-    const found = !event.buttons && row && row.track >= 0 && x > timeline.label ? timeline.at(row.track, x) : null;
-    const tip = timeline.tip;
-    tip.classList.toggle("shown", Boolean(found));
-    if (!found) {
-      timeline.canvas.style.cursor = x < timeline.label ? "pointer" : "default";
-      return;
-    }
-    timeline.canvas.style.cursor = "pointer";
+  // What the pointer is over, in lines: a row's whole label where it is cut, an event, a pixel's worth of them, a counter.
+  function told(timeline, row, x) {
+    if (!row) return null;
+    if (x < timeline.label) return space.cut(timeline, row) ? [row.text] : null;
+    const found = row.track >= 0 ? timeline.at(row.track, x) : null;
+    if (!found) return null;
     const { event: one, cells } = found;
+    const counter = timeline.counter(row.track);
+    if (counter) {
+      const value = (share) => `${Number((share * counter.top).toPrecision(4))} ${counter.unit}`.trim();
+      return [counter.label, `${value(cells.busy / cells.width)} on average in this pixel, at most ${value(cells.row / 65535)}`];
+    }
     const name = timeline.tiles.names.get((one || cells).name) || "(no name)";
     const kind = (timeline.setup.looks[(one || cells).look] || { label: "" }).label;
-    const lines = one
-      ? [name, `${space.duration(one.end - one.start)} at ${space.offset(one.start)} · ${kind}`]
-      : [`${Math.round((100 * cells.busy) / cells.width)} % of this pixel is busy; ${cells.count} events start in it`, `mostly ${name} · ${kind}`];
+    if (one) return [name, `${space.duration(one.end - one.start)} at ${space.offset(one.start)} · ${kind}`];
+    return [`${Math.round((100 * cells.busy) / cells.width)} % of this pixel is busy; ${cells.count} events start in it`, `mostly ${name} · ${kind}`];
+  }
+
+  // Enter in the search goes to the next of what was found, Shift + Enter to the one before.
+  function found(by) {
+    const links = [...document.querySelectorAll("#timeline-found a.event")];
+    if (!links.length) return;
+    const now = links.findIndex((one) => one.classList.contains("current"));
+    const next = (now < 0 && by < 0 ? links.length - 1 : now + by + links.length) % links.length;
+    links.forEach((one, i) => one.classList.toggle("current", i === next));
+    links[next].click();
+  }
+
+  function hover(timeline, event) {
+    const { x, y } = place(timeline, event);
+    timeline.pointer = x;
+    const lines = event.buttons ? null : told(timeline, rowAt(timeline, y), x);
+    const tip = timeline.tip;
+    tip.classList.toggle("shown", Boolean(lines));
+    timeline.canvas.style.cursor = lines || x < timeline.label ? "pointer" : "default";
+    if (!lines) return;
     tip.replaceChildren(...lines.map((text) => {
       const line = document.createElement("div");
       line.textContent = text;
@@ -183,7 +207,7 @@
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || inField(event)) return;
     if (!timeline.root.isConnected) return;
     const act = {
-      w: () => timeline.zoom(1 / 1.5), s: () => timeline.zoom(1.5), a: () => timeline.pan(-0.25), d: () => timeline.pan(0.25),
+      w: () => timeline.zoom(1 / 1.5, timeline.pointed()), s: () => timeline.zoom(1.5, timeline.pointed()), a: () => timeline.pan(-0.25), d: () => timeline.pan(0.25),
       f: () => timeline.fit(), m: () => timeline.marked(), 0: () => timeline.show(...timeline.setup.bounds),
       "/": () => (document.querySelector("#timeline-search") || timeline.scroller).focus(), Escape: () => timeline.clear(),
       "?": () => toggleKeys(),

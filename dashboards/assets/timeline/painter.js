@@ -5,10 +5,11 @@
   const AXIS = 26;
   const MAP = 34;
   const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
+  const [INDENT, LEVEL, SIGN] = [8, 12, 13]; // pixels before a label: of all, by level, and of ▸
   const CHARACTER = 6.1; // pixels of one, on average
   const THEMES = {
-    light: { text: "#1a1a1a", faint: "#5c5c5c", line: "#d9d9d9", back: "#ffffff", head: "#eef0f2", select: "#000000", cursor: "#00527f" },
-    dark: { text: "#ececec", faint: "#b0b0b0", line: "#3f3f3f", back: "#1b1b1d", head: "#2a2b2e", select: "#ffffff", cursor: "#8fd0f5" },
+    light: { text: "#1a1a1a", faint: "#5c5c5c", line: "#d9d9d9", back: "#ffffff", head: "#eef0f2", select: "#000000", cursor: "#00527f", counter: "#007a5a" },
+    dark: { text: "#ececec", faint: "#b0b0b0", line: "#3f3f3f", back: "#1b1b1d", head: "#2a2b2e", select: "#ffffff", cursor: "#8fd0f5", counter: "#3fc79a" },
   };
   const ROLES = { setup: 0.1, partial: 0.1, warmup: 0.1, outlier: 0.1, steady: 0 };
 
@@ -59,16 +60,21 @@
     const row = new space.Row(width);
     const colour = timeline.colours;
     const level = space.Tiles.level(nsPerPixel);
+    const curves = new Map(); // of counters, by place: mean and largest value of each pixel, as a share of the top
     shown.forEach((one, place) => {
       const track = one.track;
       if (track < 0) return;
+      if (timeline.counter(track)) {
+        curves.set(place, space.curve(timeline.tiles.pieces(track, level, timeline.from, timeline.to), timeline.from, nsPerPixel, width));
+        return;
+      }
       row.clear();
       for (const [chunk, from, to] of timeline.tiles.pieces(track, level, timeline.from, timeline.to)) {
         row.chunk(chunk, from, to, timeline.from, nsPerPixel, (look, name) => colour(look, name).packed);
       }
       row.paint(pixels, 2 * place * width, (2 * place + 1) * width);
     });
-    return { image, width, nsPerPixel, level };
+    return { image, width, nsPerPixel, level, curves };
   }
 
   function paintRows(timeline) {
@@ -81,7 +87,7 @@
     stripes(timeline, pen, shown, look);
     steps(timeline, pen, look, 0, height);
     spans(timeline, pen, look, height);
-    const { image, width } = raster(timeline, shown, ratio);
+    const { image, width, curves } = raster(timeline, shown, ratio);
     timeline.buffer.width = width;
     timeline.buffer.height = image.height;
     timeline.buffer.getContext("2d").putImageData(image, 0, 0);
@@ -92,6 +98,11 @@
       pen.save();
       clip(timeline, pen, one, height);
       pen.globalAlpha = 1;
+      if (curves.has(place)) {
+        curve(timeline, pen, one, curves.get(place), width, look);
+        pen.restore();
+        return;
+      }
       pen.drawImage(timeline.buffer, 0, 2 * place, width, 1, label, one.top + inset, plot, ROW - 2 * inset);
       pen.drawImage(timeline.buffer, 0, 2 * place + 1, width, 1, label, one.top + ROW - inset - 2, plot, 2);
       events(timeline, pen, one, inset, look);
@@ -99,6 +110,23 @@
     });
     space.paintFlows(timeline, pen, shown, look);
     names(timeline, pen, shown, look, height);
+  }
+
+  // A counter: its mean solid, the largest samples of a pixel faint above it.
+  function curve(timeline, pen, one, { mean, most }, width, look) {
+    const each = timeline.plot / width;
+    const bottom = one.top + ROW - 1;
+    pen.fillStyle = look.counter;
+    for (const [values, alpha] of [[most, 0.35], [mean, 1]]) {
+      pen.globalAlpha = alpha;
+      for (let x = 0; x < width; x++) {
+        const tall = values[x] * (ROW - 3);
+        if (tall > 0) pen.fillRect(timeline.label + x * each, bottom - tall, each + 0.2, tall);
+      }
+    }
+    pen.globalAlpha = 1;
+    pen.fillStyle = look.line;
+    pen.fillRect(timeline.label, bottom, timeline.plot, 1);
   }
 
   function clip(timeline, pen, one, height) {
@@ -152,7 +180,9 @@
   // What is wide enough to have an edge and a name, the selected event's outline, and what a search leaves in the shade.
   function events(timeline, pen, one, inset, look) {
     const wanted = timeline.search;
-    timeline.visible(one.track, (event) => {
+    const found = [];
+    timeline.visible(one.track, (event) => found.push(event));
+    found.forEach((event, place) => {
       const [x, until] = [Math.max(timeline.x(event.start), timeline.label), Math.min(timeline.x(event.end), timeline.label + timeline.plot)];
       const width = until - x;
       const name = timeline.tiles.names.get(event.name) || "";
@@ -168,10 +198,12 @@
         pen.fillRect(x, one.top + inset, 1, ROW - 2 * inset); // an edge, so that neighbours of one colour are two
         pen.globalAlpha = 1;
       }
-      if (width >= 28 && inset < 5) {
-        const room = Math.floor((width - 6) / CHARACTER);
+      const next = found[place + 1]; // where it begins before this one ends, the label ends there too
+      const free = Math.min(until, next ? Math.max(timeline.x(next.start), x) : until) - x;
+      if (free >= 28 && inset < 5) {
+        const room = Math.floor((free - 6) / CHARACTER);
         pen.fillStyle = timeline.colours(event.look, event.name).ink;
-        pen.fillText(name.length <= room ? name : `${name.slice(0, Math.max(room - 1, 1))}…`, x + 3, one.top + ROW / 2 + 0.5, width - 5);
+        pen.fillText(name.length <= room ? name : `${name.slice(0, Math.max(room - 1, 1))}…`, x + 3, one.top + ROW / 2 + 0.5, free - 5);
       }
     });
     const picked = timeline.selected;
@@ -200,13 +232,13 @@
         pen.fillStyle = look.cursor;
         pen.fillRect(0, one.top, 4, ROW);
       }
-      const x = 8 + 12 * one.level;
+      const x = INDENT + LEVEL * one.level;
       pen.fillStyle = look.text;
       if (one.node && (one.node.children.length || one.node.rows.length > 1)) {
         pen.fillText(timeline.isOpen(one.node) ? "▾" : "▸", x, one.top + ROW / 2);
       }
       pen.font = one.level === 0 ? `600 ${FONT}` : FONT;
-      pen.fillText(one.text, x + 13, one.top + ROW / 2);
+      pen.fillText(one.text, x + SIGN, one.top + ROW / 2);
       pen.font = FONT;
       pen.restore();
     }
@@ -216,6 +248,13 @@
     }
     pen.fillStyle = look.line;
     pen.fillRect(timeline.label - 1, 0, 1, height);
+  }
+
+  // Whether a row's label does not fit into its column.
+  function cut(timeline, one) {
+    const pen = timeline.canvas.getContext("2d");
+    pen.font = one.level === 0 ? `600 ${FONT}` : FONT;
+    return INDENT + LEVEL * one.level + SIGN + pen.measureText(one.text).width > timeline.label - 4;
   }
 
   function paintAxis(timeline) {
@@ -276,5 +315,5 @@
     pen.fillText("whole run", 6, MAP / 2 - 2);
   }
 
-  Object.assign(space, { ROW, AXIS, MAP, paintRows, paintAxis, paintMap, raster, colours, theme });
+  Object.assign(space, { ROW, AXIS, MAP, paintRows, paintAxis, paintMap, raster, colours, theme, cut });
 })();

@@ -88,6 +88,30 @@
     }
   }
 
+  // A counter's mean (by time) and largest value of each pixel, as shares of its top; 0 where nothing is known.
+  function curve(pieces, origin, nsPerPixel, width) {
+    const [mean, most, known] = [0, 1, 2].map(() => new Float32Array(width));
+    for (const [chunk, from, to] of pieces) {
+      const cell = 2 ** chunk.level;
+      const zero = chunk.first * space.TILE * cell;
+      for (let i = space.above(chunk.at, (from - zero) / cell - 1); i < chunk.at.length; i++) {
+        const start = Math.max(zero + chunk.at[i] * cell, from);
+        const end = Math.min(zero + (chunk.at[i] + 1) * cell, to);
+        if (start >= to) break;
+        const [low, high] = [Math.max((start - origin) / nsPerPixel, 0), Math.min((end - origin) / nsPerPixel, width)];
+        for (let x = Math.floor(low); x < Math.min(Math.ceil(high), width); x++) {
+          const share = Math.min(high, x + 1) - Math.max(low, x);
+          if (share <= 0) continue;
+          mean[x] += (share * chunk.busy[i]) / 65535;
+          known[x] += share;
+          most[x] = Math.max(most[x], chunk.cellRow[i] / 65535);
+        }
+      }
+    }
+    for (let x = 0; x < width; x++) if (known[x]) mean[x] /= known[x];
+    return { mean, most };
+  }
+
   // `#rrggbb` as the lower three bytes of a little-endian pixel.
   function packed(hex) {
     const value = parseInt(hex.slice(1), 16);
@@ -110,5 +134,5 @@
     return [part(0), part(8), part(4)];
   }
 
-  Object.assign(space, { Row, packed, coloured });
+  Object.assign(space, { Row, curve, packed, coloured });
 })();

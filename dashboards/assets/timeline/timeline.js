@@ -2,6 +2,7 @@
 (() => {
   const space = window.gpuscopeTimeline = window.gpuscopeTimeline || {};
   const KEPT = ["from", "to", "event", "mark", "range", "pin", "tree", "colour", "find"];
+  const BEYOND = 240; // pixels above and below the screen whose rows are fetched too
 
   // What of the address is not the timeline's own.
   function others() {
@@ -146,14 +147,14 @@
     }
 
     // The rows on the screen, with their places: pinned ones first, then those scrolled to.
-    shownRows() {
+    shownRows(margin = 0) {
       const pinned = this.pins.map((track, place) => {
         const own = this.setup.tracks[track];
         return { key: `pin${track}`, node: null, level: 0, text: `rank ${own.rank} · ${own.label}`, track, top: place * space.ROW, pinned: true };
       });
       const above = this.pinnedHeight();
       const all = this.layout.map((one, place) => ({ ...one, top: above + place * space.ROW - this.scroll }));
-      return [...pinned, ...all.filter((one) => one.top > above - space.ROW && one.top < this.height)];
+      return [...pinned, ...all.filter((one) => one.top > above - space.ROW - margin && one.top < this.height + margin)];
     }
 
     toggle(node) {
@@ -219,6 +220,12 @@
       this.write(true);
     }
 
+    // The time under the pointer, else the middle: what keys zoom around.
+    pointed() {
+      const over = this.pointer !== null && this.pointer !== undefined && this.pointer > this.label;
+      return over ? this.time(this.pointer) : (this.from + this.to) / 2;
+    }
+
     zoom(factor, at = (this.from + this.to) / 2) {
       this.show(at - (at - this.from) * factor, at + (this.to - at) * factor);
     }
@@ -276,7 +283,8 @@
     fetch() {
       const ratio = window.devicePixelRatio || 1;
       const level = space.Tiles.level((this.to - this.from) / Math.round(this.plot * ratio));
-      const tracks = new Set(this.shownRows().map((one) => one.track).filter((track) => track >= 0));
+      // Some rows beyond the screen too: what is scrolled to is there at once.
+      const tracks = new Set(this.shownRows(BEYOND).map((one) => one.track).filter((track) => track >= 0));
       this.tiles.want([...tracks], level, this.from, this.to);
     }
 
@@ -351,6 +359,12 @@
       return cells ? { cells } : best ? { event: best } : null;
     }
 
+    // What a row of a counter stands for: its label, unit and top; null for a row of events.
+    counter(track) {
+      const own = this.setup.tracks[track];
+      return own && own.table === "c" ? own : null;
+    }
+
     // --- selection ---
 
     ref(track, row) {
@@ -358,6 +372,7 @@
     }
 
     select(track, event) {
+      if (this.counter(track)) return undefined;
       const ref = this.ref(track, event.row);
       if (ref[0] === "s") return this.show(event.start, event.end);
       this.selected = { ref, track, start: event.start, end: event.end };
@@ -418,7 +433,7 @@
     async next(by) {
       const row = this.layout.find((one) => one.key === this.cursor);
       const track = row ? (row.track >= 0 ? row.track : row.node.summary) : this.selected && this.selected.track;
-      if (track === undefined || track === null) return;
+      if (track === undefined || track === null || this.counter(track)) return;
       const from = this.selected && this.selected.track === track ? `&row=${this.selected.ref.slice(1)}` : `&at=${Math.round(this.from)}`;
       const answer = await fetch(`${this.setup.url}/next?track=${track}&by=${by}${from}`);
       if (!answer.ok) return;

@@ -71,9 +71,9 @@ def detail(track: Track, window: Window) -> Detail:
         wide = np.sort(wide[np.argsort(track.shorter[wide])[-window.cells :]])
     edges = window.edges
     apart = _covered(union(track.start[wide], track.end[wide]), edges)
-    busy = np.maximum(np.diff(track.busy_before(edges)) - np.diff(apart), 0)
+    first = low + np.searchsorted(track.start[low:high], edges, "left")
+    busy = np.maximum(np.diff(track.busy_of(edges, first)) - np.diff(apart), 0)
     at = np.flatnonzero(busy)
-    first = np.searchsorted(track.start, edges, "left")
     count = np.diff(first)[at]
     return Detail(wide, at, busy[at], count, _longest(track, first[:-1][at], count, width))
 
@@ -110,7 +110,8 @@ def _longest(track: Track, first: Times, count: Times, width: int) -> Times:
 
 
 def range_max(values: Array, blocks: Array, start: Times, end: Times) -> Array:
-    """The greatest of each values[start:end], which are not empty and rise without overlap; shape of `start`.
+    """The greatest of each values[start:end], shape of `start`. Values are not negative; ranges are not empty and rise
+    without overlap.
 
     Whole blocks are answered by their maxima (`block_max`), only what is left at both ends by the values themselves:
     about n / BLOCK + 2 · BLOCK · k steps instead of n.
@@ -128,11 +129,13 @@ def range_max(values: Array, blocks: Array, start: Times, end: Times) -> Array:
 
 
 def _short_max(values: Array, start: Times, end: Times) -> Array:
-    """The greatest of each values[start:end] of at most BLOCK, or the least number where that is empty."""
+    """The greatest of each values[start:end] of at most BLOCK; -1, less than all, where that is empty."""
     reach = int(np.max(end - start, initial=0))
-    places = start[:, None] + np.arange(max(reach, 1))
-    least = np.iinfo(values.dtype).min
-    return np.asarray(np.where(places < end[:, None], values[np.minimum(places, len(values) - 1)], least).max(axis=1))
+    found = np.full(len(start), -1, values.dtype)
+    for by in range(reach):
+        place = start + by
+        np.maximum(found, np.where(place < end, values[np.minimum(place, len(values) - 1)], -1), out=found)
+    return found
 
 
 def _wide(track: Track, low: int, high: int, width: int) -> Times:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TypedDict
 
+from gpuscope.dashboards.data.rows.counter_tracks import CounterTrack
 from gpuscope.dashboards.data.rows.tracks import GROUPS, Group, Track
 
 FEW_RANKS = 4
@@ -24,14 +25,34 @@ class Node(TypedDict):
     children: list[Node]
 
 
-def tree(tracks: Sequence[Track], ranks: Collection[int] | None) -> list[Node]:
-    """The nodes of these ranks, in order; tracks are named by their place in `tracks`."""
+def tree(tracks: Sequence[Track], ranks: Collection[int] | None, counters: Sequence[CounterTrack] = ()) -> list[Node]:
+    """The nodes of these ranks, in order; tracks are named by their place in `tracks`, counters after them."""
     by_rank: dict[int, list[int]] = {}
     for place, track in enumerate(tracks):
         if ranks is None or track.rank in ranks:
             by_rank.setdefault(track.rank, []).append(place)
     few = len(by_rank) <= FEW_RANKS
-    return [_rank(tracks, rank, places, few) for rank, places in by_rank.items()]
+    nodes = [_rank(tracks, rank, places, few) for rank, places in by_rank.items()]
+    links = _links(counters, len(tracks), by_rank)
+    for node in nodes:
+        node["children"] += links.pop(node["id"], [])
+    return nodes + [ports for own in links.values() for ports in own]
+
+
+def _links(counters: Sequence[CounterTrack], first: int, ranks: Collection[int]) -> dict[str, list[Node]]:
+    """Sections of counters: of a GPU by the node of its rank, of a host's ports by a key of their own."""
+    found: dict[str, list[tuple[int, CounterTrack]]] = {}
+    for number, one in enumerate(counters, first):
+        if one.rank in ranks:
+            found.setdefault(f"r{one.rank}" if one.of_gpu else f"n{one.rank}", []).append((number, one))
+    sections = {}
+    for key, own in found.items():
+        leaves = [_node(f"{key}.c{number}", one.label if one.of_gpu else f"{one.place}: {one.label}", [number])
+                  for number, one in own]  # fmt: skip
+        of_file = f" (file of rank {own[0][1].rank})" if sum(one[0] == "n" for one in found) > 1 else ""
+        title = "Link counters" if key[0] == "r" else f"Network ports{of_file}"
+        sections[key] = [_node(f"{key}.links", title, [], own[0][0], key[0] == "n", leaves)]
+    return sections
 
 
 def _rank(tracks: Sequence[Track], rank: int, places: list[int], is_open: bool) -> Node:

@@ -19,7 +19,7 @@ Group = Literal["steps", "streams", "ranges", "threads", "python", "os"]
 GROUPS: dict[Group, str] = {
     "steps": "Steps",
     "streams": "Streams",
-    "ranges": "Ranges (NVTX, annotations)",
+    "ranges": "Ranges",
     "threads": "Operators and calls",
     "python": "Python stacks",
     "os": "System calls",
@@ -35,8 +35,8 @@ OF_CATEGORY: dict[Category, Group] = {
 }
 DEEPEST = 24
 """Rows of one thread and group; deeper nesting shares the last one."""
-BLOCK = 64
-"""Events per block whose maxima are stored, so that long ranges need no scan."""
+BLOCK = 16
+"""Events per block whose maxima are stored: of a long range only a block at each end and a sixteenth are scanned."""
 STEP = len(Kind) + len(Category)
 """Look of a step; device events have their `Kind` as look, host events `len(Kind) + Category`."""
 
@@ -78,9 +78,13 @@ class Track:
 
     def busy_before(self, at: Times) -> Times:
         """How long any event runs before each instant, ns: |∪ events ∩ (−∞, t)|, shape of `at`."""
+        return self.busy_of(at, np.searchsorted(self.start, at, "left"))
+
+    def busy_of(self, at: Times, begun: Times) -> Times:
+        """`busy_before`, where it is known how many events have begun before each instant, shape of `at`."""
         if not len(self):
             return np.zeros(len(at), np.int64)
-        last = np.searchsorted(self.start, at, "left") - 1
+        last = begun - 1
         # From the start of the last one that has begun to the latest end so far, all is covered.
         busy = self.covered[last] - np.maximum(self.reach[last] - at, 0)
         return np.where(last >= 0, busy, 0)

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
-from gpuscope.report.html import drawing, memory_drawing
+from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moments
-from gpuscope.report.schema.document import Evidence, RankEntry, Report, StepEntry
+from gpuscope.report.schema.document import Evidence, KernelEntry, RankEntry, Report, StepEntry
 from gpuscope.report.terminal.sections import memory_text, pipeline_text, stragglers_text
-from gpuscope.report.view import arrangement, headline, prediction_sentences, straggler_sentences, units
+from gpuscope.report.view import (
+    arrangement,
+    headline,
+    ideal_sentences,
+    prediction_sentences,
+    straggler_sentences,
+    units,
+)
 from gpuscope.report.view.causes import cause_label
-from gpuscope.report.view.summary import Summary, summary
+from gpuscope.report.view.short_kernels import short_kernel, short_kernels
+from gpuscope.report.view.summary import Summary, in_order, summary
 from gpuscope.report.view.vocabulary import CLASSES, PARTS
 
 EVIDENCE_SHOWN = 12
@@ -27,6 +37,8 @@ STEPS_KEPT, LEAST_STEPS, RANKS_KEPT = 1200, 8, 64
 MOMENTS_SHOWN = 3
 """Places of a finding that have a small timeline."""
 NAME = 160
+KERNEL = 90
+"""Cells of a kernel's short name."""
 
 
 def render(report: Report) -> str:
@@ -46,6 +58,7 @@ def render(report: Report) -> str:
         script=script,
         policy=_policy(css, script),
         first=(first := summary(report)),
+        suggestions=in_order(report),
         first_ranks=[_bar(line.label, line.entry, line.step_ns, note=line.note) for line in first.ranks],
         linked={rank for rank, _, _ in _steps_by_rank(report)},
         moments=Moments(report, evidence),
@@ -64,11 +77,27 @@ def render(report: Report) -> str:
         collectives=sorted(report["collectives"], key=lambda row: -row["dur_ns"]),
         stragglers=sorted(report["stragglers"], key=lambda row: -row["caused_wait_ns"]),
         heatmap=stragglers_text.heatmap(report, ROWS_SHOWN, ROWS_SHOWN),
-        kernels=sorted(report["kernels"], key=lambda row: -row["dur_ns"]),
+        kernels=_kernels(report),
         doubts=arrangement.doubts(report),
         plan_sentence=prediction_sentences.plan,
         nothing_gains_sentence=prediction_sentences.nothing_gains,
     )
+
+
+def render_cell(report: Report) -> str:
+    """The first screen of `report` as a fragment for a notebook's cell: no script, no style sheet, names as text."""
+    return (
+        _environment()
+        .get_template("notebook.html.j2")
+        .render(report=report, first=summary(report), context_line=headline.context_line(report))
+    )
+
+
+def _kernels(report: Report) -> list[tuple[KernelEntry, str]]:
+    """The longest first, each with its short name; names that are not shown need none."""
+    rows = sorted(report["kernels"], key=lambda row: -row["dur_ns"])
+    names = short_kernels([row["name"] for row in rows[:ROWS_KEPT]], KERNEL)
+    return [*zip(rows, names, strict=False), *((row, row["name"]) for row in rows[ROWS_KEPT:])]
 
 
 def _ranks(report: Report) -> list[dict[str, Any]]:
@@ -118,12 +147,13 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
         "suggestions": bool(report["suggestions"] or report["advice"]["unpredicted"] or report["advice"]["why"]),
         "findings": bool(report["findings"]), "causes": bool(first.causes), "all-ranks": first.folded > 0,
         "steps": bool(report["ranks"]), "by-step": bool(report["steps"]), "collectives": bool(report["collectives"]),
-        "kernels": bool(report["kernels"]), "doubts": bool(arrangement.doubts(report)),
+        "links": bool(report.get("link_counters")), "kernels": bool(report["kernels"]),
+        "doubts": bool(arrangement.doubts(report)),
     }  # fmt: skip
     words = {
         "suggestions": "every change", "findings": "findings and evidence", "causes": "causes",
         "all-ranks": "all ranks", "steps": "steps over time", "by-step": "step by step, rank by rank",
-        "collectives": "collectives", "kernels": "kernels", "doubts": "what is uncertain",
+        "collectives": "collectives", "links": "links over time", "kernels": "kernels", "doubts": "what is uncertain",
     }  # fmt: skip
     return [(key, words[key]) for key, there in present.items() if there]
 
@@ -138,6 +168,16 @@ def _policy(css: str, script: str) -> str:
 
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _unbroken(text: str) -> Markup:
+    """A sentence whose numbers keep their units on their line."""
+    return Markup(units.unbroken(str(escape(units.clean(text)))))
+
+
+def _prose(text: str) -> Markup:
+    """A sentence, what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", _unbroken(text)))
 
 
 def _shown(value: Any) -> Any:
@@ -157,8 +197,12 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         units=units,
+        unbroken=_unbroken,
+        prose=_prose,
         drawing=drawing,
         memory_lines=memory_drawing.lines,
+        link_courses=counter_drawing.courses,
+        ideal_lines=ideal_sentences.ideal_lines,
         memory_words=memory_text,
         parts=PARTS,
         classes=CLASSES,
@@ -177,7 +221,8 @@ def _environment() -> Environment:
         ranks_kept=RANKS_KEPT,
         moments_shown=MOMENTS_SHOWN,
         setting_words=prediction_sentences.setting_words,
-        gain_share=prediction_sentences.gain_share,
+        gain_words=prediction_sentences.gain_words,
         name_width=NAME,
+        short_kernel=short_kernel,
     )
     return environment

@@ -10,7 +10,7 @@ from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text
 from gpuscope.report.view import units
 from gpuscope.report.view.headline import context_line, whole
-from gpuscope.report.view.prediction_sentences import gain_share
+from gpuscope.report.view.prediction_sentences import gain_words
 from gpuscope.report.view.summary import SHOWN, ChangeLine, RankLine, Summary, summary
 from gpuscope.report.view.vocabulary import PARTS
 
@@ -31,7 +31,7 @@ def render(report: Report, writer: Writer, top: int = SHOWN) -> None:
     _changes(report, found, writer)
     if found.limits:
         writer.line("")
-        writer.line(writer.text("Limits  ", "bold"), found.limits, hang=8)
+        writer.line(writer.text("Caveats  ", "bold"), found.limits, hang=9)
     writer.line("")
     writer.line(writer.text("More: --full. In a browser: --html FILE, or gpuscope dashboard PATH.", "dim"))
 
@@ -79,17 +79,16 @@ def _rank_cells(line: RankLine, writer: Writer) -> list[Text | Bar]:
 def _causes(report: Report, found: Summary, writer: Writer) -> None:
     if found.compute:
         writer.line("")
-        writer.line(writer.text("Compute, by time of device events: ", "bold"), found.compute, hang=2)
+        writer.line(writer.text(f"{found.compute_title}: ", "bold"), found.compute, hang=2)
     if not found.causes:
         return
     writer.line("")
     unit = whole(report)
-    of_ranks = ", mean over ranks" if len(report["ranks"]) > 1 else ""
-    table = writer.table(f"<Not compute{of_ranks}", f">per {unit}", ">share", "~")
+    title = "Non-compute, mean over ranks" if len(report["ranks"]) > 1 else "Non-compute time"
+    table = writer.table(f"<{title}", f">per {unit}", ">share", "~")
     for line in found.causes:
         cells = (line.label, units.duration(line.cost_ns), units.share(line.share_frac))
-        # A name is cropped, words are wrapped.
-        where = writer.text(line.where) if " " in line.where else writer.cell(line.where)
+        where = writer.cell(line.where) if line.is_name else writer.text(line.where)
         table.add_row(*(writer.text(cell) for cell in cells), where)
     writer.show(table)
     if found.more_causes:
@@ -101,9 +100,13 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
         return
     writer.line("")
     numbered = [">"] if found.together else []
-    table = writer.table(*numbered, "~What to change", f">{whole(report)}", ">gain", ">90 % range")
+    table = writer.table(*numbered, "~What to change", f">new {whole(report)}", ">gain", ">90 % range")
     for i, line in enumerate(found.changes, 1):
-        table.add_row(*(writer.text(cell) for cell in ([str(i)] * len(numbered) + [line.setting, *_gain(line)])))
+        table.add_row(
+            *(writer.text(cell) for cell in ([str(i)] * len(numbered))),
+            writer.words(line.setting),
+            *map(writer.text, _gain(line)),
+        )
     writer.show(table)
     if found.more_changes:
         writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
@@ -119,7 +122,7 @@ def _gain(line: ChangeLine) -> tuple[str, str, str]:
         return units.NONE, "memory", units.NONE
     return (
         units.duration(predicted["step_ns_after"]),
-        gain_share(predicted) + ("" if line.certain else "?"),
+        gain_words(predicted) + ("" if line.certain else "?"),
         units.span(predicted["low_ns"], predicted["high_ns"], "–"),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
@@ -21,7 +23,7 @@ from gpuscope.report.terminal.sections import (
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.headline import NAME, context_line, whole
-from gpuscope.report.view.ideal_sentences import furthest, ideal_of, ideal_step
+from gpuscope.report.view.ideal_sentences import ideal_lines
 from gpuscope.report.view.short_kernels import short_kernel, short_kernels
 from gpuscope.report.view.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.report.view.summary import mfu_words, summary
@@ -34,6 +36,8 @@ ROWS_SHOWN = 10
 FAINT_FRAC = 0.001
 LEAST_NAME = 24
 """Cells of the narrowest column of names."""
+OPERATOR = 16
+"""Cells that the operators have at least."""
 
 
 def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
@@ -43,7 +47,7 @@ def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
     found = summary(report)
     first_screen.headline(report, found, writer)
     if found.limits:
-        writer.line(writer.text("Limits  ", "bold"), found.limits, hang=8)
+        writer.line(writer.text("Caveats  ", "bold"), found.limits, hang=9)
     _context(report, writer)
     _ranks(report, writer)
     _causes(report, writer)
@@ -60,7 +64,7 @@ def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
     pipeline_text.section(report, writer)
     _kernels(report, writer, rows)
     if mfu := mfu_words(report):
-        writer.line(mfu)
+        writer.line(mfu[:1].upper() + mfu[1:])
     _ideal(report, writer)
     profile_text.sections(report, writer, rows)
     _doubts(report, writer)
@@ -226,42 +230,44 @@ def _kernels(report: Report, writer: Writer, shown: int) -> None:
     if not rows:
         return
     writer.heading("Longest kernels")
-    rated = any(row["flops_per_s"] is not None for row in rows[:shown])
-    cells = [
-        [
-            units.share(row["share_frac"]),
-            units.duration(row["dur_ns"]),
-            units.count(row["count"]),
-            units.duration(row["mean_ns"]),
-            *([units.flop_rate(row["flops_per_s"])] if rated else []),
-        ]
-        for row in rows[:shown]
-    ]
-    used = sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True))
-    room = writer.console.width - used
-    operators = [row.get("operator") or units.NONE for row in rows[:shown]]
-    # Beside the kernel where there is room for both.
-    beside = min(max(map(len, operators)), room // 3) if any(row.get("operator") for row in rows[:shown]) else 0
-    beside = beside if room - beside - 2 >= LEAST_NAME else 0
-    names = short_kernels([row["name"] for row in rows[:shown]], max(room - beside - 2, LEAST_NAME))
-    titles = [">share", ">time", ">count", ">mean", *([">rate"] if rated else []), "~kernel"]
-    table = writer.table(*titles, *(["<launched by"] if beside else []))
-    for own, name, operator in zip(cells, names, operators, strict=True):
-        last = [writer.text(writer.name(operator, max(beside, 11)))] if beside else []
-        table.add_row(*map(writer.text, own), writer.cell(name), *last)
+    first = rows[:shown]
+    columns = {
+        "share": [units.share(row["share_frac"]) for row in first],
+        "time": [units.duration(row["dur_ns"]) for row in first],
+        "count": [units.count(row["count"]) for row in first],
+        "mean": [units.duration(row["mean_ns"]) for row in first],
+        "TFLOP/s": [_teraflops(row["flops_per_s"]) for row in first],
+    }
+    if not any(row["flops_per_s"] for row in first):
+        del columns["TFLOP/s"]
+    operators = [row.get("operator") or units.NONE for row in first]
+    operator = max(map(len, operators)) if any(row.get("operator") for row in first) else 0
+    if operator and _room(columns, writer) < LEAST_NAME + OPERATOR + 2:
+        del columns["mean"]  # time by count; what launched a kernel can't be worked out
+    room = _room(columns, writer)
+    operator = min(operator, max(room // 3, OPERATOR)) if operator else 0
+    names = short_kernels([row["name"] for row in first], max(room - operator - 2, LEAST_NAME))
+    table = writer.table(*(f">{title}" for title in columns), "~kernel", *(["<launched by"] if operator else []))
+    for cells, name, launcher in zip(zip(*columns.values(), strict=True), names, operators, strict=True):
+        last = [writer.text(writer.name(launcher, operator))] if operator else []
+        table.add_row(*map(writer.text, cells), writer.cell(name), *last)
     writer.show(table)
     _left_out(len(rows) - shown, writer)
 
 
+def _room(columns: Mapping[str, Sequence[str]], writer: Writer) -> int:
+    """Cells that these columns leave."""
+    return writer.console.width - sum(max(map(len, [title, *cells])) + 2 for title, cells in columns.items())
+
+
+def _teraflops(flops_per_s: float | None) -> str:
+    return units.NONE if flops_per_s is None else f"{flops_per_s / 1e12:.3g}"
+
+
 def _ideal(report: Report, writer: Writer) -> None:
     """What an ideal step would take, and where this one is furthest from it."""
-    entry = ideal_of(report)
-    if entry is None:
-        return
-    of_rank = f" (rank {entry['rank']})" if len(report["ranks"]) > 1 else ""
-    writer.line(writer.text(f"{ideal_step(entry, whole(report))}{of_rank}."))
-    if where := furthest(entry):
-        writer.line(writer.text(f"Furthest from it: {where}."))
+    for sentence in ideal_lines(report):
+        writer.line(writer.text(sentence))
 
 
 def _left_out(number: int, writer: Writer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -17,6 +18,9 @@ from gpuscope.report.view import units
 from gpuscope.report.view.units import crop
 from gpuscope.report.view.vocabulary import PARTS
 
+_KEPT = "\ue000"
+"""Stands for that blank while lines are broken; `units.clean` lets none through."""
+_BREAK = re.compile(r"[^.,=(:/]*[.,=(:/]+|[^.,=(:/]+")
 LONGEST = 1000
 """Cells of the longest paragraph that is printed."""
 
@@ -42,6 +46,29 @@ class Cropped:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(crop(self.text, options.max_width, self.ellipsis), no_wrap=True)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        width = cell_len(self.text)
+        return Measurement(min(width, 12), min(width, options.max_width))
+
+
+class Words:
+    """A cell's text, wrapped at blanks; a longer word breaks behind a sign rather than amid letters."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [""]
+        for word in self.text.split(" "):
+            for i, piece in enumerate([word] if cell_len(word) <= options.max_width else _BREAK.findall(word)):
+                joined = f"{lines[-1]}{' ' if lines[-1] and not i else ''}{piece}"
+                if cell_len(joined) <= options.max_width or not lines[-1]:
+                    lines[-1] = joined
+                else:
+                    lines.append(piece)
+        for line in lines:
+            yield Text(line, overflow="fold")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         width = cell_len(self.text)
@@ -107,19 +134,24 @@ class Writer:
         """A table cell for a name that may be too long."""
         return Cropped(self.safe(text), self.ellipsis)
 
+    def words(self, text: str) -> Words:
+        """A table cell for words and settings, which are never cropped."""
+        return Words(self.safe(text))
+
     def line(self, *pieces: Text | str, indent: int = 0, hang: int = 0) -> None:
         """One paragraph, wrapped at the console's width; what is wrapped stands `hang` further in."""
         joined = Text()
         for piece in pieces:
             joined.append_text(piece if isinstance(piece, Text) else self.text(piece))
+        joined.plain = units.unbroken(joined.plain, _KEPT)
         room = max(self.console.width - indent, 20)
         first, *rest = joined.wrap(self.console, room) or [Text()]
         if rest and hang:
             left = joined[len(first) :]
             rest = list(Text(left.plain.lstrip(), left.style).wrap(self.console, room - hang))
-        self.show(Padding(first, (0, 0, 0, indent)))
-        for wrapped in rest:
-            self.show(Padding(wrapped, (0, 0, 0, indent + hang)))
+        for i, wrapped in enumerate([first, *rest]):
+            wrapped.plain = wrapped.plain.replace(_KEPT, " ")
+            self.show(Padding(wrapped, (0, 0, 0, indent + hang if i else indent)))
 
     def heading(self, title: str) -> None:
         """A section's title after a blank line."""

@@ -29,6 +29,8 @@ class FindingFacts:
     testable: bool = True
     """Whether there were enough collectives to recognise a rank that is always last."""
     clock_error_ns: int | None = None
+    on_cpu: bool = False
+    """Whether no rank has a device."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Cause:
     message: str
     """What goes wrong, as its finding and the first line of a report begin; what it costs and `detail` follow."""
     look: Look
+    on_cpu: str = ""
+    """The same of a training on CPU, whose training thread is the device; empty where the words are the same."""
     located: bool = True
     """Whether the call or kernel beside which most of it is lost says anything of it."""
     idle: bool = False
@@ -88,7 +92,12 @@ class Cause:
 
     def text(self, facts: FindingFacts) -> str:
         """The message of its finding."""
-        return f"{self.message}: {units.share(facts.share_frac)} of the time{self.detail(facts)}"
+        share = units.share(facts.share_frac)
+        return f"{self.said(facts.on_cpu)}: {share} of the time{self.detail(facts)}"
+
+    def said(self, on_cpu: bool = False) -> str:
+        """What goes wrong, on a device or on a CPU."""
+        return self.on_cpu if on_cpu and self.on_cpu else self.message
 
 
 def _whose(facts: FindingFacts) -> str:
@@ -121,7 +130,7 @@ CAUSES = (
         "input", "cpu", "data loader",
         "the device is idle while the thread that launches next waits for the data loader",
         "The device waits for the data loader",
-        Look(palette.VERMILLION), idle=True,
+        Look(palette.VERMILLION), "The training thread waits for the data loader", idle=True,
     ),
     Cause(
         "sync", "cpu", "blocking synchronisation",
@@ -141,14 +150,14 @@ CAUSES = (
         "gc", "cpu", "Python garbage collection",
         "Python's garbage collection",
         "Python's garbage collector runs while the device idles",
-        Look(palette.GREEN), idle=True,
+        Look(palette.GREEN), "Python's garbage collector holds the training thread", idle=True,
     ),
     Cause(
         "host_other", "cpu", "other host work",
         "anything else on the launching thread: checkpoint, logging, lock, file or network call, compilation, or one "
         "host operation that computes for long without launching",
         "The launching thread does other work while the device idles",
-        Look(palette.GREEN, "/"), idle=True,
+        Look(palette.GREEN, "/"), "The training thread runs host code other than operators", idle=True,
     ),
     Cause(
         "straggler", "communication", "waiting for a late rank",
@@ -199,10 +208,10 @@ CAUSES = (
         Look(palette.GREY, "."), idle=True, located=False,
     ),
     Cause(
-        UNDIVIDED_COMMUNICATION, "communication", "undivided communication",
+        UNDIVIDED_COMMUNICATION, "communication", "communication (wait or transfer)",
         "exposed communication that can't be divided into waiting and transfer: ranks or sizes are missing; "
         "`unattributed` within its class",
-        "Communication is not hidden behind compute, and the trace does not separate waiting from transfer",
+        "Communication is not hidden behind compute, and these files do not show whether ranks wait or transfer",
         Look(palette.ORANGE, "x"), finding="exposed_communication",
     ),
 )  # fmt: skip

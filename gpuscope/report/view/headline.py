@@ -39,13 +39,13 @@ def context_line(report: Report) -> str:
         pieces.append(f"{present} of {world} ranks" if world and world > present else units.plural(present, "rank"))
     pieces += trace["frameworks"] + [f"{kind} {size}" for kind, size in trace["parallelism"].items()]
     pieces += sorted({crop(entry["device_name"], NAME) for entry in entries if entry["device_name"]})
-    if entries:
-        pieces.append("window " + _range([entry["window_ns"] for entry in entries]))
     steps = sorted({entry["steps"] for entry in entries})
+    if entries and not steps[-1]:
+        pieces.append("window " + _range([entry["window_ns"] for entry in entries]))
     if steps and steps[-1]:
         number = units.plural(steps[0], "step") if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps"
-        basis = f" (from {crop(report['steps_basis'], NAME)})" if report["steps_basis"] else ""
-        pieces.append(f"{number} of {_step_time(report)}{basis}")
+        pieces.append(f"{number} of {_step_time(report)}")
+        pieces += [f"steps from {crop(report['steps_basis'], NAME)}"] if report["steps_basis"] else []
     elif entries:
         pieces.append("no steps found")
     return " · ".join(pieces)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuscope.report.schema.compute_section import IdealEntry
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
+from gpuscope.report.view.headline import whole
 
 SHOWN = 4
 """Places where most is left to gain."""
@@ -17,6 +18,16 @@ def ideal_of(report: Report) -> IdealEntry | None:
     if report["verdict"]["abstained"]:
         return None
     return max(report.get("ideal", []), key=lambda entry: entry["step_ns"] - entry["ideal_ns"], default=None)
+
+
+def ideal_lines(report: Report) -> list[str]:
+    """What an ideal step would take, and where this one is furthest from it, a sentence each; empty where unknown."""
+    entry = ideal_of(report)
+    if entry is None:
+        return []
+    of_rank = f" (rank {entry['rank']})" if len(report["ranks"]) > 1 else ""
+    where = furthest(entry)
+    return [f"{ideal_step(entry, whole(report))}{of_rank}.", *([f"Furthest from it: {where}."] if where else [])]
 
 
 def ideal_step(entry: IdealEntry, unit: str) -> str:

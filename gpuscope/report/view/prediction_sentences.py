@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gpuscope.report.schema.document import (
     NothingGainsEntry,
     PlanEntry,
@@ -28,23 +30,55 @@ def gain_share(predicted: Prediction) -> str:
     return f"{100 * frac:+.1f} %" if abs(frac) >= 0.0005 else "0 %"
 
 
+def gain_words(predicted: Prediction) -> str:
+    """`24.9 %`: the part of the step that is gained; `-3.1 %` where it gets longer."""
+    frac = 1 - predicted["step_ns_after"] / predicted["step_ns_before"]
+    return f"{100 * frac:.1f} %" if abs(frac) >= 0.0005 else "0 %"
+
+
 def setting_words(one: SuggestionEntry | UnpredictedEntry | PlanStep, *, brief: bool = True) -> str:
-    """A setting as it is typed: `NCCL_ALGO=Ring`, `--num-workers 4`, `DataLoader.num_workers=4`; in words where it is
-    none that could be. `brief` leaves out second choices and remarks, which the full report has."""
+    """A setting as it is typed: `NCCL_ALGO=Ring`, `--num-workers 4`, `DataLoader(num_workers=4)`; in words where it is
+    none that could be. `brief` leaves out second choices, remarks and long module names, which the full report has."""
     setting = one["setting"]
-    value = setting["value"].partition(";")[0].partition("  #")[0].strip() if brief else setting["value"]
-    if brief and len(value) > VALUE:
-        value = value.partition(" (")[0]
-    name = setting["name"]
-    if name in CALLED or value.startswith("("):
-        return f"{name}{value}" if value.startswith("(") else f"{name}({value})"
+    name, value = setting["name"], setting["value"]
+    if brief:
+        value = value.partition(";")[0].partition("  #")[0].strip()
+        value = value if len(value) <= VALUE else value.partition(" (")[0] or value
+        name, value = _MODULES.sub("", name), _MODULES.sub("", value)
+    if setting["kind"] == "env" and value.split(" ")[0] == "unset":
+        return f"unset {name}{value.removeprefix('unset')}"
+    if name.endswith(".pipelining"):
+        return f"{name}.{value}"
+    if setting["kind"] == "python" and (call := _call(name, value)):
+        return call
     return f"{name}{_between(name, value, setting['kind'])}{value}".rstrip()
+
+
+def _call(name: str, value: str) -> str:
+    """`DataLoader(num_workers=4)`, `torch.compile(model)`; empty for what is no call."""
+    value, mark, remark = value.partition("  #")
+    owner, _, argument = name.rpartition(".")
+    if value.startswith("("):
+        return f"{name}{value}{mark}{remark}"
+    if argument in CALLED:
+        return f"{name}({value}){mark}{remark}"
+    literal = bool(value) and (" " not in value or value[0] in "\"'")
+    takes = owner.rpartition(".")[2]
+    return f"{owner}({argument}={value}){mark}{remark}" if literal and (takes in TAKING or _CLASS.match(takes)) else ""
 
 
 VALUE = 40
 """A longer value of a setting loses what it says in brackets, where there is little room."""
-CALLED = ("torch.compile", "torch.autocast", "torch.nn.attention.sdpa_kernel")
-"""Settings that are calls, their value the arguments."""
+CALLED = (
+    "autocast", "compile", "init_process_group", "scaled_dot_product_attention", "schedule", "sdpa_kernel",
+    "set_float32_matmul_precision", "to",
+)  # fmt: skip
+"""Functions that are settings by themselves, the value their arguments."""
+TAKING = ("checkpoint", "compile", "from_pretrained", "fully_shard", "init_device_mesh", "profile")
+"""Functions of which a setting is one argument; of a class its name says so."""
+_CLASS = re.compile(r"[A-Z][A-Za-z]+$")
+_MODULES = re.compile(r"\btorch\.(?:distributed\.algorithms\.ddp_comm_hooks|nn\.parallel)\.")
+"""Modules that are imported by their last names."""
 
 
 def _between(name: str, value: str, kind: str) -> str:

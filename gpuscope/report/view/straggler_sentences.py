@@ -84,9 +84,12 @@ def _doing(entry: StragglerEntry) -> str:
     return f"; it falls behind{where}" if where else ""
 
 
-def late_in(entry: StragglerEntry) -> str:
-    """` before forward (aten::mm)`: where a rank falls behind; empty where the trace does not show it."""
+def late_in(entry: StragglerEntry, longest: int | None = None) -> str:
+    """` before forward (aten::mm)`: where a rank falls behind; empty where the trace does not show it. An operation of
+    more than `longest` cells is left out."""
     phase, operation = entry["phase"], entry["operation"]
+    if operation and longest is not None and len(operation) > longest:
+        operation = None
     when = "" if phase is None else f" {phase}" if phase.startswith("before ") else f" in {phase}"
     return when + (f" ({short_kernel(operation, NAME)})" if operation else "")
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuscope.report.schema.document import FindingEntry, RankEntry, Report
+from gpuscope.report.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.schema.replay_section import Prediction
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
@@ -15,7 +15,6 @@ from gpuscope.report.view.headline import whole
 from gpuscope.report.view.prediction_sentences import gain_share, setting_words
 from gpuscope.report.view.short_kernels import plain_kernel
 from gpuscope.report.view.straggler_sentences import late_in
-from gpuscope.report.view.units import crop
 from gpuscope.report.view.vocabulary import BOUND
 
 SHOWN = 3
@@ -23,9 +22,26 @@ SHOWN = 3
 RANKS_SHOWN = 8
 """Up to so many ranks have a bar each; of more, these do: least compute, median, most, and those that findings name."""
 NAMED_RANKS = 2
-WHERE = 40
-"""Cells of a name within the sentence."""
+WHERE = 48
+"""Cells of the longest name within the sentence; a longer one stands in the table of causes alone."""
+TELLING = 2 / 3
+"""Share of the evidence that a name has which stands for all of it."""
+UNEVEN = 1.05
+"""A mean and a median that differ by more than this factor are not put side by side."""
+NO_DEVICE = "no device events"
+"""How the reason of a verdict that lacks them begins."""
+LATE = 16
+"""Cells of the longest name of what a late rank does when it falls behind; a longer one is left out."""
+FEW_OTHERS = 4
+"""So many waiting ranks are named one by one."""
+EXPLAINED_BY = {
+    "pipeline_bubble": ("few_micro_batches", "pipeline_imbalance"),
+    "straggler": ("slow_worker", "slow_stage", "slow_operations"),
+}
+"""Findings that say what makes a cause, where an analysis found it."""
 LIMITS = 3
+LOADER = "enumerate(DataLoader)#"
+"""How torch.profiler begins the names of all loaders."""
 UNNAMED = "idle"
 """The name of evidence beside which nothing was recorded."""
 
@@ -38,6 +54,8 @@ class CauseLine:
     cost_ns: int
     share_frac: float
     where: str
+    is_name: bool
+    """Whether that is a name, which may be cropped."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +92,7 @@ class Summary:
     """Ranks that have no bar."""
     causes: list[CauseLine]
     more_causes: int
+    compute_title: str
     compute: str
     """Where compute itself goes, by kind of kernel; empty unless the run is bound by it."""
     changes: list[ChangeLine]
@@ -95,6 +114,7 @@ def summary(report: Report, top: int = SHOWN) -> Summary:
         folded=folded,
         causes=causes[:top],
         more_causes=max(len(causes) - top, 0),
+        compute_title=f"Compute by kind of {'operator' if _on_cpu(report) else 'kernel'}",
         compute=_compute(report) if report["verdict"]["bound_by"] == "compute" else "",
         changes=changes[:top],
         more_changes=max(len(changes) - top, 0),
@@ -109,12 +129,17 @@ def sentence(report: Report) -> str:
 
 
 def verdict_words(report: Report) -> str:
-    """`Communication-bound: 28.6 % of the step, confidence 0.94`."""
+    """`CPU-bound: stalls on it take 28.6 % of the step; confidence 0.94`."""
     verdict = report["verdict"]
-    if verdict["abstained"] or verdict["bound_by"] is None:
+    bound_by = verdict["bound_by"]
+    if verdict["abstained"] or bound_by is None:
         return "No verdict"
-    share = units.share(verdict["share_frac"])
-    return f"{BOUND[verdict['bound_by']]}: {share} of the {whole(report)}, confidence {verdict['confidence']:.2g}"
+    takes = f": stalls on it take {units.share(verdict['share_frac'])} of the {whole(report)}"
+    if bound_by == "compute":
+        takes = ""
+    elif not report["ranks"] and "slowdown" in report:
+        takes = f": stragglers make the step {report['slowdown']['total']:.3f} times as long"
+    return f"{BOUND[bound_by]}{takes}; confidence {verdict['confidence']:.2g}"
 
 
 # -- the sentence
@@ -126,29 +151,46 @@ def _problem(report: Report) -> str:
         ranks = [cause["rank"] for cause in report["hang"]["first_cause"]]
         return f"The job hung; first cause: {units.rank_words(ranks)}." if ranks else "The job hung."
     if verdict["abstained"] or verdict["bound_by"] is None:
-        return f"No verdict from this trace: {_lower(_sentence_end(verdict['why']))}"
-    startup = next((one for one in report["findings"] if one["code"] == "startup" and one["share_frac"] > 0), None)
-    if startup is not None:
+        what, _, to_do = verdict["why"].partition(": ")
+        if what == NO_DEVICE and to_do:
+            return f"No verdict: no device events are recorded. {_sentence_end(to_do[:1].upper() + to_do[1:])}"
+        return f"No verdict: {_lower(_sentence_end(verdict['why']))}"
+    if startup := _startup(report):
         return _sentence_end(startup["message"].partition("; record")[0])
     if verdict["bound_by"] == "compute":
-        return f"The device computes for {units.share(verdict['share_frac'])} of {_step(report)}."
-    finding = _main_finding(report)
+        return f"Compute takes {units.share(verdict['share_frac'])} of {_step(report)}; no kind of stall reaches 10 %."
+    finding = main_finding(report)
     if finding is None:
         return f"{BOUND[verdict['bound_by']]}: {_sentence_end(verdict['why'])}"
+    if finding["code"] in EXPLAINED_BY["straggler"]:  # known by its operations alone
+        lost = units.share(finding["share_frac"])
+        return f"{finding['message'].partition(': ')[0]}, which costs {lost} of each step."
     if finding["code"] not in BY_CODE and finding["code"] != BY_CODE[UNDIVIDED_COMMUNICATION].finding_code:
         return _sentence_end(finding["message"].partition("; ")[0])
     return f"{_blame(report, finding)}: {_cost(report, finding)}."
 
 
-def _main_finding(report: Report) -> FindingEntry | None:
-    """The finding of the verdict's cause; where only operations are known, the costliest."""
+def _startup(report: Report) -> FindingEntry | None:
+    """The finding that the recording is start-up alone."""
+    return next((one for one in report["findings"] if one["code"] == "startup" and one["share_frac"] > 0), None)
+
+
+def main_finding(report: Report) -> FindingEntry | None:
+    """The finding of the verdict's cause; where only operations are known, what explains it, else the costliest."""
     verdict = report["verdict"]
     cause = verdict["cause"] or (UNDIVIDED_COMMUNICATION if verdict["cause_abstained"] else "")
     code = BY_CODE[cause].finding_code if cause in BY_CODE else cause
-    return next(
-        (one for one in report["findings"] if one["code"] == code),
-        next(iter(arrangement.findings(report)), None) if not report["ranks"] else None,
-    )
+    found = next((one for one in report["findings"] if one["code"] == code), None)
+    if found is not None or report["ranks"]:
+        return found
+    return _reason(report) or next(iter(arrangement.findings(report)), None)
+
+
+def _reason(report: Report) -> FindingEntry | None:
+    """The costliest finding that says what makes the verdict's cause; None where none does."""
+    codes = EXPLAINED_BY.get(report["verdict"]["cause"] or "", ())
+    reasons = [one for one in report["findings"] if one["code"] in codes]
+    return max(reasons, key=lambda one: one["share_frac"], default=None)
 
 
 def _blame(report: Report, finding: FindingEntry) -> str:
@@ -156,20 +198,29 @@ def _blame(report: Report, finding: FindingEntry) -> str:
     if finding["code"] == "straggler":
         ranks = finding["ranks"]
         if _few(report, ranks):
-            return f"{units.rank_words(ranks).capitalize()} {units.be(ranks)} late, and the others wait in collectives"
-        return "Ranks take turns at being late, and the others wait in collectives"
+            return f"{units.rank_words(ranks).capitalize()} {units.be(ranks)} late, and {_waiting(report, ranks)}"
+        return "Ranks take turns being late, and the others wait in collectives"
     cause = next(one for one in BY_CODE.values() if one.finding_code == finding["code"])
-    if cause.code == "pipeline_bubble" and (why := _why_bubble(report)):
-        return f"{why}, so {_lower(cause.message)}"
-    where = crop(_where(report, finding), WHERE) if cause.located else ""
-    return cause.message + (f" ({where})" if where else "")
+    message = cause.said(on_cpu=_on_cpu(report))
+    if reason := _reason(report):  # `2 micro-batches on 2 stages (1F1B)`
+        why = reason["message"].partition(": ")[0]
+        return f"With {why}, {_lower(message)}" if why[:1].isdigit() else f"{why}, so {_lower(message)}"
+    where = _where(report, finding, TELLING) if cause.located else ""
+    return message + (f" ({where})" if 0 < len(where) <= WHERE else "")
 
 
-def _why_bubble(report: Report) -> str:
-    """What makes a pipeline's bubble, where a finding says it: `2 micro-batches on 2 stages (1F1B)`."""
-    reasons = [one for one in report["findings"] if one["code"] in ("few_micro_batches", "pipeline_imbalance")]
-    largest = max(reasons, key=lambda one: one["share_frac"], default=None)
-    return "" if largest is None else largest["message"].partition(": ")[0]
+def _on_cpu(report: Report) -> bool:
+    """Whether no rank has a device: then its training thread counts as one."""
+    return bool(report["ranks"]) and all(entry["device"] is None for entry in report["ranks"])
+
+
+def _waiting(report: Report, late: Sequence[int]) -> str:
+    """`rank 0 waits for it in collectives`."""
+    others = sorted(set(report["trace"]["ranks_present"]) - set(late))
+    them = "it" if len(late) == 1 else "them"
+    if len(others) > FEW_OTHERS:
+        return f"the other {len(others)} wait for {them} in collectives"
+    return f"{units.rank_words(others)} {'waits' if len(others) == 1 else 'wait'} for {them} in collectives"
 
 
 def _few(report: Report, ranks: Sequence[int]) -> bool:
@@ -181,7 +232,12 @@ def _cost(report: Report, finding: FindingEntry) -> str:
     share = units.share(finding["share_frac"])
     if not finding["cost_ns_per_step"]:
         return f"{share} of the time"
-    return f"{units.duration(finding['cost_ns_per_step'])} ({share}) of {_step(report)}"
+    averaged = ", averaged over ranks" if len(report["ranks"]) > 1 else ""
+    cost, step = finding["cost_ns_per_step"], arrangement.step_ns(report)
+    if step is not None and not 1 / UNEVEN < cost / (finding["share_frac"] * step or cost) < UNEVEN:
+        # Costs are means: where steps differ much, they are not those of the median one.
+        return f"{share} of the time, {units.duration(cost)} per step{averaged or ' on average'}"
+    return f"{units.duration(cost)} ({share}) of {_step(report)}{averaged}"
 
 
 def _step(report: Report) -> str:
@@ -194,29 +250,58 @@ def _step(report: Report) -> str:
 
 
 def _fix(report: Report) -> str:
-    suggestions, advice = report["suggestions"], report["advice"]
+    suggestions, advice = in_order(report), report["advice"]
     if suggestions:
-        main = _main_finding(report)
-        # A change that answers what is wrong, before one that gains more elsewhere; certain ones before others.
-        answers = [one for one in suggestions if main is not None and one["finding"] == main["code"]]
-        certain = [one for one in [*answers, *suggestions] if one.get("certain", True)]
-        first = (certain or answers or suggestions)[0]
-        predicted = first["predicted"]
-        lead = "Fix" if first in answers else "Largest gain"
-        lead += "" if first.get("certain", True) else " (uncertain)"
+        first = suggestions[0]
+        action, predicted = _lower(first["action"]).rstrip("."), first["predicted"]
+        lead = "Fix" if _answers(report, first) else "Largest gain"
         if not predicted["step_ns_before"]:
-            return f"{lead}: {_lower(first['action'])}."
+            return f"{lead}: {action}."
         change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], " → ")
-        return f"{lead}: {_lower(first['action']).rstrip('.')}; predicted {change} ({gain_share(predicted)})."
+        if first.get("certain", True):
+            return f"{lead}: {action}; predicted {change} ({gain_share(predicted)})."
+        bounds = units.span(predicted["low_ns"], predicted["high_ns"], "–")
+        return f"{_in_vain(report)}May help: {action}; expected {change} ({bounds})."
     if report["verdict"]["abstained"]:
         return ""
+    if _startup(report):
+        return "Record steps after the first ones."
     if report["verdict"]["cause_abstained"]:
         return f"To find the cause: {_what_to_add(report)}."
     if advice["unpredicted"]:
-        main = _main_finding(report)
-        open_ = sorted(advice["unpredicted"], key=lambda one: main is None or one["finding"] != main["code"])
-        return f"To try: {_lower(open_[0]['action'])} (gain not predicted)."
-    return "" if "not asked" in advice["why"] else "No change is predicted to gain."
+        open_ = sorted(advice["unpredicted"], key=lambda one: not _answers(report, one))
+        return f"To try (gain unknown): {_lower(open_[0]['action']).rstrip('.')}."
+    return "" if "not asked" in advice["why"] else f"{_in_vain(report)}No change tried is predicted to help."
+
+
+def _in_vain(report: Report) -> str:
+    """What became of the usual remedy, where it was replayed and does not gain: `With 4 micro-batches …`."""
+    reason, pipeline = _reason(report), report.get("pipeline")
+    more = pipeline.get("more_micro_batches") if pipeline is not None else None
+    if reason is None or reason["code"] != "few_micro_batches" or more is None or more["predicted"] is None:
+        return ""
+    predicted = more["predicted"]
+    bounds = units.span(predicted["low_ns"], predicted["high_ns"], "–")
+    after = units.duration(predicted["step_ns_after"])
+    many = f"With {more['micro_batches']} micro-batches the step is expected to take"
+    return f"{many} {after} ({bounds}): no sure gain. "
+
+
+def in_order(report: Report) -> list[SuggestionEntry]:
+    """The suggestions, first the one that the sentence names: what answers the reason of the trouble before what
+    answers the trouble before what gains more elsewhere, and certain gains before others."""
+    suggestions = report["suggestions"]
+    certain = [one for one in suggestions if one.get("certain", True)]
+    first = min(certain or suggestions, key=lambda one: -_answers(report, one), default=None)
+    return [one for one in suggestions if one is first] + [one for one in suggestions if one is not first]
+
+
+def _answers(report: Report, one: SuggestionEntry | UnpredictedEntry) -> int:
+    """How closely a change answers what is wrong: 2 what makes it, 1 the finding itself, 0 something else."""
+    reason, main = _reason(report), main_finding(report)
+    if reason is not None and one["finding"] == reason["code"]:
+        return 2
+    return int(main is not None and one["finding"] == main["code"])
 
 
 def _what_to_add(report: Report) -> str:
@@ -246,28 +331,38 @@ def _causes(report: Report) -> list[CauseLine]:
         label = BY_CODE[cause].label if cause in BY_CODE else cause_label(cause)
         located = cause not in BY_CODE or BY_CODE[cause].located
         where = _where(report, finding) if finding is not None and located else ""
+        words = finding is not None and finding["code"] == "straggler"
         cost = row.per_step_ns if row.per_step_ns is not None else round(row.total_ns / len(report["ranks"]))
-        lines.append(CauseLine(label, cost, row.share_frac, where))
+        lines.append(CauseLine(label, cost, row.share_frac, where, not words))
     return [line for line in lines if line.share_frac >= 0.001]
 
 
-def _where(report: Report, finding: FindingEntry) -> str:
-    """By which ranks, or in which call, kernel or collective most of it is lost."""
+def _where(report: Report, finding: FindingEntry, least: float = 0.0) -> str:
+    """By which ranks, or in which call, kernel or collective most of it is lost; empty where that has less than this
+    share of the evidence."""
     if finding["code"] == "straggler":
         entry = next((one for one in report["stragglers"] if one["rank"] in finding["ranks"]), None)
-        doing = late_in(entry) if entry is not None and len(finding["ranks"]) == 1 else ""
-        return units.rank_words(finding["ranks"]) + doing if _few(report, finding["ranks"]) else "no one rank"
+        if not _few(report, finding["ranks"]):
+            return "no single rank"
+        doing = late_in(entry, LATE) if entry is not None and len(finding["ranks"]) == 1 else ""
+        return units.rank_words(finding["ranks"]) + doing
     spent: dict[str, int] = defaultdict(int)
     for evidence in finding["evidence"]:
         spent[evidence["name"]] += evidence["dur_ns"]
     spent.pop(UNNAMED, None)
-    return plain_kernel(max(spent, key=lambda name: spent[name])) if spent else ""
+    most = max(spent, key=lambda name: spent[name], default="")
+    in_all = sum(spent.values())
+    # The longest spans are evidence; of many short ones they need not be like the others.
+    like_all = len(spent) == 1 or not finding["cost_ns"] or in_all >= finding["cost_ns"] / 2
+    if not most or (least and (spent[most] < least * in_all or not like_all)):
+        return ""
+    return plain_kernel(most).removeprefix(LOADER)  # its cause says that it is a loader
 
 
 def _changes(report: Report) -> list[ChangeLine]:
     predicted = [
         ChangeLine(setting_words(one), one["action"], one["predicted"], one.get("certain", True))
-        for one in report["suggestions"]
+        for one in in_order(report)
     ]
     open_ = [ChangeLine(setting_words(one), one["action"], None, False) for one in report["advice"]["unpredicted"]]
     return predicted + open_
@@ -293,7 +388,7 @@ def _ranks(report: Report) -> tuple[list[RankLine], int]:
     if len(entries) > RANKS_SHOWN:
         by_compute = sorted(chosen, key=lambda i: arrangement.compute_share(entries[i]))
         chosen = {by_compute[0]: "least compute", by_compute[len(entries) // 2]: "median", by_compute[-1]: "most"}
-        main = _main_finding(report)
+        main = main_finding(report)
         named = main["ranks"] if main is not None and len(main["ranks"]) <= NAMED_RANKS else []
         for i in (i for i, entry in enumerate(entries) if entry["rank"] in named):
             chosen[i] = ", ".join(word for word in (chosen.get(i, ""), "named above") if word)
@@ -305,12 +400,17 @@ def _ranks(report: Report) -> tuple[list[RankLine], int]:
 
 
 def _compute(report: Report) -> str:
-    """`gemm 38 %, elementwise 28 %`: shares of the time of all device events."""
-    shares: dict[str, float] = defaultdict(float)
-    for kernel in report["kernels"]:
-        shares[kernel["category"]] += kernel["share_frac"]
-    first = sorted(shares.items(), key=lambda item: -item[1])[:4]
-    kinds = ", ".join(f"{category} {units.share(share)}" for category, share in first if share >= 0.01)
+    """`gemm 38 %, elementwise 28 %`: shares of the time of compute kernels, in judged steps where that is known."""
+    spent: dict[str, float] = defaultdict(float)
+    for part in (part for entry in report.get("compute", []) for part in entry["parts"]):
+        spent[part["category"]] += part["dur_ns"]
+    if not spent:
+        for kernel in report["kernels"]:
+            if kernel["category"] not in ("communication", "memory"):
+                spent[kernel["category"]] += kernel["dur_ns"]
+    in_all = sum(spent.values())
+    first = sorted(spent.items(), key=lambda item: -item[1])[:4]
+    kinds = ", ".join(f"{category} {units.share(ns / in_all)}" for category, ns in first if ns >= 0.01 * in_all)
     return "; ".join(words for words in (kinds, mfu_words(report)) if words)
 
 
@@ -322,7 +422,7 @@ def mfu_words(report: Report) -> str:
     known = sorted(entry["mfu"] for entry in counted if entry["mfu"] is not None)
     figures = " to ".join(dict.fromkeys(units.share(mfu) for mfu in (known[:1] + known[-1:])))
     why = next((entry["why"] for entry in counted if entry["why"]), "")
-    return f"MFU {figures}" + (f" ({why})" if why else "") if known else f"No MFU: {why}"
+    return f"MFU {figures}" + (f" ({why})" if why else "") if known else f"no MFU: {why}"
 
 
 def _limits(report: Report) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Sized
 
@@ -118,6 +119,11 @@ def flop_rate(flops_per_s: float | None) -> str:
     return _scaled(flops_per_s, _FLOP_UNITS)
 
 
+def amount(value: float, unit: str) -> str:
+    """A counter's value in the unit that its source names."""
+    return f"{value:.4g} {unit}".strip()
+
+
 def share(frac: float | None) -> str:
     """A fraction of 1 as per cent. Only nothing is `0 %` and only all is `100 %`."""
     if frac is None or not math.isfinite(frac):
@@ -148,6 +154,14 @@ def count(number: int | None) -> str:
 def plural(number: int, singular: str, several: str | None = None) -> str:
     """`1 step`, `12 steps`."""
     return f"{count(number)} {singular if number == 1 else several or singular + 's'}"
+
+
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµum]?s|min|h|days|[kMGT]?B(?:/s)?|[KMG]iB|[MGT]FLOP/s)(?![\w/]))")
+
+
+def unbroken(text: str, blank: str = "\u00a0") -> str:
+    """`text` with another blank between each number and its unit, where no line should break."""
+    return _UNIT.sub(blank, text)
 
 
 def ranks(numbers: Iterable[int]) -> str:

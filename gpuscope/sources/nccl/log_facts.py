@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+from gpuscope.recorded_environment import allowed
 from gpuscope.sources.nccl.log_lines import Line
 from gpuscope.trace.naming.kinds import collective_op
 
@@ -116,7 +117,8 @@ class Facts:
         elif (match := _SET.search(text)) is not None:
             # Integers are logged with a full stop behind them (`ncclLoadParam`), texts without.
             value = match[2].rstrip(".")
-            self.environment.add((match[1], value if value.lstrip("-").isdecimal() else match[2]))
+            if allowed(match[1]):
+                self.environment.add((match[1], value if value.lstrip("-").isdecimal() else match[2]))
         else:
             self._network(text)
 

@@ -1,8 +1,9 @@
 """nsys reports (.nsys-rep, .qdrep): exported to SQLite by nsys itself, once, and read from there.
 
-The export is kept in the user's cache directory; nothing is ever written beside the report. It carries a table
-that says of which report it was made: only such a file is trusted or replaced. An `X.sqlite` that someone else
-made beside `X.nsys-rep` is used if it was made from that report and is not older.
+The export is kept in the user's cache directory, without the profiled program's environment, arguments and output;
+nothing is ever written beside the report. It carries a table that says of which report it was made: only such a file is
+trusted or replaced. An `X.sqlite` that someone else made beside `X.nsys-rep` is used if it was made from that report
+and is not older.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from gpuscope.errors import InputError
 from gpuscope.sources.nodes import Processes
+from gpuscope.sources.nsys.export_secrets import take_out_secrets
 from gpuscope.sources.nsys.formats.export_tables import SQLITE_MAGIC, SqliteTables, looks_like_nsys, pairs
 from gpuscope.sources.nsys.formats.nsys_export import export, find_nsys, is_report, nsys_version
 from gpuscope.sources.nsys.nsys_source import FORMS, peek_rank, processes_in, read_tables
@@ -80,6 +82,7 @@ def exported(report: Path, options: ReadOptions) -> Path:
     with scratch:
         made = Path(scratch.name) / "export.sqlite"
         export(nsys, report, made, options.status or (lambda _: None))
+        take_out_secrets(made)
         _put_mark(made, state, nsys)
         os.replace(made, target)
     return target

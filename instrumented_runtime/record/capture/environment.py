@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
+from gpuscope.recorded_environment import kept
 from gpuscope.trace.naming.frameworks import parallelism as degrees_by_kind
 from gpuscope.version import __version__
 
-# Only variables that change how a job runs: an environment holds secrets too.
-PREFIXES = ("CUDA_", "GLOO_", "GPUSCOPE_", "KINETO_", "LOCAL_", "MASTER_", "MKL_", "NCCL_", "NVTX_", "OMP_",
-            "PYTORCH_", "RANK", "SLURM_JOB", "SLURM_N", "SLURM_PROCID", "TORCH", "WORLD_SIZE")  # fmt: skip
 PACKAGES = ("torch", "nvtx", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "megatron-core",
             "triton", "flash-attn", "transformer-engine", "nvidia-nccl-cu12", "nvidia-nccl-cu13")  # fmt: skip
 
@@ -95,7 +93,7 @@ def describe() -> dict[str, Any]:
 
     return {
         "versions": versions(),
-        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)},
+        "variables": kept(os.environ),
         "platform": {
             "system": platform.system(),
             "kernel": platform.release(),

@@ -15,7 +15,7 @@ from gpuscope.analyzers.advice.framework_settings import python
 from gpuscope.analyzers.advice.rule import Knob, Proposal, Rule, rules
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import MIB
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.frame.changes import BucketSize, Change, LoaderWorkers, Predicted, Refused
+from gpuscope.analyzers.frame.changes import BucketSize, Change, LoaderWorkers, MicroBatches, Predicted, Refused
 from gpuscope.report.view.causes import NAMED
 
 BEFORE = 100_000_000
@@ -59,6 +59,19 @@ def test_a_bucket_size_in_the_words_of_the_framework(frameworks: list[str], name
     suggestions, _ = advise(report(finding("latency"), frameworks=frameworks, bound_by="communication"), predict)
     [one] = [one for one in suggestions if one["code"] == "bucket_size"]
     assert (one["setting"]["name"], one["setting"]["value"]) == (name, value)
+
+
+@pytest.mark.parametrize("codes", [("pipeline_bubble",), ("pipeline_bubble", "few_micro_batches")])
+def test_a_change_answers_what_makes_the_trouble_where_that_was_found(codes: Sequence[str]) -> None:
+    """More micro-batches shorten a bubble; they answer that there are few, where an analysis says so."""
+
+    def predict(changes: Sequence[Change]) -> Predicted | Refused:
+        if len(changes) > 1 or not isinstance(changes[0], MicroBatches):
+            return Refused("not this one")
+        return Predicted(BEFORE, 80_000_000, 79_000_000, 81_000_000, "a test")
+
+    [suggestion], _ = advise(report(*map(finding, codes), bound_by="communication", cause="pipeline_bubble"), predict)
+    assert (suggestion["code"], suggestion["finding"]) == ("micro_batches", codes[-1])
 
 
 def test_no_bucket_size_where_no_framework_has_one() -> None:

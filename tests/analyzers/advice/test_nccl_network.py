@@ -168,7 +168,7 @@ def test_never_before_what_can_be_mended(case: Report) -> None:
     assert proposals(network_limit_rules.RULE, case, "bandwidth") == {}
 
 
-def crossing(folder: Path, devices: tuple[int, ...]) -> Report:
+def crossing(folder: Path, devices: tuple[int, ...], description: str = "mesh_dp") -> Report:
     """Four ranks on two hosts, GPUs as given; each computes 50 µs and reduces 40 over its data-parallel group."""
     for rank, device in enumerate(devices):
         own = [0, 2] if rank in (0, 2) else [1, 3]
@@ -180,7 +180,7 @@ def crossing(folder: Path, devices: tuple[int, ...]) -> Report:
         reduced = kernel(60, 40, None, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 13, device=device, **told)
         path = write(folder / f"rank{rank}.json", *events, reduced, rank=rank, world_size=4, host_name=f"n{rank // 2}")
         document = json.loads(path.read_text())
-        config = {"pg_name": told["Process Group Name"], "pg_desc": "mesh_dp", "pg_size": 2, "ranks": own}
+        config = {"pg_name": told["Process Group Name"], "pg_desc": description, "pg_size": 2, "ranks": own}
         document["distributedInfo"]["pg_config"] = [config]
         path.write_text(json.dumps(document))
     return gpuscope.analyze(folder).report
@@ -192,3 +192,10 @@ def test_groups_on_other_gpus_of_each_host_cross_rails(tmp_path: Path, devices: 
     assert any(one["code"] == "rails_crossed" for one in found["findings"]) == crossed
     codes = [one["code"] for one in found["advice"]["unpredicted"]]
     assert ("rail_placement" in codes) == crossed
+
+
+@pytest.mark.parametrize(("description", "there"), [("mesh_tp", True), ("mesh_dp", False)])
+def test_a_tensor_group_across_hosts(tmp_path: Path, description: str, there: bool) -> None:
+    """Data-parallel groups may span hosts; tensor-parallel ones talk in every layer."""
+    told = [one["code"] for one in crossing(tmp_path, (0, 1, 0, 1), description)["advice"]["unpredicted"]]
+    assert ("inside_host" in told) == there

@@ -80,7 +80,7 @@ def test_too_few_steady_steps_judge_the_window_without_its_setup(tmp_path: Path)
     report = gpuscope.analyze(run(tmp_path, [1000], setup=500)).report
     (rank,) = report["ranks"]
     assert (rank["window_ns"], rank["recorded_ns"], rank["steps"]) == (950_000, 1_450_000, 1)
-    assert report["verdict"]["why"].endswith("only 1 steady step, so the whole window but its set-up is judged")
+    assert report["verdict"]["why"].endswith("only 1 steady step, so the whole window except set-up is judged")
     assert report["verdict"]["confidence"] == 0.8  # nothing else speaks against it
 
 

@@ -79,7 +79,10 @@ def test_each_doubt_lowers_confidence(change: dict[str, object]) -> None:
         ({"hung": True}, "the job hung"),
         ({"kernels_lost": 60}, "launches have no kernel"),
         ({"causes": {"unattributed": 400}}, "no host events"),
-        ({"thinned": "of the ids of operators 1.4 % are there"}, "thinned (of the ids of operators 1.4 % are there)"),
+        (
+            {"thinned": "of the ids of operators 1.4 % are there"},
+            "events are missing from this recording (of the ids of operators 1.4 % are there)",
+        ),
         ({"contradiction": "rank 0: 103 %"}, "a bug of gpuscope: rank 0: 103 %"),
     ],
 )
@@ -139,7 +142,7 @@ def test_an_assumed_world_is_named() -> None:
 
 
 def test_the_whole_window_is_named() -> None:
-    why = "only 1 steady step, so the whole window but its set-up is judged"
+    why = "only 1 steady step, so the whole window except set-up is judged"
     verdict = decide(dataclasses.replace(CLEAR, why_whole=why))
     assert (verdict["cause"], verdict["confidence"]) == ("input", 0.8)
     assert verdict["why"].endswith(why)

@@ -9,11 +9,11 @@ from pathlib import Path
 from helpers.pair import IMAGE, SCRIPT
 
 from gpuscope.analyzers.run import chrome_trace_export
-from gpuscope.dashboards.data.cut import cut
 from gpuscope.dashboards.data.event_details import details
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.open_runs import OpenRun
 from gpuscope.dashboards.data.search import search
+from gpuscope.dashboards.web.window_cut import cut
 
 
 def events_of(run: OpenRun) -> Events:

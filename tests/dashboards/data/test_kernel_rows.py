@@ -1,33 +1,14 @@
-"""Kernels of the table: short names, and rows of some ranks and steps."""
+"""Kernels of the table: rows of some ranks, steps and of a window, and each rank's part in them."""
 
 from __future__ import annotations
 
-import pytest
+import numpy as np
 from helpers.pair import SCRIPT
 
-from gpuscope.dashboards.data.kernel_rows import kernel_rows, short
+from gpuscope.dashboards.data.kernel_durations import kernel_times
+from gpuscope.dashboards.data.kernel_rows import kernel_rows
 from gpuscope.dashboards.data.open_runs import OpenRun
 from gpuscope.dashboards.state import parse
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("void at::native::(anonymous namespace)::softmax<8, float>(float*)", "softmax"),
-        ("ncclDevKernel_AllReduce_Sum_f32", "ncclDevKernel_AllReduce_Sum_f32"),
-        ("Memcpy HtoD (Host -> Device)", "Memcpy HtoD (Host -> Device)"),
-        (
-            "void cutlass::Kernel<cutlass_80_simt_sgemm_256x128_8x4>(cutlass_80::Params)",
-            "cutlass_80_simt_sgemm_256x128_8x4",
-        ),
-        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(x)", "gemvx::kernel"),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t"),
-        (SCRIPT, SCRIPT),
-        ("", ""),
-    ],
-)
-def test_a_short_name_is_the_functions(name: str, expected: str) -> None:
-    assert short(name) == expected
 
 
 def test_rows_of_ranks_and_steps(pair: OpenRun) -> None:
@@ -42,3 +23,36 @@ def test_rows_of_ranks_and_steps(pair: OpenRun) -> None:
     assert [one[key] for key in ("count", "dur_ns", "min_ns", "median_ns", "max_ns")] == [1, *[400_000] * 4]
     assert one["category"] == whole["category"]
     assert kernel_rows(pair, parse("?ranks=7")) == []
+
+
+def test_each_ranks_part(pair: OpenRun) -> None:
+    row = next(row for row in kernel_rows(pair, parse("")) if row["name"] == SCRIPT)
+    assert row["by_rank"] == {0: 600_000, 1: 800_000}
+    assert all(sum(one["by_rank"].values()) == one["dur_ns"] for one in kernel_rows(pair, parse("?steps=1")))
+
+
+def test_rows_of_a_window(pair: OpenRun) -> None:
+    """What starts in it counts, whole; the window alone, without its switch, changes nothing."""
+    assert pair.events is not None
+    track = next(one for one in pair.events.tracks if one.group == "streams" and one.rank == 1)
+    low, high = int(track.start[1]), int(track.start[2]) + 1
+    rows = kernel_rows(pair, parse(f"?ranks=1&from={low}&to={high}&within=window"))
+    streams = [one for one in pair.events.tracks if one.group == "streams" and one.rank == 1]
+    starting = sum(int(((one.start >= low) & (one.start < high)).sum()) for one in streams)
+    assert sum(row["count"] for row in rows) == starting > 0
+    assert kernel_rows(pair, parse(f"?from={low}&to={high}")) == kernel_rows(pair, parse(""))
+
+
+def test_times_by_name_and_rank() -> None:
+    """Against sums made one by one."""
+    random = np.random.default_rng(3)
+    names, lengths, ranks = random.integers(0, 9, 500), random.integers(1, 1000, 500), random.integers(0, 4, 500) * 3
+    found = kernel_times(names, lengths, ranks)
+    for place, code in enumerate(found.codes.tolist()):
+        own = np.sort(lengths[names == code])
+        assert [found.count[place], found.total[place], found.least[place], found.median[place], found.most[place]] == [
+            len(own), own.sum(), own[0], own[len(own) // 2], own[-1],
+        ]  # fmt: skip
+        for rank, total in found.by_rank.items():
+            assert total[place] == lengths[(names == code) & (ranks == rank)].sum()
+    assert len(kernel_times(names[:0], lengths[:0], ranks[:0]).codes) == 0

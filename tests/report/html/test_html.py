@@ -171,7 +171,7 @@ def test_the_page_begins_as_the_terminal_does(input_bound: Report) -> None:
     """The same sentence, limits and changes, a setting to copy, and the details behind links."""
     page = Page(html_report.render(input_bound))
     text = " ".join("".join(page.text).split())
-    assert text.index(sentence(input_bound)) < text.index("Limits") < text.index("Where the time goes")
+    assert text.index(sentence(input_bound)) < text.index("Caveats") < text.index("Where the time goes")
     assert [one["data-copy"] for one in page.of("button")] == ["DataLoader(num_workers)=4"] * 2
     assert {"#findings", "#suggestions", "#by-step", "#rank-0"} <= {one["href"] for one in page.of("a")}
     details = page.of("details")

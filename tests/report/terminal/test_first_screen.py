@@ -4,44 +4,47 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from helpers.cli import call as run
 from rich.cells import cell_len
 from rich.console import Console
 
-from gpuscope.report.schema.document import Report
+from gpuscope.report.schema.document import FindingEntry, Report, SuggestionEntry
 from gpuscope.report.terminal import first_screen
 from gpuscope.report.terminal.screen import Writer
+from gpuscope.report.view.prediction_sentences import setting_words
 from gpuscope.report.view.summary import sentence, summary
 
 LINES, COLUMNS = 40, 80
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 
 INPUT_BOUND = """\
-The device waits for the data loader (enumerate(DataLoader)#_M…erIter.__next__):
-31.00 ms (31.0 %) of each 100.0 ms step. Fix: load batches in worker processes;
-predicted 100.0 → 69.00 ms (-31.0 %).
-CPU-bound: 34.5 % of the step, confidence 0.8
+The device waits for the data loader (_MultiProcessingDataLoaderIter.__next__):
+31.00 ms (31.0 %) of each 100.0 ms step, averaged over ranks. Fix: load batches
+in worker processes; predicted 100.0 → 69.00 ms (-31.0 %).
+CPU-bound: stalls on it take 34.5 % of the step; confidence 0.8
 
-2 files (kineto) · 2 ranks · NVIDIA A100-SXM4-80GB · window 1.000 s · 10 steps
-of 100.0 ms (from ProfilerStep)
+2 files (kineto) · 2 ranks · NVIDIA A100-SXM4-80GB · 10 steps of 100.0 ms ·
+steps from ProfilerStep
 
 ██ compute   ▒▒ exposed communication   ▚▚ exposed memory   ·· idle
 rank                                    compute  comm.  memory    idle      step
 0     ███████████████████▒▒···········   58.0 %  8.0 %     0 %  34.0 %  100.0 ms
 1     ███████████████████▒▒···········   58.0 %  7.0 %     0 %  35.0 %  100.0 ms
 
-Not compute, mean over ranks  per step   share
-data loader                   31.00 ms  31.0 %  enumerate(DataLoade…ter.__next__
+Non-compute, mean over ranks  per step   share
+data loader                   31.00 ms  31.0 %  _MultiProcessingDat…ter.__next__
 link bandwidth                7.500 ms   7.5 %
 kernel launch overhead        3.500 ms   3.5 %
 
-What to change                 step     gain      90 % range
-DataLoader(num_workers)=4  69.00 ms  -31.0 %  69.00–80.00 ms
+What to change             new step    gain      90 % range
+DataLoader(num_workers)=4  69.00 ms  31.0 %  69.00–80.00 ms
 
-Limits  kernels without a launch in run/rank1.json.gz
+Caveats  kernels without a launch in run/rank1.json.gz
 
 More: --full. In a browser: --html FILE, or gpuscope dashboard PATH.
 """
@@ -87,7 +90,8 @@ def test_a_late_rank_is_named_and_has_its_bar(many_ranks: Report) -> None:
     ]  # fmt: skip
     many_ranks["verdict"]["cause"] = "straggler"
     assert sentence(many_ranks).startswith(
-        "Rank 7 is late, and the others wait in collectives: 92.12 ms (36.9 %) of each 250.0 ms step."
+        "Rank 7 is late, and the other 63 wait for it in collectives: 92.12 ms (36.9 %) of each 250.0 ms step, "
+        "averaged over ranks."
     )
     assert [line.label for line in summary(many_ranks).ranks if line.note == "named above"] == ["7"]
 
@@ -103,14 +107,14 @@ def test_what_lowers_the_confidence_is_told_and_no_more_than_three_things(input_
 
 def test_without_a_verdict_it_says_what_to_record(abstained: Report) -> None:
     assert sentence(abstained) == (
-        "No verdict from this trace: the trace holds no device events, so nothing can be said about the GPU. "
+        "No verdict: the trace holds no device events, so nothing can be said about the GPU. "
         "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
     )
 
 
 def test_an_older_report_is_still_shown(input_bound: Report) -> None:
     del input_bound["verdict"]["limits"]  # type: ignore[misc]
-    assert "Limits  kernels without a launch" in written(input_bound)
+    assert "Caveats  kernels without a launch" in written(input_bound)
 
 
 def test_on_a_sample_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +124,126 @@ def test_on_a_sample_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     shown = run(capsys, "analyze", SAMPLES / "ddp_slow_rank", "--no-store").stdout
     assert len(shown.splitlines()) <= LINES
     first = " ".join(shown.split("Communication-bound")[0].split())
-    assert first.startswith("Rank 1 is late, and the others wait in collectives: ")
+    assert first.startswith("Rank 1 is late, and rank 0 waits for it in collectives: ")
     assert "give every rank the same amount of work (rank 1 has more); predicted 119.6 → " in first
     quiet = run(capsys, "analyze", SAMPLES / "ddp_slow_rank", "--no-store", "--quiet")
     assert (quiet.stdout, quiet.stderr) == (first + "\n", "")
+
+
+# ---- which cause, which change ----
+
+
+def found(code: str, share: float, message: str = "", ranks: Sequence[int] = ()) -> FindingEntry:
+    return {
+        "code": code, "severity": "high", "message": message, "ranks": list(ranks), "cost_ns_per_step": 10_000_000,
+        "cost_ns": None, "share_frac": share, "evidence": [],
+    }  # fmt: skip
+
+
+def change(code: str, finding: str, after_ms: int, certain: bool = True) -> SuggestionEntry:
+    return {
+        "code": code, "finding": finding, "action": f"Do {code}", "why": "", "risk": "", "verify": "",
+        "setting": {"kind": "config", "name": code, "value": "1"}, "certain": certain,
+        "predicted": {"step_ns_before": 100_000_000, "step_ns_after": after_ms * 1_000_000,
+                      "low_ns": after_ms * 1_000_000, "high_ns": after_ms * 1_000_000, "basis": "",
+                      "provenance": "inferred"},
+    }  # fmt: skip
+
+
+def bubble(report: Report) -> Report:
+    """A pipeline with few micro-batches, and a split that is uneven by less."""
+    report["verdict"] |= {"bound_by": "communication", "cause": "pipeline_bubble"}  # type: ignore[typeddict-item]
+    report["findings"] = [
+        found("pipeline_bubble", 0.1),
+        found("pipeline_imbalance", 0.05, "Pipeline stage 1 computes more: details"),
+        found("few_micro_batches", 0.1, "2 micro-batches on 2 stages (1F1B): details"),
+    ]
+    return report
+
+
+def test_the_change_that_answers_the_reason_comes_first(input_bound: Report) -> None:
+    """Though an even split gains more: what the sentence says is wrong, and what it says to do, belong together."""
+    report = bubble(input_bound)
+    report["suggestions"] = [
+        change("even_stages", "pipeline_imbalance", 80),
+        change("micro_batches", "few_micro_batches", 90),
+        change("compile", "unfused_kernels", 70),
+    ]
+    assert sentence(report) == (
+        "With 2 micro-batches on 2 stages (1F1B), pipeline stages wait for their neighbours: 10.00 ms (10.0 %) of each "
+        "100.0 ms step, averaged over ranks. Fix: do micro_batches; predicted 100.0 → 90.00 ms (-10.0 %)."
+    )
+    assert [line.setting for line in summary(report).changes] == ["micro_batches=1", "even_stages=1", "compile=1"]
+
+
+def test_what_answers_something_else_is_no_fix(input_bound: Report) -> None:
+    report = bubble(input_bound)
+    report["suggestions"] = [change("compile", "unfused_kernels", 70)]
+    assert "Largest gain: do compile;" in sentence(report)
+
+
+def test_an_uncertain_answer_stands_behind_a_certain_gain(input_bound: Report) -> None:
+    report = bubble(input_bound)
+    report["suggestions"] = [
+        change("compile", "unfused_kernels", 70), change("micro_batches", "few_micro_batches", 90, certain=False),
+    ]  # fmt: skip
+    assert "Largest gain: do compile;" in sentence(report)
+
+
+def test_of_operations_alone_the_slow_stage_is_named_and_not_the_schedule(input_bound: Report) -> None:
+    """A job of timers: its verdict is its stragglers', and the bubble that they make is larger than they are."""
+    report = input_bound
+    report["verdict"] |= {"bound_by": "communication", "cause": "straggler"}  # type: ignore[typeddict-item]
+    report["ranks"], report["steps"], report["step_time"] = [], [], None
+    report["findings"] = [
+        found("few_micro_batches", 0.3, "12 micro-batches on 4 stages (1F1B): details"),
+        found("slow_stage", 0.2, "Pipeline stage 3 (the last) is slow: at the mean pace it would be faster"),
+    ]
+    report["suggestions"] = [
+        change("pipeline_schedule", "few_micro_batches", 80), change("even_stages", "slow_stage", 85),
+    ]  # fmt: skip
+    assert sentence(report) == (
+        "Pipeline stage 3 (the last) is slow, which costs 20.0 % of each step. Fix: do even_stages; predicted "
+        "100.0 → 85.00 ms (-15.0 %)."
+    )
+
+
+def test_compute_is_shared_out_by_kernels_of_judged_steps(healthy: Report) -> None:
+    """Copies are no compute, and set-up is no step."""
+    healthy["compute"] = [
+        {
+            "rank": 0, "device": 0, "device_name": None, "generation": None, "steps": 2, "window_ns": 1,
+            "reducible": [], "why": "",
+            "parts": [{"category": "gemm", "dur_ns": 75, "known_ns": 0, "floor_ns": 0},
+                      {"category": "elementwise", "dur_ns": 25, "known_ns": 0, "floor_ns": 0}],
+        }
+    ]  # fmt: skip
+    assert summary(healthy).compute.startswith("gemm 75.0 %, elementwise 25.0 %")
+    del healthy["compute"]
+    assert "memory" not in summary(healthy).compute
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "words"),
+    [
+        ("env", "PYTORCH_NO_HIP_MEMORY_CACHING", "unset", "unset PYTORCH_NO_HIP_MEMORY_CACHING"),
+        ("env", "NCCL_ALGO", "Ring", "NCCL_ALGO=Ring"),
+        ("python", "torch.set_float32_matmul_precision", '"high"', 'torch.set_float32_matmul_precision("high")'),
+        ("python", "DataLoader.num_workers", "4", "DataLoader(num_workers=4)"),
+        ("python", "torch.compile.mode", '"reduce-overhead"', 'torch.compile(mode="reduce-overhead")'),
+        ("python", "torch.backends.cudnn.benchmark", "False", "torch.backends.cudnn.benchmark=False"),
+        ("python", "torch.distributed.pipelining", "Schedule1F1B", "torch.distributed.pipelining.Schedule1F1B"),
+        ("python", "fully_shard", "one call per 4 layers", "fully_shard: one call per 4 layers"),
+        ("config", "torchrun --numa-binding", "node", "torchrun --numa-binding node"),
+    ],
+)
+def test_a_setting_as_it_is_typed(kind: Literal["env", "python", "config"], name: str, value: str, words: str) -> None:
+    one = change("x", "y", 1)
+    one["setting"] = {"kind": kind, "name": name, "value": value}
+    assert setting_words(one) == words
+
+
+def test_a_number_keeps_its_unit_on_its_line() -> None:
+    file = io.StringIO()
+    Writer(Console(file=file, width=22, _environ={}, force_terminal=False)).line("each step loses 120.7 ms, or 18.3 %")
+    assert file.getvalue() == "each step loses\n120.7 ms, or 18.3 %\n"

@@ -15,12 +15,12 @@ from gpuscope.report.terminal.screen import apportion
 from gpuscope.report.view.straggler_sentences import CAUSED_WAIT, SLOWDOWN
 
 HEALTHY = """\
-The device computes for 95.0 % of each 100.0 ms step. No change is predicted to
-gain.
-Compute-bound: 95.0 % of the step, confidence 0.9
+Compute takes 95.0 % of each 100.0 ms step; no kind of stall reaches 10 %. No
+change tried is predicted to help.
+Compute-bound; confidence 0.9
 
-run/rank0.json.gz (kineto) · 1 rank · NVIDIA A100-SXM4-80GB · window 500.0 ms ·
-5 steps of 100.0 ms (from ProfilerStep)
+run/rank0.json.gz (kineto) · 1 rank · NVIDIA A100-SXM4-80GB · 5 steps of
+100.0 ms · steps from ProfilerStep
 
 ██ compute   ▒▒ exposed communication   ▚▚ exposed memory   ·· idle
 rank                                     compute  comm.  memory   idle      step
@@ -32,9 +32,9 @@ CPU     kernel launch overhead     4.000 ms  4.0 %  0
 memory  host–device copies (copy)  1.000 ms  1.0 %  0
 
 Longest kernels
- share      time  count      mean           rate  kernel
-62.5 %  300.0 ms    500  600.0 µs  210.0 TFLOP/s  ampere_fp16_s16816…ges_32x5_tn
- 1.0 %  5.000 ms      5  1.000 ms              -  Memcpy HtoD (Pinned -> Device)
+ share      time  count      mean  TFLOP/s  kernel
+62.5 %  300.0 ms    500  600.0 µs      210  ampere_fp16_s16816ge…tages_32x5_tn
+ 1.0 %  5.000 ms      5  1.000 ms        -  Memcpy HtoD (Pinned -> Device)
 """
 
 

@@ -59,6 +59,40 @@ def test_congestion_is_a_finding_with_advice_and_its_absence_is_none(tmp_path: P
         assert ("nccl_traffic_class" in codes) == (count > 0)
 
 
+def switched(events: int) -> Export:
+    """The job with a switch of two ports: one sends 1000 and then 9000 B/ms, on the other packets are congested."""
+    export, us = job(Bytes_sent=1), 1000
+    export.add("NET_IB_DEVICE_INFO", networkId=1, guid=0xABC, name="leaf1", des="", lid=3)
+    export.add("ENUM_NET_IB_CONGESTION_EVENT_TYPE", id=1, name="EgressPortQueueSize", label="Egress Port Queue Size")
+    for port, guid in ((1, 0xABC), (2, 0xABC), (1, -2)):
+        for start, value in ((0, 1000), (1000, 9000)):
+            export.add("NET_IB_SWITCH_METRIC", start=start * us, end=(start + 1000) * us, globalId=guid, portId=port,
+                       metricsListId=LIST, metricsIdx=0, value=value)  # fmt: skip
+    for number in range(events):
+        export.add("NET_IB_SWITCH_CONGESTION_EVENT", start=1_400_000 + number, globalId=0xABC, congestionType=1,
+                   packetSLID=1, packetDLID=2, switchIngressPort=1, switchEgressPort=2)  # fmt: skip
+    return export
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_counters_of_infiniband_switches_by_port(tmp_path: Path, backend: str) -> None:
+    report = gpuscope.analyze(switched(5).write(tmp_path, backend)).report
+    told = {one["place"]: one for one in report["link_counters"] if one["counter"] == "Bytes sent"}
+    assert set(told) == {
+        "NIC mlx5_0", "IB switch leaf1, port 1", "IB switch leaf1, port 2", "IB switch 0xfffffffffffffffe",
+    }  # fmt: skip
+    assert (told["IB switch leaf1, port 1"]["mean"], told["IB switch leaf1, port 1"]["peak"]) == (5000, 9000)
+    (events,) = [one for one in report["link_counters"] if one["counter"].startswith("Congestion events")]
+    assert (events["place"], events["unit"], events["total"]) == ("IB switch leaf1, port 2", "/ms", 5)
+    (finding,) = [one for one in report["findings"] if one["code"] == "network_congestion"]
+    assert "Egress Port Queue Size: 5 in all" in finding["message"]
+
+
+def test_a_switch_without_congestion_is_no_finding(tmp_path: Path) -> None:
+    report = gpuscope.analyze(switched(0).write(tmp_path)).report
+    assert "network_congestion" not in {one["code"] for one in report["findings"]}
+
+
 def test_without_counters_there_is_no_section(tmp_path: Path) -> None:
     export = Export()
     export.call(0, 10, 1)

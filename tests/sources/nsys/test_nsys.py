@@ -115,7 +115,11 @@ def test_migrations_are_read_once(tmp_path: Path) -> None:
     export.copy(40, 50, 0, kind=12, migrationCause=2)
     export.add("CUDA_UM_GPU_PAGE_FAULT_EVENTS", start=10, end=30, globalPid=process(10))
     trace = opened(tmp_path, export)
-    assert names(trace, "device_events", "copy_kind") == ["", "migration HtoD", "migration DtoH"]
+    assert names(trace, "device_events", "copy_kind") == [
+        "",
+        "migration HtoD, page fault",
+        "migration DtoH, page fault",
+    ]
     (lane,) = trace.lanes()
     assert trace.breakdown(lane.rows).exposed_memory == 20 + 10
     assert codes(trace) == {}

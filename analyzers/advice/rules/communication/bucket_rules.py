@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, env, in_dialect, megabytes, python
+from gpuscope.analyzers.advice.framework_settings import (
+    UNDIVIDED,
+    config,
+    cost,
+    env,
+    in_dialect,
+    megabytes,
+    python,
+    seen_alone,
+)
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import BucketSize
 from gpuscope.report.schema.document import FindingEntry, Setting
@@ -14,6 +23,8 @@ DEFAULT, DEFAULT_FIRST = 25 * MIB, 1 * MIB
 """DDP's own sizes where none is given (torch.nn.parallel.distributed, kDefaultFirstBucketBytes)."""
 SIZES = tuple(size * MIB for size in (50, 100, 200, 10, 5))
 """Tried besides the default: larger against the fixed cost per message, smaller against a long last bucket."""
+LISTED = tuple(size * MIB for size in (50, 100, 200))
+"""Tried behind a first bucket of 1 MiB too, which begins to send as soon as the first gradients are there."""
 
 # Bytes per gradient element, for frameworks that count elements: DeepSpeed reduces in the model's 16 bits,
 # Megatron in 32 unless --grad-reduce-in-bf16 is given.
@@ -22,13 +33,22 @@ DEEPSPEED_ELEMENT, MEGATRON_ELEMENT = 2, 4
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The default, larger and smaller buckets, as far as the framework has a name for them."""
-    for size, first in ((DEFAULT, DEFAULT_FIRST), *((size, size) for size in SIZES)):
+    yield from seen_alone(case, finding, _sizes(case, finding))
+
+
+def _sizes(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    same = ((size, size) for size in SIZES)
+    for size, first in ((DEFAULT, DEFAULT_FIRST), *same, *((size, DEFAULT_FIRST) for size in LISTED)):
         setting = _named(case, size, first)
         if setting is not None:
             yield _proposal(finding, setting, BucketSize(size, first))
 
 
 def _named(case: Case, size: int, first: int) -> Setting | None:
+    if first != size and size != DEFAULT:
+        # An argument of its own, which only a program that wraps its model itself can give.
+        listed = f"[{megabytes(first)}, {megabytes(size)}]"
+        return python("DistributedDataParallel.bucket_cap_mb_list", listed) if case.frameworks == ["ddp"] else None
     ddp = "None" if first != size else megabytes(size)
     return in_dialect(
         case,
@@ -44,6 +64,8 @@ def _named(case: Case, size: int, first: int) -> Setting | None:
 
 def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize) -> Proposal:
     default = " (the default: first bucket of 1 MiB)" if change.first != change.size else ""
+    if change.first != change.size != DEFAULT:
+        default = " behind a first one of 1 MiB"
     return Proposal(
         code="bucket_size",
         action=f"Gather gradients in buckets of {megabytes(change.size)} MiB{default}",
@@ -62,8 +84,9 @@ RULE = Rule(
     (
         Knob(
             "bucket_size",
-            ("latency", "bandwidth"),
-            "DDP `bucket_cap_mb`, DeepSpeed `reduce_bucket_size` (elements), Megatron "
+            ("latency", "bandwidth", UNDIVIDED),
+            "DDP `bucket_cap_mb`, or `bucket_cap_mb_list` for a first bucket of another size (torch 2.13; before, "
+            "`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`), DeepSpeed `reduce_bucket_size` (elements), Megatron "
             "`--ddp-bucket-size` (elements), `HOROVOD_FUSION_THRESHOLD` (bytes)",
         ),
     ),

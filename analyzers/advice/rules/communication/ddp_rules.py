@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import cost, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import AccumulatedGradients, Predicted, Refused
+from gpuscope.analyzers.frame.changes import AccumulatedGradients, GradientViews, Predicted, Refused
 from gpuscope.report.schema.document import FindingEntry
 from gpuscope.report.view import units
 
@@ -21,6 +21,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield _no_sync(case, finding)
     elif finding["code"] == "unused_parameter_search":
         yield _no_search(finding)
+    elif finding["code"] == "gradient_copies":
+        yield _views(case, finding)
     elif (proposal := _ddp(case, finding)) is not None:
         yield proposal
 
@@ -63,6 +65,19 @@ def _no_search(finding: FindingEntry) -> Proposal:
     )  # fmt: skip
 
 
+def _views(case: Case, finding: FindingEntry) -> Proposal:
+    setting = in_dialect(case, {"accelerate": python("DistributedDataParallelKwargs.gradient_as_bucket_view", "True")})
+    return Proposal(
+        code="gradient_as_bucket_view",
+        action="Keep gradients as views of DDP's buckets",
+        why=f"{cost(finding)}; each reduced gradient is copied out of its bucket, and takes memory there and here",
+        setting=setting or python("DistributedDataParallel.gradient_as_bucket_view", "True"),
+        risk="gradients can't be detached in place (detach_()); an optimizer that keeps references to them must not",
+        verify="record again: no copy_bucket_to_grad; the peak of memory falls by the size of the gradients",
+        changes=(GradientViews(),),
+    )
+
+
 def _ddp(case: Case, finding: FindingEntry) -> Proposal | None:
     """One process per device: each computes its part alone, and launches for itself."""
     own = [rank for rank in case.report["ranks"] if rank["rank"] in finding["ranks"] and rank["device"] is not None]
@@ -95,6 +110,7 @@ RULE = Rule(
     "ddp",
     (
         Knob("no_sync", ("synced_accumulation",), "DDP `no_sync()` around all but the last micro-batch"),
+        Knob("gradient_as_bucket_view", ("gradient_copies",), "DDP `gradient_as_bucket_view=True`"),
         Knob("static_graph", ("unused_parameter_search",), "`find_unused_parameters=False`, `static_graph=True`"),
         Knob(
             "distributed_data_parallel", ("single_process",),

@@ -41,27 +41,32 @@ class _Saving:
 
 _SAVINGS = (
     _Saving(
-        "fp8_collectives", "Gather parameters in FP8",
-        {
+        code="fp8_collectives", action="Gather parameters in FP8",
+        settings={
             "fsdp2": python("torchao.float8.Float8LinearConfig", "enable_fsdp_float8_all_gather=True"),
             "megatron": config("--fp8-param-gather", ""),
         },
-        ("all_gather",), 0.5,
-        "only for layers that multiply in FP8 (Hopper and later): their precision is FP8's",
+        ops=("all_gather",), left=0.5,
+        risk="only for layers that multiply in FP8 (Hopper and later): their precision is FP8's",
     ),
     _Saving(
-        "quantized_collectives", "Quantise what ZeRO sends (ZeRO++)",
-        {"deepspeed": config("zero_quantized_gradients", "true, with zero_quantized_weights and "
+        code="quantized_collectives", action="Quantise what ZeRO sends (ZeRO++)",
+        settings={"deepspeed": config("zero_quantized_gradients", "true, with zero_quantized_weights and "
                              "zero_hpz_partition_size = GPUs per host")},
-        ("all_gather", "reduce_scatter", "all_reduce"), 0.25,
-        "gradients in 4 bits, weights in 8 on the wire: compare the loss curve; a second copy of the weights per host",
+        ops=("all_gather", "reduce_scatter", "all_reduce"), left=0.25,
+        risk="gradients in 4 bits, weights in 8 on the wire: compare the loss curve; a second copy of the weights per "
+        "host",
     ),
     _Saving(
-        "local_sgd", f"Average replicas every {PERIOD} steps instead of gradients in each (hierarchical local SGD)",
-        {"ddp": python("torch.distributed.optim.PostLocalSGDOptimizer", f"PeriodicModelAverager(period={PERIOD}, "
-                       "warmup_steps=…), with post_localSGD_hook: hosts average inside in every step")},
-        _GRADIENTS, 1 / PERIOD,
-        "replicas drift apart between averages: another learning rate and a warm-up of usual steps, or a worse loss",
+        code="local_sgd",
+        action=f"Average replicas every {PERIOD} steps instead of gradients in each (hierarchical local SGD)",
+        settings={
+            "ddp": python("torch.distributed.optim.PostLocalSGDOptimizer", f"PeriodicModelAverager(period={PERIOD}, "
+                          "warmup_steps=…), with post_localSGD_hook: hosts average inside in every step"),
+        },
+        ops=_GRADIENTS, left=1 / PERIOD,
+        risk="replicas drift apart between averages: another learning rate and a warm-up of usual steps, or a worse "
+        "loss",
     ),
 )  # fmt: skip
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
+from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Refused, Schedule
 from gpuscope.report.schema.document import FindingEntry
+from gpuscope.report.view import units
 
 COUNTS = (8, 16, 32, 64)
 SCHEDULES = {"1f1b": "Schedule1F1B", "interleaved_1f1b": "ScheduleInterleaved1F1B", "zbv": "ScheduleZBVZeroBubble"}
@@ -16,7 +17,11 @@ VERIFY = "record again: the bubble of each stage (report, section pipeline); `gp
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """More micro-batches, another schedule, an even split."""
+    """More micro-batches, another schedule, an even split; messages beside compute where their transfer is exposed."""
+    if finding["code"] in ("latency", "bandwidth"):
+        if _sends(case):
+            yield _beside(case, finding)
+        return
     if finding["code"] in ("pipeline_bubble", "few_micro_batches"):
         for count in COUNTS:
             yield _micro_batches(case, finding, count)
@@ -24,6 +29,36 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield _schedule(case, finding, name)
     if finding["code"] != "few_micro_batches":
         yield _even(case, finding)
+
+
+def _sends(case: Case) -> bool:
+    """Whether messages between pipeline stages take most of the time of communication."""
+    rows = [row for row in case.report["collectives"] if row["transfer_ns"] is not None]
+    top = max(rows, key=lambda row: row["transfer_ns"] or 0, default=None)
+    return "pipeline" in case.report and top is not None and top["op"] in ("send", "recv", "send_recv")
+
+
+def _beside(case: Case, finding: FindingEntry) -> Proposal:
+    """Megatron overlaps them by default, but with an interleaved schedule alone (arguments.py, `overlap_p2p_comm`)."""
+    setting = in_dialect(
+        case,
+        {
+            "megatron": config("--num-layers-per-virtual-pipeline-stage", "half of a stage's layers, without "
+                               "--no-overlap-p2p-communication"),
+            "torchtitan": config("parallelism.pipeline_parallel_schedule", "Interleaved1F1B"),
+        },
+    )  # fmt: skip
+    return Proposal(
+        code="overlapped_messages",
+        action="Send activations and gradients of one micro-batch while the next one computes",
+        why=f"{cost(finding)}; a stage waits for messages that are under way, not for its neighbours",
+        setting=setting or python("torch.distributed.batch_isend_irecv", "the next micro-batch's receive posted before "
+                                  "this one computes, and work.wait() right before its use"),
+        risk="buffers of two micro-batches are held at once; an interleaved schedule sends more often",
+        verify="record again: sends and receives beside kernels, overlap_frac of the ranks rises",
+        outcome=Refused("which computation each message could run beside depends on the schedule: at most "
+                        f"{units.share(finding['share_frac'])} of the time"),
+    )  # fmt: skip
 
 
 def _micro_batches(case: Case, finding: FindingEntry, count: int) -> Proposal:
@@ -82,6 +117,12 @@ RULE = Rule(
     (
         Knob("micro_batches", ("pipeline_bubble", "few_micro_batches"), "more micro-batches"),
         Knob("pipeline_schedule", ("pipeline_bubble", "few_micro_batches"), "1F1B, interleaved 1F1B or zero bubble"),
+        Knob(
+            "overlapped_messages",
+            ("latency", "bandwidth"),
+            "`batch_isend_irecv` ahead of use; Megatron's interleaved schedule, which overlaps unless "
+            "`--no-overlap-p2p-communication` is given; torchtitan `pipeline_parallel_schedule`",
+        ),
         Knob("even_stages", ("pipeline_bubble", "pipeline_imbalance", "slow_stage"), "another split of the layers"),
     ),
     propose,

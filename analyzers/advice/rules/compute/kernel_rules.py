@@ -78,7 +78,7 @@ def _channels_last(case: Case, finding: FindingEntry) -> Proposal:
         code="channels_last",
         action="Keep images and convolutions in channels-last layout" + more,
         why=f"{cost(finding)}; tensor cores want NHWC, and tensors in NCHW are converted around each convolution",
-        setting=python("Module.to", "memory_format=torch.channels_last, for the model and its input batches"),
+        setting=python("Module.to", "memory_format=torch.channels_last  # the model and its input batches"),
         risk="an operator without a channels-last kernel converts back: look for what remains",
         verify="record again: no nchwToNhwc, nhwcToNchw or batched_transpose kernels",
         changes=(NoLayoutConversion(),),

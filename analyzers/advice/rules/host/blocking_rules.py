@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import PinnedCopies, Refused, RemovedSyncs
+from gpuscope.analyzers.frame.changes import Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
 from gpuscope.report.schema.document import FindingEntry, Setting
 from gpuscope.report.view.units import clean, memory
@@ -90,30 +90,26 @@ def places(case: Case) -> list[Place]:
     return sorted(merged, key=lambda place: -place.blocked)
 
 
+def in_loop(case: Case) -> list[Place]:
+    """Places that are part of a step or of a loop, the longest first."""
+    return [place for place in places(case) if place.steady or place.per_rank >= REPEATED]
+
+
+def batches(where: Sequence[Place]) -> list[Place]:
+    """Of some places those that copy data to the device from pageable memory."""
+    return [one for one in where if one.bulk and one.copy and one.copy.startswith("HtoD pageable")]
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """Pinned memory where data is copied; the waiting calls gone or moved."""
-    where = [place for place in places(case) if place.steady or place.per_rank >= REPEATED]
+    """The waiting calls gone or moved; for copies of data pinned memory is enough (memory/copy_rules.py)."""
+    where = in_loop(case)
     if case.host_calls and not where:
         return
-    to_device = [one for one in where if one.bulk and one.copy and one.copy.startswith("HtoD pageable")]
-    if to_device and case.program == "pytorch":
-        yield _pinned(finding, to_device[0])
+    to_device = batches(where)
     if not where or len(to_device) < len(where):
         others = [one for one in where if one not in to_device] or where
         for count in dict.fromkeys(min(tried, len(others)) for tried in (*TOGETHER, len(others))):
             yield _removed(case, finding, others[:count], all_calls=count == len(where) or not where)
-
-
-def _pinned(finding: FindingEntry, place: Place) -> Proposal:
-    return Proposal(
-        code="pinned_copies",
-        action="Copy batches from pinned memory, asynchronously (.to(device, non_blocking=True))",
-        why=f"{cost(finding)}; {place.text()}: the host waits for it, and the launch queue is empty behind it",
-        setting=python("DataLoader.pin_memory", "True"),
-        risk="pinned memory is taken from the host's for good; a buffer must not be changed before its copy has run",
-        verify="record again: copies named «Pinned -> Device»; the cause `sync` falls",
-        changes=(PinnedCopies(),),
-    )
 
 
 def _removed(case: Case, finding: FindingEntry, where: Sequence[Place], all_calls: bool) -> Proposal:
@@ -184,7 +180,7 @@ def _in_pytorch(place: Place) -> tuple[str, Setting]:
 
 def _in_native(case: Case, place: Place) -> tuple[str, Setting]:
     if place.copy is not None:
-        value = "cudaMallocHost (or cudaHostRegister) and cudaMemcpyAsync on the kernels' stream"
+        value = "cudaMemcpyAsync on the kernels' stream, with memory of cudaMallocHost or cudaHostRegister"
         return (
             "Copy asynchronously from and to pinned memory, or leave the data on the device",
             config(place.call, spelled(case, value)),
@@ -211,10 +207,7 @@ def _names(finding: FindingEntry) -> list[str]:
 
 RULE = Rule(
     "blocking_calls",
-    (
-        Knob("remove_syncs", ("sync",), "the blocking call at its place: on the device, pinned, or a step later"),
-        Knob("pinned_copies", ("sync",), "`pin_memory=True` with `non_blocking=True`; in C++ `cudaMallocHost`"),
-    ),
+    (Knob("remove_syncs", ("sync",), "the blocking call at its place: on the device, pinned, or a step later"),),
     propose,
     ("pytorch", "jax", "native"),
 )

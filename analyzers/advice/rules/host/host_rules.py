@@ -14,6 +14,8 @@ from gpuscope.trace.naming import kinds
 
 MIN_STEADY = 2
 """Steady steps from which slow launches are part of them."""
+LOOP = 100
+"""Kernels of a recording from which it is of a loop: a single step of training launches as many."""
 EVERY = 100
 """Steps between two collections: rare enough to cost nothing, often enough for memory."""
 
@@ -56,8 +58,16 @@ def _host_other(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             verify="record again: the cause `host_other` is gone",
             changes=(NoHostWork(),),
         )
-    elif not on_cpu(case):  # there the training thread's own code is all that is left
+    elif not on_cpu(case) and _repeats(case):  # on a CPU the training thread's own code is all that is left
         yield _unrecorded(case, finding, names)
+
+
+def _repeats(case: Case) -> bool:
+    """Whether the recording is of a loop: by how much it launches, else by its steps. What a short program does once
+    is not worth recording again."""
+    if not case.host_calls:
+        return case.steady_steps >= MIN_STEADY
+    return max(entry["kernels_per_step"] * entry["steps"] for entry in case.host_calls) >= LOOP
 
 
 def _movable(name: str) -> bool:

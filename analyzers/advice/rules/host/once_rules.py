@@ -62,14 +62,15 @@ def _compiles(shown: str) -> bool:
 
 
 def _later_steps(case: Case, finding: FindingEntry) -> Proposal:
+    by_nsys = any(source["format"].startswith("nsys") for source in case.report["trace"]["sources"])
     torch = python("torch.profiler.schedule", "wait=2, warmup=2, active=5")
     nsys = config("nsys profile --capture-range", "cudaProfilerApi, with cudaProfilerStart after the first steps")
     return _proposal(
         finding,
         code="record_steady_steps",
         action="Record steps after the first ones: this recording is start-up",
-        setting=torch if case.program == "pytorch" else nsys,
-        risk="",
+        setting=nsys if case.program != "pytorch" or by_nsys else torch,
+        risk="none for the run",
         verify="the report lists steady steps",
         why_not="what a change gains per step, a recording of steady steps can predict",
     )

@@ -90,6 +90,11 @@ RULE = Rule(
             "of `expandable_segments`, `max_split_size_mb`, `roundup_power2_divisions`, "
             "`garbage_collection_threshold` by replaying the recorded requests; what is set besides "
             "is kept",
+            risk="of `expandable_segments`: older PyTorch can't pass such tensors to other processes by CUDA IPC; of "
+            "`max_split_size_mb`: a request between two sizes may need a new segment; of `roundup_power2_divisions`: "
+            "every block gets a little larger; `garbage_collection_threshold` acts only under a limit of the process",
+            verify="`torch.cuda.memory_stats()`: `reserved_bytes.all.peak` as predicted, `num_alloc_retries` and "
+            "`num_ooms` 0",
         ),
     ),
     propose,

@@ -6,23 +6,36 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, in_dialect, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.rules.host.blocking_rules import batches, in_loop
 from gpuscope.analyzers.frame.changes import CopyStream, PinnedCopies, Refused
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.report.view import units
+
+REPEATED = 2
+"""Steady steps from which pages that go both ways do so again and again."""
+_AHEAD_IN_JAX = python("jax.device_put", "of the next batch, before the step that computes with this one")
+_FAULTS = "record again with --cuda-um-cpu-page-faults=true and --cuda-um-gpu-page-faults=true"
+_RISK = "pinned memory is taken from the host's for good; a buffer must not be changed before its copy has run"
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """Pinned memory for copies; for migrations the page moved before it is used."""
-    if finding["code"] == "copy":
+    if finding["code"] == "sync":
+        waited = batches(in_loop(case))
+        if waited and case.program == "pytorch":
+            why = f"{waited[0].text()}: the host waits for it, and the launch queue is empty behind it"
+            yield _pinned(case, finding, why)
+    elif finding["code"] == "copy":
         if case.host_calls and not _blocks(case):
             if case.program != "native":  # from pinned memory already
                 yield _own_stream(case, finding)
             return
         if case.program == "pytorch" or case.program is None:
-            yield _pinned(case, finding)
+            yield _pinned(case, finding, "a copy from pinned memory runs beside compute")
         else:
             yield _pinned_by_hand(case, finding)
     elif case.native:
-        yield _prefetched(finding)
+        yield from _paging(case, finding)
 
 
 def _blocks(case: Case) -> bool:
@@ -32,35 +45,32 @@ def _blocks(case: Case) -> bool:
     return any(copy is not None and copy.startswith(wanted) for copy in places)
 
 
-def _pinned(case: Case, finding: FindingEntry) -> Proposal:
+def _pinned(case: Case, finding: FindingEntry, why: str) -> Proposal:
+    """Batches from pinned memory, in PyTorch."""
     setting = in_dialect(case, {"transformers": python("TrainingArguments.dataloader_pin_memory", "True")})
     return Proposal(
         code="pinned_copies",
         action="Copy batches from pinned memory, asynchronously (.to(device, non_blocking=True))",
-        why=f"{cost(finding)}; a copy from pinned memory runs beside compute",
+        why=f"{cost(finding)}; {why}",
         setting=setting or python("DataLoader.pin_memory", "True"),
-        risk="pinned memory is taken from the host's for good; a buffer must not be changed before its copy has run",
-        verify="record again: copies named «Pinned -> Device»; the cause `copy` falls",
+        risk=_RISK,
+        verify=f"record again: copies named «Pinned -> Device»; the cause `{finding['code']}` falls",
         changes=(PinnedCopies(),),
     )
 
 
 def _pinned_by_hand(case: Case, finding: FindingEntry) -> Proposal:
     """In a program that manages its buffers itself."""
-    setting = (
-        config(
-            "host buffers of the copies",
-            spelled(case, "cudaMallocHost or cudaHostRegister, then cudaMemcpyAsync on a stream"),
-        )
-        if case.native
-        else python("jax.device_put", "of the next batch, before the step that computes with this one")
+    setting: Setting = config(
+        "host buffers of the copies",
+        spelled(case, "cudaMallocHost or cudaHostRegister, then cudaMemcpyAsync on a stream"),
     )
     return Proposal(
         code="pinned_copies",
         action="Copy from and to pinned host memory, asynchronously, beside the kernels",
         why=f"{cost(finding)}; a pageable copy passes through the driver's own buffer and blocks the host",
-        setting=setting,
-        risk="pinned memory is taken from the host's for good; a buffer must not be changed before its copy has run",
+        setting=setting if case.native else _AHEAD_IN_JAX,
+        risk=_RISK,
         verify="record again: copies from pinned memory beside kernels; the cause `copy` falls",
         outcome=Refused("how fast pinned memory is here and what the copies could run beside is not recorded: measure "
                         "with nvbandwidth"),
@@ -68,13 +78,12 @@ def _pinned_by_hand(case: Case, finding: FindingEntry) -> Proposal:
 
 
 def _own_stream(case: Case, finding: FindingEntry) -> Proposal:
-    jax = case.program == "jax"
     return Proposal(
         code="copy_stream",
         action="Copy the next batch on a stream of its own while this one computes",
         why=f"{cost(finding)}; a copy on the stream of the kernels runs between them, not beside them",
-        setting=python("jax.device_put", "of the next batch, before the step that computes with this one")
-        if jax
+        setting=_AHEAD_IN_JAX
+        if case.program == "jax"
         else python("torch.cuda.Stream", "with torch.cuda.stream(copies): batch.to(device, non_blocking=True); then "
                     "torch.cuda.current_stream().wait_stream(copies) before its use"),
         risk="the next batch takes device memory too; batch.record_stream() keeps its memory until it is used",
@@ -84,16 +93,71 @@ def _own_stream(case: Case, finding: FindingEntry) -> Proposal:
     )  # fmt: skip
 
 
-def _prefetched(finding: FindingEntry) -> Proposal:
+def _paging(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """By what moved the pages: memory that does not hold them all, both sides in turn, or first touches alone."""
+    moved = _migrated(case)
+    evicted = sum(size for kind, size in moved.items() if kind.endswith("eviction"))
+    if evicted:
+        yield _fitting(case, finding, evicted)
+        return
+    faults = [sum(size for kind, size in moved.items() if kind == f"migration {way}, page fault")
+              for way in ("HtoD", "DtoH")]  # fmt: skip
+    if all(faults) and case.steady_steps >= REPEATED:
+        yield _advised(case, finding)
+    yield _prefetched(case, finding)
+
+
+def _migrated(case: Case) -> dict[str, int]:
+    """Bytes of unified memory that moved, by kind with its cause."""
+    found: dict[str, int] = {}
+    for entry in case.report["copies"]:
+        if entry["kind"].startswith("migration"):
+            found[entry["kind"]] = found.get(entry["kind"], 0) + (entry["bytes"] or 0)
+    return found
+
+
+def _fitting(case: Case, finding: FindingEntry, evicted: int) -> Proposal:
+    """More is allocated than the device holds: whatever is prefetched pushes something else out."""
+    return Proposal(
+        code="oversubscription",
+        action="Work on pieces that fit into the device's memory, and leave on the host what is used least",
+        why=f"{cost(finding)}; {units.memory(evicted)} were evicted for other pages, as happens where more is "
+        "allocated than the device holds",
+        setting=config(spelled(case, "cudaMemAdviseSetPreferredLocation"), spelled(case, "cudaCpuDeviceId for what is "
+                       "used least, which kernels then read over the link; the rest in pieces, each prefetched")),
+        risk="reads over the link are as slow as it is: only for what is seldom touched; a prefetch beyond what fits "
+        "evicts again",
+        verify="record again: no migrations whose cause is eviction; nvidia-smi shows less than all memory in use",
+        outcome=Refused("which pages are needed again soon is not recorded"),
+    )  # fmt: skip
+
+
+def _advised(case: Case, finding: FindingEntry) -> Proposal:
+    """The same pages wanted by host and device in every step."""
+    return Proposal(
+        code="memory_advice",
+        action="Say where pages that host and device both use are to stay",
+        why=f"{cost(finding)}; pages fault their way to the device and back in every step",
+        setting=config(spelled(case, "cudaMemAdvise"), spelled(case, "cudaMemAdviseSetReadMostly where one side writes "
+                       "seldom; else cudaMemAdviseSetPreferredLocation on the device with cudaMemAdviseSetAccessedBy "
+                       "of the host")),
+        risk="a write to read-mostly memory drops all copies; without hardware coherence (before Grace Hopper, over "
+        "PCIe) the host reads device memory slowly or not at all: then copy what it needs by hand",
+        verify=f"{_FAULTS}: fewer faults a step",
+        outcome=Refused("which accesses cause the faults is not recorded"),
+    )  # fmt: skip
+
+
+def _prefetched(case: Case, finding: FindingEntry) -> Proposal:
     return Proposal(
         code="prefetch",
         action="Prefetch unified memory right before the kernel that uses it, behind the last access of the host",
         why=f"{cost(finding)}; a prefetch before the host touches the data is undone page by page, and the kernel "
         "fetches every page again",
-        setting=config("cudaMemPrefetchAsync", "of its inputs just before the launch, of its results to the host just "
-                       "behind it"),
+        setting=config(spelled(case, "cudaMemPrefetchAsync"), "of its inputs just before the launch, of its results to "
+                       "the host just behind it"),
         risk="a prefetch copies the whole range, also what the kernel does not touch",
-        verify="record again with --cuda-um-cpu-page-faults=true and --cuda-um-gpu-page-faults=true: no faults",
+        verify=f"{_FAULTS}: no faults",
         outcome=Refused("which accesses cause the faults is not recorded"),
     )  # fmt: skip
 
@@ -101,9 +165,21 @@ def _prefetched(finding: FindingEntry) -> Proposal:
 RULE = Rule(
     "copies",
     (
-        Knob("pinned_copies", ("copy",), "`pin_memory=True` with `non_blocking=True`; in C++ `cudaMallocHost`"),
+        Knob("pinned_copies", ("sync", "copy"), "`pin_memory=True` with `non_blocking=True`; in C++ `cudaMallocHost`"),
         Knob("copy_stream", ("copy",), "`torch.cuda.Stream` for copies from pinned memory, `jax.device_put` ahead"),
-        Knob("prefetch", ("paging",), "`cudaMemPrefetchAsync` behind the host's last access"),
+        Knob(
+            "prefetch", ("paging",), "`cudaMemPrefetchAsync` behind the host's last access", verify=f"{_FAULTS}: none"
+        ),
+        Knob(
+            "memory_advice",
+            ("paging",),
+            "`cudaMemAdvise`, where pages go to the device and back in every step",
+        ),
+        Knob(
+            "oversubscription",
+            ("paging",),
+            "a working set that fits, `cudaMemAdviseSetPreferredLocation`, where pages are evicted",
+        ),
     ),
     propose,
     ("pytorch", "jax", "native"),

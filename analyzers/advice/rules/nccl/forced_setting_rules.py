@@ -13,6 +13,7 @@ from gpuscope.analyzers.nccl.trial_commands import Variant, comparison
 from gpuscope.report.schema.document import FindingEntry
 
 _RERUN = Refused("times with the variable can't predict those without: the commands under «verify» measure both")
+AGAIN = "nccl-tests as set and with the variable unset, as the suggestion's command does"
 _SIZES = (1 << 10, 1 << 30)
 _WHAT_FOR = {
     "transport": "it may have been set against a hang, an IOMMU, or in a container without shared memory",
@@ -84,18 +85,27 @@ RULE = Rule(
     "nccl_settings",
     (
         Knob("nccl_transport", ("forced_setting",), "`NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL`, `NCCL_SHM_DISABLE`, "
-             "`NCCL_IB_DISABLE`, `NCCL_NET` unset, where the log shows that they keep ranks apart"),
+             "`NCCL_IB_DISABLE`, `NCCL_NET` unset, where the log shows that they keep ranks apart",
+             risk=_WHAT_FOR["transport"], verify=AGAIN),
         Knob("nccl_gpu_direct", ("forced_setting", "no_gpu_direct"), "`NCCL_NET_GDR_LEVEL`, `NCCL_NET_GDR_READ`, "
-             "`NCCL_NET_GDR_C2C`, `NCCL_DMABUF_ENABLE` unset; `nvidia_peermem` or dma-buf where the log misses it"),
+             "`NCCL_NET_GDR_C2C`, `NCCL_DMABUF_ENABLE` unset; `nvidia_peermem` or dma-buf where the log misses it",
+             risk=_WHAT_FOR["gpu_direct"], verify=AGAIN),
         Knob("nccl_rails", ("forced_setting",), "`NCCL_PXN_DISABLE`, `NCCL_P2P_PXN_LEVEL`, `NCCL_CROSS_NIC`, "
-             "`NCCL_IB_PCI_RELAXED_ORDERING`, `NCCL_IB_ADAPTIVE_ROUTING` unset"),
-        Knob("nccl_nvls", ("forced_setting",), "`NCCL_NVLS_ENABLE`, `NCCL_CUMEM_ENABLE` unset, on Hopper and later"),
+             "`NCCL_IB_PCI_RELAXED_ORDERING`, `NCCL_IB_ADAPTIVE_ROUTING` unset",
+             risk=_WHAT_FOR["rails"], verify=AGAIN),
+        Knob("nccl_nvls", ("forced_setting",), "`NCCL_NVLS_ENABLE`, `NCCL_CUMEM_ENABLE` unset, on Hopper and later",
+             risk=_WHAT_FOR["nvls"], verify=AGAIN),
         Knob("nccl_registration", ("forced_setting",), "`NCCL_WIN_ENABLE`, `NCCL_LOCAL_REGISTER`, "
-             "`NCCL_GRAPH_REGISTER` unset"),
-        Knob("nccl_buffer", ("forced_setting",), "`NCCL_BUFFSIZE`, `NCCL_NTHREADS` unset, where below the default"),
-        Knob("nccl_choice", ("forced_setting",), "`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_LAUNCH_MODE` unset"),
-        Knob("nccl_topology", ("forced_setting",), "`NCCL_TOPO_FILE` unset"),
-        Knob("nccl_checks", ("forced_setting",), "`NCCL_CHECK_POINTERS`, `NCCL_CHECK_MODE` unset"),
+             "`NCCL_GRAPH_REGISTER` unset",
+             risk=_WHAT_FOR["registration"], verify=AGAIN),
+        Knob("nccl_buffer", ("forced_setting",), "`NCCL_BUFFSIZE`, `NCCL_NTHREADS` unset, where below the default",
+             risk=_WHAT_FOR["channels"], verify=AGAIN),
+        Knob("nccl_choice", ("forced_setting",), "`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_LAUNCH_MODE` unset",
+             risk=_WHAT_FOR["choice"], verify=AGAIN),
+        Knob("nccl_topology", ("forced_setting",), "`NCCL_TOPO_FILE` unset",
+             risk=_WHAT_FOR["topology"], verify=AGAIN),
+        Knob("nccl_checks", ("forced_setting",), "`NCCL_CHECK_POINTERS`, `NCCL_CHECK_MODE` unset",
+             risk=_WHAT_FOR["checks"], verify=AGAIN),
     ),
     propose,
     ("pytorch", "jax", "native"),

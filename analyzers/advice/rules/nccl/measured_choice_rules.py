@@ -184,9 +184,23 @@ RULE = Rule(
             ("nccl_crossover",),
             "`NCCL_TUNER_CONFIG_FILE` of NCCL's example tuner plugin: the choice of the faster size, for exactly the "
             "sizes that gain",
+            risk="needs NCCL's example tuner plugin, built for the same NCCL; NCCL_ALGO and NCCL_PROTO hold for "
+            "all sizes",
+            verify="nccl-tests at the named sizes by default and with the choice, as the suggestion's command does; or "
+            "`gpuscope bench tune`",
         ),
-        Knob("nccl_choice_search", ("nccl_crossover",), "`gpuscope bench tune`, where NCCL's choices are not recorded"),
-        Knob("nccl_quiet_log", ("measured_while_logging",), "`NCCL_DEBUG_SUBSYS=INIT,ENV` while nccl-tests measures"),
+        Knob(
+            "nccl_choice_search",
+            ("nccl_crossover",),
+            "`gpuscope bench tune`, where NCCL's choices are not recorded",
+            verify="the search names a candidate that beats the default in all rounds, or none",
+        ),
+        Knob(
+            "nccl_quiet_log",
+            ("measured_while_logging",),
+            "`NCCL_DEBUG_SUBSYS=INIT,ENV` while nccl-tests measures",
+            verify="the table again without a line per call: small messages take less",
+        ),
         Knob("nccl_faster_run", ("slower_run",), "the settings of the faster of several measured runs"),
     ),
     propose,

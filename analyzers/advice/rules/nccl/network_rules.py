@@ -16,6 +16,7 @@ from gpuscope.report.schema.document import FindingEntry, Setting
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, Nccl
 
 QUEUE_PAIRS = 4
+BOTH = "nccl-tests at the job's sizes with and without it, as the suggestion's command does; then the job's busbw"
 CHUNK = 256 << 10
 """Twice NCCL_P2P_NET_CHUNKSIZE's default: «the next value» of the user guide."""
 LARGE = 1 << 20
@@ -56,12 +57,12 @@ def _sockets(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal
         case,
         finding,
         nccl,
-        "nccl_sockets",
-        "Send over several sockets and threads between hosts",
-        env("NCCL_SOCKET_NTHREADS", "4 NCCL_NSOCKS_PERTHREAD=4"),
-        settings,
-        "one TCP stream fills no fast network; NCCL's defaults are 1 and 1",
-        "four helper threads per connection want cores; on AWS and gVNIC the defaults are higher already",
+        code="nccl_sockets",
+        action="Send over several sockets and threads between hosts",
+        setting=env("NCCL_SOCKET_NTHREADS", "4 NCCL_NSOCKS_PERTHREAD=4"),
+        settings=settings,
+        why="one TCP stream fills no fast network; NCCL's defaults are 1 and 1",
+        risk="four helper threads per connection want cores; on AWS and gVNIC the defaults are higher already",
     )
 
 
@@ -73,12 +74,12 @@ def _rdma(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
             case,
             finding,
             nccl,
-            "nccl_queue_pairs",
-            f"Use {QUEUE_PAIRS} queue pairs per connection (RoCE)",
-            env(name, value),
-            {name: value},
-            "switches spread flows over their links by queue pair, and one flow takes one link; the default is 1",
-            "more queue pairs cost memory of the card, and small messages may take longer",
+            code="nccl_queue_pairs",
+            action=f"Use {QUEUE_PAIRS} queue pairs per connection (RoCE)",
+            setting=env(name, value),
+            settings={name: value},
+            why="switches spread flows over their links by queue pair, and one flow takes one link; the default is 1",
+            risk="more queue pairs cost memory of the card, and small messages may take longer",
         )
     row = _costliest(case)
     if row is not None and row["op"] in _SENT and row["bytes"] >= LARGE and not _set(nccl, "NCCL_P2P_NET_CHUNKSIZE"):
@@ -87,12 +88,12 @@ def _rdma(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
             case,
             finding,
             nccl,
-            "nccl_chunks",
-            f"Send {row['op']} between hosts in chunks of 256 KiB",
-            env(name, value),
-            {name: value},
-            "larger messages fill a fast network with fewer operations; the default is 128 KiB",
-            "larger buffers on every connection",
+            code="nccl_chunks",
+            action=f"Send {row['op']} between hosts in chunks of 256 KiB",
+            setting=env(name, value),
+            settings={name: value},
+            why="larger messages fill a fast network with fewer operations; the default is 128 KiB",
+            risk="larger buffers on every connection",
         )
 
 
@@ -100,6 +101,7 @@ def _network(
     case: Case,
     finding: FindingEntry,
     nccl: Nccl,
+    *,
     code: str,
     action: str,
     setting: Setting,
@@ -158,16 +160,19 @@ RULE = Rule(
             "nccl_sockets",
             ("bandwidth", "slow_transport", "low_busbw"),
             "`NCCL_SOCKET_NTHREADS=4`, `NCCL_NSOCKS_PERTHREAD=4`, between hosts without RDMA (since 2.4.8, default 1)",
+            verify=BOTH,
         ),
         Knob(
             "nccl_queue_pairs",
             ("bandwidth", "low_busbw"),
             "`NCCL_IB_QPS_PER_CONNECTION`, over RoCE (since 2.10, default 1)",
+            verify=BOTH,
         ),
         Knob(
             "nccl_chunks",
             ("bandwidth", "low_busbw"),
             "`NCCL_P2P_NET_CHUNKSIZE`, for large sends and all-to-alls between hosts (since 2.14, default 128 KiB)",
+            verify=BOTH,
         ),
         Knob("nccl_traffic_class", ("network_congestion",), "`NCCL_IB_TC`, `NCCL_IB_SL` (since 2.1.15, default 0)"),
         Knob("rail_placement", ("rails_crossed",), "the order of ranks: each group the same GPU of every host"),

@@ -36,8 +36,11 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     row = _costliest(case)
     if row is None or "NVLink" not in (row["link"] or "") or any(symmetric(name) for name in _kernels(case)):
         return
-    if row["op"] in _SHARDED and case.program == "pytorch" and parallelism_of(row["group"] or "") == "tp":
-        yield from _async_tensor_parallel(case, finding, row)
+    if case.program == "pytorch" and parallelism_of(row["group"] or "") == "tp":
+        if "megatron" in case.frameworks:
+            yield _tensor_overlap(finding, row)
+        elif row["op"] in _SHARDED:
+            yield from _async_tensor_parallel(case, finding, row)
     if row["op"] in _SYMMETRIC_OPS and WORTH[0] <= row["bytes"] <= WORTH[1] and _has(case, WINDOWS):
         yield from _windows(case, finding, row)
     if _overlapped(case) >= OVERLAPPED and not _set(case, "NCCL_CTA_POLICY"):
@@ -45,6 +48,19 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield from _copy_engines(case, finding, row)
         elif _has(case, WINDOWS):
             yield _efficiency(case, finding)
+
+
+def _tensor_overlap(finding: FindingEntry, row: BandwidthEntry) -> Proposal:
+    sequence = " --sequence-parallel" if row["op"] == "all_reduce" else ""
+    return Proposal(
+        code="tensor_overlap",
+        action=f"Run {row['op']} of tensor parallel beside the products that need it",
+        why=f"{cost(finding)}; {row['op']} of {row['group']} takes most of it, and the product waits for all of it",
+        setting=config(f"--tp-comm-overlap{sequence}", ""),
+        risk="needs Transformer Engine and sequence parallelism; its buffers and SMs are taken from compute",
+        verify="record again: userbuffers kernels in place of NCCL's in this group, beside products; gpuscope diff",
+        outcome=_TRY,
+    )
 
 
 def _async_tensor_parallel(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
@@ -166,6 +182,11 @@ RULE = Rule(
             ("latency", "bandwidth"),
             "`torch._inductor.config._micro_pipeline_tp`, torchtitan `enable_async_tensor_parallel`: tensor parallel "
             "under torch.compile within NVLink",
+        ),
+        Knob(
+            "tensor_overlap",
+            ("latency", "bandwidth"),
+            "Megatron `--tp-comm-overlap` (with `--sequence-parallel`): tensor parallel within NVLink",
         ),
         Knob(
             "nccl_symmetric",

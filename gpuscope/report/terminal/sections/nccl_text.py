@@ -180,18 +180,14 @@ def _link_counters(entries: Sequence[LinkCounterEntry], writer: Writer) -> None:
     table = writer.table("<place", "~counter", ">mean", ">exposed", ">peak", "<course")
     for entry in entries[:ROWS_SHOWN]:
         exposed = entry["mean_while_exposed"]
-        while_exposed = units.NONE if exposed is None else _amount(exposed, entry["unit"])
-        mean, peak = (_amount(value, entry["unit"]) for value in (entry["mean"], entry["peak"]))
+        while_exposed = units.NONE if exposed is None else units.amount(exposed, entry["unit"])
+        mean, peak = (units.amount(value, entry["unit"]) for value in (entry["mean"], entry["peak"]))
         cells = mean, while_exposed, peak, _course(entry["course"])
         place, counter = writer.text(entry["place"]), writer.cell(entry["counter"])
         table.add_row(place, counter, *(writer.text(cell) for cell in cells))
     writer.show(table)
     writer.line(writer.text("exposed: mean while communication is exposed", "dim"))
     _more(len(entries), writer)
-
-
-def _amount(value: float, unit: str) -> str:
-    return f"{value:.4g} {unit}".strip()
 
 
 def _course(values: Sequence[float]) -> str:

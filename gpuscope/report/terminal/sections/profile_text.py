@@ -82,7 +82,8 @@ def _phases(report: Report, writer: Writer) -> None:
     table = writer.table("<phase", ">host", *parts)
     for row in rows:
         keys = ("host_ns", *(("device_ns", "compute_ns", "communication_ns", "memory_ns") if on_device else ()))
-        table.add_row(writer.text(row["phase"]), *(writer.text(units.duration(row[key])) for key in keys))
+        phase = "in no phase" if row["phase"] == "none" else row["phase"]
+        table.add_row(writer.text(phase), *(writer.text(units.duration(row[key])) for key in keys))
     writer.show(table)
 
 

@@ -32,6 +32,15 @@ _COPIES = {
     12: ("migration DtoH", "[CUDA memcpy Unified Device-to-Host]"),
     13: ("migration DtoD", "[CUDA memcpy Unified Device-to-Device]"),
 }
+_MIGRATIONS = (11, 12, 13)
+# MEMCPY.migrationCause (ENUM_CUDA_UNIF_MEM_MIGRATION).
+_CAUSES = {
+    1: "user prefetch",
+    2: "page fault",
+    3: "speculative prefetch",
+    4: "eviction",
+    5: "access counters",
+}
 _PAGEABLE = 0  # ENUM_CUDA_MEM_KIND
 # SYNCHRONIZATION.syncType (ENUM_CUPTI_SYNC_TYPE), in Kineto's words.
 _SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
@@ -109,12 +118,18 @@ def _graph(rows: Rows) -> Times:
 def _copies(rows: Rows, names: NamePool) -> dict[str, Any]:
     kind = rows["copyKind"]
     pageable = ((kind == 1) & (rows["srcKind"] == _PAGEABLE)) | ((kind == 2) & (rows["dstKind"] == _PAGEABLE))
-    used, inverse = distinct_pairs(kind, pageable)
+    migrates = np.isin(kind, _MIGRATIONS)
+    # A second number that tells kinds apart: what moved the pages, or whether the host's side is pageable.
+    used, inverse = distinct_pairs(kind, np.where(migrates, rows["migrationCause"], pageable))
     directions: list[int] = []
     labels: list[int] = []
-    for code, is_pageable in used:
+    for code, detail in used:
         direction, label = _COPIES.get(code, ("memcpy", "[CUDA memcpy]"))
-        directions.append(names.code(direction + " pageable" * is_pageable))
+        if code in _MIGRATIONS:
+            direction += f", {_CAUSES[detail]}" if detail in _CAUSES else ""
+        elif detail:
+            direction += " pageable"
+        directions.append(names.code(direction))
         labels.append(names.code(label))
     return {
         "name": _pick(labels, inverse),

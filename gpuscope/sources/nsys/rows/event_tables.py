@@ -30,7 +30,7 @@ MPI = ("MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS", "MPI_START_WAIT_EVENTS", "MPI
 _ON_DEVICE = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
 _COLUMNS: dict[str, tuple[str, ...]] = {
     KERNEL: (*_ON_DEVICE, "demangledName", "shortName", "mangledName", "graphNodeId", "graphId"),
-    MEMCPY: (*_ON_DEVICE, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"),
+    MEMCPY: (*_ON_DEVICE, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId", "migrationCause"),
     MEMSET: (*_ON_DEVICE, "bytes", "graphNodeId"),
     GRAPH: (*_ON_DEVICE, "graphId"),
     SYNC: (*_ON_DEVICE, "syncType", "eventId", "eventSyncId"),

@@ -1,61 +1,88 @@
-"""Counters of links in an nsys export: network ports (`--nic-metrics`), NVLink and PCIe (`--gpu-metrics-devices`).
+"""Counters of links in an nsys export: network ports (`--nic-metrics`), InfiniBand switches
+(`--ib-switch-metrics-devices`, `--ib-switch-congestion-devices`), NVLink and PCIe (`--gpu-metrics-devices`).
 
 Of `GPU_METRICS` only what passes over NVLink and PCIe is taken; its values are percent of the peak, and the low byte of
-`typeId` is the GPU. `NET_NIC_METRIC` names port and counter through `NIC_ID_MAP`, `TARGET_INFO_NIC_INFO` and
-`TARGET_INFO_NETWORK_METRICS`, whose unit says what a value is. Schemas 3.7 to 3.22.
+`typeId` is the GPU. `NET_NIC_METRIC` names card and counter through `NIC_ID_MAP`, `TARGET_INFO_NIC_INFO` and
+`TARGET_INFO_NETWORK_METRICS`, whose unit says what a value is. `NET_IB_SWITCH_METRIC` has the same columns, but its
+`globalId` is a switch's GUID, which `NET_IB_DEVICE_INFO` names. `NET_IB_SWITCH_CONGESTION_EVENT` holds instants, which
+are counted by the millisecond. Schemas 3.7 to 3.27 (Nsight Systems User Guide, «SQLite Schema Reference»).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.schema import NA
 
 PERCENT = "%"
+MILLISECOND = 1_000_000
 _LINKS = ("nvlink", "pcie")
+_KINDS = "ENUM_NET_IB_CONGESTION_EVENT_TYPE"
 
 
 def add_link_counters(builder: TraceBuilder, tables: Tables, source: int, epoch_ns: int) -> None:
     """Fill `counters`; values that are no whole numbers are left out and counted."""
-    lost = _of_ports(builder, tables, source, epoch_ns) + _of_gpus(builder, tables, source, epoch_ns)
+    adder = _Adder(builder, source, epoch_ns)
+    lost = _of_network(adder, tables, "NET_NIC_METRIC", _cards(tables))
+    lost += _of_network(adder, tables, "NET_IB_SWITCH_METRIC", _Switches(tables))
+    lost += _of_congestion(adder, tables) + _of_gpus(adder, tables)
     builder.problem("data_loss", "counter_unreadable", lost, "samples of link counters without a time, name or value")
 
 
-def _of_ports(builder: TraceBuilder, tables: Tables, source: int, epoch_ns: int) -> int:
-    columns = ("start", "end", "globalId", "metricsListId", "metricsIdx", "value")
-    rows = tables.integers("NET_NIC_METRIC", columns)
-    name, unit, port = _counter_names(tables), _counter_units(tables), _port_names(tables)
+@dataclass(frozen=True)
+class _Adder:
+    """Adds samples of one file."""
+
+    builder: TraceBuilder
+    source: int
+    epoch_ns: int
+
+    def add(
+        self,
+        places: Sequence[str],
+        counters: Sequence[str],
+        units: Sequence[str],
+        start: Times,
+        end: Times,
+        value: Array,
+    ) -> None:
+        """A row per sample; times in ns as exported."""
+        code = self.builder.names.code
+        self.builder.add("counters", len(places), {
+            "source": self.source, "place": [code(one) for one in places], "counter": [code(one) for one in counters],
+            "unit": [code(one) for one in units], "start": start + self.epoch_ns, "end": end + self.epoch_ns,
+            "value": value,
+        })  # fmt: skip
+
+
+def _of_network(adder: _Adder, tables: Tables, table: str, devices: Mapping[int, str | None] | _Switches) -> int:
+    """Samples of a table of ports, by device; the port is named where a device has several."""
+    columns = ("start", "end", "globalId", "portId", "metricsListId", "metricsIdx", "value")
+    rows = tables.integers(table, columns)
+    name, unit = _by_metric(tables, "name"), _by_metric(tables, "unit")
     keys = list(zip(rows["metricsListId"].tolist(), rows["metricsIdx"].tolist(), strict=True))
-    places = [port.get(number) for number in rows["globalId"].tolist()]
+    numbers = rows["globalId"].tolist()
+    ports = {number: len(np.unique(rows["portId"][rows["globalId"] == number])) for number in set(numbers)}
+    places = [
+        None if (device := devices.get(number)) is None else f"{device}, port {port}" if ports[number] > 1 else device
+        for number, port in zip(numbers, rows["portId"].tolist(), strict=True)
+    ]
     counters = [name.get(key) for key in keys]
     known = np.array([place is not None and counter is not None
                       for place, counter in zip(places, counters, strict=True)], np.bool_)  # fmt: skip
     known &= (rows["start"] != NA) & (rows["end"] != NA) & (rows["value"] != NA)
     kept = np.flatnonzero(known).tolist()
-    code = builder.names.code
-    builder.add("counters", len(kept), {
-        "source": source,
-        "place": [code(f"NIC {places[row]}") for row in kept],
-        "counter": [code(str(counters[row])) for row in kept],
-        "unit": [code(unit.get(keys[row]) or "") for row in kept],
-        "start": rows["start"][kept] + epoch_ns,
-        "end": rows["end"][kept] + epoch_ns,
-        "value": rows["value"][kept],
-    })  # fmt: skip
+    adder.add(
+        [str(places[row]) for row in kept], [str(counters[row]) for row in kept],
+        [unit.get(keys[row]) or "" for row in kept], rows["start"][kept], rows["end"][kept], rows["value"][kept],
+    )  # fmt: skip
     return len(known) - len(kept)
-
-
-def _counter_names(tables: Tables) -> dict[tuple[int, int], str | None]:
-    return _by_metric(tables, "name")
-
-
-def _counter_units(tables: Tables) -> dict[tuple[int, int], str | None]:
-    return _by_metric(tables, "unit")
 
 
 def _by_metric(tables: Tables, column: str) -> dict[tuple[int, int], str | None]:
@@ -65,15 +92,50 @@ def _by_metric(tables: Tables, column: str) -> dict[tuple[int, int], str | None]
     return dict(zip(keys, tables.texts(table, column), strict=False))
 
 
-def _port_names(tables: Tables) -> dict[int, str | None]:
-    """The ports' names by the metrics' globalId."""
+def _cards(tables: Tables) -> dict[int, str | None]:
+    """Network cards by the metrics' globalId."""
     infos = tables.integers("TARGET_INFO_NIC_INFO", ("nicId",))["nicId"].tolist()
     names = dict(zip(infos, tables.texts("TARGET_INFO_NIC_INFO", "name"), strict=False))
     mapped = tables.integers("NIC_ID_MAP", ("globalId", "nicId"))
-    return {g: names.get(n) for g, n in zip(mapped["globalId"].tolist(), mapped["nicId"].tolist(), strict=True)}
+    pairs = zip(mapped["globalId"].tolist(), mapped["nicId"].tolist(), strict=True)
+    return {g: f"NIC {name}" if (name := names.get(n)) is not None else None for g, n in pairs}
 
 
-def _of_gpus(builder: TraceBuilder, tables: Tables, source: int, epoch_ns: int) -> int:
+class _Switches:
+    """InfiniBand switches by GUID: their names, else the GUID itself."""
+
+    def __init__(self, tables: Tables) -> None:
+        table = "NET_IB_DEVICE_INFO"
+        guids = tables.integers(table, ("guid",))["guid"].tolist()
+        self._names = dict(zip(guids, tables.texts(table, "name"), strict=False))
+
+    def get(self, guid: int) -> str | None:
+        """None where there is no GUID."""
+        if guid == NA:
+            return None
+        return f"IB switch {self._names.get(guid) or hex(guid & (1 << 64) - 1)}"
+
+
+def _of_congestion(adder: _Adder, tables: Tables) -> int:
+    """Packets that a switch marked as congested, per egress port and millisecond."""
+    table, switches = "NET_IB_SWITCH_CONGESTION_EVENT", _Switches(tables)
+    rows = tables.integers(table, ("start", "globalId", "congestionType", "switchEgressPort"))
+    kinds = dict(zip(tables.integers(_KINDS, ("id",))["id"].tolist(), tables.texts(_KINDS, "label"), strict=False))
+    known = (rows["start"] != NA) & (rows["globalId"] != NA)
+    keys = np.stack([rows[name][known] for name in ("globalId", "switchEgressPort", "congestionType")]
+                    + [rows["start"][known] // MILLISECOND], axis=1)  # fmt: skip
+    found, counts = np.unique(keys, axis=0, return_counts=True)
+    start = found[:, 3] * MILLISECOND
+    adder.add(
+        [f"{switches.get(guid)}, port {port}" if port != NA else str(switches.get(guid))
+         for guid, port in found[:, :2].tolist()],
+        [f"Congestion events: {kinds.get(kind) or 'any'}" for kind in found[:, 2].tolist()],
+        ["/ms"] * len(found), start, start + MILLISECOND, counts,
+    )  # fmt: skip
+    return int((~known).sum())
+
+
+def _of_gpus(adder: _Adder, tables: Tables) -> int:
     """A sample holds until the next one of its kind."""
     table = "TARGET_INFO_GPU_METRICS"
     ids = tables.integers(table, ("metricId",))["metricId"].tolist()
@@ -88,19 +150,15 @@ def _of_gpus(builder: TraceBuilder, tables: Tables, source: int, epoch_ns: int) 
         own = rows["metricId"] == number
         for kind in np.unique(rows["typeId"][own]).tolist():
             mask = own & (rows["typeId"] == kind)
-            whole = mask & (rows["timestamp"] != NA) & (rows["value"] != NA)
-            lost += int(mask.sum() - whole.sum())
-            _add_gpu(builder, source, kind & 0xFF, name, rows["timestamp"][whole] + epoch_ns, rows["value"][whole])
+            whole = np.flatnonzero(mask & (rows["timestamp"] != NA) & (rows["value"] != NA))
+            lost += int(mask.sum()) - len(whole)
+            _add_gpu(adder, kind & 0xFF, name, rows["timestamp"][whole], rows["value"][whole])
     return lost
 
 
-def _add_gpu(builder: TraceBuilder, source: int, device: int, name: str, times: Times, values: Sequence[int]) -> None:
+def _add_gpu(adder: _Adder, device: int, name: str, times: Times, values: Times) -> None:
     order = np.argsort(times, kind="stable")
-    if len(order) < 2:
-        return
+    count = max(len(order) - 1, 0)
     starts = times[order]
-    builder.add("counters", len(order) - 1, {
-        "source": source, "place": builder.names.code(f"GPU {device}"), "counter": builder.names.code(name),
-        "unit": builder.names.code(PERCENT), "start": starts[:-1], "end": starts[1:],
-        "value": np.asarray(values)[order][:-1],
-    })  # fmt: skip
+    adder.add([f"GPU {device}"] * count, [name] * count, [PERCENT] * count, starts[:-1], starts[1:],
+              values[order][:-1])  # fmt: skip

@@ -1,0 +1,225 @@
+"""The questions that an assistant may ask, each with its answer in a few lines.
+
+Times stand with their units, predictions with the range that holds with nine chances in ten.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpuscope.analyzers.assistant.asked_changes import changes_of, described
+from gpuscope.analyzers.assistant.opened_runs import LISTED, OpenRun, OpenRuns
+from gpuscope.analyzers.assistant.short_answers import answer, quoted
+from gpuscope.analyzers.assistant.table_query import query
+from gpuscope.analyzers.comparison.comparison import diff
+from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.errors import UsageError
+from gpuscope.report.schema.diff_document import Diff
+from gpuscope.report.schema.document import FindingEntry, Report
+from gpuscope.report.schema.replay_section import Prediction
+from gpuscope.report.terminal.diff_text import side_line, verdict_line
+from gpuscope.report.view import arrangement, units
+from gpuscope.report.view.causes import cause_label
+from gpuscope.report.view.headline import context_line
+from gpuscope.report.view.prediction_sentences import gain_share, plan, setting_words, step_change
+from gpuscope.report.view.summary import sentence, summary
+from gpuscope.trace.missing import missing
+from gpuscope.trace.schema import SCHEMAS
+
+EVIDENCE = 3
+RECORDING = (
+    "To record a job unchanged: gpuscope record -o RUN -- torchrun --nproc-per-node N train.py",
+    "Record every rank, and at least 6 steps after the first ones (--wait 5 --active 6); --stacks names lines of code.",
+    "With Nsight Systems: nsys profile -t cuda,nvtx,osrt,nccl -o OUT COMMAND, one report per node.",
+)
+"""How to record where there is nothing yet."""
+
+
+def runs(opened: OpenRuns) -> str:
+    """What is open, and what can be opened."""
+    lines = [f"open: {run.name}: {_brief(run.analysis.report)}" for run in opened.opened]
+    there = []
+    for path in opened.there():
+        there.append(f"can be opened: {path}")
+        if len(there) == LISTED:
+            there.append("and perhaps more, below these folders")
+            break
+    return answer([*lines, *there] or ["no traces below the folders that may be opened"], "name a folder")
+
+
+def opening(run: OpenRun) -> str:
+    """A run that was just opened: its name, what was analysed, its verdict in a sentence."""
+    report = run.analysis.report
+    return answer([f"run: {run.name}", context_line(report), sentence(report), *_problems(report)[:5]])
+
+
+def verdict(run: OpenRun) -> str:
+    """What bounds the run and how sure that is, where each rank's time goes, the largest causes."""
+    report = run.analysis.report
+    first = summary(report)
+    lines = [first.sentence, first.verdict, *([f"limits: {first.limits}"] if first.limits else [])]
+    if report["verdict"]["why"]:
+        lines.append(f"why: {report['verdict']['why']}")
+    for line in first.ranks:
+        parts = line.entry["breakdown_ns"]
+        window = max(line.entry["window_ns"], 1)
+        shares = ", ".join(f"{key.replace('_', ' ')} {units.share(ns / window)}" for key, ns in parts.items())  # type: ignore[operator]
+        lines.append(f"rank {line.label}: step {units.duration(line.step_ns)}: {shares}")
+    lines += [
+        f"cause: {line.label}: {units.duration(line.cost_ns)} per step ({units.share(line.share_frac)})"
+        + (f", {quoted(line.where)}" if line.where else "")
+        for line in first.causes
+    ]
+    return answer([*lines, *_problems(report)], "findings has the causes one by one")
+
+
+def findings(run: OpenRun, code: str, limit: int) -> str:
+    """Findings, the costliest first, each with where in the trace it shows."""
+    report = run.analysis.report
+    found = [one for one in arrangement.findings(report) if code in ("", one["code"])]
+    if not found:
+        codes = ", ".join(one["code"] for one in arrangement.findings(report)) or "none"
+        return answer([f"no finding {quoted(code)}; there are: {codes}" if code else "no findings"])
+    starts = arrangement.starts(report)
+    lines = [line for one in found[:limit] for line in _finding(one, starts)]
+    rest = [f"others: {', '.join(one['code'] for one in found[limit:])}"] if found[limit:] else []
+    return answer([*lines, *rest], "ask for one by its code")
+
+
+def _finding(one: FindingEntry, starts: Mapping[int, int]) -> Iterator[str]:
+    who = f" · {units.rank_words(one['ranks'])}" if one["ranks"] else ""
+    known = one["cost_ns_per_step"]
+    cost = f"{units.duration(known)} per step" if known else "cost per step not known"
+    yield f"{one['code']} ({one['severity']}){who} · {cost} · {units.share(one['share_frac'])}"
+    yield f"  {one['message']}"
+    for shown in one["evidence"][:EVIDENCE]:
+        place = arrangement.place_ns(shown, dict(starts))
+        at = f"at {units.offset(place)}" if place is not None else "at an unknown time"
+        note = f" ({shown['note']})" if shown["note"] else ""
+        took = units.duration(shown["dur_ns"])
+        yield f"  evidence: rank {shown['rank']} {at} for {took}: {quoted(shown['name'])}{note}"
+
+
+def advice(run: OpenRun) -> str:
+    """The suggestions with their predicted gains, and what else can be asked of the replay."""
+    report = run.analysis.report
+    lines = []
+    for one in report["suggestions"]:
+        predicted = one["predicted"]
+        sure = "" if one.get("certain", True) else ", gain uncertain"
+        lines.append(f"suggestion {one['code']} (for {one['finding']}): {one['action']}")
+        lines.append(f"  set {setting_words(one)} ({one['setting']['kind']}); {_gain(predicted)}{sure}")
+        lines.append(f"  risk: {one['risk']}; verify: {one['verify']}")
+    if "plan" in report["advice"]:
+        lines.append(f"together: {plan(report['advice']['plan'])}")
+    lines += [f"gain not estimated: {one['action']}: {one['why_not']}" for one in report["advice"]["unpredicted"]]
+    lines += [report["advice"]["why"]] if report["advice"]["why"] else []
+    lines.append("changes that can be asked of what_if, with their parameters:")
+    lines += textwrap.wrap(", ".join(line.partition(":")[0] for line in described()), 160)
+    return answer(lines, "findings and what_if answer one by one")
+
+
+def what_if(run: OpenRun, asked: Sequence[Mapping[str, Any]]) -> str:
+    """What a step would take with these changes made together, by replaying the trace."""
+    outcome = run.analysis.predict(*changes_of(asked))
+    if isinstance(outcome, Refused):
+        return answer([f"can't be predicted from this trace: {outcome.why}"])
+    predicted: Prediction = {
+        "step_ns_before": outcome.before, "step_ns_after": outcome.after, "low_ns": outcome.low,
+        "high_ns": outcome.high, "basis": outcome.basis, "provenance": outcome.provenance,
+    }  # fmt: skip
+    sure = "the whole range is a gain" if outcome.high < outcome.before else "the range includes no gain: not certain"
+    return answer([_gain(predicted), sure, f"basis ({outcome.provenance}): {outcome.basis}"])
+
+
+def compared(before: OpenRun, after: OpenRun, threshold: float, suggestion: str) -> str:
+    """Whether `after` is faster than `before`, beyond chance, and what moved."""
+    document = diff(before.analysis, after.analysis, threshold=threshold, suggestion=suggestion or None).document
+    settled = "conclusive" if document["verdict"]["conclusive"] else "not conclusive"
+    lines = [f"{verdict_line(document)} (95 % interval), {settled}", document["verdict"]["why"]]
+    lines += [f"before: {side_line(document['before'])}", f"after: {side_line(document['after'])}"]
+    lines += list(_moved(document))
+    lines += [f"caveat: {one}" for one in document["caveats"]]
+    return answer(lines)
+
+
+def _moved(document: Diff) -> Iterator[str]:
+    for proof in document["suggestions"][:EVIDENCE]:
+        span = units.span(proof["low_ns"], proof["high_ns"])
+        held = f"{proof['held']} the range" if proof["held"] == "inside" else f"{proof['held']} than the range"
+        measured = f"measured {units.duration(proof['measured_ns'])}, {held}" if proof["held"] else "not measured"
+        yield f"suggestion {proof['code']}: predicted {units.duration(proof['predicted_ns'])} ({span}), {measured}"
+    for cause in sorted(document["causes"], key=lambda one: -abs(one["change_ns"]))[:5]:
+        before, after = units.duration(cause["before_ns"]), units.duration(cause["after_ns"])
+        yield f"{cause_label(cause['cause'])}: {before} → {after} per step and rank"
+    changed = document["findings"]
+    for word, codes in (("new", changed["new"]), ("gone", changed["gone"]), ("worse", changed["worse"])):
+        if codes:
+            yield f"findings {word}: {', '.join(codes)}"
+
+
+def record_advice(run: OpenRun | None) -> str:
+    """What to record so that the run's open questions can be answered; without a run, how to record at all."""
+    if run is None:
+        return answer(RECORDING)
+    report = run.analysis.report
+    lines = []
+    if report["verdict"]["abstained"] or report["verdict"]["cause_abstained"]:
+        lines.append(f"the verdict is open: {report['verdict']['why']}")
+    lines += [f"missing: {one}" for one in missing(run.trace)]
+    for one in report["analyzers"]:
+        if one["status"] == "skipped" and one["applicable"]:
+            lines.append(f"not analysed: {one['name']}: {one['why']}")
+    lines += _problems(report)
+    return answer(lines or ["nothing is missing: every analysis that applies to this run was made"])
+
+
+def tables(run: OpenRun) -> str:
+    """The tables that `query` can read, with their rows and columns."""
+    lines = ["times are integer ns; names and enums are text; absent is NULL"]
+    for name, schema in SCHEMAS.items():
+        if rows := len(run.trace[name]):
+            columns = ", ".join(column.name for column in schema.columns)
+            lines.append(f"{name} ({units.plural(rows, 'row')}): {columns}")
+    return answer(lines)
+
+
+def rows(run: OpenRun, sql: str, limit: int) -> str:
+    """The rows that a SELECT finds."""
+    if not sql.strip():
+        return tables(run)
+    found = query(run.trace, sql, limit)
+    lines = [" | ".join(found.columns), *(" | ".join(_cell(value) for value in row) for row in found.rows)]
+    tail = ["(more rows: aggregate, or raise the limit)"] if found.more else []
+    return answer([*lines, *tail, *(["(no rows)"] if not found.rows else [])], "aggregate, or ask for fewer rows")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        return quoted(value)
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+
+
+def _gain(predicted: Prediction) -> str:
+    if not predicted["step_ns_before"]:
+        return "no effect on the step time"
+    return f"{step_change(predicted)}, {gain_share(predicted)} (90 % range)"
+
+
+def _brief(report: Report) -> str:
+    return units.crop(sentence(report), 160)
+
+
+def _problems(report: Report) -> list[str]:
+    return [f"{text}" if not head else f"{head}: {text}" for head, text in arrangement.doubts(report)]
+
+
+def checked_threshold(value: float) -> float:
+    """Raises `UsageError` for a threshold that is no fraction below 1."""
+    if not 0 <= value < 1:
+        raise UsageError(f"threshold={value} is no fraction of the step", hint="0.01 is 1 %")
+    return value

@@ -1,0 +1,1 @@
+"""Where a run's measures and verdicts can go: one file per library, each needing only that library."""

@@ -1,0 +1,97 @@
+"""JSON Schemas (draft 2020-12) of the documents that `--json` prints, made from the types that make these documents."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, get_args, get_type_hints, is_typeddict
+
+import msgspec
+
+from gpuscope.errors import UsageError
+from gpuscope.report.published.info_document import Info, StoredRun
+from gpuscope.report.schema.diff_document import DIFF_VERSION, Diff
+from gpuscope.report.schema.document import SCHEMA_VERSION, Report
+from gpuscope.report.schema.plan_document import PLAN_VERSION, Plan
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A kind of document: its type, its version, and the commands that print it."""
+
+    of: Any
+    version: int
+    commands: tuple[str, ...]
+
+
+DOCUMENTS: Mapping[str, Published] = {
+    "report": Published(Report, SCHEMA_VERSION, ("analyze", "hang", "runs show")),
+    "diff": Published(Diff, DIFF_VERSION, ("diff", "check")),
+    "plan": Published(Plan, PLAN_VERSION, ("advise",)),
+    "info": Published(Info, 1, ("info",)),
+    "runs": Published(list[StoredRun], 1, ("runs",)),
+}
+
+
+def json_schema(document: str) -> dict[str, Any]:
+    """The schema of a kind of document (`DOCUMENTS`), with the meaning of each key as its description.
+
+    Keys may be added within a version, so unknown ones are allowed. Raises `UsageError` for no such document.
+    """
+    if document not in DOCUMENTS:
+        raise UsageError(f"no document {document!r}", hint=f"there are: {', '.join(DOCUMENTS)}")
+    published = DOCUMENTS[document]
+    made = msgspec.json.schema(published.of)
+    meanings = dict(_meanings(published.of, set()))
+    for name, definition in made.get("$defs", {}).items():
+        for key, meaning in meanings.get(name, {}).items():
+            definition["properties"][key] = {**definition["properties"][key], "description": meaning}
+    return {
+        "$schema": DIALECT,
+        "$id": f"urn:gpuscope:{document}:{published.version}",
+        "title": f"gpuscope {document}",
+        "description": f"What `gpuscope {' --json` and `gpuscope '.join(published.commands)} --json` print.",
+        **made,
+    }
+
+
+def _meanings(kind: Any, seen: set[Any]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Of every TypedDict below `kind`: its name, and the docstrings of its keys."""
+    if is_typeddict(kind):
+        if kind in seen:
+            return
+        seen.add(kind)
+        yield kind.__name__, _of_keys(kind)
+        for inner in get_type_hints(kind).values():
+            yield from _meanings(inner, seen)
+    for inner in get_args(kind):
+        yield from _meanings(inner, seen)
+
+
+def _of_keys(kind: type) -> dict[str, str]:
+    """The strings that stand below the keys of a TypedDict, its bases' too."""
+    found: dict[str, str] = {}
+    for base in getattr(kind, "__orig_bases__", ()):
+        if is_typeddict(base):
+            found |= _of_keys(base)
+    try:
+        [body] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return found  # written as a call, or without its source
+    lines = body.body if isinstance(body, ast.ClassDef) else []
+    for key, below in pairwise(lines):
+        if (
+            isinstance(key, ast.AnnAssign)
+            and isinstance(key.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+            and isinstance(below.value.value, str)
+        ):
+            found[key.target.id] = " ".join(below.value.value.split())
+    return found

@@ -1,0 +1,1 @@
+"""Building a release and trying it: no part of the package."""

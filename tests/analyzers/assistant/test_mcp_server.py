@@ -1,0 +1,118 @@
+"""A scripted session of an assistant, by the SDK's own client over standard input and output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
+anyio = pytest.importorskip("anyio")
+
+Ask = Callable[..., Awaitable[str]]
+MOST = 4_000
+
+
+class RefusedError(Exception):
+    """The server answered with an error."""
+
+
+def session(script: Callable[[Ask], Awaitable[None]], *roots: Path) -> None:
+    """Run `script` against `gpuscope mcp ROOTS`; it asks by `await ask(tool, **arguments)`."""
+
+    async def run() -> None:
+        program = "from gpuscope.cli import main; main()"
+        arguments = ["-c", program, "mcp", *map(str, roots)]
+        async with mcp.Client(
+            mcp.stdio_client(mcp.StdioServerParameters(command=sys.executable, args=arguments))
+        ) as client:
+
+            async def ask(tool: str, **given: object) -> str:
+                done = await client.call_tool(tool, given)
+                text = "".join(part.text for part in done.content)
+                assert len(text.encode()) < MOST
+                assert done.structured_content is None  # the same once more
+                if done.is_error:
+                    raise RefusedError(text)
+                return text
+
+            ask.client = client  # type: ignore[attr-defined]
+            await script(ask)
+
+    anyio.run(run)
+
+
+def test_an_assistant_finds_the_late_rank_and_proves_the_gain(samples: Path) -> None:
+    async def script(ask: Ask) -> None:
+        # Look.
+        there = await ask("list_runs")
+        assert "can be opened: ddp_slow_rank" in there
+        assert "Rank 1 is late" in await ask("open_run", path="ddp_slow_rank")
+        verdict = await ask("verdict", run="ddp_slow_rank")
+        assert "28.6 % of the step" in verdict
+        assert "confidence 0.94" in verdict
+        assert "rank 0 (CPU): step 119.1 ms: compute 42.9 %, exposed communication 54.4 %" in verdict
+        found = await ask("findings", run="ddp_slow_rank", code="straggler")
+        assert found.startswith("straggler (high) · rank 1 · 30.78 ms per step · 26.0 %")
+        assert "evidence: rank 0 at +47.299 ms for 50.95 ms: `gloo:all_reduce`" in found
+        # Hypothesis: rank 1 computes more than rank 0.
+        columns = await ask("query", run="ddp_slow_rank")
+        assert "device_events (3,317 rows): rank, device, stream, start, end" in columns
+        rows = await ask(
+            "query", run="ddp_slow_rank",
+            sql="SELECT rank, sum(\"end\" - start) / 1000000 FROM device_events WHERE kind = 'compute' GROUP BY rank",
+        )  # fmt: skip
+        ms = dict(map(int, line.split(" | ")) for line in rows.splitlines()[1:])
+        assert ms[1] > 1.5 * ms[0]
+        # What if it were like its peer?
+        suggested = await ask("what_if", run="ddp_slow_rank")
+        assert "suggestion even_data (for straggler): Give every rank the same amount of work" in suggested
+        assert "replaced_rank(rank)" in suggested
+        outcome = await ask("what_if", run="ddp_slow_rank", changes=[{"change": "replaced_rank", "rank": 1}])
+        assert outcome.startswith("step 119.6 ms → 60.10 ms (54.44 ms to 65.76 ms), -49.8 % (90 % range)")
+        assert "the whole range is a gain" in outcome
+        # Change (here: the run without the fault), diff.
+        proof = await ask("diff", before="ddp_slow_rank", after="ddp_healthy")
+        assert proof.startswith("Improvement: step 119.6 ms → 56.88 ms, -52.5 %")
+        assert "(95 % interval), conclusive" in proof
+        assert "findings gone: straggler" in proof
+        assert "open: ddp_healthy" in await ask("list_runs")
+
+    session(script, samples)
+
+
+def test_every_tool_says_what_it_does_and_that_it_only_reads(samples: Path) -> None:
+    async def script(ask: Ask) -> None:
+        tools = (await ask.client.list_tools()).tools  # type: ignore[attr-defined]
+        assert [tool.name for tool in tools] == [
+            "list_runs", "open_run", "verdict", "findings", "query", "what_if", "diff", "record_advice",
+        ]  # fmt: skip
+        for tool in tools:
+            assert len(tool.description) > 40
+            assert tool.annotations.read_only_hint
+            for parameter in tool.input_schema["properties"].values():
+                assert parameter["description"]
+        assert "torchrun" in await ask("record_advice")
+        assert "times of different ranks are comparable" in await ask("record_advice", run="ddp_slow_rank")
+
+    session(script, samples)
+
+
+def test_errors_are_sentences(samples: Path) -> None:
+    async def script(ask: Ask) -> None:
+        for tool, given, said in (
+            ("open_run", {"path": "../README.md"}, "outside of what this server may open"),
+            ("open_run", {"path": "nothing"}, "no such file or directory"),
+            ("open_run", {"path": "ddp_healthy", "ranks": "x"}, "is not a set of ranks"),
+            ("query", {"run": "ddp_healthy", "sql": "DROP TABLE ranks"}, "only SELECT"),
+            ("what_if", {"run": "ddp_healthy", "changes": [{"change": "magic"}]}, "no change 'magic'"),
+            ("what_if", {"run": "ddp_healthy", "changes": [{"change": "replaced_rank"}]}, "replaced_rank: "),
+            ("what_if", {"run": "ddp_healthy", "changes": [{"change": "bucket_size", "size": -1}]}, "can't be"),
+            ("diff", {"before": "ddp_healthy", "after": "ddp_healthy", "suggestion": "x"}, "does not suggest 'x'"),
+        ):
+            with pytest.raises(RefusedError, match=said):
+                await ask(tool, **given)
+
+    session(script, samples)

@@ -1,0 +1,92 @@
+"""What `--json` prints fits its published schema, and the schema knows every key of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cli import call
+
+from gpuscope.report.published.json_schema import DIALECT, DOCUMENTS, json_schema
+
+jsonschema = pytest.importorskip("jsonschema")
+ROOT = Path(__file__).resolve().parents[3]
+SAMPLES = sorted(path.parent.name for path in (ROOT / "sample_traces").glob("*/manifest.json"))
+
+
+def closed(schema: Any) -> Any:
+    """The schema without the room that it leaves for keys of later versions."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: closed(value) for key, value in schema.items()}
+    return {**inner, "additionalProperties": False} if "properties" in schema and "type" in schema else inner
+
+
+def fits(document: Any, kind: str) -> None:
+    validator = jsonschema.Draft202012Validator(closed(json_schema(kind)))
+    assert [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(document)][:5] == []
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_a_schema_is_one(kind: str) -> None:
+    schema = json_schema(kind)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == DIALECT
+    assert schema["$id"] == f"urn:gpuscope:{kind}:{DOCUMENTS[kind].version}"
+
+
+def test_there_are_samples() -> None:
+    assert len(SAMPLES) >= 17
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_the_report_of_every_sample(sample: str, samples: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = call(capsys, "analyze", samples / sample, "--json")
+    fits(json.loads(done.stdout), "report")
+    done = call(capsys, "info", samples / sample, "--json")
+    fits(json.loads(done.stdout), "info")
+
+
+def test_comparisons_and_plans(samples: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = (samples / "ddp_slow_rank", samples / "ddp_healthy")
+    fits(json.loads(call(capsys, "diff", *pair, "--json").stdout), "diff")
+    checked = call(capsys, "check", pair[1], "--baseline", pair[0], "--json")
+    fits(json.loads(checked.stdout), "diff")
+    for cluster in ("8xH100", "2x8xA100"):
+        done = call(capsys, "advise", "--model", "llama-3-8b", "--cluster", cluster, "--json")
+        fits(json.loads(done.stdout), "plan")
+
+
+def test_the_list_of_stored_runs(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPUSCOPE_NO_STORE", raising=False)
+    store = tmp_path / "runs.db"
+    call(capsys, "analyze", samples / "ddp_healthy", "--store", store)
+    runs = json.loads(call(capsys, "runs", "--store", store, "--json").stdout)
+    assert len(runs) == 1
+    fits(runs, "runs")
+
+
+def test_a_document_that_does_not_fit_is_refused(samples: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(call(capsys, "analyze", samples / "ddp_healthy", "--json").stdout)
+    validator = jsonschema.Draft202012Validator(json_schema("report"))
+    assert validator.is_valid({**document, "a_key_of_later": 1})
+    assert not validator.is_valid({**document, "verdict": {**document["verdict"], "confidence": "high"}})
+    assert not validator.is_valid({key: value for key, value in document.items() if key != "problems"})
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(call(capsys, "schema", "report").stdout) == json_schema("report")
+    assert [line.split()[0] for line in call(capsys, "schema").stdout.splitlines()] == list(DOCUMENTS)
+    wrong = call(capsys, "schema", "nothing")
+    assert (wrong.returncode, wrong.stderr.count("there are: report")) == (2, 1)
+
+
+def test_the_meanings_of_keys_are_published() -> None:
+    confidence = json_schema("report")["$defs"]["RankEntry"]["properties"]["window_ns"]
+    assert confidence["description"].startswith("Of what is judged")
