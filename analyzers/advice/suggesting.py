@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gpuscope.analyzers.advice.combining import Candidate, Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
-from gpuscope.analyzers.frame.changes import Predicted, Refused
+from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Predicted, Refused, Schedule
 from gpuscope.report.schema.document import (
     AdviceEntry,
     Diagnosis,
@@ -30,6 +30,7 @@ TIE_FRAC = 0.005
 """Half of the least gain: values of one knob that come closer than this are equally good."""
 COSTLY_FRAC = 0.05
 """Share of the time from which a cause that no change helps against is said to be one."""
+OF_PIPELINE = (MicroBatches, Schedule, EvenStages)
 NOT_ASKED = "advice was not asked for"
 
 
@@ -184,6 +185,9 @@ def _undominated(
 def _superfluous(proposal: Proposal, other: Proposal, outcome: Predicted, tries: Tries) -> bool:
     """Whether a proposal gains nothing more once another one is made."""
     if not (proposal.changes and other.changes):
+        return False
+    # Schedules, splits and numbers of micro-batches ask for different work and memory: the reader chooses.
+    if all(isinstance(change, OF_PIPELINE) for change in (*proposal.changes, *other.changes)):
         return False
     alone, both = tries.step(other), tries.together([other, proposal])
     if isinstance(alone, Refused) or isinstance(both, Refused):
