@@ -8,9 +8,10 @@ PIP = --quiet --disable-pip-version-check
 # Leave a core to the processes that tests start themselves.
 WORKERS ?= auto
 PYTEST_ARGS ?=
+FUZZ_HOURS ?= 2
 STRUCTURE = tests/test_layers.py tests/test_test_folders.py tests/docs/test_history.py
 
-.PHONY: demo test check format docs release gpu-check clean
+.PHONY: demo test check fuzz format docs release gpu-check clean
 
 demo: $(DEMO_VENV)/installed  ## Analyse a bundled trace of two ranks; installs neither torch nor dash.
 	$(DEMO_VENV)/bin/gpuscope analyze sample_traces/ddp_slow_loader
@@ -28,6 +29,10 @@ check: $(VENV)/installed  ## Before each commit, under 90 seconds: lint, format,
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -n 0 $(STRUCTURE)
+
+fuzz: $(VENV)/installed  ## For FUZZ_HOURS: hostile inputs of every kind, then the native core under AddressSanitizer.
+	PYTHONPATH=tests $(VENV)/bin/python -m fuzzing --hours $(FUZZ_HOURS) --out build/fuzz
+	$(VENV)/bin/python -m benchmarks.fuzz --seconds 600
 
 gpu-check: $(VENV)/installed  ## On a machine with a GPU: the paths of docs/gpu-checklist.md that no other machine reaches.
 	$(VENV)/bin/python -c "import gpuscope, torch; print('CUDA initialised by the import:', torch.cuda.is_initialized())"

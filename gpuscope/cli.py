@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn
@@ -157,8 +158,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         _show_traceback(run)
         click.echo(f"Error: {error.filename or 'stdout'}: {error.strerror or error}", err=True)
-        if sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError):  # a stdout that is no file needs none of this
+            if sys.stdout is not None:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(3)
     except Exception as error:
         _exit_unexpected(error, run)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from release.building import build_twice
 from release.contents import check_contents
-from release.environments import ROOT, Row, audit, container_file, supported_pythons, try_wheel
+from release.environments import ROOT, audit, container_file, supported_pythons, try_wheel
 
 
 def main() -> int:
@@ -33,17 +33,15 @@ def main() -> int:
                     rows += try_wheel(wheel, python, Path(folder), oldest=oldest)
             rows += audit(wheel, Path(folder))
             rows += container_file(Path(folder))
-        print(f"{sum(row.failed for row in rows)} checks failed, {len(rows)} in all: dist/RELEASE.md")
         dist = ROOT / "dist"
         dist.mkdir(exist_ok=True)
         for made in (wheel, sdist):
             shutil.copy2(made, dist / made.name)
-    text = "".join(f"| {row.what} | {row.outcome} | {row.detail} |\n" for row in rows)
-    (dist / "RELEASE.md").write_text(f"| check | outcome | detail |\n|---|---|---|\n{text}", encoding="utf-8")
+        text = "".join(f"| {row.what} | {row.outcome} | {row.detail} |\n" for row in rows)
+        (dist / "RELEASE.md").write_text(f"| check | outcome | detail |\n|---|---|---|\n{text}", encoding="utf-8")
+        print(f"{sum(row.failed for row in rows)} checks failed, {len(rows)} in all: dist/RELEASE.md")
     return int(any(row.failed for row in rows))
 
-
-__all__ = ["Row", "main"]
 
 if __name__ == "__main__":
     sys.exit(main())

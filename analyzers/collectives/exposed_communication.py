@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.analyzers.collectives.root_cause import doing, trace_waits
-from gpuscope.analyzers.collectives.stragglers import rank_steps, stragglers
+from gpuscope.analyzers.collectives.stragglers import rank_steps, stragglers, waits_without_core
 from gpuscope.analyzers.collectives.transfers import CAUSES, Attribution, attribute_transfers
 from gpuscope.analyzers.facts.matching import Matched, report_unmatched
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
@@ -14,7 +14,14 @@ from gpuscope.analyzers.facts.waits import Waits
 from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result, attribute, longest, only_present
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.analyzers.frame.needs import Need, any_of
-from gpuscope.analyzers.frame.sections import CLOCK_ERROR, COLLECTIVES, RANK_STEPS, STRAGGLERS, STRAGGLERS_TESTABLE
+from gpuscope.analyzers.frame.sections import (
+    CLOCK_ERROR,
+    COLLECTIVES,
+    RANK_STEPS,
+    STRAGGLERS,
+    STRAGGLERS_TESTABLE,
+    WAITS_WITHOUT_CORE,
+)
 from gpuscope.hardware.bus_bandwidth import algbw, busbw_factor
 from gpuscope.report.schema.document import CollectiveEntry, Evidence
 from gpuscope.report.view import units
@@ -78,6 +85,8 @@ def _report_stragglers(result: Result, facts: RunFacts) -> None:
     late = stragglers(facts, traced, doing(trace, traced))
     result.sections[STRAGGLERS] = late.entries
     result.sections[STRAGGLERS_TESTABLE] = late.testable
+    if facts.core_times:
+        result.sections[WAITS_WITHOUT_CORE] = waits_without_core(facts)
     result.sections[RANK_STEPS] = rank_steps(trace, measured, traced, lanes) if len(found) else []
 
 
@@ -197,6 +206,6 @@ ANALYZER = RunAnalyzer(
             optional=True,
         ),
     ),
-    (COLLECTIVES, CLOCK_ERROR, STRAGGLERS, STRAGGLERS_TESTABLE, RANK_STEPS),
+    (COLLECTIVES, CLOCK_ERROR, STRAGGLERS, STRAGGLERS_TESTABLE, WAITS_WITHOUT_CORE, RANK_STEPS),
     CAUSES,
 )

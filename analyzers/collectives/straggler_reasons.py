@@ -2,7 +2,8 @@
 
 A late rank is compared with the median of its peers over the steady steps. Time that it computes longer is `device`
 where the same operations on the same shapes take longer, `data` where shapes are larger or operations more; time
-that its host makes its device idle longer is `host`, with the cause of that.
+that its host makes its device idle longer is `host`, with the cause of that. Time that its training thread had no core,
+beyond its peers' rate, is `cores`: other threads held them, and neither the rank's device nor its host is slow.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Literal
 
 import numpy as np
 
+from gpuscope.analyzers.collectives.lateness import beyond_peers
+from gpuscope.analyzers.facts.core_waits import CoreTimes
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import cause_label
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.trace import Trace
 
-Reason = Literal["device", "data", "host"]
+Reason = Literal["device", "data", "host", "cores"]
 MOST = 0.5
 """Share of its lateness that a reason must explain."""
 SAME_WORK = 0.05
@@ -38,7 +41,7 @@ class Reasoned:
 
 
 @dataclass(frozen=True)
-class _Work:
+class Work:
     """Of one rank, per operation and shape: (count, ns) per step."""
 
     by_shape: Mapping[Shape, tuple[float, float]]
@@ -53,36 +56,57 @@ class _Work:
         return sum(count for count, _ in own), sum(spent for _, spent in own)
 
 
-def reasons(trace: Trace, late: Mapping[int, int], host: Mapping[int, Mapping[str, float]]) -> dict[int, Reasoned]:
+def reasons(
+    trace: Trace, late: Mapping[int, int], host: Mapping[int, Mapping[str, float]], cores: Mapping[int, CoreTimes]
+) -> dict[int, Reasoned]:
     """Why each late rank is late. `late` is by how much, ns per step; `host` the time per step (ns) that each
-    rank's device idles for each cause of class cpu."""
-    work = _by_rank(trace)
-    return {rank: _reason(trace, rank, lateness, work, host) for rank, lateness in late.items()}
+    rank's device idles for each cause of class cpu; `cores` what its training thread had of a core, where counted."""
+    work = work_by_rank(trace)
+    if cores:  # waits for cores delay all ranks in turns: what the peers are late too is nobody's own lateness
+        late = {rank: max(ns - _median_of_peers(late, rank, trace.ranks), 0) for rank, ns in late.items()}
+    return {rank: _reason(trace, rank, lateness, work, host, cores) for rank, lateness in late.items()}
 
 
-def _by_rank(trace: Trace) -> dict[int, _Work]:
+def _median_of_peers(late: Mapping[int, int], rank: int, ranks: Collection[int]) -> int:
+    return round(float(np.median([late.get(other, 0) for other in ranks if other != rank] or [0])))
+
+
+def work_by_rank(trace: Trace) -> dict[int, Work]:
+    """What each rank computes per step, by operation and shape."""
     table = trace["work"]
     found: dict[int, dict[Shape, tuple[float, float]]] = {}
     columns = (table[name].tolist() for name in ("rank", "operation", "dims", "count", "dur", "steps"))
     for rank, operation, dims, count, spent, steps in zip(*columns, strict=True):
         found.setdefault(rank, {})[operation, dims] = (count / steps, spent / steps)
-    return {rank: _Work(shapes) for rank, shapes in found.items()}
+    return {rank: Work(shapes) for rank, shapes in found.items()}
 
 
 def _reason(
-    trace: Trace, rank: int, lateness: int, work: Mapping[int, _Work], host: Mapping[int, Mapping[str, float]]
-) -> Reasoned:
+    trace: Trace, rank: int, lateness: int, work: Mapping[int, Work], host: Mapping[int, Mapping[str, float]],
+    cores: Mapping[int, CoreTimes],
+) -> Reasoned:  # fmt: skip
     peers = [other for other in work if other != rank]
     if rank not in work or not peers:
         return Reasoned(None, 0, "no other rank's work is recorded to compare with")
-    slower, more, known = _compare(work[rank], [work[peer] for peer in peers])
+    slower, more, known = compare_work(work[rank], [work[peer] for peer in peers])
     cause, idle = _idle_longer(host, rank, peers)
-    candidates: dict[Reason, float] = {"device": slower, "data": more, "host": idle}
+    if lateness <= 0:
+        return Reasoned(None, 0, "its peers are as late")
+    waited = cores[rank].waited if rank in cores else 0
+    longer = beyond_peers(cores).get(rank, 0.0)
+    candidates: dict[Reason, float] = {"device": slower - longer, "data": more, "host": idle, "cores": longer}
     reason = max(candidates, key=lambda name: candidates[name])
     explained = candidates[reason]
     if explained < MOST * lateness:
         return Reasoned(None, 0, "neither its compute nor its host differs enough from its peers'")
     spent = units.duration(round(explained))
+    if reason == "cores":
+        return Reasoned("cores", round(explained), f"its training thread had no core for {spent} per step longer")
+    if reason != "data" and explained - waited < MOST * lateness:
+        return Reasoned(
+            None, 0, f"its training thread had no core for {units.duration(round(waited))} per step, so that its pace "
+            "shows nothing of its device or host: record where nothing else runs",
+        )  # fmt: skip
     if reason == "host":
         why = f"its host keeps its device idle {spent} per step longer ({cause_label(cause)})"
         return Reasoned("host", round(explained), why)
@@ -98,7 +122,7 @@ def _reason(
     return Reasoned("data", round(explained), f"it has {spent} per step more to compute: {_larger(trace, rank, work)}")
 
 
-def _compare(own: _Work, peers: list[_Work]) -> tuple[float, float, bool]:
+def compare_work(own: Work, peers: list[Work]) -> tuple[float, float, bool]:
     """ns per step that a rank computes longer than its median peer: on the same shapes, for more or larger work;
     and whether shapes or counts are known well enough to distinguish the two."""
     slower = more = known = 0.0
@@ -137,7 +161,7 @@ def _idle_longer(host: Mapping[int, Mapping[str, float]], rank: int, peers: Coll
     return max(excess, key=lambda cause: excess[cause]), sum(excess.values())
 
 
-def _larger(trace: Trace, rank: int, work: Mapping[int, _Work]) -> str:
+def _larger(trace: Trace, rank: int, work: Mapping[int, Work]) -> str:
     """The costliest operation of which a rank has more, with what differs."""
     table = trace["work"]
     own = work[rank]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log, log1p
 
 import numpy as np
 
+from gpuscope.analyzers.collectives.lateness import MAX_CHANCE, late_instances, lateness
 from gpuscope.analyzers.collectives.root_cause import Doing, TracedWaits
 from gpuscope.analyzers.collectives.straggler_reasons import reasons
+from gpuscope.analyzers.facts.core_waits import CoreTimes
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
 from gpuscope.analyzers.frame.lanes import LaneSummary
@@ -19,11 +20,6 @@ from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
-
-MIN_STEPS = 2
-"""Steps over which a rank must cause the largest wait to be recurrent."""
-MAX_CHANCE = 0.05
-"""Probability by chance below which a rank that causes the largest wait of so many steps is recurrent."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +38,16 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
     direct, own = np.where(judged, traced.direct, 0), np.where(judged, traced.own, 0)
     caused = np.bincount(table["rank"], weights=direct, minlength=ranks)
     root = np.bincount(table["rank"], weights=own, minlength=ranks)
-    tests = [_by_step(table["rank"], weight, steps, ranks, len(facts.trace.ranks)) for weight in (direct, own)]
-    chance, least = np.minimum(tests[0][0], tests[1][0]), min(tests[0][1], tests[1][1])
+    chance, least = lateness(facts, traced, steps, judged).chance()
+    exposed = _exposed(facts, traced, judged, ranks)
     shared = _waiting_ranks(facts, judged, ranks) * max(len(facts.steady.durations), 1)
-    why = reasons(facts.trace, _lateness(facts, judged), _host_idle(facts))
+    why = reasons(facts.trace, _per_step(facts, exposed), _host_idle(facts), judged_core_times(facts))
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
         most = doing.get(rank)
         entries.append({
             "rank": rank, "caused_wait_ns": round(caused[rank]),
-            "caused_wait_ns_per_step": round(caused[rank] / shared[rank]) if shared[rank] else None,
+            "caused_wait_ns_per_step": round(exposed[rank] / shared[rank]) if shared[rank] else None,
             "root_wait_ns": round(root[rank]),
             "phase": most.phase() if most else None, "operation": most.operation() if most else None,
             "recurrent": bool(chance[rank] < MAX_CHANCE),
@@ -70,18 +66,50 @@ def _waiting_ranks(facts: RunFacts, judged: Mask, ranks: int) -> Times:
     return np.bincount(pairs // ranks, minlength=ranks)
 
 
-def _lateness(facts: RunFacts, judged: Mask) -> dict[int, int]:
-    """By how much each rank is late in a judged step, ns: the exposed waiting for it, per rank that waited.
+def _exposed(facts: RunFacts, traced: TracedWaits, judged: Mask, ranks: int) -> Array:
+    """ns of exposed waiting for each rank where it came last, summed over those that waited. Exposed, for collectives
+    that overlap wait for one lateness together."""
+    rank, last = facts.trace["collectives"]["rank"], facts.waits.last
+    return np.bincount(rank[last], weights=late_instances(facts, traced, judged), minlength=ranks)
 
-    Exposed, for collectives that overlap wait for one lateness together.
-    """
-    table, found, measured = facts.trace["collectives"], facts.matched.instances, facts.waits
-    suffered = found.reduce(np.add, np.where(judged, measured.exposed, 0)[found.rows])
-    counted = ~found.p2p & (suffered > 0)
-    spent = np.bincount(table["rank"][measured.last[counted]], weights=suffered[counted])
+
+def _per_step(facts: RunFacts, exposed: Array) -> dict[int, int]:
+    """By how much each rank is late in a judged step, ns: the exposed waiting for it, per rank that could wait."""
     waiting = max(len(facts.trace.ranks) - 1, 1)
     steps = max(len(facts.steady.durations), 1)
-    return {one: round(spent[one] / waiting / steps) for one in np.flatnonzero(spent).tolist()}
+    return {one: round(exposed[one] / waiting / steps) for one in np.flatnonzero(exposed).tolist()}
+
+
+def waits_without_core(facts: RunFacts) -> float:
+    """Share of the exposed waiting for late ranks that the others' time without a core in the same step is long enough
+    to explain; 0 where nobody waits."""
+    steps, judged = judged_rows(facts)
+    table, measured = facts.trace["collectives"], facts.waits
+    message = np.zeros(len(table), np.bool_)
+    found = facts.matched.instances
+    message[found.rows] = found.p2p[found.owner]
+    rows = np.flatnonzero(judged & ~message & (measured.exposed > 0) & (steps != NA))
+    ranks = int(table["rank"].max(initial=0)) + 1
+    pairs, pair = distinct(steps[rows] * ranks + table["rank"][rows])
+    waited = np.bincount(pair, weights=measured.exposed[rows], minlength=len(pairs))
+    without = [
+        sum(own[step].waited for rank, own in facts.core_times.items() if rank != waiting and step in own)
+        for step, waiting in zip((pairs // ranks).tolist(), (pairs % ranks).tolist(), strict=True)
+    ]
+    return float(np.minimum(waited, without).sum() / waited.sum()) if len(pairs) else 0.0
+
+
+def judged_core_times(facts: RunFacts) -> dict[int, CoreTimes]:
+    """What each rank's training thread had of a core, per judged step; empty where that was not counted."""
+    found = {}
+    for rank, steps in facts.core_times.items():
+        own = [times for step, times in steps.items() if step in facts.steady.steps and facts.steady.judged(step)]
+        if own:
+            ran = [times.ran for times in own if times.ran is not None]
+            found[rank] = CoreTimes(
+                round(sum(ran) / len(ran)) if ran else None, round(sum(times.waited for times in own) / len(own))
+            )
+    return found
 
 
 def _host_idle(facts: RunFacts) -> dict[int, dict[str, float]]:
@@ -104,33 +132,6 @@ def judged_rows(facts: RunFacts) -> tuple[Times, Mask]:
     stepless = [lane.rank for lane in facts.lanes if not lane.steps]
     mask = judged[np.searchsorted(numbers, steps)] if len(steps) else np.zeros(0, np.bool_)
     return steps, mask | np.isin(facts.trace["collectives"]["rank"], stepless)
-
-
-def _by_step(rank: Times, weight: Array, steps: Times, ranks: int, present: int) -> tuple[Array, float]:
-    """Per rank, the probability of causing the largest wait of so many steps by chance (one-sided binomial, over at
-    least two steps); and the least that a rank which always does could get. `weight` is ns of waiting per row."""
-    rows = np.flatnonzero((weight > 0) & (steps != NA))
-    pairs, pair = distinct(steps[rows] * ranks + rank[rows])
-    spent = np.bincount(pair, weights=weight[rows], minlength=len(pairs))
-    order = np.lexsort((-spent, pairs // ranks))
-    step = pairs[order] // ranks
-    worst = pairs[order][np.flatnonzero(np.diff(step, prepend=-1))] % ranks
-    hits = np.bincount(worst, minlength=ranks)
-    chance = np.ones(ranks)
-    for one in np.flatnonzero(hits >= MIN_STEPS).tolist():
-        chance[one] = probability(int(hits[one]), len(worst), 1 / max(present, 1))
-    return chance, probability(len(worst), len(worst), 1 / max(present, 1)) if len(worst) >= MIN_STEPS else 1.0
-
-
-def probability(hits: int, trials: int, chance: float) -> float:
-    """Probability of at least so many hits by chance (binomial); in logarithms, since thousands of trials
-    overflow."""
-    if hits <= 0 or chance >= 1:
-        return 1.0
-    k = np.arange(hits, trials + 1)
-    factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, trials + 1)))))
-    ways = factorial[trials] - factorial[k] - factorial[trials - k]
-    return float(min(1.0, np.exp(ways + k * log(chance) + (trials - k) * log1p(-chance)).sum()))
 
 
 def step_places(table: Table, own: Times, lane: LaneSummary) -> Times:

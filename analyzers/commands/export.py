@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 @click.option(
     "--perfetto",
     type=click.Path(path_type=Path),
-    metavar="OUT.json.gz",
-    help="Write a trace that ui.perfetto.dev and chrome://tracing open.",
+    metavar="OUT.json.gz|OUT.pftrace",
+    help="Write a trace that ui.perfetto.dev opens: JSON (chrome://tracing opens it too), or Perfetto's own format.",
 )
 @click.option(
     "--nccl-tuner",
@@ -47,21 +48,31 @@ def command(
 
     \b
     gpuscope export run/ --perfetto run.json.gz
+    gpuscope export run/ --perfetto run.pftrace
     gpuscope export run/ nccl.log --nccl-tuner tuner.csv
     """
     from gpuscope import output
-    from gpuscope.analyzers.run.chrome_trace_export import write
 
     wanted = [path for path in (perfetto, nccl_tuner) if path is not None]
     if not wanted:
-        raise UsageError("nothing to write", hint="pass --perfetto OUT.json.gz or --nccl-tuner OUT.csv")
+        raise UsageError(
+            "nothing to write", hint="pass --perfetto OUT.json.gz (or OUT.pftrace) or --nccl-tuner OUT.csv"
+        )
     output.check_free(wanted, force, paths)
     trace = open_with_progress(paths, ranks, partial, nsys)
     if perfetto is not None:
-        output.write(perfetto, lambda temporary: write(trace, temporary))
+        output.write(perfetto, _writer(trace, perfetto))
         output.say_written(perfetto, "open it at https://ui.perfetto.dev")
     if nccl_tuner is not None:
         _write_tuner(trace, nccl_tuner, channels)
+
+
+def _writer(trace: Trace, path: Path) -> Callable[[Path], None]:
+    from gpuscope.analyzers.run import chrome_trace_export, perfetto_export
+
+    native = path.name.endswith((".pftrace", ".pftrace.gz", ".perfetto-trace"))
+    write = perfetto_export.write if native else chrome_trace_export.write
+    return lambda temporary: write(trace, temporary)
 
 
 def _write_tuner(trace: Trace, path: Path, channels: int | None) -> None:

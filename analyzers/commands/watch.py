@@ -18,8 +18,10 @@ if TYPE_CHECKING:
               help="How often to look.")  # fmt: skip
 @click.option("--to", "targets", multiple=True, metavar="TARGET",
               help="Also send measures and verdicts there; may be repeated.")  # fmt: skip
+@click.option("--wait", type=click.FloatRange(0), default=0.0, show_default=True, metavar="SECONDS",
+              help="How long to wait for a run that has not begun.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Say how it stands, and end; exit with 1 if there is an alert.")
-def command(folder: Path, every: float, targets: tuple[str, ...], once: bool) -> int:
+def command(folder: Path, every: float, targets: tuple[str, ...], wait: float, once: bool) -> int:
     """Print the steps of a running job, who is late in them, and alerts, until it ends.
 
     RUN is the folder that `gpuscope train` or `gpuscope record` writes. Steps come from its measures, the verdict
@@ -28,12 +30,13 @@ def command(folder: Path, every: float, targets: tuple[str, ...], once: bool) ->
 
     \b
     gpuscope watch runs/today
-    gpuscope watch runs/today --to tensorboard=logs --to prometheus=:9400
+    gpuscope watch runs/today --wait 60 --to tensorboard=logs --to prometheus=:9400
     gpuscope watch runs/today --once || notify
     """
     from gpuscope.analyzers.watching.following import Follower, failure
     from gpuscope.callbacks.named_callbacks import callback_named
 
+    _await(folder, wait)
     follower = Follower(
         folder,
         [callback_named(target) for target in targets],
@@ -43,6 +46,17 @@ def command(folder: Path, every: float, targets: tuple[str, ...], once: bool) ->
         return _follow(follower, every, once)
     finally:
         follower.close()
+
+
+def _await(folder: Path, seconds: float) -> None:
+    """Return when a run has begun in `folder`, or after so many seconds."""
+    import time
+
+    from gpuscope.sources.run_manifest import MANIFEST, PARTS
+
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not any((folder / name).exists() for name in (MANIFEST, PARTS)):
+        time.sleep(min(0.2, seconds))
 
 
 def _follow(follower: Follower, every: float, once: bool) -> int:

@@ -26,7 +26,9 @@ Run = PathLike | int | Analysis
 store (as an int or as text), or what `gpuscope.analyze` returned."""
 
 _NUMBER = re.compile(r"#?(\d+)")
-_NEEDED = ("trace", "verdict", "ranks", "steps", "collectives", "kernels", "findings", "suggestions")
+_NEEDED = (
+    "trace", "verdict", "ranks", "steps", "steps_basis", "collectives", "kernels", "findings", "suggestions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
+from gpuscope.analyzers.facts.core_waits import core_waits
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
@@ -32,10 +30,8 @@ def run(facts: RunFacts) -> Result:
     result = Result(ANALYZER.name)
     counted: list[Waited] = []
     for lane in facts.lanes:
-        waited_by_step = waits(facts.trace, lane.rank)
-        counted += [
-            Waited(lane.rank, step, waited_by_step[step.step]) for step in lane.steps if step.step in waited_by_step
-        ]
+        own = facts.core_times.get(lane.rank, {})
+        counted += [Waited(lane.rank, step, own[step.step].waited) for step in lane.steps if step.step in own]
     if counted and _share(counted) >= MIN_SHARE:
         result.findings.append(_finding(counted))
     return result
@@ -71,32 +67,8 @@ def _evidence(one: Waited) -> Evidence:
     }
 
 
-KEY = "gpuscope_cores"
-
-
-def waits(trace: Trace, rank: int) -> dict[int, int]:
-    """ns that a rank's training thread was runnable without a core, by step; empty where that is not recorded."""
-    own = np.flatnonzero(trace["ranks"]["rank"] == rank)
-    for source in np.unique(trace["ranks"]["source"][own]).tolist():
-        header = trace.sources[source].facts.get("header")
-        counted = header.get(KEY) if isinstance(header, dict) else None
-        found = _by_step(counted) if isinstance(counted, dict) else {}
-        if found:
-            return found
-    return {}
-
-
-def _by_step(counted: dict[str, Any]) -> dict[int, int]:
-    columns, rows = counted.get("columns"), counted.get("steps")
-    if not isinstance(columns, list) or not isinstance(rows, list) or not {"step", "waited_ns"} <= set(columns):
-        return {}
-    step, waited = columns.index("step"), columns.index("waited_ns")
-    pairs = [(row[step], row[waited]) for row in rows if isinstance(row, list) and len(row) == len(columns)]
-    return {step: ns for step, ns in pairs if isinstance(step, int) and isinstance(ns, int) and ns >= 0}
-
-
 def _counted(trace: Trace) -> bool:
-    return any(waits(trace, rank) for rank in trace.ranks)
+    return any(core_waits(trace, rank) for rank in trace.ranks)
 
 
 ANALYZER = RunAnalyzer(

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gpuscope.analyzers.facts import assumed_world, clocks, matching
 from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.core_waits import CoreTimes, core_times
 from gpuscope.analyzers.facts.host_links import Host, hosts
 from gpuscope.analyzers.facts.matching import Matched
 from gpuscope.analyzers.facts.pipeline_facts.assembled import assembled
@@ -69,6 +70,12 @@ class RunFacts:
     def waits(self) -> Waits:
         """Wait and transfer of each row of `collectives`."""
         return waits(self.trace, self.matched, self.clocks, self.lanes)
+
+    @cached_property
+    def core_times(self) -> Mapping[int, Mapping[int, CoreTimes]]:
+        """What each rank's training thread had of a core, by rank and step; only ranks of which it was counted."""
+        counted = {rank: core_times(self.trace, rank) for rank in self.trace.ranks}
+        return {rank: steps for rank, steps in counted.items() if steps}
 
     @cached_property
     def stages(self) -> StageMap | None:

@@ -124,6 +124,8 @@ RANK_STEPS = Section[list[document.RankStepEntry]]("rank_steps")
 CLOCK_ERROR = Section[int | None]("clock_error_ns", printed=False)
 """It is printed as `trace.clock_error_ns`."""
 STRAGGLERS_TESTABLE = Section[bool]("stragglers_testable", printed=False)
+WAITS_WITHOUT_CORE = Section[float]("waits_without_core", printed=False)
+"""Share of the exposed waiting for late ranks that their threads' waiting for cores is long enough to explain."""
 """Whether there were enough collectives to test for a rank that always comes last."""
 SLOWDOWN = Section[document.Slowdown]("slowdown")
 REPLAY = Section[Replay]("replay")
@@ -153,9 +155,9 @@ STREAMS = Section[list[profile_sections.StreamEntry]]("streams", every)
 GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 
 DECLARED: tuple[Section[Any], ...] = (
-    COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, SLOWDOWN, REPLAY, PIPELINE, HANG, NCCL,
-    TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE,
-    KERNEL_RANKS, OPERATORS, RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, GAPS,
+    COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, WAITS_WITHOUT_CORE, SLOWDOWN, REPLAY,
+    PIPELINE, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS,
+    EFFICIENCY, COMPUTE, KERNEL_RANKS, OPERATORS, RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, GAPS,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 

@@ -56,6 +56,8 @@ class Evidence:
     """What a what-if on the job's operations found; it makes the verdict where nothing but operations is known."""
     world_assumed: bool = False
     """Whether the ranks in the files are only assumed to be the whole job."""
+    waits_without_core: float = 0.0
+    """Share of the waiting for late ranks that others' threads may have caused by holding the cores."""
     contradiction: str = ""
     """What does not add up; empty where all does."""
 
@@ -91,6 +93,8 @@ def decide(evidence: Evidence) -> Verdict:
     if why:
         return _verdict(None, None, 0.0, 0.0, why + _besides(evidence.slowdown), abstained=True)
     top, cause, share = bound(evidence.causes, evidence.window)
+    if cause == "straggler" and evidence.waits_without_core >= LOST_WORK:
+        return _cores_held(evidence, top, share)
     cause_abstained = top == "communication" and cause is None
     doubts = _doubts(evidence, top, cause, share)
     confidence = round(min(max(prod(doubt.factor for doubt in doubts), 0.05), MAX_CONFIDENCE), 2)
@@ -99,6 +103,18 @@ def decide(evidence: Evidence) -> Verdict:
         why += f"; {evidence.why_whole}"
     limits = [doubt.why for doubt in sorted(doubts, key=lambda doubt: doubt.factor) if doubt.factor <= TOLD]
     return _verdict(top, cause, share, confidence, why, cause_abstained=cause_abstained, limits=limits)
+
+
+def _cores_held(evidence: Evidence, top: Class, share: float) -> Verdict:
+    """The verdict where ranks wait for each other as long as their threads wait for cores: no rank is slow for that."""
+    why = (
+        f"{CLASSES[top]} stalls take {units.share(share)} of the time; the ranks wait for each other, but their "
+        f"training threads had no core for long enough to explain {units.share(evidence.waits_without_core)} of that: "
+        "record where nothing else runs, or with cores of its own for each rank"
+    )
+    doubts = _doubts(evidence, top, None, share)
+    confidence = round(min(max(prod(doubt.factor for doubt in doubts), 0.05), MAX_CONFIDENCE), 2)
+    return _verdict(top, None, share, confidence, why, cause_abstained=True)
 
 
 def _verdict(

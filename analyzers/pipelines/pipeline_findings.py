@@ -6,7 +6,7 @@ Their cost is measured: parts of the bubbles, mean over stages and steps. What a
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
 from statistics import fmean, stdev
 
@@ -14,6 +14,7 @@ from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
 from gpuscope.analyzers.frame.changes import Predicted, Refused
+from gpuscope.analyzers.pipelines.stage_pace import Pace
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.view import units
@@ -40,11 +41,15 @@ def few_micro_batches(section: Pipeline, step: float, found: Sequence[Flush], st
     """The finding where there are fewer micro-batches than hide the filling, and that costs time. `step` in ns."""
     schedule = section["schedule"]
     m, p, v = schedule["micro_batches"], schedule["stages"], schedule["chunks_per_stage"]
-    cost = _mean([row["bubble_ns"]["warm_up"] + row["bubble_ns"]["drain"] for row in section["rows"]])
+    measured = _mean([row["bubble_ns"]["warm_up"] + row["bubble_ns"]["drain"] for row in section["rows"]])
+    # The schedule's own part: a late rank, or a long stage, makes the others wait longer for the first micro-batch.
+    best = schedule["ideal_bubble_frac"]
+    cost = (
+        measured if not best else min(measured, best / (1 - best) * _mean([r["compute_ns"] for r in section["rows"]]))
+    )
     share = cost / step
     if schedule["name"] not in _FILLS or m * v >= ENOUGH * p or share < MIN_SHARE:
         return []
-    best = schedule["ideal_bubble_frac"]
     more = section["more_micro_batches"]
     finding: FindingEntry = {
         "code": "few_micro_batches",
@@ -85,10 +90,15 @@ def _filled(flush: Flush, stages: StageMap) -> Evidence:
 
 
 def imbalance(
-    section: Pipeline, even: Predicted | Refused, step: float, found: Sequence[Flush], stages: StageMap
-) -> list[FindingEntry]:
+    section: Pipeline, even: Predicted | Refused, step: float, found: Sequence[Flush], stages: StageMap,
+    pace_of: Callable[[int], Pace | None],
+) -> list[FindingEntry]:  # fmt: skip
     """The finding where one stage is the busiest in most steps, beyond the scatter of its micro-batches, and the others
-    idle for it; none where the replay says that an even split would not shorten the step. `step` in ns."""
+    idle for it; none where the replay says that an even split would not shorten the step. `step` in ns.
+
+    Where the same operations on the same shapes take longer there, it is the pace of its ranks (`slow_worker`), not its
+    layers; nor is it where they take longer for want of a core.
+    """
     cost = _mean([row["bubble_ns"]["imbalance"] for row in section["rows"]])
     share = cost / step
     stage, often = Counter(_busiest(flush) for flush in found).most_common(1)[0]
@@ -96,6 +106,10 @@ def imbalance(
         return []
     if isinstance(even, Predicted) and even.before - even.after < MIN_SHARE * even.before:
         return []
+    pace = pace_of(stage)
+    if pace is not None and pace.known and pace.more < MOST * cost:
+        slow_ranks = sorted(rank for rank, (_, at) in stages.places.items() if at == stage)
+        return [_slow_rank(slow_ranks, stage, pace, cost, step, found, stages)] if pace.slower >= MOST * cost else []
     pipelines = sorted({flush.pipeline for flush in found})
     slow = [at for at in pipelines if _is_busiest(stage, [flush for flush in found if flush.pipeline == at])]
     ranks = sorted(_rank(stages, pipeline, stage) for pipeline in slow or pipelines)
@@ -106,7 +120,7 @@ def imbalance(
         f"{units.duration(round(others))} on average: a stage idles {units.duration(round(cost))} of a step on average "
         f"because it has less to compute. With an even split: {outcome(section['even_split'])}"
     )
-    if len(pipelines) == 1:
+    if len(pipelines) == 1 and (pace is None or not pace.known):
         message += "; with one pipeline, an uneven split can't be distinguished from a slow rank"
     elif len(slow) < len(pipelines):
         message += (
@@ -124,6 +138,24 @@ def imbalance(
             "evidence": _longest(found, stage, stages),
         }
     ]
+
+
+def _slow_rank(
+    ranks: list[int], stage: int, pace: Pace, cost: float, step: float, found: Sequence[Flush], stages: StageMap
+) -> FindingEntry:
+    """A stage that is slow at equal work."""
+    return {
+        "code": "slow_worker",
+        "severity": severity(cost / step),
+        "message": f"{units.rank_words(ranks).capitalize()} (stage {stage}) {units.be(ranks)} slow: the same "
+        f"operations on the same shapes take {units.duration(round(pace.slower))} of a step longer than on the other "
+        f"stages, which idle {units.duration(round(cost))} for it; the split of the layers is not the reason",
+        "ranks": ranks,
+        "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(found)),
+        "share_frac": cost / step,
+        "evidence": _longest(found, stage, stages),
+    }
 
 
 def _rank(stages: StageMap, pipeline: int, stage: int) -> int:

@@ -18,6 +18,7 @@ from gpuscope.analyzers.pipelines.bubbles import bubbles
 from gpuscope.analyzers.pipelines.gains import EVEN, MORE, Gains, entry, gains
 from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
+from gpuscope.analyzers.pipelines.stage_pace import outside_work, pace
 from gpuscope.report.schema.pipeline_section import (
     Pipeline,
     PipelineComputation,
@@ -58,7 +59,10 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
     step = mean_step_ns(facts.lanes) or mean_begin_to_begin(whole)
     result.findings = few_micro_batches(section, step, whole, stages)
     if from_ranges(facts.trace):  # of a job's own timers, `slowdown` names the stage or worker
-        result.findings += imbalance(section, found.even_split, step, whole, stages)
+        result.findings += imbalance(
+            section, found.even_split, step, whole, stages, lambda stage: pace(facts, stages, stage)
+        )
+        result.findings += outside_work(facts, section["rows"], stages, step)
     return result
 
 

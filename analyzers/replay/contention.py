@@ -1,7 +1,7 @@
 """On a CPU compute is slower while communication runs beside it: its threads take cores from the training thread.
 
 How much slower follows from the recorder, which counts how long the training thread waited for a core
-(`analyzers/device_time/cores.py`).
+(`analyzers/facts/core_waits.py`).
 """
 
 from __future__ import annotations

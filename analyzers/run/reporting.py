@@ -246,8 +246,17 @@ def _weigh(
         hung=any(finding["code"] == "hang" for result in results for finding in result.findings),
         waits_matched=bool({"straggler", "pipeline_bubble"} & set(totals)),
         slowdown=given.get(sections.SLOWDOWN),
+        waits_without_core=_without_core(given),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
     )
+
+
+def _without_core(given: Sections) -> float:
+    """The share of the waiting that may be for cores, where no rank is late for a reason of its own; else 0."""
+    own = [one for one in given.get(sections.STRAGGLERS) or () if one["recurrent"]]
+    if any(one["reason"] not in ("cores", None) for one in own):
+        return 0.0
+    return given.get(sections.WAITS_WITHOUT_CORE) or 0.0
 
 
 def _messages(problems: Sequence[ProblemEntry], code: str) -> list[str]:

@@ -20,8 +20,9 @@ from gpuscope.analyzers.replay.record.recording import Recorded
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by_side
-from gpuscope.analyzers.run.file_part import Options, analyze_file
+from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part, analyze_file
 from gpuscope.analyzers.run.reporting import build
+from gpuscope.errors import GpuscopeError, InputError
 from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, numbered, total_size
 from gpuscope.sources.restarts import left_out
 from gpuscope.sources.run_manifest import ended, mesh, run_folders
@@ -104,6 +105,29 @@ def _run(
         chosen = executor or (side_by_side if _worth_processes(items, options) else in_turn)
         parts, without = chosen(items, options, begun)
     check_one_run([part.trace.ranks_by_file() for part in parts])
+    with _blaming([item for item in items if isinstance(item.source, HoldsPart)]):
+        return _joined(parts, items, options, without)
+
+
+@contextmanager
+def _blaming(reduced: Sequence[Input]) -> Iterator[None]:
+    """What goes wrong with reduced parts is blamed on them: their makers have analysed them once already."""
+    try:
+        yield
+    except GpuscopeError:
+        raise
+    except Exception as error:
+        if not reduced:
+            raise
+        names = ", ".join(str(item.path) for item in reduced[:4]) + (", …" if len(reduced) > 4 else "")
+        raise InputError(
+            f"{names}: hold what gpuscope never writes ({type(error).__name__}: {error})",
+            hint="make them again with gpuscope reduce",
+        ) from error
+
+
+def _joined(parts: Sequence[Part], items: Sequence[Input], options: Options, without: Sequence[LeftOut]) -> Analysis:
+    """The analysis of a run from its files' parts."""
     lanes = [lane for part in parts for lane in part.lanes]
     results = [result for part in parts for result in part.results]
     facts = RunFacts(merge([part.trace for part in parts]), lanes, attributed(results), options.steps is not None)

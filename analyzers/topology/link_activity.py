@@ -16,6 +16,7 @@ from gpuscope.report.schema.nccl_sections import LinkCounterEntry
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Array, Mask
 from gpuscope.trace.intervals import Spans, measure_within, union
+from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 BINS = 100
@@ -24,6 +25,7 @@ BUSY = 80.0
 """Percent of a link's peak from which it is what limits."""
 CONGESTION = re.compile(r"(?i)congest|\bpause|\bcnp\b|\becn\b|send wait|xmit wait|discard|out of buffer|retrans")
 """Counters that count nothing on a network that flows: pauses, congestion notices, waits for credit, drops."""
+_LINK = re.compile(r"(?i)^NIC |nvl(ink|rx|tx)|pcie")
 _PERCENT = "%"
 _EXPOSED_LEAST = 0.01
 """Of the recording: less exposed communication says nothing of a link."""
@@ -34,12 +36,21 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     result, table = Result(ANALYZER.name), trace["counters"]
     exposed = _exposed(lanes)
     entries: list[LinkCounterEntry] = []
-    for place, counter in sorted(set(zip(table["place"].tolist(), table["counter"].tolist(), strict=True))):
+    link = trace.names.matching(_is_link)
+    of_links = link[table["counter"]] | link[table["place"]]
+    kinds = zip(table["place"][of_links].tolist(), table["counter"][of_links].tolist(), strict=True)
+    for place, counter in sorted(set(kinds)):
         rows = (table["place"] == place) & (table["counter"] == counter)
         entries.append(_entry(trace, rows, exposed))
-    result.sections[LINK_COUNTERS] = entries
+    if entries:
+        result.sections[LINK_COUNTERS] = entries
     result.findings += [*_congestion(entries, lanes), *_busy(entries, lanes, exposed)]
     return result
+
+
+def _is_link(name: str) -> bool:
+    """Whether a counter's or its place's name is of a link: other counters of a GPU are not judged here."""
+    return _LINK.search(name) is not None
 
 
 def _exposed(lanes: Sequence[LaneView]) -> Spans:
@@ -51,7 +62,8 @@ def _exposed(lanes: Sequence[LaneView]) -> Spans:
 
 def _entry(trace: Trace, rows: Mask, exposed: Spans) -> LinkCounterEntry:
     table = trace["counters"]
-    start, end, value = (table[name][rows] for name in ("start", "end", "value"))
+    start, end = (table[name][rows] for name in ("start", "end"))
+    value = table["value"][rows] / np.where(table["parts"][rows] == NA, 1, table["parts"][rows])
     length = np.maximum(end - start, 1)
     within = measure_within(exposed, start, end)
     first = int(np.flatnonzero(rows)[0])
@@ -60,7 +72,7 @@ def _entry(trace: Trace, rows: Mask, exposed: Spans) -> LinkCounterEntry:
     return {
         "place": trace.names[int(table["place"][first])], "counter": trace.names[int(table["counter"][first])],
         "unit": unit, "samples": int(rows.sum()), "mean": float(np.average(value, weights=length)),
-        "peak": float(value.max()), "total": int(value.sum()),
+        "peak": float(value.max()), "total": round(float(value.sum())),
         "mean_while_exposed": float(np.average(value, weights=within)) if within.any() else None,
         "start_ns": begin, "bin_ns": width, "course": _course(start - begin, value, length, width),
     }  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from gpuscope.analyzers.collectives.stragglers import probability
+from gpuscope.analyzers.collectives.lateness import probability
 from gpuscope.analyzers.watching.measures import MeasuredStep, Seen
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units

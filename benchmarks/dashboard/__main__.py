@@ -6,12 +6,13 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import click
 from dash import Dash
@@ -41,6 +42,8 @@ class Measured:
     layout: float
     answers: dict[int, list[float]] = field(default_factory=dict)
     """Of every window, by viewers at once."""
+    cpu: list[float] = field(default_factory=list)
+    """Of the server for each of them: unlike the seconds, hardly longer on a busy machine."""
     size: int = 0
     grown: int = 0
     painted: Painted | None = None
@@ -54,7 +57,8 @@ class Measured:
 def main(sizes: Sequence[int], viewers: Sequence[int], rounds: int, browser: bool) -> None:
     """Lay out synthetic traces and ask for windows of them over HTTP, as the canvas does while one zooms."""
     table = Table(
-        "events", "layout", *(f"answer, {plural(n)}: median, largest" for n in viewers), "largest answer, packed",
+        "events", "layout", *(f"answer, {plural(n)}: median, largest" for n in viewers),
+        "CPU of an answer: median, largest", "largest answer, packed",
         "server grows by", "first paint", "detail after a zoom: median, largest", "requests of 10 wheel ticks",
         title="Timeline of synthetic traces",
     )  # fmt: skip
@@ -62,7 +66,7 @@ def main(sizes: Sequence[int], viewers: Sequence[int], rounds: int, browser: boo
         one = measure(size, viewers, rounds, browser)
         paint = one.painted
         table.add_row(
-            f"{one.events:,}", f"{one.layout:.2f} s", *(_ms(one.answers[n]) for n in viewers),
+            f"{one.events:,}", f"{one.layout:.2f} s", *(_ms(one.answers[n]) for n in viewers), _ms(one.cpu),
             f"{one.size / 1e3:.0f} kB", f"{one.grown / 1e6:.0f} MB",
             *(("-", "-", "-") if paint is None else (f"{paint.first:.2f} s", _ms(paint.zooms), str(paint.requests))),
         )  # fmt: skip
@@ -85,8 +89,11 @@ def measure(size: int, viewers: Sequence[int], rounds: int, with_browser: bool) 
     report = gpuscope.analyze(SAMPLE).report
     report["steps"] = []  # on another clock
     run = OpenRun("1", "synthetic", report, trace, events)
-    with _served(create_app(Runs([run]), TOKEN)) as address:
+    app = create_app(Runs([run]), TOKEN)
+    one.cpu = _timed(app)
+    with _served(app) as address:
         Viewer(address, TOKEN, events).look(1)  # touches what nothing has read since it was made
+        one.cpu.clear()
         before = _resident()
         for count in viewers:
             asking = [Viewer(address, TOKEN, events) for _ in range(count)]
@@ -94,9 +101,27 @@ def measure(size: int, viewers: Sequence[int], rounds: int, with_browser: bool) 
                 found = list(pool.map(lambda viewer: viewer.look(rounds), asking))
             one.answers[count] = [seconds for of_one in found for seconds in of_one]
             one.size = max(one.size, *(viewer.largest for viewer in asking))
+        one.cpu = one.cpu.copy()  # the browser's answers are not among them
         one.grown = max(_resident() - before, 0)
         one.painted = in_browser(address, TOKEN, len(DEPTHS)) if with_browser else None
     return one
+
+
+def _timed(app: Dash) -> list[float]:
+    """CPU seconds of each answer of the timeline's, as they are given: found, put into columns and packed."""
+    spent: list[float] = []
+    inner = app.server.wsgi_app
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Any:
+        begun = time.thread_time()
+        try:
+            return inner(environ, start)
+        finally:
+            if environ["PATH_INFO"].endswith("/cells"):
+                spent.append(time.thread_time() - begun)
+
+    app.server.wsgi_app = answer
+    return spent
 
 
 def _resident() -> int:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import mmap
 import pickle
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-_MAGIC = b"gpuscope\x00kept\x00\x011"
+_MAGIC = b"gpuscope\x00kept\x00\x012"
 _END = b"\x00whole file\x00"
-_HEAD = struct.Struct("<16sQQQ")
-"""Magic, size of the file, bytes of the pickle, number of arrays; then each array's bytes as one Q."""
+_HEAD = struct.Struct("<16sQQQL")
+"""Magic, size of the file, bytes of the pickle, number of arrays, check sum of pickle and sizes; then each array's
+bytes as one Q."""
 _ALIGNED = 64
 
 
@@ -31,9 +33,11 @@ def prepared(kept: Any) -> Callable[[IO[bytes]], None]:
     start = _HEAD.size + 8 * len(sizes) + len(text)
     total = start + sum(_padded(at, size)[1] for at, size in _places(start, sizes)) + len(_END)
 
+    lengths = struct.pack(f"<{len(sizes)}Q", *sizes)
+
     def write(file: IO[bytes]) -> None:
-        file.write(_HEAD.pack(_MAGIC, total, len(text), len(sizes)))
-        file.write(struct.pack(f"<{len(sizes)}Q", *sizes))
+        file.write(_HEAD.pack(_MAGIC, total, len(text), len(sizes), zlib.crc32(text, zlib.crc32(lengths))))
+        file.write(lengths)
         file.write(text)
         for (at, size), view in zip(_places(start, sizes), views, strict=True):
             file.write(b"\0" * _padded(at, size)[0])
@@ -52,7 +56,7 @@ def read(path: Path) -> Any:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     if len(mapped) < _HEAD.size + len(_END):
         raise ValueError("too short")
-    magic, total, length, count = _HEAD.unpack_from(mapped)
+    magic, total, length, count, checked = _HEAD.unpack_from(mapped)
     if magic != _MAGIC or total != len(mapped) or mapped[-len(_END) :] != _END or 8 * count > total:
         raise ValueError("not whole, or of another version")
     sizes = struct.unpack_from(f"<{count}Q", mapped, _HEAD.size)
@@ -61,6 +65,9 @@ def read(path: Path) -> Any:
     places = [(at + _padded(at, size)[0], size) for at, size in _places(start + length, list(sizes))]
     if start + length > total or any(at + size > total for at, size in places):
         raise ValueError("its parts are longer than the file")
+    # A damaged pickle may ask for any amount of memory.
+    if zlib.crc32(view[start : start + length], zlib.crc32(view[_HEAD.size : start])) != checked:
+        raise ValueError("damaged")
     try:
         return pickle.loads(view[start : start + length], buffers=[view[at : at + size] for at, size in places])
     except Exception as error:  # of whatever kind: a damaged pickle may raise any

@@ -65,7 +65,7 @@ void gs_block_free(gs_block *block)
 {
     rows_free(&block->host), rows_free(&block->device), rows_free(&block->sync);
     distinct_free(&block->names), distinct_free(&block->host_threads), distinct_free(&block->device_rows);
-    free(block->external_ids), free(block->metadata.items), free(block->memory.items);
+    free(block->external_ids), free(block->metadata.items), free(block->memory.items), free(block->counters.items);
     memset(block, 0, sizeof *block);
 }
 
@@ -671,8 +671,10 @@ static enum gs_status place_event(const scan *in, const event *one, const argume
         if (one->name.length != 8 || memcmp(in->text + one->name.at, "[memory]", 8) != 0)
             return GS_OK;
         return spans_add(&block->memory, whole) ? GS_OK : GS_NO_MEMORY;
+    case 'C':
+        return spans_add(&block->counters, whole) ? GS_OK : GS_NO_MEMORY;
     default:
-        return one->phase && strchr("sftebnICPpNODSTFRcvV()BE", one->phase) ? GS_OK : GS_UNUSUAL;
+        return one->phase && strchr("sftebnIPpNODSTFRcvV()BE", one->phase) ? GS_OK : GS_UNUSUAL;
     }
 }
 

@@ -60,7 +60,7 @@ typedef struct {
     gs_distinct names, host_threads, device_rows;
     int64_t *external_ids;   /* of operators that have one */
     size_t external_count, external_room;
-    gs_spans metadata, memory; /* whole events */
+    gs_spans metadata, memory, counters; /* whole events */
     gs_category categories[GS_CATEGORIES];
     size_t category_count;
 } gs_block;

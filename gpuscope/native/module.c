@@ -103,6 +103,7 @@ static PyObject *block_dict(const gs_block *block, const char *text)
         && put(dict, "external_ids", COPIED(block->external_ids, block->external_count))
         && put(dict, "metadata", COPIED(block->metadata.items, block->metadata.count))
         && put(dict, "memory", COPIED(block->memory.items, block->memory.count))
+        && put(dict, "counters", COPIED(block->counters.items, block->counters.count))
         && put(dict, "other", other_categories(block, text)))
         return dict;
     Py_XDECREF(dict);

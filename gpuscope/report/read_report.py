@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 import msgspec
 
@@ -28,8 +28,10 @@ def read_report(path: Path, needed: Collection[str]) -> Report | None:
         return None
     try:
         document: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: report is cut off or damaged, not valid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: no report of gpuscope analyze", hint="gpuscope analyze --json writes one")
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise InputError(
@@ -39,4 +41,26 @@ def read_report(path: Path, needed: Collection[str]) -> Report | None:
     missing = sorted(set(needed) - set(document))
     if missing:
         raise InputError(f"{path}: a report without {', '.join(missing)}", hint="analyse the trace again")
+    _check_types(document, path)
     return cast(Report, document)
+
+
+def _check_types(document: dict[str, Any], path: Path) -> None:
+    """Raise `InputError` where a section is not of its declared type."""
+    for name, kind in get_type_hints(Report).items():
+        if name not in document:
+            continue
+        try:
+            msgspec.convert(document[name], kind)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{path}: {name}: {error}", hint="analyse the trace again") from error
+    if not _holds_usual_numbers(document):
+        raise InputError(f"{path}: holds numbers beyond 64 bits", hint="analyse the trace again")
+
+
+_LIMIT = 1 << 63
+
+
+def _holds_usual_numbers(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(map(_holds_usual_numbers, inner)) and not (isinstance(value, int) and abs(value) >= _LIMIT)

@@ -18,11 +18,11 @@ import numpy as np
 
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
-from gpuscope.sources.kineto.chrome_json import Complete, Document, FlowStart, Metadata
 from gpuscope.sources.kineto.collective_rows import add_collectives
-from gpuscope.sources.kineto.decimal_time import to_ns
 from gpuscope.sources.kineto.event_arguments import CommunicationArguments, integer
 from gpuscope.sources.kineto.kineto_source import report_losses
+from gpuscope.sources.kineto.text.chrome_json import Complete, Document, FlowStart, Metadata
+from gpuscope.sources.kineto.text.decimal_time import to_ns
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME

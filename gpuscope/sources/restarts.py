@@ -1,7 +1,8 @@
-"""Attempts of a job: after a failure torchrun starts all of its ranks again, into the same run folder.
+"""Attempts of a job, and windows of an attempt, of which an analysis takes one: the last that left a trace.
 
-The first attempt records into the run folder itself, the n-th restart into `restartN/`. Ranks of
-two attempts never ran together, so that an analysis takes one attempt: the last one that left a trace.
+After a failure torchrun starts all ranks again, into the same run folder: the first attempt records into the folder
+itself, the n-th restart into `restartN/`. Ranks of two attempts never ran together. Windows recorded on demand
+(`windowN/`) are recordings of the same ranks at other times.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from pathlib import Path
 from gpuscope.sources.run_manifest import MANIFEST, recorded_traces
 
 _RESTART = re.compile(r"restart(\d+)")
+_WINDOW = re.compile(r"window(\d+)")
+
+Attempt = tuple[int, int]
+"""(0 for the first attempt, n for the n-th restart; 0 for a recording without windows, n for the n-th window)."""
 
 
 def last_attempt(folder: Path, files: list[Path]) -> list[Path]:
     """Of the traces below a run folder, those of the last attempt that left any; of another folder, all."""
     if not (folder / MANIFEST).is_file():
         return files
-    last = max((_attempt(folder, file) for file in files), default=0)
+    last = max((_attempt(folder, file) for file in files), default=(0, 0))
     return [file for file in files if _attempt(folder, file) == last]
 
 
@@ -30,21 +35,36 @@ def left_out(folder: Path, read: Iterable[Path]) -> str:
     if not taken or not others:
         return ""
     named = ", ".join(_name(attempt) for attempt in others)
-    where = f"{folder.name}/restart{others[0]}" if others[0] else f"{folder.name}/rank*"
+    where = f"{folder.name}/{_path(others[0])}"
+    again = (
+        "torchrun started the job again"
+        if len({restart for restart, _ in {*taken, *others}}) > 1
+        else ("several windows were recorded")
+    )
     return (
-        f"{folder.name}: torchrun started the job again; this is {' and '.join(map(_name, sorted(taken)))}. Left out: "
+        f"{folder.name}: {again}; this is {' and '.join(map(_name, sorted(taken)))}. Left out: "
         f"{named}; name its traces ({where}) to analyse it"
     )
 
 
-def _attempt(folder: Path, file: Path) -> int:
-    """0 for the first attempt, n for the n-th restart."""
-    parts = file.absolute().relative_to(folder.absolute()).parts
-    for part in parts[:2]:  # restart1/rank0.json.gz, nsys/restart1.rep.0.nsys-rep
-        if found := _RESTART.match(part):
-            return int(found[1])
-    return 0
+def _attempt(folder: Path, file: Path) -> Attempt:
+    restart = window = 0
+    for part in file.absolute().relative_to(folder.absolute()).parts[:2]:
+        if found := _RESTART.match(part):  # restart1/rank0.json.gz, nsys/restart1.rep.0.nsys-rep
+            restart = int(found[1])
+        elif found := _WINDOW.fullmatch(part):  # window2/rank0.json.gz, restart1/window1/rank0.json.gz
+            window = int(found[1])
+    return restart, window
 
 
-def _name(attempt: int) -> str:
-    return f"restart {attempt}" if attempt else "the first attempt"
+def _name(attempt: Attempt) -> str:
+    restart, window = attempt
+    if not window:
+        return f"restart {restart}" if restart else "the first attempt"
+    return f"window {window}" + (f" of restart {restart}" if restart else "")
+
+
+def _path(attempt: Attempt) -> str:
+    restart, window = attempt
+    parts = [f"restart{restart}"] * bool(restart) + [f"window{window}"] * bool(window)
+    return "/".join(parts) or "rank*"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BUSY_SECONDS = 10.0
 """How long a writer waits for another one; a write takes milliseconds."""
+_AGAIN = "move the store away and analyse the runs again"
 _HEADER = 100
 """Bytes of SQLite's file header: user_version at 60, application_id at 68, big-endian (sqlite.org/fileformat)."""
 
@@ -81,7 +82,7 @@ class Store:
             [*parameters, -1 if limit is None else limit],
         )
         return [
-            {**row, "paths": json.loads(row["paths"]), "options": json.loads(row["options"]),
+            {**row, "paths": self._parsed(row["paths"], list), "options": self._parsed(row["options"], dict),
              "abstained": bool(row["abstained"])}
             for row in found
         ]  # fmt: skip
@@ -91,7 +92,7 @@ class Store:
         found = next(self.db.query("SELECT report FROM runs WHERE id = ?", [run]), None)
         if found is None:
             raise UsageError(f"no run {run} in {self.path}", hint="`gpuscope runs` lists them")
-        return cast(Report, json.loads(found["report"]))
+        return cast(Report, self._parsed(found["report"], dict))
 
     def delete(self, run: int) -> None:
         """Delete a run with all its rows. Raises `UsageError` where there is no such run."""
@@ -105,6 +106,16 @@ class Store:
             migrations().apply(self.db)
             self.db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _parsed(self, text: Any, kind: type) -> Any:
+        """JSON in a column. Raises `InputError` where it is none: a damaged page may still be one to SQLite."""
+        try:
+            value = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(f"{self.path}: a stored run is damaged: {error}", hint=_AGAIN) from error
+        if not isinstance(value, kind):
+            raise InputError(f"{self.path}: a stored run is damaged: not a {kind.__name__}", hint=_AGAIN)
+        return value
 
     def _table(self, name: str) -> Table:
         return self.db.table(name)
@@ -136,7 +147,9 @@ def opened(path: Path, write: bool = False) -> Iterator[Store]:
         stale = (version or 0) < SCHEMA_VERSION
         if write:
             path.parent.mkdir(parents=True, exist_ok=True)
-        mode = "rwc" if write else "rw" if stale else "ro"
+        # What a killed writer left half done is rolled back by the next to open the store, who has to write for that.
+        killed = path.with_name(f"{path.name}-journal").exists()
+        mode = "rwc" if write else "rw" if stale or killed else "ro"
         connection = sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True, timeout=BUSY_SECONDS)
         try:
             connection.execute("PRAGMA foreign_keys = ON")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from gpuscope.recorded_environment import kept_facts
-from gpuscope.trace import host_device
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.row_order import order_rows, select_rows
 from gpuscope.trace.columns.table import Array, Table, Times
-from gpuscope.trace.launch_links import launches, unmatched
+from gpuscope.trace.cpu_run import host_device
+from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.naming.communication_ops import name_operations
 from gpuscope.trace.problems import Problem, Severity, merged
@@ -122,10 +122,10 @@ class TraceBuilder:
         """Leave out events that end before they start, and those whose clock is days off the others'."""
         starts = [data[name]["start"] for name in ("device_events", "host_events", "operations")]
         low, high = _session(np.concatenate(starts))
-        for name in ("host_events", "device_events", "syncs", "steps", "operations"):
+        for name in ("host_events", "device_events", "syncs", "steps", "operations", "counters"):
             table = data[name]
             negative = table["end"] < table["start"]
-            astray = ~negative & ((table["start"] < low) | (table["end"] > high))
+            astray = ~negative & ((table["start"] < low) | (table["end"] > high)) & (name != "counters")
             self.problem(
                 "data_loss",
                 "negative_duration",
@@ -176,6 +176,10 @@ class TraceBuilder:
         missing = int((launched & (device["launch"] == NA)).sum()) if has_calls else 0
         self.problem("info", "duplicate_correlation", duplicated, "launches that share a correlation id with another")
         self.problem("info", "launch_missing", missing, "device events whose launching call was not recorded")
+        data["syncs"].columns["awaited_stream"], inferred = awaited_streams(data["syncs"], host, device)
+        self.problem(
+            "info", "awaited_stream_inferred", inferred, "stream waits whose other stream is not recorded, but inferred"
+        )
         self._count_unmatched(data)
 
     def _count_unmatched(self, data: dict[str, Table]) -> None:

@@ -127,3 +127,53 @@ def outermost(host: Table, rows: Times) -> Times:
     reach = np.maximum.accumulate(end)
     top = np.concatenate(([True], end[1:] > reach[:-1]))
     return np.asarray(rows[top], np.int64)
+
+
+def awaited_streams(syncs: Table, host: Table, device: Table) -> tuple[Times, int]:
+    """`syncs.awaited_stream` with what can be inferred, and how many values were; shape (n,).
+
+    torch 2.15's CUPTI back end names the call that recorded the event, not its stream. Frameworks record an event
+    behind the work that others are to wait for (c10d's `syncStream`, `Stream.wait_stream`), so it is taken to be on the
+    stream of its thread's last launch; not where that is the waiting stream itself, or where the thread had launched
+    nothing.
+    """
+    awaited = np.array(syncs["awaited_stream"])
+    open_rows = np.flatnonzero((awaited == NA) & (syncs["record"] != NA) & (syncs["stream"] != NA))
+    launched = np.flatnonzero((device["launch"] != NA) & (device["stream"] != NA))
+    calls = np.flatnonzero((host["category"] == Category.RUNTIME) & host.known("correlation"))
+    if not len(open_rows) or not len(launched) or not len(calls):
+        return awaited, 0
+    by_call = {
+        (rank, number): call
+        for rank, number, call in zip(
+            host["rank"][calls].tolist(), host["correlation"][calls].tolist(), calls.tolist(), strict=True
+        )
+    }
+    inferred = 0
+    launches = _LaunchesOfThreads(host, device, launched)
+    for row in open_rows.tolist():
+        record = by_call.get((int(syncs["rank"][row]), int(syncs["record"][row])))
+        stream = None if record is None else launches.last_stream(record)
+        if stream is not None and stream != int(syncs["stream"][row]):
+            awaited[row] = stream
+            inferred += 1
+    return awaited, inferred
+
+
+class _LaunchesOfThreads:
+    """Launching calls of each thread, in order of time, with the stream of what they launched."""
+
+    def __init__(self, host: Table, device: Table, launched: Times) -> None:
+        self._host = host
+        launch = device["launch"][launched]
+        thread, start = host["thread"][launch], host["start"][launch]
+        order = np.lexsort((start, thread))
+        self._thread, self._start, self._stream = thread[order], start[order], device["stream"][launched][order]
+
+    def last_stream(self, call: int) -> int | None:
+        """The stream of the last launch of the call's thread before it."""
+        thread = self._host["thread"][call]
+        low = int(np.searchsorted(self._thread, thread, "left"))
+        high = int(np.searchsorted(self._thread, thread, "right"))
+        place = low + int(np.searchsorted(self._start[low:high], self._host["start"][call])) - 1
+        return int(self._stream[place]) if place >= low else None

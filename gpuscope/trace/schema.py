@@ -182,6 +182,15 @@ DEVICE_EVENTS = TableSchema(
     sort=("rank", "start"),
 )
 
+GRAPH_NODES = TableSchema(
+    "graph_nodes",
+    "device events that were nodes of a CUDA graph, where the trace says which",
+    (
+        Column("event", "int", "the device event", refs="device_events"),
+        Column("node", "int", "the node's number in its graph: the low 32 bits of CUPTI's id"),
+    ),
+)
+
 HOST_EVENTS = TableSchema(
     "host_events",
     "what host threads did: operators, runtime calls, annotations, Python, operating-system calls",
@@ -461,7 +470,7 @@ _SOURCE = Column("source", "int", "row in Trace.sources of the file it came from
 
 COUNTERS = TableSchema(
     "counters",
-    "samples of counters of network ports, NVLink and PCIe",
+    "samples of counters of network ports, NVLink, PCIe and GPUs",
     (
         _SOURCE,
         Column("place", "name", "the port or GPU: NIC mlx5_0, GPU 0"),
@@ -470,6 +479,7 @@ COUNTERS = TableSchema(
         Column("start", "time", "start of the sample, ns on the run's clock"),
         Column("end", "time", "its end"),
         Column("value", "int", "what was counted or reached meanwhile"),
+        Column("parts", "int", "of values in parts of their unit: 1000 for thousandths; absent for whole units", True),
     ),
 )
 _FRAMES = Column("frames", "name", "the stack that asked for it, innermost first, one frame per line", True)
@@ -541,6 +551,7 @@ SCHEMAS: dict[str, TableSchema] = {
         RANKS,
         RECORDING,
         DEVICE_EVENTS,
+        GRAPH_NODES,
         HOST_EVENTS,
         THREADS,
         SYNCS,

@@ -41,7 +41,11 @@ class RecordOptions:
     # DDP rebuilds its buckets after the first step.
     wait: int = _option(2, "Steps to skip first.", least=0)
     warmup: int = _option(1, "Steps to profile and throw away after these.", least=0)
-    active: int = _option(5, "Steps to record.", least=1)
+    # Two ranks need five judged steps to tell a rank that is last from chance (definitions: «recurrent»).
+    active: int = _option(8, "Steps to record.", least=1)
+    on_demand: bool = _option(
+        False, "Record only when asked, as often as asked: `touch RUN/record`, or SIGUSR2 to any process of the job."
+    )  # fmt: skip
     ranks: str = _option("", "Ranks to profile, such as 0,7; empty: all. The others leave everything but a trace.")
     every: int = _option(1, "Profile one rank in so many, from rank 0 on.", least=1)
     whole: bool = _option(False, "Record from start to end: for scripts without an optimizer.")
@@ -77,6 +81,9 @@ class RecordOptions:
                 raise UsageError(f"{name}={value} is negative", hint="use 0 for none")
         if self.ranks and self.every > 1:
             raise UsageError("ranks and every are two choices of ranks", hint="give one of them")
+        if self.on_demand and (self.whole or self.profiler == "none"):
+            other = "whole" if self.whole else "profiler=none"
+            raise UsageError(f"on_demand and {other} exclude each other", hint="give one of them")
         _numbers(self.ranks)
         return self
 

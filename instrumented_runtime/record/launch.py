@@ -14,6 +14,7 @@ from typing import Any
 
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.instrumented_runtime.record.capture import nccl_files, nsys_capture
+from gpuscope.instrumented_runtime.record.capture.on_demand import listen
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
 from gpuscope.instrumented_runtime.record.launched_rank import is_launcher, launched_rank
 from gpuscope.instrumented_runtime.record.manifest import Manifest
@@ -34,6 +35,8 @@ def record(command: Sequence[str], out: Path, options: RecordOptions) -> int:
         raise UsageError("nsys is not on PATH", hint="install Nsight Systems, or use --profiler torch")
     folder = RunFolder.create(out, command=command)
     environment = rank_environment(folder, options, os.environ)
+    if options.on_demand:
+        listen(folder.path)
     if options.profiler == "nsys" and _is_python(command):
         command = nsys_capture.command_under_nsys(command, folder.path, whole=options.whole)
         launched = launched_rank(environment)

@@ -163,6 +163,13 @@ class RankFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
+    def below(self, name: str) -> RankFolder:
+        """This rank's part of the folder with its files in a folder of their own; entries go into the same manifest."""
+        inner = RankFolder(self.path, self.part)
+        inner.files = self.files / name
+        inner.files.mkdir(exist_ok=True)
+        return inner
+
     def add_file(self, path: str | os.PathLike[str], kind: str, *, note: str | None = None) -> None:
         """List a complete file; replaces an earlier entry of it."""
         entry = _entry(self.path, Path(path), kind, self.part.rank, note)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuscope.instrumented_runtime.record.capture.capture import Capture
 from gpuscope.instrumented_runtime.record.capture.environment import Environment
 from gpuscope.instrumented_runtime.record.capture.gc_ranges import GcRanges
 from gpuscope.instrumented_runtime.record.capture.memory_snapshots import MemorySnapshots
 from gpuscope.instrumented_runtime.record.capture.nsys_capture import NsysRange
 from gpuscope.instrumented_runtime.record.capture.nvml_samples import Nvml
+from gpuscope.instrumented_runtime.record.capture.on_demand import OnDemand
 from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import Collectives
@@ -34,15 +37,24 @@ def captures_for(options: RecordOptions) -> list[Capture]:
         captures.append(collectives)
     if options.gc:
         captures.append(GcRanges())
-    if options.profiler == "torch":
-        captures.append(_profiler(options, collectives))
-    elif options.profiler == "nsys":
-        steps = {"wait": options.wait, "warmup": options.warmup, "active": options.active}
-        captures.append(NsysRange(**steps, whole=options.whole))
+    if options.profiler != "none":
+        captures.append(_on_demand(options, collectives) if options.on_demand else _profiler(options, collectives))
     return captures
 
 
-def _profiler(options: RecordOptions, collectives: Collectives | None) -> TorchProfiler:
+def _on_demand(options: RecordOptions, collectives: Collectives | None) -> OnDemand:
+    """Windows of the profiler that is asked for. An nsys that was started for one capture range takes no second one."""
+
+    def make(first: int, active: int) -> Capture:
+        return _profiler(replace(options, wait=first, active=active), collectives)
+
+    return OnDemand(make, warmup=options.warmup, active=options.active, once=options.profiler == "nsys")
+
+
+def _profiler(options: RecordOptions, collectives: Collectives | None) -> Capture:
+    """What records kernels and operators."""
+    if options.profiler == "nsys":
+        return NsysRange(wait=options.wait, warmup=options.warmup, active=options.active, whole=options.whole)
     return TorchProfiler(
         wait=options.wait,
         warmup=options.warmup,

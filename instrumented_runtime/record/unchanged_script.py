@@ -26,6 +26,12 @@ def install() -> None:
     """Arrange for this process to record, if it turns out to be a rank of the job."""
     from gpuscope.instrumented_runtime.record.launched_rank import is_launcher
 
+    if '"on_demand": true' in os.environ.get(ENV_OPTIONS, ""):
+        from pathlib import Path
+
+        from gpuscope.instrumented_runtime.record.capture.on_demand import listen
+
+        listen(Path(os.environ["GPUSCOPE_RUN_FOLDER"]))  # in launchers too: a signal without a handler ends them
     recorder = os.environ.get(ENV_RECORDER)
     if ENV_OPTIONS not in os.environ or (recorder and recorder != str(os.getpid())) or is_launcher(sys.orig_argv):
         return

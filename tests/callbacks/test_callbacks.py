@@ -199,6 +199,19 @@ def test_following_a_run_hands_on_every_step_once_and_its_verdict(recorded: Path
     assert (broken.verdicts, broken.closed) == ([], 0)
 
 
+def test_watch_waits_for_a_run_to_begin(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from threading import Timer
+
+    from helpers.cli import call
+
+    assert call(capsys, "watch", tmp_path / "later", "--once").returncode == 3
+    timer = Timer(0.5, recorded.rename, [tmp_path / "later"])
+    timer.start()
+    done = call(capsys, "watch", tmp_path / "later", "--once", "--wait", "60")
+    timer.join()
+    assert "finished windows (2 files)" in done.stdout
+
+
 def test_watch_sends_to_the_targets_named(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("prometheus_client", reason="the extra callbacks is not installed")
     from helpers.cli import call

@@ -14,7 +14,7 @@ import numpy as np
 from gpuscope.analyzers.facts.pipeline_facts.flushes import KINDS
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.trace.columns.table import Table, Times
-from gpuscope.trace.host_device import training_threads
+from gpuscope.trace.cpu_run.host_device import training_threads
 from gpuscope.trace.intervals import measure_within, union
 from gpuscope.trace.schema import Category, Kind
 from gpuscope.trace.trace import Trace

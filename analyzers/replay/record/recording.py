@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.cores import waits
+from gpuscope.analyzers.facts.core_waits import core_waits
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.record.batch_overhead import fixed_shares, fixed_shares_on_device
@@ -103,7 +103,7 @@ def _fixed(trace: Trace, view: LaneView, operations: Table) -> Mapping[str, floa
 
 
 def _core_waits(trace: Trace, rank: int, numbers: Sequence[int]) -> tuple[int, ...]:
-    waited = waits(trace, rank)
+    waited = core_waits(trace, rank)
     return tuple(waited[number] for number in numbers) if set(numbers) <= set(waited) else ()
 
 

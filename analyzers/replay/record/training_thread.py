@@ -27,22 +27,14 @@ from gpuscope.analyzers.replay.record.graph_builder import (
 )
 from gpuscope.analyzers.replay.record.recorded_steps import Window
 from gpuscope.trace.columns.table import Mask, Times
-from gpuscope.trace.host_device import is_waiting_op, training_threads
+from gpuscope.trace.cpu_run.blocking_waits import EARLY_NS, ended_by, is_waiting_op, pauses
+from gpuscope.trace.cpu_run.host_device import training_threads
 from gpuscope.trace.intervals import Spans, measure_within, union
-from gpuscope.trace.launch_links import innermost, outermost
+from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
-BLOCKED_NS = 50_000
-"""A pause must be at least so long before a collective's end to be a wait for it: Python between two operators
-takes 5–50 µs."""
-WAKE_NS = 300_000
-"""A thread that was waiting goes on within this time of the collective's end (tens of µs on an idle machine), or on
-a busy one within as long as it had waited."""
-EARLY_NS = 1_000_000
-"""By which the waiting thread may go on before gloo's thread has recorded the end: both do so as the work is done, and
-on a busy machine gloo's thread may have to wait for a core first."""
 DISPATCH_NS = 100_000
 WOKE_NS = 50_000
 """From issuing a collective to gloo's thread taking it up, and from its end to the training thread going on, where
@@ -170,16 +162,6 @@ class _Waits:
 
     def __init__(self, trace: Trace, own: Times, threads: Times, collectives: Collectives) -> None:
         self.trace, self.own, self.threads, self.collectives = trace, own, threads, collectives
-        host = trace["host_events"]
-        self.bounds = np.unique(np.concatenate((host["start"][own], host["end"][own])))
-        # An operator without others inside computes; in all else a pause can be a wait.
-        operators = own[host["category"][own] == Category.OP]
-        names = trace.names
-        idle = names.matching(lambda name: is_waiting_op(name) or name.startswith("c10d::"))[host["name"][operators]]
-        self.computing = np.zeros(len(host), np.bool_)
-        self.computing[operators[~idle]] = True
-        self.all = np.zeros(len(host), np.bool_)
-        self.all[own] = True
 
     def found(self, window: Window) -> list[Wait]:
         """The waits, in order, none over another."""
@@ -213,36 +195,9 @@ class _Waits:
         return found
 
     def _pauses(self) -> list[tuple[int, int, str]]:
-        if not len(self.bounds):
-            return []
-        found: list[tuple[int, int, str]] = []
-        pauses = np.diff(self.bounds)
-        for end in np.unique(self.collectives.end).tolist():
-            low, high = np.searchsorted(self.bounds, [end - EARLY_NS, end + WAKE_NS])
-            # The longest pause that ends about then, or that the end lies in.
-            places = range(max(int(low), 1), min(int(high) + 1, len(self.bounds)))
-            for at in sorted(places, key=lambda place: -int(pauses[place - 1])):
-                before, after = int(self.bounds[at - 1]), int(self.bounds[at])
-                blocked = min(end, after) - before
-                if blocked < BLOCKED_NS:
-                    continue
-                if after - end <= max(WAKE_NS, blocked) and not self._computes((before + after) // 2):
-                    found.append((before, after, ""))
-                    break
-        return found
-
-    def _computes(self, at: int) -> bool:
-        """Whether a training thread is in an operator with nothing inside it at this instant."""
-        host = self.trace["host_events"]
-        for thread in self.threads.tolist():
-            (row,) = innermost(host, self.all, np.array([thread]), np.array([at])).tolist()
-            if row == NA or not self.computing[row]:
-                continue
-            mine = self.own[host["thread"][self.own] == thread]
-            inside = (host["start"][mine] >= host["start"][row]) & (host["end"][mine] <= host["end"][row])
-            if int(inside.sum()) == 1:
-                return True
-        return False
+        paused = pauses(self.trace["host_events"], self.trace.names, self.own, self.threads)
+        spans = ended_by(paused, np.unique(self.collectives.end))
+        return [(begin, end, "") for begin, end in zip(spans.start.tolist(), spans.end.tolist(), strict=True)]
 
 
 def _points(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -44,17 +45,27 @@ def write_part(path: Path, part: Part, steps: tuple[int, int] | None) -> None:
     arrays: list[Array] = []
     tree = pack(part, arrays)
     columns, places = _joined(arrays)
+    members = {TREE: _text({"part": tree, "arrays": places}), **columns}
     head = {
-        "format": FORMAT, "gpuscope_version": __version__, "fingerprint": fingerprint(), "ranks": part.trace.ranks,
+        "format": FORMAT, "digest": digest(members), "gpuscope_version": __version__, "fingerprint": fingerprint(),
+        "ranks": part.trace.ranks,
         "steps": list(steps) if steps else None,
     }  # fmt: skip
-    members = {HEAD: _text(head), TREE: _text({"part": tree, "arrays": places}), **columns}
 
     def fill(temporary: Path) -> None:
         with temporary.open("wb") as file:
-            np.savez_compressed(file, **members)  # type: ignore[arg-type]
+            np.savez_compressed(file, **{HEAD: _text(head), **members})  # type: ignore[arg-type]
 
     write(path, fill)
+
+
+def digest(members: Mapping[str, Array]) -> str:
+    """SHA-256 of all members but the head: a part that was changed is refused, not half believed."""
+    found = sha256()
+    for name in sorted(members):
+        found.update(f"{name} {members[name].dtype} {members[name].shape}\n".encode())
+        found.update(np.ascontiguousarray(members[name]).tobytes())
+    return found.hexdigest()
 
 
 def _text(values: Any) -> Array:
@@ -90,19 +101,21 @@ def read_part(path: Path) -> Part:
     """The part. Raises `InputError` for a file that is damaged or hostile."""
     members = _members(path, None)
     try:
-        tree = members[TREE]
+        if members.pop(HEAD)["digest"] != digest(members):
+            raise ValueError("it is not what was written")
+        tree = json.loads(members[TREE].tobytes())
         arrays = [members[name][start : start + length] for name, start, length in tree["arrays"]]
         part = unpack(tree["part"], arrays)
-    except (UnpackableError, KeyError, TypeError, ValueError, RecursionError) as error:
+        if not isinstance(part, Part):
+            raise UnpackableError("it holds no part")
+        part.trace.check()
+    except Exception as error:  # of whatever kind: what is in a hostile file may raise any
         raise InputError(f"{path}: is damaged: {error}", hint=_AGAIN) from None
-    if not isinstance(part, Part):
-        raise InputError(f"{path}: holds no part", hint=_AGAIN)
-    part.trace.check()
     return part
 
 
 def _members(path: Path, names: tuple[str, ...] | None) -> dict[str, Any]:
-    """Members by name, those of text parsed; all of them where none is named."""
+    """Members by name, the head parsed; all of them where none is named."""
     try:
         with zipfile.ZipFile(path) as packed:
             grown = sum(member.file_size for member in packed.infolist())
@@ -110,7 +123,7 @@ def _members(path: Path, names: tuple[str, ...] | None) -> dict[str, Any]:
                 raise InputError(f"{path}: would grow to {grown:,} bytes", hint="no reduced file does; make it again")
         with np.load(path, allow_pickle=False) as stored:
             found = {name: stored[name] for name in names or stored.files}
-        return {name: json.loads(one.tobytes()) if name in (HEAD, TREE) else one for name, one in found.items()}
+        return {name: json.loads(one.tobytes()) if name == HEAD else one for name, one in found.items()}
     except (*_DAMAGED, RecursionError) as error:
         # A zip that was changed can ask for encryption, or for a method that nobody wrote it with.
         raise InputError(f"{path}: is damaged: {error}", hint=_AGAIN) from None

@@ -174,14 +174,16 @@ class StragglerEntry(TypedDict):
     caused_wait_ns: int
     """The others' exposed waits where it came last, summed over them."""
     caused_wait_ns_per_step: int | None
-    """The same per rank that waited and step, which compares with a gain; None without steps."""
+    """What of it is exposed per rank that waited and step, waited once by collectives that wait together: compares with
+    a gain. None without steps."""
     root_wait_ns: int
     """Waits that go back to it, through whatever ranks it made late on the way."""
     phase: str | None
     operation: str | None
     recurrent: bool
-    reason: Literal["device", "data", "host"] | None
-    """Its device is slower at equal work, it has more work, or its host is late; None where the trace can't show it."""
+    reason: Literal["device", "data", "host", "cores"] | None
+    """Its device is slower at equal work, it has more work, its host is late, or other threads held its cores; None
+    where the trace can't show it."""
     reason_why: str
 
 

@@ -27,6 +27,7 @@ def render(report: Report, writer: Writer, top: int = SHOWN) -> None:
     if not found.ranks:
         _records(report, writer)
     rank_bars(found, writer)
+    _slowdown(report, writer)
     _causes(report, found, writer)
     _changes(report, found, writer)
     if found.limits:
@@ -74,6 +75,18 @@ def _rank_cells(line: RankLine, writer: Writer) -> list[Text | Bar]:
     shares = [units.share(value / window if window else None) for value in values]
     cells = [writer.text(cell) for cell in (*shares, units.duration(line.step_ns))]
     return [Bar(values, writer.plain), *cells]
+
+
+def _slowdown(report: Report, writer: Writer) -> None:
+    """Of a job known by its operations alone: the stages and ranks that slow it most, in place of bars."""
+    if report["ranks"] or "slowdown" not in report:
+        return
+    writer.line("")
+    for word, by in (("stage", report["slowdown"]["by_stage"]), ("rank", report["slowdown"]["by_rank"])):
+        worst = sorted(by.items(), key=lambda item: -item[1])[:SHOWN]
+        if len(by) > 1:
+            each = ", ".join(f"{word} {name} {value:.3f}" for name, value in worst)
+            writer.line(writer.text(f"Slowdown by one {word} alone: ", "bold"), each, hang=2)
 
 
 def _causes(report: Report, found: Summary, writer: Writer) -> None:

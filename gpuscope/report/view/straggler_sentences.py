@@ -9,10 +9,10 @@ from gpuscope.report.view import units
 from gpuscope.report.view.short_kernels import short_kernel
 
 CAUSED_WAIT = (
-    "Caused wait adds up what each other rank waited in each collective, per step for one waiting rank: collectives "
-    "that wait at the same time count each, so it can exceed the step. What a step loses is the cost of the finding; "
-    "what it gains without the late rank is predicted (What to change). Waiting for messages between stages is the "
-    "pipeline's."
+    "Caused wait adds up what each other rank waited in each collective, every one by itself, so it can exceed the "
+    "run; per step it is what one waiting rank loses (exposed, collectives that wait together once). What a step loses "
+    "over all ranks is the cost of the finding; what it gains without the late rank is predicted (What to change). "
+    "Waiting for messages between stages is the pipeline's."
 )
 SLOWDOWN = (
     "S measures unevenness: it compares with each operation at the mean of its peers (communication: the median), "

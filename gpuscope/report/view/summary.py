@@ -138,7 +138,7 @@ def verdict_words(report: Report) -> str:
     if bound_by == "compute":
         takes = ""
     elif not report["ranks"] and "slowdown" in report:
-        takes = f": stragglers make the step {report['slowdown']['total']:.3f} times as long"
+        takes = f": stragglers slow it by a factor of {report['slowdown']['total']:.3f}"
     return f"{BOUND[bound_by]}{takes}; confidence {verdict['confidence']:.2g}"
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from gpuscope.sources.kineto.chrome_json import Instant
-from gpuscope.sources.kineto.decimal_time import to_ns
 from gpuscope.sources.kineto.event_arguments import decode_arguments
+from gpuscope.sources.kineto.text.chrome_json import Instant
+from gpuscope.sources.kineto.text.decimal_time import to_ns
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 
@@ -41,7 +41,7 @@ class MemoryEvents:
         for time, one in zip(to_ns([event.ts for event in own]).tolist(), decoded, strict=True):
             sizes = (one.device, one.allocated)
             if one.device_type != _CPU and time != NA and all(0 <= value < _LIMIT for value in sizes):
-                self._rows.append((time, one.device, one.allocated, one.reserved if one.reserved > 0 else NA))
+                self._rows.append((time, one.device, one.allocated, one.reserved if 0 < one.reserved < _LIMIT else NA))
 
     def finish(self, builder: TraceBuilder, rank: int, base: int) -> None:
         """Hand the samples to the builder; `base` is the clock's zero in ns."""

@@ -46,6 +46,14 @@ class SyncArguments(msgspec.Struct, gc=False):
     record: Loose = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 
 
+class CopyArguments(msgspec.Struct, gc=False):
+    """Direction and memory of a copy whose name has neither (torch 2.15's CUPTI back end)."""
+
+    kind: Loose = msgspec.field(default=None, name="copy kind")
+    source: Loose = msgspec.field(default=None, name="src kind")
+    target: Loose = msgspec.field(default=None, name="dst kind")
+
+
 class _Correlated(msgspec.Struct, gc=False):
     correlation: _Plain = NA
 

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuscope.sources.kineto.chrome_json import Complete, Event, Instant, Metadata
-from gpuscope.sources.kineto.decimal_time import to_ns
 from gpuscope.sources.kineto.event_arguments import (
     NULL,
     ShapeArguments,
@@ -23,6 +21,8 @@ from gpuscope.sources.kineto.event_arguments import (
     external_ids,
     integer,
 )
+from gpuscope.sources.kineto.text.chrome_json import Complete, Counted, Event, Instant, Metadata
+from gpuscope.sources.kineto.text.decimal_time import to_ns
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.schema import NA, Category
 
@@ -120,6 +120,7 @@ class Block:
     operator_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     metadata: Sequence[Metadata] = ()
     instants: Sequence[Instant] = ()
+    counters: Sequence[Counted] = ()
     bad_times: int = 0
     """Events whose time is no number; they are left out."""
     other: Mapping[str, int] = field(default_factory=dict)
@@ -140,6 +141,7 @@ class Decoded:
         if len(spans) < len(events):
             block.metadata = [event for event in events if isinstance(event, Metadata)]
             block.instants = [event for event in events if type(event) is Instant]
+            block.counters = [event for event in events if type(event) is Counted]
         route = np.fromiter(map(self._routes.__getitem__, [event.cat for event in spans]), np.int8, len(spans))
         other = route == Work.OTHER
         if other.any():

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from gpuscope.native import core
 from gpuscope.sources.kineto.allocator_events import MemoryEvents
-from gpuscope.sources.kineto.chrome_json import Event, Metadata
 from gpuscope.sources.kineto.event_arguments import (
     CommunicationArguments,
+    CopyArguments,
     GlooArguments,
     SyncArguments,
     decode_arguments,
@@ -26,7 +26,11 @@ from gpuscope.sources.kineto.event_arguments import (
     integer,
 )
 from gpuscope.sources.kineto.event_block import Block, Decoded, Numbered, Rows, Work
+from gpuscope.sources.kineto.gpu_counters import GpuCounters
+from gpuscope.sources.kineto.graph_nodes import nodes_of
+from gpuscope.sources.kineto.launched_collectives import RANGE
 from gpuscope.sources.kineto.native_block import Native
+from gpuscope.sources.kineto.text.chrome_json import Event, Metadata
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME, PerName
 from gpuscope.trace.naming import kinds
@@ -35,17 +39,33 @@ from gpuscope.trace.schema import NA, Category, Kind
 
 _DIRECTIONS = ("HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "HtoA", "AtoH", "AtoD", "DtoA", "AtoA")
 
+UNDIRECTED = "memcpy"
+"""The copy kind where none is recorded."""
+
 
 class _Texts(dict[bytes, int]):
     """JSON values as they stand in the file, to the code of their compact text."""
 
     def __init__(self, builder: TraceBuilder) -> None:
         super().__init__()
+        self.unusable = 0
+        """Distinct values that are no recorded inputs."""
         self._names = builder.names
 
     def __missing__(self, text: bytes) -> int:
-        code = self[text] = self._names.code(msgspec.json.encode(msgspec.json.decode(text)).decode())
+        value = msgspec.json.decode(text)
+        if not (value is None or (isinstance(value, list) and all(map(_is_input, value)))):
+            self.unusable += 1
+            value = []
+        code = self[text] = self._names.code(msgspec.json.encode(value).decode())
         return code
+
+
+def _is_input(value: Any, depth: int = 4) -> bool:
+    """Whether a value is what torch writes of one input: a size, a type's name, or a list of these."""
+    if isinstance(value, list):
+        return depth > 0 and all(_is_input(one, depth - 1) for one in value)
+    return value is None or isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**62)
 
 
 class EventColumns:
@@ -56,7 +76,10 @@ class EventColumns:
         """Table, rows and columns, in the order read."""
         self.collectives: list[tuple[int, CommunicationArguments, str]] = []
         self.host_collectives: list[tuple[int, GlooArguments, str]] = []
+        self.communication: list[tuple[int, CommunicationArguments]] = []
+        """Ranges `record_param_comms`: row in host_events, arguments."""
         self.memory = MemoryEvents()
+        self.counters = GpuCounters()
         self.operator_ids: list[npt.NDArray[np.int64]] = []
         """External ids of operators, block by block."""
         self.bad_times = 0
@@ -64,10 +87,11 @@ class EventColumns:
         """Events of categories that are no work, by category."""
         self.threads = Numbered()
         """(pid, tid) as written, to the number that stands in the column `thread`."""
-        self._texts = _Texts(builder)
+        self.texts = _Texts(builder)
+        """JSON of recorded inputs to the code of its compact text."""
         self._builder = builder
-        self._decoded = Decoded(builder.names, self.threads, self._texts)
-        self.scanner = None if core is None else Native(builder.names, self.threads, self._texts)
+        self._decoded = Decoded(builder.names, self.threads, self.texts)
+        self.scanner = None if core is None else Native(builder.names, self.threads, self.texts)
         """Makes blocks without msgspec; None without the native core."""
         self._rows = Counter[str]()
         code = builder.names.code
@@ -82,6 +106,7 @@ class EventColumns:
         for event in block.metadata:
             self._name_thread(event)
         self.memory.take(block.instants)
+        self.counters.take(block.counters)
         self.other.update(block.other)
         self.bad_times += block.bad_times
         if block.device is not None:
@@ -105,15 +130,34 @@ class EventColumns:
         kind = np.full(len(rows), Kind.MEMORY, np.int8)
         kind[kernel] = self._kind(name[kernel])
         copy_kind = np.full(len(rows), NO_NAME, np.int32)
-        copy_kind[copy] = self._direction(name[copy])
+        copy_kind[copy] = self._copy_kinds(rows, np.flatnonzero(copy))
         if memset.any():
             copy_kind[memset] = self._builder.names.code("memset")
         columns |= {"kind": kind, "copy_kind": copy_kind}
         first = self._append("device_events", len(rows), columns)
+        self._graph_nodes(rows, first)
         own = np.flatnonzero(kind == Kind.COMMUNICATION).tolist()
         decoded = decode_arguments(rows.texts(own), CommunicationArguments)
         names = self._builder.names
         self.collectives += [(first + i, a, names[name[i]]) for i, a in zip(own, decoded, strict=True)]
+
+    def _copy_kinds(self, rows: Rows, copies: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
+        """Directions, by the names; those that a name leaves open by the arguments, as torch 2.15 writes them."""
+        found = self._direction(rows.columns["name"][copies])
+        code = self._builder.names.code
+        open_ones = np.flatnonzero(found == code(UNDIRECTED)).tolist() if len(copies) else []
+        told = decode_arguments(rows.texts([int(copies[place]) for place in open_ones]), CopyArguments)
+        for place, one in zip(open_ones, told, strict=True):
+            if isinstance(one.kind, str) and one.kind in _DIRECTIONS:
+                pageable = "pageable" in (one.source, one.target)
+                found[place] = code(one.kind + (" pageable" if pageable else ""))
+        return found
+
+    def _graph_nodes(self, rows: Rows, first: int) -> None:
+        own = np.flatnonzero(rows.columns["graph"] != NA)
+        nodes = nodes_of(rows.texts(own.tolist()))
+        known = nodes != NA
+        self._builder.add("graph_nodes", int(known.sum()), {"event": own[known] + first, "node": nodes[known]})
 
     def _host(self, rows: Rows, operator_ids: npt.NDArray[np.int64]) -> None:
         columns, name = rows.columns, rows.columns["name"]
@@ -125,9 +169,16 @@ class EventColumns:
         inputs = decode_arguments(rows.texts(own), GlooArguments)
         names = self._builder.names
         self.host_collectives += [(first + i, a, names[name[i]]) for i, a in zip(own, inputs, strict=True)]
+        self._communication(rows, first)
         shapes = rows.shapes(np.flatnonzero(self._is_shaped(name) != 0).tolist())
         shaped = {"dims": shapes.dims, "types": shapes.types, "concrete": shapes.concrete}
         self._builder.add("shapes", len(shapes.rows), {"event": np.array(shapes.rows, np.int64) + first, **shaped})
+
+    def _communication(self, rows: Rows, first: int) -> None:
+        code = self._builder.names.find(RANGE)
+        own = np.flatnonzero((rows.columns["name"] == code) & (rows.route == Category.OP)).tolist()
+        told = decode_arguments(rows.texts(own), CommunicationArguments)
+        self.communication += [(first + i, arguments) for i, arguments in zip(own, told, strict=True)]
 
     def _sync(self, rows: Rows) -> None:
         texts = rows.texts(range(len(rows)))
@@ -153,4 +204,4 @@ def _copy_kind(name: str) -> str:
     for direction in _DIRECTIONS:
         if direction in name:
             return direction + (" pageable" if "Pageable" in name else "")
-    return "memcpy"
+    return UNDIRECTED

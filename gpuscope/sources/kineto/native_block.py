@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuscope.native import core
-from gpuscope.sources.kineto.chrome_json import Instant, Metadata
 from gpuscope.sources.kineto.event_arguments import NULL, integer
 from gpuscope.sources.kineto.event_block import CATEGORIES, Block, Columns, Numbered, Rows, Shapes, shapes_of
+from gpuscope.sources.kineto.text.chrome_json import Counted, Instant, Metadata
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.schema import NA
 
@@ -26,6 +26,7 @@ _NUMBERS = ("start", "end", "correlation", "stream", "device", "bytes", "graph")
 _NULL = bytes(NULL)
 _metadata = msgspec.json.Decoder(list[Metadata])
 _instants = msgspec.json.Decoder(list[Instant])
+_counters = msgspec.json.Decoder(list[Counted])
 
 Spans = npt.NDArray[np.uint32]
 """Where texts stand, shape (n, 2): offset and length."""
@@ -52,6 +53,7 @@ class Native:
         try:
             block.metadata = _metadata.decode(_array(text, found["metadata"]))
             block.instants = _instants.decode(_array(text, found["memory"]))
+            block.counters = _counters.decode(_array(text, found["counters"]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         names = _codes(self._name_codes, text, found["names"], self._name)

@@ -69,6 +69,10 @@ class NcclLogSource:
         _connections(builder, facts)
         _choices(builder, facts, source)
         _measurements(builder, facts, tables, path, source)
+        held = facts.communicators or facts.choices or tables.rows
+        builder.problem(
+            "info", "log_without_operations", int(not held), f"{path.name}: no communicator, choice or time"
+        )
         builder.problem(
             "data_loss",
             "record_unreadable",

@@ -7,6 +7,9 @@ import numpy as np
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.schema import NA
 
+_ABOUT = {"host_events": "shapes", "device_events": "graph_nodes"}
+"""Tables that only say more of some rows of another: they go with these."""
+
 
 def order_rows(data: dict[str, Table], name: str) -> None:
     """Sort a table by its declared order, and follow in every table that refers to it."""
@@ -27,9 +30,9 @@ def select_rows(data: dict[str, Table], name: str, rows: Times) -> None:
         followed = {column: _follow(old, moved) for column, old in columns.items()}
         if followed:
             data[other] = Table(table.schema, {**table.columns, **followed})
-    shapes = data["shapes"]
-    if name == "host_events" and len(shapes):
-        data["shapes"] = shapes.take(shapes["event"] != NA)
+    about = _ABOUT.get(name)
+    if about is not None and len(table := data[about]):
+        data[about] = table.take(table["event"] != NA)
 
 
 def _follow(old: Times, moved: Times) -> Times:

@@ -185,9 +185,9 @@ class CaptureConfig:
     """Recording. The profiler skips `wait` steps, warms up, and records `active` ones."""
 
     profile: bool = _option(True, "record a torch.profiler trace per rank")
-    wait: int = _recording_option("wait", 2)
-    warmup: int = _recording_option("warmup", 2)
-    active: int = _recording_option("active", 4)
+    wait: int = _recording_option("wait", 1)
+    warmup: int = _recording_option("warmup", 1)
+    active: int = _recording_option("active", 8)
     record_shapes: bool = _recording_option("record_shapes", True)
     with_stack: bool = _recording_option("with_stack", False)
     profile_memory: bool = _recording_option("profile_memory", False)

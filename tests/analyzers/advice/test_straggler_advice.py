@@ -9,7 +9,7 @@ import pytest
 from helpers.advice import finding, report, steady
 
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.frame.changes import Change, Predicted, ReplacedRank, SharedWork
+from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, ReplacedRank, Schedule, SharedWork
 from gpuscope.report.schema.document import Report
 
 
@@ -22,7 +22,7 @@ def late(reason: str | None, recurrent: bool = True, ranks: int = 2, **causes: i
     """Rank 1 of so many is late."""
     case = report(finding("straggler", ranks=(1,)), bound_by="communication", cause="straggler")
     case["stragglers"] = [{"rank": 1, "caused_wait_ns": 9, "phase": None, "recurrent": recurrent, "reason": reason,
-                           "reason_why": "so it is"}]  # type: ignore[list-item]  # fmt: skip
+                           "root_wait_ns": 9, "reason_why": "so it is"}]  # type: ignore[list-item]  # fmt: skip
     first = case["ranks"][0]
     case["ranks"] = [{**first, "rank": rank, "stall_ns": {**first["stall_ns"], "cpu": {"launch": 5}}}
                      for rank in range(ranks)]  # fmt: skip
@@ -64,11 +64,60 @@ def test_without_a_reason_it_says_what_to_record() -> None:
     assert one["setting"]["name"] == "torch.profiler.profile.record_shapes"
 
 
-def test_nobody_is_to_blame_where_threads_wait_for_cores() -> None:
-    case = late("device")
+@pytest.mark.parametrize("reason", ["device", "cores", None])
+def test_no_pace_is_to_blame_where_threads_wait_for_cores(reason: str | None) -> None:
+    case = late(reason)
     case["findings"].append(finding("waits_for_core"))
     suggestions, advice = advise(case, gains)
     assert (suggestions, advice["unpredicted"]) == ([], [])
+
+
+def test_more_data_is_more_data_also_where_threads_wait_for_cores() -> None:
+    case = late("data")
+    case["findings"].append(finding("waits_for_core"))
+    [one], _ = advise(case, gains)
+    assert one["code"] == "even_data"
+
+
+def test_a_rank_that_waits_for_a_core_is_never_replaced() -> None:
+    suggestions, advice = advise(late("cores"), gains)
+    assert (suggestions, advice["unpredicted"]) == ([], [])
+
+
+def test_the_first_stage_that_ends_a_pipeline_last_is_not_to_blame() -> None:
+    """It is last in every step, no wait goes back to it, and nothing sets it apart."""
+    case = late(None)
+    case["stragglers"][0]["root_wait_ns"] = 0
+    suggestions, advice = advise(case, gains)
+    assert (suggestions, advice["unpredicted"]) == ([], [])
+
+
+def test_work_besides_a_pipeline_is_taken_off_its_rank() -> None:
+    case = report(finding("work_outside_pipeline", ranks=(1,)), bound_by="communication", cause="pipeline_bubble")
+    [one], _ = advise(case, gains)
+    assert one["code"] == "outside_work"
+    assert "replace" not in one["action"]
+
+
+def test_what_answers_a_late_stage_comes_before_what_may_gain_as_much() -> None:
+    """Ranges that overlap don't tell which gains more; where they don't overlap the gain decides."""
+
+    def of_trace(changes: Sequence[Change]) -> Predicted:
+        if changes == (EvenStages(),):
+            return Predicted(100, 60, 50, 70, "a test")
+        if changes == (Schedule("1f1b"),):
+            return Predicted(100, best, best - 5, best + 5, "a test")
+        return Predicted(100, 100, 100, 100, "a test")
+
+    def codes() -> list[str]:
+        case = report(finding("slow_stage", ranks=(1,)), finding("few_micro_batches"), bound_by="communication",
+                      cause="straggler")  # fmt: skip
+        return [one["code"] for one in advise(case, of_trace)[0]]
+
+    best = 55
+    assert codes()[:2] == ["even_stages", "pipeline_schedule"]
+    best = 20
+    assert codes()[0] == "pipeline_schedule"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -98,6 +99,21 @@ def test_every_tool_says_what_it_does_and_that_it_only_reads(samples: Path) -> N
         assert "times of different ranks are comparable" in await ask("record_advice", run="ddp_slow_rank")
 
     session(script, samples)
+
+
+def test_the_skill_names_tools_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    from helpers.cli import call
+
+    from gpuscope.analyzers.assistant.mcp_server import server
+    from gpuscope.analyzers.assistant.opened_runs import OpenRuns
+    from gpuscope.sources.source import ReadOptions
+
+    skill = call(capsys, "mcp", "--skill").stdout
+    tools = anyio.run(server(OpenRuns([Path.cwd()], ReadOptions())).list_tools)
+    assert {tool.name for tool in tools} <= set(re.findall(r"`(\w+)`", skill))  # each is named
+    assert skill.startswith("---\nname: gpuscope\ndescription: ")
+    steps = ["Look", "Hypothesis", "What if", "Change", "Diff"]
+    assert re.findall(r"^## \d\. (.+)$", skill, re.MULTILINE) == steps
 
 
 def test_errors_are_sentences(samples: Path) -> None:

@@ -10,7 +10,7 @@ from helpers.kineto import call, kernel, note, write
 from helpers.synthetic_job import MS, Job, simulate, trace_of
 
 import gpuscope
-from gpuscope.analyzers.collectives.stragglers import probability
+from gpuscope.analyzers.collectives.lateness import probability
 from gpuscope.analyzers.frame.sections import STRAGGLERS
 from gpuscope.analyzers.run.file_part import Options, reduce_trace
 from gpuscope.report.schema.document import Report

@@ -9,12 +9,12 @@ import pytest
 from helpers.kineto import note, op, write
 
 import gpuscope
-from gpuscope.analyzers.device_time.cores import waits
+from gpuscope.analyzers.facts.core_waits import core_waits
 from gpuscope.report.schema.document import FindingEntry
 
 
 def told(tmp_path: Path, **header: Any) -> dict[int, int]:
-    return waits(gpuscope.open_trace(write(tmp_path / "rank3.json", op(0, 10), rank=3, **header)), 3)
+    return core_waits(gpuscope.open_trace(write(tmp_path / "rank3.json", op(0, 10), rank=3, **header)), 3)
 
 
 def test_waits_by_step(tmp_path: Path) -> None:

@@ -206,6 +206,14 @@ def test_of_operations_alone_the_slow_stage_is_named_and_not_the_schedule(input_
         "Pipeline stage 3 (the last) is slow, which costs 20.0 % of each step. Fix: do even_stages; predicted "
         "100.0 → 85.00 ms (-15.0 %)."
     )
+    report["slowdown"] = {
+        "total": 1.25, "provenance": "measured", "by_operation": {}, "by_rank": {"0": 1.01, "7": 1.2},
+        "by_stage": {"0": 1.0, "3": 1.25},
+    }  # fmt: skip
+    shown = written(report)
+    assert "Communication-bound: stragglers slow it by a factor of 1.250; confidence 0.8" in shown
+    assert "Slowdown by one stage alone: stage 3 1.250, stage 0 1.000\n" in shown
+    assert "Slowdown by one rank alone: rank 7 1.200, rank 0 1.010\n" in shown
 
 
 def test_compute_is_shared_out_by_kernels_of_judged_steps(healthy: Report) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope.sources.kineto.decimal_time import to_ns
+from gpuscope.sources.kineto.text.decimal_time import to_ns
 from gpuscope.trace.schema import NA
 
 

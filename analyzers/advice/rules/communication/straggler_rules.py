@@ -17,17 +17,24 @@ MIN_STEPS = 2
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The late ranks one at a time, the one that costs most first, each by the reason that the trace shows.
 
-    A rank that is last no more often than by chance is not to blame, however long the others waited; nor is one whose
-    training thread had no core to run on.
+    A rank that is last no more often than by chance is not to blame, however long the others waited. Where training
+    threads had no core to run on, the pace of a rank tells nothing: only more data, or a host that is late, does.
     """
     late = {entry["rank"]: entry for entry in case.report["stragglers"]}
+    held = case.finding("waits_for_core") is not None
+    if finding["code"] == "work_outside_pipeline":
+        for rank in finding["ranks"]:
+            yield _outside(finding, rank)
+        return
     if finding["code"] != "straggler":
+        if held:
+            return
         for rank in finding["ranks"]:
             yield _slow_device(case, finding, rank, late.get(rank))
         return
-    if case.finding("waits_for_core") is not None:
-        return
     blamed = [rank for rank in finding["ranks"] if rank in late and _to_blame(case, late[rank])]
+    excused = ("cores", "device", None) if held else ("cores",)
+    blamed = [rank for rank in blamed if late[rank]["reason"] not in excused]
     for rank in sorted(blamed, key=lambda rank: -late[rank]["caused_wait_ns"]):
         entry = late[rank]
         yield _BY_REASON[entry["reason"]](case, finding, rank, entry)
@@ -37,7 +44,7 @@ def _to_blame(case: Case, entry: StragglerEntry) -> bool:
     """Whether a rank is late more often than by chance; where too few steps are recorded for that, whether it is the
     latest in every steady one and the trace shows why."""
     if entry["recurrent"]:
-        return True
+        return entry["reason"] is not None or entry["root_wait_ns"] > 0
     steady = {step["step"] for step in case.report["steps"] if step["role"] == "steady"}
     caused: dict[int, dict[int, int]] = {}
     for cell in case.report["rank_steps"]:
@@ -89,6 +96,19 @@ def _late_host(case: Case, finding: FindingEntry, rank: int, entry: StragglerEnt
         setting=setting,
         risk="none for the other ranks",
         verify=f"record again: `{cause}` of rank {rank} is that of the others",
+        changes=(ReplacedRank(rank),),
+        subject=f"rank {rank}",
+    )
+
+
+def _outside(finding: FindingEntry, rank: int) -> Proposal:
+    return Proposal(
+        code="outside_work",
+        action=f"Take off rank {rank} what it computes besides the pipeline, or do it meanwhile in another thread",
+        why=f"{cost(finding)}; every stage waits for it",
+        setting=config(f"work of rank {rank} outside forward and backward", "as on the other ranks"),
+        risk="none where it is not needed in every step; else another rank or thread has to do it",
+        verify=f"record again: rank {rank} computes no more outside the pipeline's computations than the others",
         changes=(ReplacedRank(rank),),
         subject=f"rank {rank}",
     )
@@ -160,6 +180,7 @@ RULE = Rule(
     (
         Knob("slow_rank", ("straggler", "slow_worker"), "the node of a slow device checked, drained or replaced"),
         Knob("even_data", ("straggler",), "a sampler by length, packed sequences: where the late rank has more data"),
+        Knob("outside_work", ("work_outside_pipeline",), "what one rank of a pipeline does besides its stage"),
         Knob("late_host", ("straggler",), "the late rank's own cpu cause, on that rank"),
     ),
     propose,

@@ -97,6 +97,8 @@ class ArrowTables:
         if types.is_string(values.type) or types.is_large_string(values.type):
             values = values.cast(self._arrow.large_binary())
         if rows is not None:
+            if len(rows) != len(values):  # the columns that the rows were picked by are not there
+                return []
             values = values.filter(self._arrow.array(rows))
         return list(values.to_pylist())
 
@@ -111,7 +113,7 @@ class ArrowTables:
                     return parquet.read_schema(file).empty_table()
                 return parquet.read_table(file, columns=columns)
             found = self._read_ipc(file)
-            return found if columns is None else found.select(columns)
+            return found if columns is None else self._checked(found.select(columns))
         except (self._arrow.ArrowException, OSError, EOFError) as error:
             raise InputError(
                 f"{file}: can't be read: {error}",
@@ -127,6 +129,21 @@ class ArrowTables:
             mapped.seek(0)
             reader = ipc.open_file(mapped) if magic == b"ARROW1" else ipc.open_stream(mapped)
             return reader.read_all()
+
+    def _checked(self, found: Any) -> Any:
+        """The table with text as bytes. Raises `ArrowInvalid` where offsets lead out of it: pyarrow does not look by
+        itself, and would read whatever memory they lead to."""
+        types = self._arrow.types
+        for place, field in enumerate(found.schema):
+            if types.is_string(field.type) or types.is_large_string(field.type):
+                kind = self._arrow.large_binary() if types.is_large_string(field.type) else self._arrow.binary()
+                chunks = [
+                    self._arrow.Array.from_buffers(kind, len(one), one.buffers(), one.null_count, one.offset)
+                    for one in found.column(place).chunks
+                ]
+                found = found.set_column(place, field.name, self._arrow.chunked_array(chunks, kind))
+        found.validate(full=True)
+        return found
 
     def close(self) -> None:
         self._files = {}

@@ -25,7 +25,12 @@ class StringTable:
         rows = np.isin(ids, np.concatenate([distinct(column)[0] for column in needed]))
         self._names = names
         self._ids = ids[rows]
-        self._texts = [text or "" for text in tables.texts("StringIds", "value", rows)]
+        texts = list(tables.texts("StringIds", "value", rows))
+        if len(texts) != len(self._ids):  # without the column `value`
+            texts = [None] * len(self._ids)
+        there = np.array([text is not None for text in texts], np.bool_)
+        self._ids = self._ids[there]
+        self._texts = [text for text in texts if text is not None]
         order = np.argsort(self._ids, kind="stable")
         self._ids = self._ids[order]
         self._texts = [self._texts[i] for i in order.tolist()]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuscope.analyzers.run.file_part import Options
 from gpuscope.analyzers.run.reduction.packing import TAG, UnpackableError, pack, unpack
-from gpuscope.analyzers.run.reduction.reduced_file import HEAD, TREE, read_head
+from gpuscope.analyzers.run.reduction.reduced_file import HEAD, TREE, digest, read_head
 from gpuscope.analyzers.run.reduction.reducing import reduced
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.errors import GpuscopeError, InputError, UsageError
@@ -107,6 +107,8 @@ def rewritten(source: Path, path: Path, member: str, change) -> Path:  # type: i
     values = json.loads(arrays[member].tobytes())
     change(values)
     arrays[member] = np.frombuffer(json.dumps(values).encode(), np.uint8)
+    head = json.loads(arrays.pop(HEAD).tobytes()) | {"digest": digest(arrays)}  # as somebody would who means harm
+    arrays = {HEAD: np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays}
     with path.open("wb") as file:
         np.savez(file, **arrays)
     return path

@@ -18,7 +18,7 @@ import msgspec
 
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
-from gpuscope.sources.kineto.scan_ahead import Scanners, read_ahead
+from gpuscope.sources.kineto.text.scan_ahead import Scanners, read_ahead
 
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _ARRAY_OPENS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -66,6 +66,16 @@ class Instant(msgspec.Struct, tag_field="ph", tag="i", gc=False):
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
+class Counted(msgspec.Struct, tag_field="ph", tag="C", gc=False):
+    """A sample of counters; nothing of it is decoded until it is known who needs it."""
+
+    name: msgspec.Raw = msgspec.Raw(b"")
+    cat: msgspec.Raw = msgspec.Raw(b"")
+    ts: msgspec.Raw = msgspec.Raw(b"")
+    pid: msgspec.Raw = msgspec.Raw(b"")
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
 class FlowStart(msgspec.Struct, tag_field="ph", tag="s", gc=False):
     """The tail of an arrow between two events; read only by sources that link through it."""
 
@@ -78,12 +88,13 @@ class FlowStart(msgspec.Struct, tag_field="ph", tag="s", gc=False):
 
 _PASSED_OVER = tuple(
     msgspec.defstruct(f"Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False)
-    for phase in "ftebnICPpNODSTFRcvV()BE"
+    for phase in "ftebnIPpNODSTFRcvV()BE"
 )
+_PHASES = frozenset("XMiCsftebnIPpNODSTFRcvV()BE")
 _SkippedFlow = msgspec.defstruct("SkippedFlow", [], tag_field="ph", tag="s", gc=False)
 """Phases that hold nothing an analysis uses; naming them lets the decoder skip them quickly."""
 
-_EventUnion: Any = Complete | Metadata | Instant
+_EventUnion: Any = Complete | Metadata | Instant | Counted
 for _phase in _PASSED_OVER:
     _EventUnion = _EventUnion | _phase
 _skipping: Any = _EventUnion | _SkippedFlow
@@ -92,8 +103,8 @@ _without_flows = msgspec.json.Decoder(list[_skipping])
 _with_flows = msgspec.json.Decoder(list[_taking])
 _lenient = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-Event = Complete | Metadata | Instant | FlowStart
-_EVENTS = (Complete, Metadata, Instant, FlowStart)
+Event = Complete | Metadata | Instant | Counted | FlowStart
+_EVENTS = (Complete, Metadata, Instant, Counted, FlowStart)
 
 
 class Scanner(Protocol):
@@ -336,10 +347,15 @@ class Document:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.losses.undecodable += 1
             return []
-        self.losses.events += 1
-        if _decoded(bytes(fields.get("ph", b"null"))) != "X":
-            return []
+        phase = _decoded(bytes(fields.get("ph", b"null")))
         label = {key: _decoded(bytes(fields[key])) for key in ("name", "cat", "pid", "tid") if key in fields}
+        drawn = (label.get("pid"), label.get("tid"))
+        if not isinstance(phase, str) or phase not in _PHASES or any(isinstance(one, dict | list) for one in drawn):
+            self.losses.undecodable += 1
+            return []
+        self.losses.events += 1
+        if phase != "X":
+            return []
         return [
             Complete(
                 name=str(label.get("name", "")),

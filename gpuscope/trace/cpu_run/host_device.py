@@ -1,7 +1,8 @@
 """CPU training has no device: its training threads are the device (definitions: «Breakdown of a window»).
 
-Operators become compute, time blocked on a collective becomes communication; waiting for the data loader
-is left open, so that it is idle time with the cause `input`. The rows so made refer to their host events.
+Operators become compute, time blocked on a collective becomes communication, also where it is a node of autograd
+that blocks (FSDP's hooks, an all-to-all's backward); waiting for the data loader is left open, so that it is idle time
+with the cause `input`. The rows so made refer to their host events.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import numpy as np
 
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask, Table, Times
-from gpuscope.trace.intervals import Spans, join, subtract, union
+from gpuscope.trace.cpu_run.blocking_waits import ended_by, is_waiting_op, pauses
+from gpuscope.trace.intervals import EMPTY, Spans, intersect, join, subtract, union
 from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import Category, Kind
 
-_WAITS = ("c10d_functional::wait_tensor", "c10d::barrier", "c10d::monitored_barrier_")
 _BACKWARD = "autograd::engine::evaluate_function"
 
 
@@ -46,7 +47,8 @@ def work(host: Table, names: NamePool, rows: Times) -> dict[str, Times]:
     waits = rows[ops & names.matching(is_waiting_op)[name]]
     calls = rows[category == Category.COMMUNICATION]
     loading = _spans(host, rows[on_thread & names.matching(kinds.is_loader)[name]])
-    not_compute = join(loading, _spans(host, waits))
+    blocked = intersect(_blocked(host, names, rows, calls, np.array(threads, np.int64)), _spans(host, calls))
+    not_compute = join(loading, _spans(host, waits), blocked)
     parts = [(waits, _spans_of(host, waits), Kind.COMMUNICATION)]
     for thread in threads:
         top = outermost(host, rows[ops & (host["thread"][rows] == thread)])
@@ -67,9 +69,12 @@ def work(host: Table, names: NamePool, rows: Times) -> dict[str, Times]:
     }
 
 
-def is_waiting_op(name: str) -> bool:
-    """Operators in which a thread is blocked on a collective; the others only issue one and go on."""
-    return name.endswith(_WAITS)
+def _blocked(host: Table, names: NamePool, rows: Times, calls: Times, threads: Times) -> Spans:
+    """Pauses of the training threads in which they wait for one of the `calls`."""
+    if not len(calls) or not len(threads):
+        return EMPTY
+    own = rows[np.isin(host["thread"][rows], threads) & (host["category"][rows] != Category.COMMUNICATION)]
+    return ended_by(pauses(host, names, own, threads), np.unique(host["end"][calls]))
 
 
 def _spans(host: Table, rows: Times) -> Spans:

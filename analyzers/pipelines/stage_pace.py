@@ -1,0 +1,121 @@
+"""What sets a rank of a pipeline apart: slower operations, more layers, or work outside the pipeline's computations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, median, stdev
+
+from gpuscope.analyzers.collectives.lateness import beyond_peers
+from gpuscope.analyzers.collectives.straggler_reasons import compare_work, work_by_rank
+from gpuscope.analyzers.collectives.stragglers import judged_core_times
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
+from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.analyzers.frame.cause_findings import severity
+from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
+from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.report.schema.pipeline_section import PipelineRow
+from gpuscope.report.view import units
+
+SIGNIFICANT = 3.0
+"""Standard errors by which a rank's steps must hold more work than the others'."""
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a stage computes beyond the median of the others, ns per step, mean over its ranks."""
+
+    slower: float
+    """The same operations on the same shapes take so much longer, time without a core left out."""
+    more: float
+    """More operations, or larger ones."""
+    known: bool
+    """Whether shapes or counts are known well enough to tell the two apart."""
+
+    @property
+    def of_rank(self) -> bool:
+        """Whether the stage is slow for the pace of its ranks rather than for its layers."""
+        return self.known and self.slower > self.more
+
+
+def pace(facts: RunFacts, stages: StageMap, stage: int) -> Pace | None:
+    """How the ranks of a stage compare with those of the others; None where their work is not recorded."""
+    work = work_by_rank(facts.trace)
+    own = [rank for rank, (_, at) in stages.places.items() if at == stage and rank in work]
+    others = [work[rank] for rank, (_, at) in stages.places.items() if at != stage and rank in work]
+    if not own or not others:
+        return None
+    compared = [compare_work(work[rank], others) for rank in own]
+    without_core = beyond_peers(judged_core_times(facts))
+    slower = fmean(one[0] for one in compared) - fmean(without_core.get(rank, 0.0) for rank in own)
+    return Pace(slower, fmean(one[1] for one in compared), all(one[2] for one in compared))
+
+
+def outside_work(facts: RunFacts, rows: Sequence[PipelineRow], stages: StageMap, step: float) -> list[FindingEntry]:
+    """A finding per rank that computes more than the others outside the pipeline's computations, by as much as bounds
+    a run: all stages wait for it, and neither the schedule nor the split is to blame. `step` in ns."""
+    outside = _outside(facts, rows)
+    found = []
+    for rank, own in outside.items():
+        over = _beyond_others(outside, rank)
+        if len(over) < 2 or fmean(over.values()) <= SIGNIFICANT * stdev(over.values()) / sqrt(len(over)):
+            continue
+        cost = fmean(over.values()) - beyond_peers(judged_core_times(facts)).get(rank, 0.0)
+        if cost >= VERDICT_SHARE * step:
+            found.append(_finding(facts, stages, rank, own, over, cost, step))
+    return found
+
+
+def _outside(facts: RunFacts, rows: Sequence[PipelineRow]) -> dict[int, dict[int, int]]:
+    """ns per rank and judged step that its device computes outside the pipeline's computations."""
+    inside: dict[tuple[int, int], int] = defaultdict(int)
+    for row in rows:
+        inside[row["rank"], row["step"]] += row["compute_ns"]
+    found: dict[int, dict[int, int]] = defaultdict(dict)
+    for lane in facts.lanes:
+        for window, breakdown in zip(lane.steps, lane.step_breakdowns, strict=True):
+            if (lane.rank, window.step) in inside and facts.steady.judged(window.step):
+                found[lane.rank][window.step] = max(breakdown.compute - inside[lane.rank, window.step], 0)
+    return dict(found)
+
+
+def _beyond_others(outside: Mapping[int, Mapping[int, int]], rank: int) -> dict[int, float]:
+    """By how much a rank exceeds the median of the others, by step."""
+    found = {}
+    for step, ns in outside[rank].items():
+        others = [own[step] for other, own in outside.items() if other != rank and step in own]
+        if others:
+            found[step] = ns - median(others)
+    return found
+
+
+def _finding(
+    facts: RunFacts, stages: StageMap, rank: int, own: Mapping[int, int], over: Mapping[int, float], cost: float,
+    step: float,
+) -> FindingEntry:  # fmt: skip
+    longest = sorted(over, key=lambda number: -over[number])[:SHOWN]
+    windows = {window.step: window for lane in facts.lanes if lane.rank == rank for window in lane.steps}
+    evidence: list[Evidence] = [
+        {
+            "rank": rank, "start_ns": windows[number].start, "dur_ns": windows[number].end - windows[number].start,
+            "name": f"step {number}",
+            "note": f"{units.duration(own[number])} of compute outside the pipeline's computations",
+        }
+        for number in longest
+    ]  # fmt: skip
+    return {
+        "code": "work_outside_pipeline",
+        "severity": severity(cost / step),
+        "message": f"Rank {rank} (stage {stages.places[rank][1]}) computes "
+        f"{units.duration(round(fmean(own.values())))} of a step outside the pipeline's computations, "
+        f"{units.duration(round(cost))} more than the others: every stage waits for it. Neither the schedule nor the "
+        "split of the layers is the reason",
+        "ranks": [rank],
+        "cost_ns_per_step": round(cost),
+        "cost_ns": round(cost * len(over)),
+        "share_frac": cost / step,
+        "evidence": evidence,
+    }

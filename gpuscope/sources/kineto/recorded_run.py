@@ -1,0 +1,171 @@
+"""What of a torch.profiler trace depends on its header, which may stand behind the events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuscope.sources.kineto.collective_rows import add_collectives, add_gloo_collectives
+from gpuscope.sources.kineto.event_arguments import integer
+from gpuscope.sources.kineto.event_columns import UNDIRECTED, EventColumns
+from gpuscope.sources.kineto.launched_collectives import with_launch_arguments
+from gpuscope.sources.kineto.wholeness import dropped, operator_ids
+from gpuscope.sources.source import rank_in_name
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import NA, Category
+
+# gpu_user_annotation repeats a host range on the device's clock: not work. Other categories are reported below.
+_KNOWN_NO_WORK = frozenset({
+    "gpu_user_annotation", "trace", "cuda_event", "external_correlation", "mtia_insight", "graph_event_node",
+    "graph_host_node", "",
+})  # fmt: skip
+
+
+class RecordedRun:
+    """What depends on the header, which may stand behind the events: rank, clock base, devices, groups."""
+
+    def __init__(
+        self,
+        builder: TraceBuilder,
+        columns: EventColumns,
+        path: Path,
+        header: dict[str, Any],
+        *,
+        fmt: str = "kineto",
+        dropped_records: int = 0,
+        on_device: bool = False,
+    ) -> None:
+        """`dropped_records` are those that the file itself counts; `on_device` says that a device was recorded even
+        where it did nothing."""
+        self.builder, self.columns, self.path, self.header, self.format = builder, columns, path, header, fmt
+        self.dropped_records, self.on_device = dropped_records, on_device
+        info = header.get("distributedInfo")
+        self.info: dict[str, Any] = info if isinstance(info, dict) else {}
+        self.rank = _rank(self.info, path)
+
+    def finish(self, events: int) -> None:
+        """Hand the columns to the builder, with all that is recorded of the run; `events` were in the file."""
+        builder, header = self.builder, self.header
+        version = f"schema {header['schemaVersion']}" if "schemaVersion" in header else ""
+        source = builder.source(self.path, self.format, version, events, {"header": header})
+        self._ranks(source)
+        lost = dropped(header) + self.dropped_records
+        builder.recording(**operator_ids(self.columns.operator_ids), dropped=lost)
+        self._events()
+        self.columns.counters.finish(builder, source, self._base)
+        collectives = with_launch_arguments(self.columns.chunks, self.columns.collectives, self.columns.communication)
+        add_collectives(builder, self.rank, collectives)
+        add_gloo_collectives(builder, self.rank, self.columns.host_collectives, self.info)
+        self._problems()
+
+    @property
+    def _base(self) -> int:
+        base = self.header.get("baseTimeNanoseconds")
+        return base if isinstance(base, int) and abs(base) < 2**62 else 0
+
+    def _events(self) -> None:
+        base = self._base
+        keys = self.columns.threads
+        threads = [self.builder.thread(self.rank, integer(pid), integer(tid)) for pid, tid in keys]
+        lookup = np.array(threads or [0], np.int64)
+        for table, length, columns in self.columns.chunks:
+            columns["start"] += base
+            columns["end"] += base
+            columns["rank"] = self.rank
+            if table == "host_events":
+                columns["thread"] = lookup[columns["thread"]]
+            self.builder.add(table, length, columns)
+        self.columns.memory.finish(self.builder, self.rank, base)
+
+    def _ranks(self, source: int) -> None:
+        builder, header, info, chunks = self.builder, self.header, self.info, self.columns.chunks
+        code = builder.names.code
+        models = _device_names(header)
+        world = integer(info.get("world_size"))
+        listed = ",".join(str(device) for device in sorted(models))
+        devices = sorted({int(d) for t, _, c in chunks if t == "device_events" for d in distinct_values(c["device"])})
+        trained_on_cpu = not devices and not self.on_device and _trained_on_cpu(header, info, chunks, builder)
+        if trained_on_cpu:
+            builder.host_is_device(self.rank)
+        for device in devices or [NA]:
+            model = models.get(device)
+            values = {
+                "rank": self.rank,
+                "device": device,
+                "source": source,
+                "device_name": NO_NAME if model is None else code(model),
+                "host": code(str(header["host_name"])) if "host_name" in header else NO_NAME,
+                "world_size": world,
+                "world_basis": NO_NAME if world == NA else code("distributed_info"),
+                "host_devices": code(listed) if listed else NO_NAME,
+                "backend": code(str(info["backend"])) if info.get("backend") else NO_NAME,
+            }
+            builder.add("ranks", 1, values)
+        for group in info.get("pg_config") or []:
+            if isinstance(group, dict):
+                self._group(group)
+
+    def _group(self, group: dict[str, Any]) -> None:
+        code = self.builder.names.code
+        ranks = group.get("ranks")
+        values = {
+            "rank": self.rank,
+            "group": code(str(group.get("pg_name", ""))),
+            "description": code(str(group.get("pg_desc", ""))),
+            "size": integer(group.get("pg_size")),
+            "ranks": code(",".join(map(str, ranks))) if isinstance(ranks, list) else NO_NAME,
+            "backend": code(str(group.get("backend_config", ""))),
+        }
+        self.builder.add("groups", 1, values)
+
+    @property
+    def _undirected(self) -> int:
+        code = self.builder.names.code(UNDIRECTED)
+        copies = (columns["copy_kind"] for table, _, columns in self.columns.chunks if table == "device_events")
+        return sum(int((kinds == code).sum()) for kinds in copies)
+
+    def _problems(self) -> None:
+        problem, name = self.builder.problem, self.path.name
+        problem("data_loss", "bad_time", self.columns.bad_times, f"{name}: events whose time is not a number")
+        problem("info", "shape_unreadable", self.columns.texts.unusable, f"{name}: recorded inputs that are no shapes")
+        problem("info", "copy_direction_unknown", self._undirected, f"{name}: copies whose direction is not recorded")
+        for category, count in sorted(self.columns.other.items()):
+            if category not in _KNOWN_NO_WORK:
+                problem("info", "unknown_category", count, f"{name}: events of category {category!r}")
+
+
+def _rank(info: dict[str, Any], path: Path) -> int:
+    rank = integer(info.get("rank"))
+    if rank != NA and rank >= 0:
+        return rank
+    named = rank_in_name(path)
+    return 0 if named is None else named
+
+
+def _device_names(header: dict[str, Any]) -> dict[int, str]:
+    properties = header.get("deviceProperties")
+    if not isinstance(properties, list):
+        return {}
+    return {integer(p.get("id")): str(p.get("name")) for p in properties if isinstance(p, dict) and p.get("name")}
+
+
+def _trained_on_cpu(
+    header: dict[str, Any],
+    info: dict[str, Any],
+    chunks: list[tuple[str, int, dict[str, Any]]],
+    builder: TraceBuilder,
+) -> bool:
+    """No device, no sign of one: then the host is what trained. A job on NCCL whose kernels are missing
+    is not that."""
+    if header.get("deviceProperties") or "nccl" in str(info.get("backend", "")).lower():
+        return False
+    host = [columns for table, _, columns in chunks if table == "host_events"]
+    if not any((columns["category"] == Category.OP).any() for columns in host):
+        return False
+    launching = builder.names.matching(kinds.is_launch_call)
+    return not any(launching[columns["name"]].any() for columns in host)

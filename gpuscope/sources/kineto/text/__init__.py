@@ -1,0 +1,1 @@
+"""Chrome-trace JSON as text: cut into blocks of events, decoded, its decimal times made integers."""

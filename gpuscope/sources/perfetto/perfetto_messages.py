@@ -1,0 +1,86 @@
+"""The messages of a Perfetto trace that torch.profiler writes, as classes of the protobuf runtime.
+
+Names and numbers as in google/perfetto `protos/perfetto/trace/**`; a field that is not listed is skipped when a message
+is parsed. Text is declared as bytes, so that names that are not UTF-8 can be counted and shown. The classes are made
+from the lists below when this module is imported: generated code would tie gpuscope to one range of protobuf's versions
+(docs/decisions/2026-11-22-pftrace-by-protobuf.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_PACKAGE = "gpuscope.perfetto"
+_MESSAGES: dict[str, str] = {
+    # Fields that only other recorders write are declared to tell what is in their traces.
+    "TracePacket": """timestamp:8:uint64 timestamp_clock_id:58:uint32 sequence:10:uint32 sequence_flags:13:uint32
+        incremental_state_cleared:41:bool previous_packet_dropped:42:bool clock_snapshot:6:ClockSnapshot
+        track_event:11:TrackEvent interned_data:12:InternedData gpu_counter_event:52:GpuCounterEvent
+        gpu_render_stage_event:53:GpuRenderStageEvent track_descriptor:60:TrackDescriptor trace_stats:35:TraceStats
+        ftrace_events:1:bytes process_tree:2:bytes chrome_events:5:bytes sys_stats:7:bytes process_stats:9:bytes
+        trace_config:33:bytes profile_packet:37:bytes power_rails:38:bytes android_log:39:bytes system_info:45:bytes
+        compressed_packets:50:bytes heap_graph:56:bytes perf_sample:66:bytes cpu_info:67:bytes vulkan_api_event:65:bytes
+        trace_packet_defaults:59:bytes""",
+    "ClockSnapshot": "clocks:1:Clock*",
+    "Clock": "clock_id:1:uint32 timestamp:2:uint64",
+    "TrackDescriptor": """uuid:1:uint64 name:2:bytes process:3:ProcessDescriptor thread:4:ThreadDescriptor
+        parent_uuid:5:uint64""",
+    "ProcessDescriptor": "pid:1:int32 process_name:6:bytes",
+    "ThreadDescriptor": "pid:1:int32 tid:2:int64 thread_name:5:bytes",
+    "TrackEvent": """type:9:int32 track_uuid:11:uint64 name_iid:10:uint64 name:23:bytes category_iids:3:uint64*
+        categories:22:bytes* debug_annotations:4:DebugAnnotation* flow_ids:47:fixed64* terminating_flow_ids:48:fixed64*
+        gpu_correlation:3000:GpuCorrelation""",
+    "GpuCorrelation": "submitted_event_ids:1:uint64*",
+    "DebugAnnotation": """name:10:bytes bool_value:2:bool uint_value:3:uint64 int_value:4:int64 double_value:5:double
+        string_value:6:bytes dict_entries:11:DebugAnnotation* array_values:12:DebugAnnotation*""",
+    "InternedData": """event_categories:1:Interned* event_names:2:Interned* gpu_specifications:24:Specification*
+        gpu_counter_descriptors:47:CounterDescriptor*""",
+    "Interned": "iid:1:uint64 name:2:bytes",
+    "Specification": "iid:1:uint64 name:2:bytes description:3:bytes category:4:int32",
+    "CounterDescriptor": "iid:1:uint64 descriptor:2:GpuCounterDescriptor gpu_id:3:int32",
+    "GpuCounterDescriptor": "specs:1:CounterSpec*",
+    "CounterSpec": "counter_id:1:uint32 name:2:bytes",
+    "GpuCounterEvent": """counter_descriptor:1:GpuCounterDescriptor counters:2:CounterValue* gpu_id:3:int32
+        counter_descriptor_iid:4:uint64""",
+    "CounterValue": "counter_id:1:uint32 int_value:2:int64 double_value:3:double",
+    "GpuRenderStageEvent": """event_id:1:uint64 duration:2:uint64 extra_data:6:ExtraData* gpu_id:11:int32
+        hw_queue_iid:13:uint64 stage_iid:14:uint64 event_wait_ids:18:uint64* name_iid:20:uint64""",
+    "ExtraData": "name:1:bytes value:2:bytes",
+    "TraceStats": "buffer_stats:1:BufferStats*",
+    "BufferStats": "chunks_overwritten:3:uint64 chunks_discarded:18:uint64 trace_writer_packet_loss:19:uint64",
+}
+
+
+def _message_classes() -> dict[str, Any]:
+    proto = descriptor_pb2.FileDescriptorProto(name="gpuscope_perfetto.proto", package=_PACKAGE, syntax="proto2")
+    for name, fields in _MESSAGES.items():
+        message = proto.message_type.add(name=name)
+        for entry in fields.split():
+            _declare(message, *entry.split(":"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(proto)
+    found = {name: pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in _MESSAGES}
+    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in found.items()}
+
+
+def _declare(message: Any, name: str, number: str, kind: str) -> None:
+    field = descriptor_pb2.FieldDescriptorProto
+    plain = kind.removesuffix("*")
+    label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
+    declared = message.field.add(name=name, number=int(number), label=label)
+    if plain in _MESSAGES:
+        declared.type, declared.type_name = field.TYPE_MESSAGE, f".{_PACKAGE}.{plain}"
+    else:
+        declared.type = getattr(field, f"TYPE_{plain.upper()}")
+
+
+_CLASSES = _message_classes()
+TracePacket: Any = _CLASSES["TracePacket"]
+BEGIN, END = 1, 2
+"""`TrackEvent.Type`."""
+STATE_CLEARED, NEEDS_STATE = 1, 2
+"""`TracePacket.SequenceFlags`."""
+REALTIME, BOOTTIME = 1, 6
+"""`BuiltinClock`."""

@@ -1,0 +1,1 @@
+"""Ranks without a device: their training threads are it."""

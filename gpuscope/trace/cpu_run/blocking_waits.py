@@ -1,0 +1,86 @@
+"""Pauses of the training threads of a CPU run that are waits for a collective.
+
+A blocking wait (`Work.wait`) leaves no event. It is known by two things: no training thread is inside an operator
+that computes, and the pause ends as a collective does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.intervals import EMPTY, Spans
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.schema import NA, Category
+
+BLOCKED_NS = 50_000
+"""A pause must be at least so long before a collective's end to be a wait for it: Python between two operators
+takes 5–50 µs."""
+WAKE_NS = 300_000
+"""A thread that was waiting goes on within this time of the collective's end (tens of µs on an idle machine), or on
+a busy one within as long as it had waited."""
+EARLY_NS = 1_000_000
+"""By which the waiting thread may go on before gloo's thread has recorded the end: both do so as the work is done, and
+on a busy machine gloo's thread may have to wait for a core first."""
+
+
+_WAITS = ("c10d_functional::wait_tensor", "c10d::barrier", "c10d::monitored_barrier_")
+
+
+def is_waiting_op(name: str) -> bool:
+    """Operators in which a thread is blocked on a collective; the others only issue one and go on."""
+    return name.endswith(_WAITS)
+
+
+def pauses(host: Table, names: NamePool, own: Times, threads: Times) -> Spans:
+    """Where none of the `threads` computes for `BLOCKED_NS` or longer, between two of their events.
+
+    `own` are the rows of those threads' host events, collectives left out. An operator without others inside
+    computes; in all else (Python, a node of autograd, an operator that waits or issues a collective) a pause can be a
+    wait.
+    """
+    bounds = np.unique(np.concatenate((host["start"][own], host["end"][own])))
+    start, end = bounds[:-1], bounds[1:]
+    long = end - start >= BLOCKED_NS
+    start, end = start[long], end[long]
+    if not len(start):
+        return EMPTY
+    computing = _computing(host, names, own)
+    every = np.zeros(len(host), np.bool_)
+    every[own] = True
+    free: Mask = np.ones(len(start), np.bool_)
+    for thread in threads.tolist():
+        rows = innermost(host, every, np.full(len(start), thread), (start + end) // 2)
+        free &= ~((rows != NA) & computing[np.maximum(rows, 0)])
+    return Spans(start[free], end[free])
+
+
+def _computing(host: Table, names: NamePool, own: Times) -> Mask:
+    """Per host event, whether it is one of `own` that computes: an operator with nothing inside."""
+    found = np.zeros(len(host), np.bool_)
+    order = own[np.lexsort((-host["end"][own], host["start"][own], host["thread"][own]))]
+    if not len(order):
+        return found
+    thread, start = host["thread"][order], host["start"][order]
+    nested = np.zeros(len(order), np.bool_)
+    nested[:-1] = (thread[1:] == thread[:-1]) & (start[1:] < host["end"][order][:-1])
+    idle = names.matching(lambda name: is_waiting_op(name) or name.startswith("c10d::"))[host["name"][order]]
+    found[order] = ~nested & ~idle & (host["category"][order] == Category.OP)
+    return found
+
+
+def ended_by(found: Spans, ends: Times) -> Spans:
+    """Of pauses, those that end with one of the collectives' `ends` (ns): for each the longest that can be."""
+    before, after = found.start, found.end
+    length = after - before
+    picked = np.zeros(len(before), np.bool_)
+    low = np.searchsorted(after, ends - EARLY_NS, "left")
+    high = np.searchsorted(before, ends - BLOCKED_NS, "right")
+    for end, first, last in zip(ends.tolist(), low.tolist(), high.tolist(), strict=True):
+        places = np.arange(first, last)
+        blocked = np.minimum(after[places], end) - before[places]
+        places = places[(blocked >= BLOCKED_NS) & (after[places] - end <= np.maximum(WAKE_NS, blocked))]
+        if len(places):
+            picked[places[np.argmax(length[places])]] = True
+    return Spans(before[picked], after[picked])

@@ -1,0 +1,182 @@
+"""Windows recorded when somebody asks, while the job goes on: `touch RUN/record`, or SIGUSR2.
+
+All ranks must record the same steps. Rank 0 sees the request, names a step far enough ahead for every rank to learn of
+it, and writes it into the run folder; each rank reads that file between steps. It is written in place and opened anew
+each time, since on NFS that is what shows other hosts the change (close-to-open consistency).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpuscope.instrumented_runtime.record.capture.capture import Capture
+from gpuscope.instrumented_runtime.record.run_folder import PARTS, RankFolder
+
+REQUEST = "record"
+"""Name of the file in the run folder that asks for a window; its text may be the number of steps."""
+SIGNAL = "SIGUSR2"
+_WINDOW = "window.json"
+POLL_S = 0.2
+"""Steps shorter than this don't look for a request each time: the run folder may be on shared storage."""
+AHEAD_S = 2.0
+"""How far ahead of the request its window begins, so that every rank has looked for it by then."""
+
+TIMED = 3
+"""Steps to time before a window can be placed."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What all ranks record: the `number`-th window, its profiler warming up from step `first` on."""
+
+    number: int
+    first: int
+    active: int
+
+
+class OnDemand:
+    """Starts a capture for each window that is asked for, into a folder of its own.
+
+    `make(first, active)` gives the capture that warms up from step `first` on and then records; `last(first, active)`
+    is its last step. With `once` only the first request counts.
+    """
+
+    name = "on_demand"
+
+    def __init__(self, make: Callable[[int, int], Capture], *, warmup: int, active: int, once: bool = False) -> None:
+        self._make, self._warmup, self._active, self._once = make, warmup, active, once
+        self._capture: Capture | None = None
+        self._until = -1
+        self._seen = 0
+        self._looked = 0.0
+        self._first_end: float | None = None
+        self._steps = 0
+
+    def start(self, folder: RankFolder) -> None:
+        """Listen for the file and the signal; nothing is recorded yet."""
+        self._folder = folder
+        self._leads = folder.part.rank == 0
+        if self._leads:
+            self._window_file.touch()
+        if not listen(folder.path):
+            folder.problem("signal_taken", f"{SIGNAL} has a handler of the script's own: `touch RUN/{REQUEST}` instead",
+                           severity="info")  # fmt: skip
+
+    @property
+    def _window_file(self) -> Path:
+        return self._folder.path / PARTS / _WINDOW
+
+    def step(self, step: int) -> None:
+        """Go on with an open window; else look for a request."""
+        now = time.monotonic()
+        if self._first_end is None:
+            self._first_end = now
+        else:
+            self._steps += 1
+        if self._capture is not None:
+            self._advance(self._capture, step)
+            return
+        if now - self._looked < POLL_S or (self._once and self._seen):
+            return
+        self._looked = now
+        if self._leads:
+            self._announce(step, now)
+        window = self._announced()
+        if window is not None and window.number > self._seen:
+            self._open(window, step)
+
+    def _advance(self, capture: Capture, step: int) -> None:
+        try:
+            capture.step(step)
+        except BaseException:
+            self._capture = None
+            raise
+        if step >= self._until:
+            self._capture = None
+            capture.stop()
+
+    def stop(self) -> None:
+        """Close an open window; a request that led to none is told."""
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            capture.stop()
+        elif (self._folder.path / REQUEST).exists():
+            self._unanswered()
+
+    def _unanswered(self) -> None:
+        """Say why a request led to no window."""
+        if self._leads:
+            self._folder.problem("window_too_late", f"the script ended before the window that {REQUEST} asked for",
+                                 severity="data_loss")  # fmt: skip
+        elif not (self._folder.path / PARTS / "rank0.json").exists() and self._folder.part.local_rank == 0:
+            self._folder.problem(
+                "window_not_shared", "no window: rank 0, which names its steps, records into another folder; windows "
+                "on demand need one run folder for all ranks", severity="data_loss",
+            )  # fmt: skip
+
+    def _announce(self, step: int, now: float) -> None:
+        """Turn a request into a window, once it is known how long a step takes."""
+        if self._steps < TIMED:
+            return
+        request = self._folder.path / REQUEST
+        try:
+            text = request.read_text(encoding="utf-8", errors="replace").strip()
+            request.unlink()
+        except OSError:
+            return
+        per_step = (now - (self._first_end or now)) / self._steps
+        ahead = max(2, math.ceil((AHEAD_S + POLL_S) / max(per_step, 1e-6)))
+        active = int(text) if text.isdigit() and int(text) > 0 else self._active
+        window = Window(self._seen + 1, step + 1 + ahead, active)
+        self._window_file.write_text(json.dumps(asdict(window)), encoding="utf-8")
+
+    def _announced(self) -> Window | None:
+        """The window that rank 0 named last; None where none was, or it is just being written."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return Window(**json.loads(self._window_file.read_text(encoding="utf-8")))
+        return None
+
+    def _open(self, window: Window, step: int) -> None:
+        self._seen = window.number
+        self._until = window.first + self._warmup + window.active - 1
+        first = max(window.first, step + 1)
+        active = self._until - first - self._warmup + 1
+        if active < window.active:
+            self._folder.problem(
+                "window_late", f"window {window.number} begins with step {window.first}, this rank saw it in step "
+                f"{step}: it records {max(active, 0)} of {window.active} steps", severity="data_loss",
+            )  # fmt: skip
+        if active < 1:
+            return
+        capture = self._make(first, active)
+        capture.start(self._folder.below(f"window{window.number}"))
+        self._capture = capture
+
+
+def listen(folder: Path) -> bool:
+    """Have SIGUSR2 ask for a window in this process; False where the script has a handler of its own."""
+    number = getattr(signal, SIGNAL, None)
+    if number is None or threading.current_thread() is not threading.main_thread():
+        return True
+    before = signal.getsignal(number)
+    if getattr(before, "gpuscope", False):
+        return True
+    if before is not signal.SIG_DFL:
+        return False
+
+    def ask(_number: int, _frame: object) -> None:
+        with contextlib.suppress(OSError):
+            os.close(os.open(folder / REQUEST, os.O_CREAT | os.O_WRONLY, 0o644))
+
+    ask.gpuscope = True  # type: ignore[attr-defined]
+    signal.signal(number, ask)
+    return True

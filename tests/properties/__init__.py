@@ -1,0 +1,1 @@
+"""What must hold for every recording, on jobs made up by hypothesis."""

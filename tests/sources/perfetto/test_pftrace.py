@@ -1,0 +1,287 @@
+"""Perfetto traces of torch.profiler: the tables of their JSON twins, what they record besides, and bad ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.kineto import Event, call, kernel, note, op, span
+from helpers.pftrace import BASE_NS, PftraceWriter, framed, write_pftrace
+
+import gpuscope
+from gpuscope.errors import InputError
+from gpuscope.sources.perfetto.perfetto_messages import END, TracePacket
+from gpuscope.trace.trace import Trace
+
+NOT_IN_PFTRACE = {
+    ("ranks", "host"), ("ranks", "backend"), ("ranks", "world_size"), ("ranks", "world_basis"),
+    ("device_events", "copy_kind"), ("threads", "name"),
+}  # fmt: skip
+"""Columns that torch's encoder has no place for, or fills otherwise (docs/formats.md)."""
+
+
+def rows(trace: Trace, table: str, column: str) -> list[Any]:
+    values = trace.tables[table][column]
+    return values.astype(object).where(values.notna(), None).tolist()
+
+
+def differing(one: Trace, other: Trace) -> dict[tuple[str, str], list[tuple[Any, Any]]]:
+    """Unequal values by table and column."""
+    found = {}
+    for table in one.tables:
+        if table == "groups":
+            continue
+        for column in one.tables[table].columns:
+            pairs = zip(rows(one, table, column), rows(other, table, column), strict=True)
+            if unequal := [(left, right) for left, right in pairs if left != right]:
+                found[table, column] = unequal
+    return found
+
+
+def codes(trace: Trace) -> dict[str, int]:
+    return {problem.code: problem.count for problem in trace.problems}
+
+
+@pytest.mark.parametrize("name", ["cpu_only", "hand_fed_rank0"])
+def test_real_pairs_give_equal_tables(shared_traces: Path, name: str) -> None:
+    """Written by torch 2.15's own encoder. Its JSON has times as float64: 1 ns off at most."""
+    folder = shared_traces / "pftrace"
+    twin, trace = (gpuscope.open_trace(folder / f"{name}{suffix}") for suffix in (".json.gz", ".pftrace.gz"))
+    found = {key: pairs for key, pairs in differing(twin, trace).items() if key not in NOT_IN_PFTRACE}
+    for key in (("host_events", "start"), ("host_events", "end")):
+        assert all(abs(left - right) <= 1 for left, right in found.pop(key, []))
+    for left, right in found.pop(("device_events", "end"), []):
+        cut = trace["device_events"]  # the encoder cuts a kernel's end at the start of its stream's next
+        assert right < left
+        assert right in cut["start"].tolist()
+    assert found == {}
+
+
+def test_the_unpacked_file_is_the_same(shared_traces: Path) -> None:
+    folder = shared_traces / "pftrace"
+    plain, packed = (gpuscope.open_trace(folder / f"cpu_only.pftrace{suffix}") for suffix in ("", ".gz"))
+    assert differing(plain, packed) == {}
+
+
+def test_json_under_the_name_of_a_pftrace(shared_traces: Path) -> None:
+    """Kineto's default back end writes JSON whatever the name says."""
+    assert gpuscope.open_trace(shared_traces / "pftrace" / "kineto_json_text.pftrace").sources[0].format == "kineto"
+
+
+def counter(ts: int, name: str, value: float) -> Event:
+    return {"ph": "C", "name": name, "pid": "GPU 0 Counters", "ts": ts, "args": {"": value}}
+
+
+def collective(ts: int, dur: int, size: int, seq: int) -> Event:
+    """The framework's range around a launch, as `ParamCommsUtils.hpp` fills it."""
+    told = {"Collective name": "allreduce", "In msg nelems": size, "Out msg nelems": size, "dtype": "Float",
+            "Group size": 2, "Process Group Name": "0", "Process Group Description": "default_pg",
+            "Process Group Ranks": "[0, 1]", "Rank": 1, "Seq": seq}  # fmt: skip
+    return op(ts, dur, "record_param_comms", **told)
+
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def job(steps: int = 3) -> list[Event]:
+    """A job of rank 1: operators with shapes, launches, a copy, a graph, collectives, waits and counters."""
+    events: list[Event] = []
+    for step in range(steps):
+        at, first = step * 1000, step * 10
+        events += [
+            note(at, 900, f"ProfilerStep#{step}"),
+            op(at + 5, 60, "aten::mm", **{"External id": first + 1, "Input Dims": [[8, 16], [16, 4]],
+                                          "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}),
+            op(at + 6, 20, "aten::empty", **{"External id": first + 2, "Input Dims": [], "Input type": []}),
+            call(at + 10, 5, first + 1), kernel(at + 30, 100, first + 1),
+            call(at + 20, 5, first + 2, "cudaMemcpyAsync"),
+            span("gpu_memcpy", "Memcpy", at + 140, 20, tid=7, pid=0, device=0, stream=7, correlation=first + 2,
+                 bytes=4096),
+            call(at + 100, 3, first + 3, "cudaEventRecord"), call(at + 104, 3, first + 4, "cudaStreamWaitEvent"),
+            span("cuda_sync", "Stream Wait Event", at + 104, 1, tid=20, pid=0, cuda_sync_kind="Stream Wait Event",
+                 stream=20, device=0, correlation=first + 4, wait_on_stream=-1,
+                 wait_on_cuda_event_record_corr_id=first + 3),
+            collective(at + 108, 30, 1 << 20, step + 1),
+            call(at + 110, 5, first + 5), kernel(at + 200, 300, first + 5, NCCL, stream=20),
+            call(at + 150, 9, first + 6, "cudaGraphLaunch"),
+            kernel(at + 520, 40, first + 6, "node_a", **{"graph id": 3, "graph node id": 1}),
+            kernel(at + 560, 40, first + 6, "node_b", **{"graph id": 3, "graph node id": 2}),
+            call(at + 600, 250, first + 7, "cudaStreamSynchronize"),
+            span("cuda_sync", "Stream Sync", at + 601, 240, tid=7, pid=0, cuda_sync_kind="Stream Sync", stream=7,
+                 device=0, correlation=first + 7),
+            counter(at, "SM Active (%)", 62.327), counter(at + 500, "SM Active (%)", 80.5),
+            counter(at, "Power (W)", 350.0),
+        ]  # fmt: skip
+    return [*events, span("overhead", "Lazy Function Loading", 12, 3, tid=0, pid=-1)]
+
+
+def pair(folder: Path, events: list[Event], name: str = "rank1") -> tuple[Trace, Trace]:
+    """The same events as Kineto JSON and as Perfetto trace."""
+    twin = folder / f"{name}.json"
+    document = {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS,
+                "distributedInfo": {"rank": 1, "world_size": 2, "backend": "nccl"}, "traceEvents": events}  # fmt: skip
+    twin.write_text(json.dumps(document))
+    return gpuscope.open_trace(twin), gpuscope.open_trace(write_pftrace(folder / f"{name}.pftrace", *events))
+
+
+def test_a_generated_pair_gives_equal_tables(tmp_path: Path) -> None:
+    twin, trace = pair(tmp_path, job())
+    found = {key for key in differing(twin, trace) if key not in NOT_IN_PFTRACE}
+    assert found == set()
+    assert len(trace["device_events"]) == 15
+    assert trace.ranks == [1]
+    assert rows(trace, "ranks", "world_size") == [2]
+
+
+def test_a_generated_pair_gives_the_same_verdict(tmp_path: Path) -> None:
+    pair(tmp_path, job(5))
+    found = [gpuscope.analyze(tmp_path / name).report for name in ("rank1.json", "rank1.pftrace")]
+    assert found[0]["verdict"] == found[1]["verdict"]
+    assert found[0]["steps"] == found[1]["steps"]
+
+
+def test_arguments_of_collectives_come_from_the_range_around_the_launch(tmp_path: Path) -> None:
+    """The kernel carries none: kernel → call → `record_param_comms`. 2^20 floats are 4 MiB."""
+    for trace in pair(tmp_path, job()):
+        assert rows(trace, "collectives", "op") == ["all_reduce"] * 3
+        assert rows(trace, "collectives", "bytes") == [4 << 20] * 3
+        assert rows(trace, "collectives", "seq") == [1, 2, 3]
+        assert rows(trace, "collectives", "group_ranks") == ["0,1"] * 3
+
+
+def test_a_launch_outside_such_a_range_has_no_arguments(tmp_path: Path) -> None:
+    """Counter-example: the range ended before the launch, or is another thread's."""
+    events = [collective(0, 5, 64, 1), call(10, 5, 1), kernel(30, 10, 1, NCCL),
+              {**collective(40, 50, 64, 2), "tid": 2}, call(50, 5, 2), kernel(70, 10, 2, NCCL)]  # fmt: skip
+    for trace in pair(tmp_path, events):
+        assert rows(trace, "collectives", "bytes") == [None, None]
+
+
+def test_the_stream_of_an_awaited_event_is_that_of_the_last_launch(tmp_path: Path) -> None:
+    for trace in pair(tmp_path, job()):
+        waits = rows(trace, "syncs", "awaited_stream")
+        assert [wait for wait in waits if wait is not None] == [7, 7, 7]
+        assert codes(trace)["awaited_stream_inferred"] == 3
+
+
+def test_an_event_recorded_before_any_launch_is_on_no_known_stream(tmp_path: Path) -> None:
+    """Counter-example: nothing launched before it; and where the last launch is the waiting stream's own."""
+    wait = {"cuda_sync_kind": "Stream Wait Event", "device": 0, "wait_on_stream": -1}
+    events = [
+        call(0, 1, 1, "cudaEventRecord"), call(2, 1, 2, "cudaStreamWaitEvent"),
+        span("cuda_sync", "Stream Wait Event", 2, 1, tid=20, pid=0, stream=20, correlation=2,
+             wait_on_cuda_event_record_corr_id=1, **wait),
+        call(10, 1, 3), kernel(12, 5, 3), call(20, 1, 4, "cudaEventRecord"), call(22, 1, 5, "cudaStreamWaitEvent"),
+        span("cuda_sync", "Stream Wait Event", 22, 1, tid=7, pid=0, stream=7, correlation=5,
+             wait_on_cuda_event_record_corr_id=4, **wait),
+    ]  # fmt: skip
+    for trace in pair(tmp_path, events):
+        assert rows(trace, "syncs", "awaited_stream") == [None, None]
+        assert "awaited_stream_inferred" not in codes(trace)
+
+
+def test_nodes_of_graphs_and_counters(tmp_path: Path) -> None:
+    for trace in pair(tmp_path, job(1)):
+        nodes = trace.tables["graph_nodes"]
+        assert nodes["node"].tolist() == [1, 2]
+        names = np.array(rows(trace, "device_events", "name"))
+        assert names[nodes["event"]].tolist() == ["node_a", "node_b"]
+        counters = trace.tables["counters"]
+        assert counters["counter"].tolist() == ["Power (W)", "SM Active (%)", "SM Active (%)"]
+        assert counters["unit"].tolist() == ["W", "%", "%"]
+        assert (counters["value"] / counters["parts"]).tolist() == [350.0, 62.327, 80.5]
+        lengths = (counters["end"] - counters["start"]).tolist()
+        assert lengths == [0, 500_000, 500_000]  # a lone sample has no length, the last that of the one before it
+        assert codes(trace)["clocks_locked"] == 1
+
+
+def test_counters_of_links_alone_are_judged_as_links(tmp_path: Path) -> None:
+    """SM Active at 95 % while communication is exposed is no link at its peak."""
+    busy = [counter(at, "SM Active (%)", 95.0) for at in range(0, 1000, 100)]
+    events = [call(10, 5, 1), kernel(30, 800, 1, NCCL), *busy]
+    path = write_pftrace(tmp_path / "rank0.pftrace", *events)
+    report = gpuscope.analyze(path).report
+    assert "link_counters" not in report
+    assert not [one for one in report["findings"] if one["code"] == "link_at_peak"]
+
+
+def test_dropped_packets_are_lost_data_and_lower_the_confidence(tmp_path: Path) -> None:
+    content = write_pftrace(tmp_path / "rank0.pftrace", *job(5)).read_bytes()
+    stats = TracePacket(previous_packet_dropped=True)
+    stats.trace_stats.buffer_stats.add(chunks_overwritten=3, trace_writer_packet_loss=2)
+    before = gpuscope.analyze(tmp_path / "rank0.pftrace").report
+    (tmp_path / "rank0.pftrace").write_bytes(content + framed(stats.SerializeToString()))
+    trace = gpuscope.open_trace(tmp_path / "rank0.pftrace")
+    assert codes(trace)["records_dropped"] == 6
+    assert trace["recording"]["dropped"].tolist() == [6]
+    after = gpuscope.analyze(tmp_path / "rank0.pftrace").report
+    assert after["verdict"]["confidence"] < before["verdict"]["confidence"]
+
+
+def test_other_perfetto_traces_say_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "android.pftrace"
+    packets = [TracePacket(timestamp=1, ftrace_events=b"\x08\x01"), TracePacket(process_tree=b"")]
+    path.write_bytes(b"".join(framed(packet.SerializeToString()) for packet in packets))
+    with pytest.raises(InputError, match=r"not one of torch\.profiler: it holds 1 ftrace events") as caught:
+        gpuscope.open_trace(path)
+    assert caught.value.exit_code == 3
+    assert "export_chrome_trace" in str(caught.value)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_cut_off_is_refused_unless_partial(tmp_path: Path, zipped: bool) -> None:
+    content = write_pftrace(tmp_path / "whole.pftrace", *job()).read_bytes()
+    path = tmp_path / ("cut.pftrace.gz" if zipped else "cut.pftrace")
+    path.write_bytes(gzip.compress(content)[:-30] if zipped else content[: len(content) * 2 // 3])
+    with pytest.raises(InputError, match=r"ends inside|ends early|damaged"):
+        gpuscope.open_trace(path)
+    trace = gpuscope.open_trace(path, partial=True)
+    assert codes(trace)["truncated"] == 1
+    assert len(trace["host_events"]) > 0
+
+
+def test_any_prefix_is_an_error_or_a_trace(tmp_path: Path) -> None:
+    content = write_pftrace(tmp_path / "whole.pftrace", *job(1)).read_bytes()
+    path = tmp_path / "rank0.pftrace"
+    opened = 0
+    for end in range(0, len(content) - 1, 41):
+        path.write_bytes(content[:end])
+        with suppress(InputError):
+            opened += len(gpuscope.open_trace(path, partial=True)["device_events"])
+    assert opened > 0
+
+
+def test_a_begin_without_end_is_counted_and_shifts_no_other(tmp_path: Path) -> None:
+    writer = PftraceWriter()
+    writer.slices([call(0, 5, 1), {**call(3, 4, 2), "tid": 2}])
+    packets = list(writer.all_packets())
+    kept = [packet for packet in packets if packet.track_event.type != END or packet.timestamp != BASE_NS + 5000]
+    path = tmp_path / "rank0.pftrace"
+    path.write_bytes(b"".join(framed(packet.SerializeToString()) for packet in kept))
+    trace = gpuscope.open_trace(path)
+    assert rows(trace, "host_events", "correlation") == [2]
+    assert codes(trace)["unpaired_slice"] == 1
+
+
+def test_a_packet_that_is_no_message_is_counted(tmp_path: Path) -> None:
+    content = write_pftrace(tmp_path / "rank0.pftrace", *job()).read_bytes()
+    (tmp_path / "rank0.pftrace").write_bytes(content + framed(b"\x5a\x7f"))
+    assert codes(gpuscope.open_trace(tmp_path / "rank0.pftrace"))["undecodable_event"] == 1
+
+
+def test_text_that_begins_with_an_empty_line_is_no_pftrace(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("\n\nNotes of the last run\n\nslow\n")
+    with pytest.raises(InputError, match="unrecognised trace format"):
+        gpuscope.open_trace(path)
+
+
+def test_a_folder_of_pftraces_is_a_run(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_pftrace(tmp_path / f"rank{rank}.pftrace.gz", *(e for e in job() if e["name"] != "record_param_comms"))
+    assert gpuscope.open_trace(tmp_path).ranks == [0, 1]
