@@ -98,15 +98,14 @@ def _reason(
     reason = max(candidates, key=lambda name: candidates[name])
     explained = candidates[reason]
     if explained < MOST * lateness:
+        if waited >= MOST * lateness:
+            return _without_core(waited)
         return Reasoned(None, 0, "neither its compute nor its host differs enough from its peers'")
     spent = units.duration(round(explained))
     if reason == "cores":
         return Reasoned("cores", round(explained), f"its training thread had no core for {spent} per step longer")
     if reason != "data" and explained - waited < MOST * lateness:
-        return Reasoned(
-            None, 0, f"its training thread had no core for {units.duration(round(waited))} per step, so that its pace "
-            "shows nothing of its device or host: record where nothing else runs",
-        )  # fmt: skip
+        return _without_core(waited)
     if reason == "host":
         why = f"its host keeps its device idle {spent} per step longer ({cause_label(cause)})"
         return Reasoned("host", round(explained), why)
@@ -120,6 +119,15 @@ def _reason(
             "device", round(explained), f"the same operations on the same shapes take {spent} per step longer"
         )
     return Reasoned("data", round(explained), f"it has {spent} per step more to compute: {_larger(trace, rank, work)}")
+
+
+def _without_core(waited: float) -> Reasoned:
+    """The pace of a thread that waits for cores shows nothing of its device or host."""
+    spent = units.duration(round(waited))
+    return Reasoned(
+        "cores", 0, f"its training thread had no core for {spent} per step, which may explain it: record where nothing "
+        "else runs",
+    )  # fmt: skip
 
 
 def compare_work(own: Work, peers: list[Work]) -> tuple[float, float, bool]:

@@ -211,6 +211,7 @@ SHOWN = [
     Shown("nccl_chunks", replace(STAGES, activation_bytes=256 * MIB, rate=20.0), nccl_log(**RDMA),  # type: ignore[arg-type]
           quiet_log=nccl_log()),
     Shown("nccl_symmetric", GATHERED, nccl_log(), quiet_log=nccl_log(version="2.26.5")),
+    Shown("nccl_user_buffers", GATHERED, nccl_log(version="2.26.5"), quiet_log=nccl_log()),
     Shown("nccl_zero_cta", GATHERED, nccl_log(), quiet_log=nccl_log(version="2.27.7")),
     Shown("nccl_cta_policy", SLOW, nccl_log(), quiet_log=nccl_log(variables(NCCL_CTA_POLICY="1"))),
     Shown("local_sgd", SLOW, nccl_log(**RDMA), quiet_log=nccl_log()),  # type: ignore[arg-type]

@@ -88,7 +88,8 @@ def overlapping(case: Report, share: float) -> Report:
         (("fsdp2",), row(op="all_gather", **NVLINK), nccl(), 0.8, {"nccl_symmetric", "nccl_zero_cta"}),
         (("fsdp2",), row(op="all_gather", **NVLINK), nccl(), 0.0, {"nccl_symmetric"}),  # nothing beside it to free
         (("fsdp2",), row(op="all_gather", bytes=512 * MIB, **NVLINK), nccl(), 0.0, set()),  # too large to gain
-        (("fsdp2",), row(op="all_gather", **NVLINK), nccl(version="2.26.5"), 0.8, set()),  # too old
+        (("fsdp2",), row(op="all_gather", **NVLINK), nccl(version="2.26.5"), 0.8,
+         {"nccl_user_buffers"}),  # too old for windows
         (("fsdp2",), row(op="all_gather", link="2 network ports"), nccl(), 0.8, set()),
         (("ddp",), row(**NVLINK), nccl(), 0.8, {"nccl_cta_policy"}),
         (("ddp",), row(**NVLINK), nccl(NCCL_CTA_POLICY="1"), 0.8, set()),  # set already

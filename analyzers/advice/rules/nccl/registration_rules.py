@@ -20,6 +20,10 @@ from gpuscope.trace.naming.frameworks import parallelism_of
 
 WINDOWS, COPY_ENGINES, NAMED_POLICIES = (2, 27), (2, 28), (2, 29)
 """NCCL's versions with symmetric windows, with collectives by copy engines, with `NCCL_CTA_POLICY` by name."""
+USER_BUFFERS = (2, 19)
+"""The version that brought registration of user buffers for NVLS (ncclCommRegister)."""
+SWITCHED = ("NVLink 4", "NVLink 5")
+"""Generations whose switches reduce (Hopper and later)."""
 WORTH = (1 << 10, 64 << 20)
 """Bytes of messages that symmetric memory is faster for."""
 OVERLAPPED = 0.3
@@ -43,6 +47,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield from _async_tensor_parallel(case, finding, row)
     if row["op"] in _SYMMETRIC_OPS and WORTH[0] <= row["bytes"] <= WORTH[1] and _has(case, WINDOWS):
         yield from _windows(case, finding, row)
+    if row["op"] in _SHARDED and (row["op"] != "all_gather" or not _has(case, WINDOWS)):
+        yield from _user_buffers(case, finding, row)
     if _overlapped(case) >= OVERLAPPED and not _set(case, "NCCL_CTA_POLICY"):
         if row["op"] in _ENGINE_OPS and _has(case, COPY_ENGINES):
             yield from _copy_engines(case, finding, row)
@@ -84,13 +90,10 @@ def _async_tensor_parallel(case: Case, finding: FindingEntry, row: BandwidthEntr
 def _windows(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
     setting = config("ncclCommWindowRegister", "NCCL_WIN_COLL_SYMMETRIC, on buffers of ncclMemAlloc")
     if not case.native:
-        named: Setting | None = in_dialect(
-            case,
-            {
-                "fsdp2": python("FSDPModule.set_symm_mem_for_comm", '("NCCL")'),
-                "megatron": config("--use-nccl-ub", ""),
-            },
-        )
+        names = {"megatron": config("--use-nccl-ub", "")}
+        if row["op"] == "all_gather":  # the buffers of gathers alone (torch 2.13)
+            names["fsdp2"] = python("FSDPModule.set_symm_mem_for_comm", '("NCCL")')
+        named: Setting | None = in_dialect(case, names)
         if named is None:
             return
         setting = named
@@ -103,6 +106,24 @@ def _windows(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator
         verify="kernels are named ncclSymkDevKernel_…; bandwidth[] shows the gain by size",
         outcome=_TRY,
     )
+
+
+def _user_buffers(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
+    """Registered staging buffers, which switches that reduce (NVLS) read and write without a copy."""
+    setting = in_dialect(
+        case, {"fsdp2": python("FSDPModule.set_allocate_memory_from_process_group_for_comm", "(True)")}
+    )
+    if setting is not None and _has(case, USER_BUFFERS) and (row["link"] or "").endswith(SWITCHED):
+        yield Proposal(
+            code="nccl_user_buffers",
+            action=f"Let NCCL's own allocator hold the staging buffers of {row['op']}",
+            why=f"{cost(finding)}; NVLink switches can then read and write them without a copy through NCCL's buffers",
+            setting=setting,
+            risk="more device memory, out of the caching allocator's reach; not beside set_custom_all_gather or "
+            "set_custom_reduce_scatter, which bring buffers of their own",
+            verify="NCCL's log names NVLS and registered buffers; bandwidth[] shows the gain by size",
+            outcome=_TRY,
+        )
 
 
 def _copy_engines(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
@@ -193,6 +214,12 @@ RULE = Rule(
             ("latency", "bandwidth"),
             "FSDP2 `set_symm_mem_for_comm` (torch 2.12), Megatron "
             "`--use-nccl-ub`, in C `ncclCommWindowRegister`: messages up to 64 MiB within NVLink (NCCL 2.27)",
+        ),
+        Knob(
+            "nccl_user_buffers",
+            ("latency", "bandwidth"),
+            "FSDP2 `set_allocate_memory_from_process_group_for_comm`: NVLS on Hopper and later, from NCCL 2.19 on, "
+            "where symmetric memory is not there",
         ),
         Knob(
             "nccl_zero_cta",
