@@ -16,6 +16,9 @@ import numpy as np
 NA: int = int(np.iinfo(np.int64).min)
 """An absent integer (as NaT is in numpy); never shown to users, who see `pandas.NA`."""
 
+MOST_RANKS = 1 << 20
+"""A rank from here on is damage: no job is as large, and tables by rank would take any amount of memory."""
+
 NS_PER_US = 1_000
 
 Dtype = Literal["time", "int", "name", "enum"]

@@ -113,8 +113,9 @@ class ArrowTables:
                     return parquet.read_schema(file).empty_table()
                 return parquet.read_table(file, columns=columns)
             found = self._read_ipc(file)
+            found.column_names  # noqa: B018 - raises here where a name is no UTF-8
             return found if columns is None else self._checked(found.select(columns))
-        except (self._arrow.ArrowException, OSError, EOFError) as error:
+        except (self._arrow.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
             raise InputError(
                 f"{file}: can't be read: {error}",
                 hint="export it again: nsys export --type parquetdir --force-overwrite true -o OUT IN.nsys-rep",

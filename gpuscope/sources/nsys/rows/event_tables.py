@@ -66,6 +66,8 @@ class Events:
     """Name codes that are operators of PyTorch (written by emit_nvtx)."""
     strings: StringTable | None = None
     never_closed: int = 0
+    without_type: int = 0
+    """Rows of NVTX_EVENTS that do not say what they are."""
     nvtx_rows: int = 0
     """Rows of NVTX_EVENTS, of which the ranges' own are in the column `row`."""
 
@@ -143,6 +145,7 @@ def _name_ranges(events: Events, tables: Tables, strings: StringTable, names: Na
         events.domains[int(rows["process"][row]), int(rows["domainId"][row])] = names[int(rows["name"][row])]
     for row in np.flatnonzero(rows["eventType"] == THREAD).tolist():
         events.thread_labels.append((int(rows["globalTid"][row]), names[int(rows["name"][row])]))
+    events.without_type = int((rows["eventType"] == NA).sum())
     ranges = (rows["eventType"] == PUSH_POP) | (rows["eventType"] == START_END)
     closed = ranges & (rows["end"] != NA)
     events.never_closed = int(ranges.sum() - closed.sum())
