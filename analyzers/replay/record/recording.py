@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ from gpuscope.trace.trace import Trace
 
 _NO_HOST = "no host events: record CPU activities too (torch profiler) or CUDA API calls (nsys -t cuda)"
 
+_NOT_ASKED = "no advice was asked for, so the run was not replayed"
 _TOO_LARGE = (
     "not even one step of each rank is small enough to be replayed: analyse fewer ranks (--ranks), or record fewer "
     "micro-batches per step"
@@ -60,6 +61,11 @@ def record(trace: Trace, lanes: Sequence[LaneView], operations: Table, files: in
     """The graphs of the lanes of one of so many files, with its `operations`; small, whatever the file or the run."""
     devices = Counter(view.lane.rank for view in lanes)
     return [_record(trace, view, operations, devices[view.lane.rank], files * len(devices)) for view in lanes]
+
+
+def not_recorded(ranks: Iterable[int]) -> list[Recorded]:
+    """What stands for the graphs of lanes of these ranks where nobody wants a replay."""
+    return [Recorded(rank, None, why=_NOT_ASKED) for rank in ranks]
 
 
 def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks: int) -> Recorded:
