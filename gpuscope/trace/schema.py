@@ -437,10 +437,10 @@ CHOICES = TableSchema(
 
 MEASUREMENTS = TableSchema(
     "measurements",
-    "timed collectives: rows of nccl-tests, records of NCCL's Inspector and profiler plugins",
+    "timed collectives: rows of nccl-tests and `gpuscope bench`, records of NCCL's Inspector and profiler plugins",
     (
         _ANY_RANK,
-        Column("tool", "name", "nccl-tests, inspector, profiler-plugin"),
+        Column("tool", "name", "nccl-tests, gpuscope-bench, inspector, profiler-plugin"),
         Column("op", "name", "all_reduce, all_gather…"),
         Column("group_size", "int", "ranks that took part"),
         Column("bytes", "int", "size of the whole array, as nccl-tests counts it"),

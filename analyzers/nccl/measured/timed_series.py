@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from gpuscope.analyzers.collectives.message_cost import CostModel, fit
 from gpuscope.analyzers.facts.placement import Placed, Placement
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.nccl.cost.cost_model import Choice
 from gpuscope.analyzers.nccl.logged.choices import Choices
 from gpuscope.analyzers.nccl.logged.nccl_grammar import ALGORITHMS, PROTOCOLS, logged_name, only
+from gpuscope.hardware.bus_bandwidth import busbw_factor
 from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Times
@@ -88,6 +90,21 @@ def timings(facts: RunFacts) -> Timings:
     choices = Choices(facts.trace.rows("choices"))
     of_tools, cold = _of_tools(facts.trace, facts.placement, choices)
     return Timings((*_of_trace(facts, choices), *of_tools), cold)
+
+
+def tool_fits(facts: RunFacts) -> dict[tuple[str, int], CostModel]:
+    """By operation and number of ranks, the cost fitted to what tools among the inputs measured, where a line fits."""
+    sizes: dict[tuple[str, int], list[float]] = defaultdict(list)
+    taken: dict[tuple[str, int], list[int]] = defaultdict(list)
+    series, _ = _of_tools(facts.trace, facts.placement, Choices(facts.trace.rows("choices")))
+    for one in series:
+        factor = busbw_factor(one.op, one.group_size)
+        timed = [place for place, size in enumerate(one.bytes) if size not in one.waiting]
+        if factor is not None:
+            sizes[one.op, one.group_size] += [one.bytes[place] * factor for place in timed]
+            taken[one.op, one.group_size] += [one.dur[place] for place in timed]
+    fits = {key: fit(np.array(own), np.array(taken[key], np.int64)) for key, own in sizes.items()}
+    return {key: found for key, found in fits.items() if found is not None}
 
 
 def _of_trace(facts: RunFacts, choices: Choices) -> list[Series]:
