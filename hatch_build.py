@@ -59,7 +59,7 @@ class NativeBuildHook(BuildHookInterface[Any]):
         if built is None:
             return
         if version == "editable":
-            shutil.copy2(built, ROOT / NATIVE)
+            in_place(built)
             return
         # One for every Python from 3.11 on: the core keeps to the stable ABI.
         platform = next(tag.platform for tag in sys_tags() if not tag.platform.startswith(("manylinux", "musllinux")))
@@ -70,6 +70,14 @@ class NativeBuildHook(BuildHookInterface[Any]):
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
         if hasattr(self, "_folder"):
             self._folder.cleanup()
+
+
+def in_place(built: Path) -> Path:
+    """Put the compiled core into the tree, by a rename: a process that has the old one loaded goes on with that."""
+    target = ROOT / NATIVE / built.name
+    new = target.with_name(f"{target.name}.{os.getpid()}.new")
+    shutil.copy2(built, new)
+    return new.replace(target)
 
 
 def compiled_or_none(folder: Path) -> Path | None:
@@ -109,4 +117,4 @@ def compiled(folder: Path) -> Path:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="gpuscope-native-") as temporary:
-        print(shutil.copy2(compiled(Path(temporary)), ROOT / NATIVE))
+        print(in_place(compiled(Path(temporary))))

@@ -62,7 +62,7 @@ def _await(folder: Path, seconds: float) -> None:
 def _follow(follower: Follower, every: float, once: bool) -> int:
     import time
 
-    from gpuscope.analyzers.watching.alerts import alerts, not_told
+    from gpuscope.analyzers.watching.alerts import alerts, unmeasured
 
     shown, raised, said, untold = -1, set[str](), "", False
     while True:
@@ -80,7 +80,7 @@ def _follow(follower: Follower, every: float, once: bool) -> int:
         if sentence and sentence != said:
             said = sentence
             click.echo(f"finished windows ({len(seen.windows)} files): {sentence}")
-        if not untold and (words := not_told(seen)):
+        if not untold and (words := unmeasured(seen)):
             untold = True
             click.echo(f"note   {words}")
         if once or seen.status not in ("running", ""):

@@ -94,7 +94,7 @@ def measured_steps(seen: Seen) -> list[int]:
     return [step for step in common_steps(seen) if all(own[step].own_ns is not None for own in seen.steps.values())]
 
 
-def not_told(seen: Seen) -> str:
+def unmeasured(seen: Seen) -> str:
     """What of «who falls behind» the measures can't tell, and what is watched instead; empty where they tell it all."""
     steps, measured = common_steps(seen), measured_steps(seen)
     if len(seen.steps) < 2 or not steps or 2 * len(measured) > len(steps):

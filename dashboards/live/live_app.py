@@ -10,7 +10,7 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
-from gpuscope.analyzers.watching.alerts import alerts, common_steps, not_told
+from gpuscope.analyzers.watching.alerts import alerts, common_steps, unmeasured
 from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
 from gpuscope.analyzers.watching.measures import RunWatcher, Seen
 from gpuscope.dashboards import ids, parts, theme
@@ -102,7 +102,7 @@ def _state(seen: Seen, verdict: str, recorded: Report | None) -> Component:
     ]
     if seen.lost:
         pairs.append(("lines that could not be read", units.count(seen.lost)))
-    if untold := not_told(seen):
-        pairs.append(("not told", untold))
+    if missing := unmeasured(seen):
+        pairs.append(("not measured", missing))
     calm = [] if found else [dmc.Text("No alert.", fw=600, mb="xs")]
     return html.Div([*raised, *calm, parts.card("Now", parts.facts(pairs))])

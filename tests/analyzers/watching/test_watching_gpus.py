@@ -20,7 +20,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import gpuscope
-from gpuscope.analyzers.watching.alerts import alerts, late_in_windows, measured_steps, not_told
+from gpuscope.analyzers.watching.alerts import alerts, late_in_windows, measured_steps, unmeasured
 from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
 from gpuscope.analyzers.watching.measures import RunWatcher
 from gpuscope.instrumented_runtime.train.measures import meter as meter_module
@@ -82,7 +82,7 @@ def test_ddp_on_gpus_says_how_old_its_knowledge_is(tmp_path: Path, monkeypatch: 
     (alert,) = alerts(seen, 450 * STEP_MS * MS)
     assert (alert.code, alert.ranks) == ("falls_behind", (2,))
     assert "13 of the last 13 measured steps, 30.00 ms each (measured up to step 399)" in alert.message
-    assert "measured in 13 of 449 steps, the last of them 399 of 449" in not_told(seen)
+    assert "measured in 13 of 449 steps, the last of them 399 of 449" in unmeasured(seen)
 
 
 def test_a_rank_that_has_recovered_is_no_longer_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_without_a_measure_a_late_loader_is_told_and_the_rest_is_said(
     assert (alert.code, alert.ranks) == ("waits_for_data", (1,))
     assert "30.00 ms longer than the others in 20 of the last 20 steps" in alert.message
     assert "as far as its device has nothing else to do" in alert.message
-    assert "is not measured" in not_told(seen)
+    assert "is not measured" in unmeasured(seen)
 
 
 def test_a_slow_rank_that_nothing_measures_is_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_a_slow_rank_that_nothing_measures_is_not_guessed(tmp_path: Path, monkey
     train(tmp_path, monkeypatch, 40, [60, 90, 60], [20, 20, 20])
     seen = RunWatcher(tmp_path).look()
     assert alerts(seen, 40 * STEP_MS * MS) == []
-    assert not_told(seen)
+    assert unmeasured(seen)
 
 
 def test_a_rank_that_is_late_in_the_finished_windows_is_an_alert(samples: Path) -> None:
