@@ -26,14 +26,35 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     calls, found = gradients(graph), costs(graph, setting, alike=not setting.complete)
     if any(graph.calls[call].op == "reduce_scatter" for call in calls):
         raise UnreplayableError("gradients are scattered module by module here: there are no buckets, group modules")
+    first = change.size if change.first is None else change.first
+    if _as_they_are(graph, calls, change.size, first):
+        return Rewritten(graph, "gradients come in such buckets already", found.provenance(graph, calls))
     _need_cores(setting)
     scale = scales(graph, calls, found, setting)
-    first = change.size if change.first is None else change.first
     changed = regrouped(graph, calls, lambda own: buckets(own, change.size, first), found, scale, key=change)
     known = all(graph.calls[call].gradients for call in calls)
     when = "gradients as they became ready" if known else "gradients within a bucket assumed to become ready evenly"
     basis = f"{found.basis(graph, calls)}; {when}"
     return Rewritten(changed, basis, found.provenance(graph, calls), found.lacking(graph, calls))
+
+
+def _as_they_are(graph: Graph, calls: Sequence[int], size: int, first: int) -> bool:
+    """Whether each step's collectives of gradients hold what buckets of that size would hold."""
+
+    def same(own: Sequence[int]) -> bool:
+        made = buckets([graph.calls[call] for call in own], size, first)
+        return [{piece.old for piece in bucket} for bucket in made] == [{place} for place in range(len(own))]
+
+    return bool(calls) and all(same(own) for own in _by_step(graph, calls).values())
+
+
+def _by_step(graph: Graph, calls: Sequence[int]) -> dict[tuple[int, int], list[int]]:
+    """Calls of each rank's step, in the order of their issue."""
+    node = nodes_by_call(graph, Node.ARRIVAL)
+    own: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for call in by_issue(graph, [call for call in calls if node[call] >= 0]):
+        own[graph.calls[call].rank, int(graph.nodes["step"][node[call]])].append(call)
+    return own
 
 
 def accumulated(graph: Graph, change: AccumulatedGradients, setting: Setting) -> Rewritten:
@@ -46,12 +67,7 @@ def accumulated(graph: Graph, change: AccumulatedGradients, setting: Setting) ->
         raise UnreplayableError("gradients are reduced once in a step")
     kept, gone = 0, np.zeros(len(graph), np.bool_)
     of = graph.nodes["call"]
-    arrival = nodes_by_call(graph, Node.ARRIVAL)
-    wanted = [call for call in gradients(graph) if arrival[call] >= 0]
-    own: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for call in by_issue(graph, wanted):
-        own[graph.calls[call].rank, int(graph.nodes["step"][arrival[call]])].append(call)
-    for calls in own.values():
+    for calls in _by_step(graph, gradients(graph)).values():
         if len(calls) % change.micro_batches:
             raise UnreplayableError(f"a step's gradient collectives are no {change.micro_batches} times as many")
         last = len(calls) // change.micro_batches

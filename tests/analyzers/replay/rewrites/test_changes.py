@@ -215,9 +215,17 @@ def test_gradients_sent_as_they_become_ready() -> None:
     early = {1000: (Gradient(600, 4500), Gradient(400, 4000)), 2000: (Gradient(2000, 1000),)}
     told = replace(graph, calls=tuple(replace(call, gradients=early[call.bytes or 0]) for call in graph.calls))
     assert (steps(told), after(told, Overlap(), ON_GPU)) == ([10_000], 7000)
-    for change in (Overlap(), BucketSize(1000)):
+    for change in (Overlap(), BucketSize(10_000)):
         with pytest.raises(UnreplayableError, match=r"take cores|gradient communication can"):
             after(told, change, replace(ALL_RANKS, cores_known=False))
+
+
+def test_buckets_that_are_there_already_change_nothing() -> None:
+    """1000 and 1500 bytes are buckets of 1000, whatever cores are waited for."""
+    graph = job(*backward((500, 1000, 2000), (500, 1500, 2500)))
+    found = rewrite(graph, BucketSize(size=1000), replace(ALL_RANKS, cores_known=False))
+    assert found.graph is graph
+    assert found.basis == "gradients come in such buckets already"
 
 
 def test_a_faster_link() -> None:
