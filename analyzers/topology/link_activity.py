@@ -25,7 +25,7 @@ BUSY = 80.0
 """Percent of a link's peak from which it is what limits."""
 CONGESTION = re.compile(r"(?i)congest|\bpause|\bcnp\b|\becn\b|send wait|xmit wait|discard|out of buffer|retrans")
 """Counters that count nothing on a network that flows: pauses, congestion notices, waits for credit, drops."""
-_LINK = re.compile(r"(?i)^NIC |nvl(ink|rx|tx)|pcie")
+_LINK = re.compile(r"(?i)^(NIC|IB switch) |nvl(ink|rx|tx)|pcie")
 _PERCENT = "%"
 _EXPOSED_LEAST = 0.01
 """Of the recording: less exposed communication says nothing of a link."""

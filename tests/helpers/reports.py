@@ -22,7 +22,7 @@ def report(*step_ms: float, ranks: int = 2, **changed: Any) -> Report:
                          "ranks": list(range(ranks)), "events": 0}],
             "world_size": ranks, "world_basis": "distributed_info",
             "ranks_present": list(range(ranks)), "clock_error_ns": None, "clock_provenance": None,
-            "frameworks": [], "parallelism": {},
+            "frameworks": [], "program": "pytorch", "parallelism": {},
         },
         "verdict": {"bound_by": "compute", "cause": None, "share_frac": 1.0, "confidence": 0.9, "abstained": False,
                     "cause_abstained": False, "why": "", "limits": []},

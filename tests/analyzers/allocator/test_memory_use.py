@@ -192,7 +192,7 @@ def test_contradictions_are_counted_and_forbid_predictions(tmp_path: Path) -> No
 
 
 def suggested(entry: MemoryEntry, findings: list[FindingEntry]) -> list[Any]:
-    verdict = {"abstained": True, "bound_by": None}
+    verdict = {"abstained": True, "bound_by": None, "cause": None}
     report: Any = {"memory": [entry], "findings": findings, "suggestions": [], "ranks": [], "verdict": verdict,
                    "trace": {"program": None}}  # fmt: skip
     return advise(report, lambda _: Refused("no timeline"), [RULE])[0]

@@ -86,7 +86,7 @@ def test_a_benchmark_divides_the_cost_of_the_one_size(
     one = BY_NAME["buckets_1_to_25_full_queue"]
     folder = one.before.write(tmp_path)
     written(folder, {size: 1.1 * (400 + size / 150e3) for size in SIZES})
-    replayer = analyze(folder, advice=False).replayer
+    replayer = analyze(folder, advice=False, replay=True).replayer
     assert replayer is not None
     told = replayer.predict(BucketSize(25 << 20))
     assert isinstance(told, Predicted), told
