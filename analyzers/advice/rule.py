@@ -35,6 +35,8 @@ class Proposal:
     setting: Setting
     risk: str
     verify: str
+    grounds: str = ""
+    """What in the trace calls for it, beyond its finding's words; «inferred» where nothing shows it directly."""
     changes: tuple[Change, ...] = ()
     outcome: Predicted | Refused | None = None
     """Where the rule knows the outcome from elsewhere (a replay of the allocator), not from `changes`."""

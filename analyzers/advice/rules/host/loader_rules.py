@@ -10,6 +10,8 @@ from gpuscope.analyzers.frame.changes import LoaderWorkers
 from gpuscope.report.schema.document import FindingEntry
 
 WORKERS = (1, 2, 4, 8, 16)
+NO_WORKERS = "_SingleProcessDataLoaderIter"
+"""The iterator of a DataLoader with num_workers=0 (torch.utils.data.dataloader)."""
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -18,10 +20,13 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         setting = in_dialect(
             case,
             {
-                "transformers": python("TrainingArguments.dataloader_num_workers", str(workers)),
+                "transformers": python("TrainingArguments.dataloader_num_workers", str(workers))
+                | {"besides": "dataloader_persistent_workers=True"},
                 "megatron": config("--num-workers", str(workers)),
             },
-        ) or python("DataLoader.num_workers", str(workers))
+        ) or python("DataLoader.num_workers", str(workers)) | {"besides": "persistent_workers=True"}
+        if finding["evidence"] and all(NO_WORKERS in evidence["name"] for evidence in finding["evidence"]):
+            setting = setting | {"now": "0"}
         yield Proposal(
             code="loader_workers",
             action=f"Load batches in {workers} worker process{'es' if workers > 1 else ''} "
