@@ -19,7 +19,8 @@ async def main() -> None:
         assert "Rank 1 is late" in said, said
         change = [{"change": "replaced_rank", "rank": 1}]
         gain = (await client.call_tool("what_if", {"run": "ddp_slow_rank", "changes": change})).content[0].text
-        assert gain.startswith("step 119.6 ms → 60.10 ms"), gain
+        assert gain.startswith("step "), gain
+        assert "(90 % range)" in gain, gain
         print(f"{len(tools)} tools; {gain.splitlines()[0]}")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gpuscope.analyzers.advice.combining import Candidate, Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
-from gpuscope.analyzers.frame.changes import Predicted, Refused
+from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Predicted, Refused, Schedule
 from gpuscope.report.schema.document import (
     AdviceEntry,
     Diagnosis,
@@ -30,6 +30,7 @@ TIE_FRAC = 0.005
 """Half of the least gain: values of one knob that come closer than this are equally good."""
 COSTLY_FRAC = 0.05
 """Share of the time from which a cause that no change helps against is said to be one."""
+OF_PIPELINE = (MicroBatches, Schedule, EvenStages)
 CULPRITS = ("straggler", "slow_worker", "slow_stage")
 """Findings that name who the others wait for."""
 NOT_ASKED = "advice was not asked for"
@@ -117,12 +118,14 @@ def _sort_out(found: _Found, finding: FindingEntry, proposals: Sequence[Proposal
     others = sorted((one for one in known if one[0] not in close), key=lambda one: one[1])
     ordered = [*close, *(proposal for proposal, _ in others)]
     perhaps: list[tuple[Proposal, Predicted]] = []
+    unclear: list[tuple[Proposal, str]] = []
     step_of = {id(proposal): step for proposal, step in known}
     for proposal in ordered:
         if tries.hopeless(proposal, step_of[id(proposal)]):
             break  # as those behind it, which gain less
         outcome = tries.outcome(proposal)
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, Refused):  # its range says nothing
+            unclear.append((proposal, outcome.why))
             continue
         if not proposal.gains_time or is_gain(outcome):
             found.kept.append((proposal, finding, outcome))
@@ -133,6 +136,8 @@ def _sort_out(found: _Found, finding: FindingEntry, proposals: Sequence[Proposal
         perhaps += [(proposal, outcome)] if may_gain(outcome) else []
     if perhaps:  # no part of a plan, which would be as uncertain
         found.kept.append((perhaps[0][0], finding, perhaps[0][1]))
+    elif unclear:
+        found.refused.append((unclear[0][0], finding, unclear[0][1]))
     else:
         found.candidates += [Candidate(ordered[0], finding)] if ordered[0].changes else []
         found.without_gain.append((ordered[0], finding, step_of[id(ordered[0])]))
@@ -196,6 +201,9 @@ def _undominated(
 def _superfluous(proposal: Proposal, other: Proposal, outcome: Predicted, tries: Tries) -> bool:
     """Whether a proposal gains nothing more once another one is made."""
     if not (proposal.changes and other.changes):
+        return False
+    # Schedules, splits and numbers of micro-batches ask for different work and memory: the reader chooses.
+    if all(isinstance(change, OF_PIPELINE) for change in (*proposal.changes, *other.changes)):
         return False
     alone, both = tries.step(other), tries.together([other, proposal])
     if isinstance(alone, Refused) or isinstance(both, Refused):

@@ -42,6 +42,8 @@ class CostModel:
     """Standard errors; None where assumed, and for a part that the fit had to hold at 0."""
     provenance: Provenance = "inferred"
     """`inferred` by a fit to the trace, or `assumed` from a link's figures."""
+    divided: bool = True
+    """Whether what is known divides the cost into its two parts, within the error; else only their sum is known."""
 
     @property
     def assumed(self) -> bool:

@@ -8,25 +8,24 @@ beyond its peers' rate, is `cores`: other threads held them, and neither the ran
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from gpuscope.analyzers.collectives.lateness import beyond_peers
+from gpuscope.analyzers.collectives.work_of_ranks import SAME_WORK, Longer, WorkOfRanks, medians_of_others
 from gpuscope.analyzers.facts.core_waits import CoreTimes
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import cause_label
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Array
 from gpuscope.trace.trace import Trace
 
 Reason = Literal["device", "data", "host", "cores"]
 MOST = 0.5
 """Share of its lateness that a reason must explain."""
-SAME_WORK = 0.05
-"""Counts and shapes that differ by less in all are the same work."""
-
 Shape = tuple[int, int]
 """Codes of an operation and its input dimensions."""
 
@@ -61,14 +60,29 @@ def reasons(
 ) -> dict[int, Reasoned]:
     """Why each late rank is late. `late` is by how much, ns per step; `host` the time per step (ns) that each
     rank's device idles for each cause of class cpu; `cores` what its training thread had of a core, where counted."""
-    work = work_by_rank(trace)
+    work = WorkOfRanks(trace)
     if cores:  # waits for cores delay all ranks in turns: what the peers are late too is nobody's own lateness
-        late = {rank: max(ns - _median_of_peers(late, rank, trace.ranks), 0) for rank, ns in late.items()}
-    return {rank: _reason(trace, rank, lateness, work, host, cores) for rank, lateness in late.items()}
+        late = _beyond_median(late, trace.ranks)
+    alone = Reasoned(None, 0, "no other rank's work is recorded to compare with")
+    if len(work.ranks) < 2:
+        return dict.fromkeys(late, alone)
+    idle, without_core = _IdleLonger(host, work), beyond_peers(cores)
+    found: dict[int, Reasoned] = {}
+    for rank, lateness in late.items():
+        place, waited = work.place(rank), cores[rank].waited if rank in cores else 0
+        found[rank] = (
+            alone if place is None
+            else _reason(trace, work, place, lateness, idle, waited, without_core.get(rank, 0.0))
+        )  # fmt: skip
+    return found
 
 
-def _median_of_peers(late: Mapping[int, int], rank: int, ranks: Collection[int]) -> int:
-    return round(float(np.median([late.get(other, 0) for other in ranks if other != rank] or [0])))
+def _beyond_median(late: Mapping[int, int], ranks: Sequence[int]) -> dict[int, int]:
+    """By how much each rank is later than the median of the others, ns."""
+    if len(ranks) < 2:
+        return dict(late)
+    usual = dict(zip(ranks, medians_of_others(np.array([late.get(rank, 0) for rank in ranks], np.int64)), strict=True))
+    return {rank: max(ns - round(float(usual.get(rank, 0))), 0) for rank, ns in late.items()}
 
 
 def work_by_rank(trace: Trace) -> dict[int, Work]:
@@ -82,35 +96,30 @@ def work_by_rank(trace: Trace) -> dict[int, Work]:
 
 
 def _reason(
-    trace: Trace, rank: int, lateness: int, work: Mapping[int, Work], host: Mapping[int, Mapping[str, float]],
-    cores: Mapping[int, CoreTimes],
-) -> Reasoned:  # fmt: skip
-    peers = [other for other in work if other != rank]
-    if rank not in work or not peers:
-        return Reasoned(None, 0, "no other rank's work is recorded to compare with")
-    slower, more, known = compare_work(work[rank], [work[peer] for peer in peers])
-    cause, idle = _idle_longer(host, rank, peers)
+    trace: Trace, work: WorkOfRanks, place: int, lateness: int, host: _IdleLonger, waited: int, longer: float
+) -> Reasoned:
+    """`waited` ns per step its training thread had no core, `longer` of it beyond its peers' rate."""
+    compared = work.longer
+    slower, more = float(compared.slower[place]), float(compared.more[place])
+    cause, idle = host.of(place)
     if lateness <= 0:
         return Reasoned(None, 0, "its peers are as late")
-    waited = cores[rank].waited if rank in cores else 0
-    longer = beyond_peers(cores).get(rank, 0.0)
     candidates: dict[Reason, float] = {"device": slower - longer, "data": more, "host": idle, "cores": longer}
     reason = max(candidates, key=lambda name: candidates[name])
     explained = candidates[reason]
     if explained < MOST * lateness:
+        if waited >= MOST * lateness:
+            return _without_core(waited)
         return Reasoned(None, 0, "neither its compute nor its host differs enough from its peers'")
     spent = units.duration(round(explained))
     if reason == "cores":
         return Reasoned("cores", round(explained), f"its training thread had no core for {spent} per step longer")
     if reason != "data" and explained - waited < MOST * lateness:
-        return Reasoned(
-            None, 0, f"its training thread had no core for {units.duration(round(waited))} per step, so that its pace "
-            "shows nothing of its device or host: record where nothing else runs",
-        )  # fmt: skip
+        return _without_core(waited)
     if reason == "host":
         why = f"its host keeps its device idle {spent} per step longer ({cause_label(cause)})"
         return Reasoned("host", round(explained), why)
-    if not known:
+    if compared.known[place] < MOST * max(abs(slower) + abs(more), 1.0):
         return Reasoned(
             None, 0, f"it computes {spent} per step longer; whether its device is slower or its data larger needs "
             "shapes (record_shapes=True)"
@@ -119,7 +128,17 @@ def _reason(
         return Reasoned(
             "device", round(explained), f"the same operations on the same shapes take {spent} per step longer"
         )
-    return Reasoned("data", round(explained), f"it has {spent} per step more to compute: {_larger(trace, rank, work)}")
+    larger = _larger(trace, work, compared, place)
+    return Reasoned("data", round(explained), f"it has {spent} per step more to compute: {larger}")
+
+
+def _without_core(waited: float) -> Reasoned:
+    """The pace of a thread that waits for cores shows nothing of its device or host."""
+    spent = units.duration(round(waited))
+    return Reasoned(
+        "cores", 0, f"its training thread had no core for {spent} per step, which may explain it: record where nothing "
+        "else runs",
+    )  # fmt: skip
 
 
 def compare_work(own: Work, peers: list[Work]) -> tuple[float, float, bool]:
@@ -148,39 +167,31 @@ def compare_work(own: Work, peers: list[Work]) -> tuple[float, float, bool]:
     return slower, more, known >= MOST * max(total, 1.0)
 
 
-def _idle_longer(host: Mapping[int, Mapping[str, float]], rank: int, peers: Collection[int]) -> tuple[str, float]:
-    """The cpu cause for which a rank idles longest beyond its median peer, and by how much over all of them, ns."""
-    causes = {cause for own in host.values() for cause in own}
-    excess = {
-        cause: host.get(rank, {}).get(cause, 0.0)
-        - float(np.median([host.get(peer, {}).get(cause, 0.0) for peer in peers]))
-        for cause in causes
-    }
-    if not excess:
-        return "", 0.0
-    return max(excess, key=lambda cause: excess[cause]), sum(excess.values())
+class _IdleLonger:
+    """Time per step that each rank's device idles beyond its median peer for causes of class cpu, ns."""
+
+    def __init__(self, host: Mapping[int, Mapping[str, float]], work: WorkOfRanks) -> None:
+        self._causes = sorted({cause for own in host.values() for cause in own})
+        own = [host.get(rank, {}) for rank in work.ranks.tolist()]
+        self._excess: list[Array] = []
+        for cause in self._causes:
+            spent = np.array([causes.get(cause, 0.0) for causes in own])
+            self._excess.append(spent - medians_of_others(spent))
+
+    def of(self, place: int) -> tuple[str, float]:
+        """The cause for which the rank at a place idles longest beyond its median peer, and by how much over all."""
+        excess = [float(of_cause[place]) for of_cause in self._excess]
+        return (self._causes[excess.index(max(excess))], sum(excess)) if excess else ("", 0.0)
 
 
-def _larger(trace: Trace, rank: int, work: Mapping[int, Work]) -> str:
+def _larger(trace: Trace, work: WorkOfRanks, longer: Longer, place: int) -> str:
     """The costliest operation of which a rank has more, with what differs."""
-    table = trace["work"]
-    own = work[rank]
-    peers = [other for name, other in work.items() if name != rank]
-    operations = {name for name, _ in own.by_shape}
-
-    def excess(operation: int) -> float:
-        return own.of(operation)[1] - float(np.median([peer.of(operation)[1] for peer in peers]))
-
-    worst = max(operations, key=excess)
-    count, usual = own.of(worst)[0], float(np.median([peer.of(worst)[0] for peer in peers]))
+    count, usual = longer.count[place], longer.usual[place]
+    worst = int(longer.worst[place])
     name = units.clean(trace.names[worst])
     if abs(count - usual) > SAME_WORK * max(count, usual):
         return f"{count:.0f} {name} per step vs. {usual:.0f} on its peers"
-    rows = np.flatnonzero((table["operation"] == worst) & (table["dims"] != NO_NAME))
-    largest = {
-        one: int(table["elements"][rows[table["rank"][rows] == one]].max()) for one in np.unique(table["rank"][rows])
-    }
-    mine, others = largest.pop(rank, 0), list(largest.values())
+    mine, others = work.elements(worst, int(work.ranks[place]))
     if mine and others:
-        return f"{name} on inputs {mine / max(int(np.median(others)), 1):.1f} times as large as on its peers"
+        return f"{name} on inputs {mine / max(others, 1):.1f} times as large as on its peers"
     return name

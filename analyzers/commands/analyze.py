@@ -18,6 +18,7 @@ from gpuscope.store.location import store_option
 if TYPE_CHECKING:
     from gpuscope.analyzers.run.analysis import Analysis
     from gpuscope.analyzers.run.file_part import Options
+    from gpuscope.sources.opening import Input
 
 SEVERITIES = ("low", "medium", "high")
 
@@ -36,7 +37,7 @@ SEVERITIES = ("low", "medium", "high")
     type=click.Choice(SEVERITIES),
     help="Exit with 1 if a finding has this severity or a higher one.",
 )
-@click.option("--no-advice", is_flag=True, help="Don't try changes: no suggestions, a quicker answer.")
+@click.option("--no-advice", is_flag=True, help="Neither replay nor try changes: no suggestions, a quicker answer.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N",
               help="Processes that read large runs.  [default: one per core]")  # fmt: skip
 @click.option("--executor", metavar="dask[=ADDRESS]", help="Read the files on a Dask cluster.")
@@ -88,18 +89,23 @@ def command(
     check_free([path for path in (html, csv) if path is not None], force, paths)
     began = monotonic()
     reader = ReadOptions(partial=partial, nsys=nsys, cache=cache_wanted())
-    options = Options(ranks, steps, jobs or os.cpu_count() or 1, reader, not no_advice, skip_unreadable=skip_unreadable)
-    analysis, files = _analyse(paths, options, executor)
+    options = Options(
+        ranks, steps, jobs or os.cpu_count() or 1, reader, advice=not no_advice, replay=not no_advice,
+        skip_unreadable=skip_unreadable,
+    )  # fmt: skip
+    analysis, items = _analyse(paths, options, executor)
     if verbose:
         _say_read(analysis, monotonic() - began)
     report = analysis.report
     _write(analysis, html, csv)  # first: who reads standard output may stop early (`| head`)
     run = None
-    if not no_store and files:  # what is not on this machine can't be told from another by its content
+    if not no_store:
         from gpuscope.store.keep import keep
 
         asked = {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps, "partial": partial}
-        run = keep(report, files, paths, asked, store, label)
+        files = [item.path for item in items if not item.url]
+        remote = [f"{item.url} {item.url_bytes} {item.url_version}" for item in items if item.url]
+        run = keep(report, files, paths, asked, store, label, remote)
     if as_json:
         from gpuscope.report.json_report import dumps
 
@@ -117,8 +123,8 @@ def command(
     return int(fail_on is not None and bool(reached & set(SEVERITIES[SEVERITIES.index(fail_on) :])))
 
 
-def _analyse(paths: tuple[str, ...], options: Options, executor: str | None) -> tuple[Analysis, list[Path]]:
-    """The analysis, and the files of this machine that it read."""
+def _analyse(paths: tuple[str, ...], options: Options, executor: str | None) -> tuple[Analysis, list[Input]]:
+    """The analysis, and what it read."""
     from gpuscope.analyzers.run.executors import executor_named
     from gpuscope.analyzers.run.runner import run
     from gpuscope.progress import reading
@@ -130,7 +136,7 @@ def _analyse(paths: tuple[str, ...], options: Options, executor: str | None) -> 
     with reading(total_size(items), "reading", files=len(items)) as progress:
         read = replace(options.read, advance=progress, status=progress.say)
         analysis = run(items, replace(options, read=read), begun=progress.file, executor=chosen)
-    return analysis, [item.path for item in items if not item.url]
+    return analysis, items
 
 
 def _say_read(analysis: Analysis, seconds: float) -> None:

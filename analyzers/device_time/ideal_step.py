@@ -12,15 +12,20 @@ _STALLS = (("exposed_communication", "exposed communication"), ("exposed_memory"
 def ideal_steps(report: Diagnosis) -> list[IdealEntry]:
     """One entry per rank with compute kernels."""
     ranks = {(rank["rank"], rank["device"]): rank for rank in report["ranks"]}
+    steps: dict[int, set[int]] = {}
+    for step in report["steps"]:
+        if step["step"] is not None:
+            steps.setdefault(step["rank"], set()).add(step["step"])
     found: list[IdealEntry] = []
     for entry in report.get("compute", []):
         rank = ranks.get((entry["rank"], entry["device"]))
         if rank is not None and rank["window_ns"]:
-            found.append(_of_rank(report, rank, entry))
+            found.append(_of_rank(report, rank, entry, len(steps.get(entry["rank"], ()))))
     return found
 
 
-def _of_rank(report: Diagnosis, rank: RankEntry, entry: ComputeEntry) -> IdealEntry:
+def _of_rank(report: Diagnosis, rank: RankEntry, entry: ComputeEntry, recorded: int) -> IdealEntry:
+    """Of a rank with so many recorded steps."""
     steps = max(rank["steps"], 1)
     step = rank["window_ns"] // steps
     spent = sum(part["dur_ns"] for part in entry["parts"])
@@ -32,7 +37,7 @@ def _of_rank(report: Diagnosis, rank: RankEntry, entry: ComputeEntry) -> IdealEn
     # Kernels beside each other count once: the step holds the time that any of them ran.
     busy = rank["breakdown_ns"]["compute"] / steps
     compute = round(min(sum(part["ideal_ns"] for part in parts), busy))
-    communication = _communication(report, rank)
+    communication = _communication(report, rank, recorded)
     ideal = min(max(compute, communication or 0), step)
     for key, name in _STALLS:
         lost = rank["breakdown_ns"][key] // steps  # type: ignore[literal-required]
@@ -46,12 +51,11 @@ def _of_rank(report: Diagnosis, rank: RankEntry, entry: ComputeEntry) -> IdealEn
     }  # fmt: skip
 
 
-def _communication(report: Diagnosis, rank: RankEntry) -> int | None:
+def _communication(report: Diagnosis, rank: RankEntry, steps: int) -> int | None:
     """ns per step and rank at the line rate of each group's link; None where that is not known of all of them."""
     if not rank["communication_ns"]:
         return 0
     timed = [entry for entry in report.get("bandwidth", []) if entry["tool"] == "trace"]
-    steps = len({step["step"] for step in report["steps"] if step["rank"] == rank["rank"] and step["step"] is not None})
     world = report["trace"]["world_size"]
     if (
         not timed

@@ -16,6 +16,7 @@ from gpuscope.analyzers.frame.sections import HOST_CALLS
 from gpuscope.analyzers.host_time.blocking_sites import blocking_sites
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
+from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import kinds
@@ -113,7 +114,7 @@ def _kernels(trace: Trace, view: LaneView, part: Judged) -> tuple[float, float |
     per_step = len(rows) / max(len(part), 1)
     if not part.steady or not len(rows):
         return per_step, None
-    names, name = np.unique(device["name"][rows], return_inverse=True)
+    names, name = distinct(device["name"][rows])
     table = np.bincount(place * len(names) + name, minlength=len(part) * len(names)).reshape(len(part), -1)
     alike = [float(np.minimum(one, other).sum() / max(one.sum(), other.sum(), 1)) for one, other in pairwise(table)]
     return per_step, float(np.median(alike))

@@ -17,6 +17,7 @@ from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneView
 from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.analyzers.host_time.blocking_sites import plain
 from gpuscope.analyzers.host_time.judged_windows import judged
+from gpuscope.trace.columns.distinct import counted
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import Spans, clip, intersect
 from gpuscope.trace.launch_links import innermost
@@ -106,5 +107,5 @@ def _launching_thread(trace: Trace, view: LaneView, rows: Times) -> int:
     host = trace["host_events"]
     launch = trace["device_events"]["launch"][view.rows]
     launch = launch[launch != NA]
-    threads, count = np.unique(host["thread"][launch if len(launch) else rows], return_counts=True)
+    threads, count = counted(host["thread"][launch if len(launch) else rows])
     return int(threads[np.argmax(count)])

@@ -12,7 +12,7 @@ from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import LAUNCHES, QUEUES
 from gpuscope.analyzers.profile.recorded_part import of_lane
 from gpuscope.report.schema.profile_sections import LaunchEntry, QueueEntry
-from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.distinct import counted, distinct_values
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
@@ -70,7 +70,7 @@ def _queues(trace: Trace, view: LaneView, rows: Times) -> Iterator[QueueEntry]:
     """The queue of each stream of a lane, the one with most operations first."""
     device, host = trace["device_events"], trace["host_events"]
     stream = device["stream"][rows]
-    streams, counts = np.unique(stream, return_counts=True)
+    streams, counts = counted(stream)
     for place in np.argsort(-counts, kind="stable")[:STREAMS_KEPT].tolist():
         if counts[place] < FEWEST:
             break

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.message_cost import NODE_LATENCY_NS, CostModel, assume, fit
-from gpuscope.analyzers.replay.graph import Graph, Node
+from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
+from gpuscope.analyzers.nccl.cost.fixed_part import fixed_part
+from gpuscope.analyzers.replay.graph import Call, Graph, Node
+from gpuscope.analyzers.replay.link_sharing import Reach
 from gpuscope.analyzers.replay.rewrite import Setting, nodes_by_call
 from gpuscope.hardware.bus_bandwidth import busbw_factor
-from gpuscope.hardware.link_rates import gpu_fabric
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Array, Times
 
@@ -22,8 +23,8 @@ fixed costs differ as much between machines."""
 
 MIN_RANGE_OF_TWO = 2.0
 """By which two sizes must differ for a line through them."""
-LARGEST_FIXED_NS = 500_000
-"""What a collective's fixed cost may be at worst: a ring over a network of sockets."""
+AGREEMENT = 2.0
+"""Factor within which transfers must take what a benchmark measured for their size, for its line to be theirs."""
 TWO_SIZES_ERROR = 0.1
 """Relative error of such a line, which nothing checks."""
 
@@ -48,6 +49,17 @@ class Costs:
     def provenance(self, graph: Graph, calls: Iterable[int]) -> Provenance:
         """`assumed` where the model of any of the calls is."""
         return "assumed" if any(self.model(graph, call).assumed for call in calls) else "inferred"
+
+    def lacking(self, graph: Graph, calls: Iterable[int]) -> str:
+        """What to record so that the models of these calls are known; empty where they are as well as they can be."""
+        undivided = {graph.calls[call].op for call in calls if not self.model(graph, call).divided}
+        if not undivided:
+            return ""
+        return (
+            f"which part of a transfer is fixed cost is unknown: every {', '.join(sorted(undivided))} has one size; "
+            "record some steps with another size, or analyse the trace together with a table of nccl-tests or of "
+            "`gpuscope bench collectives`"
+        )
 
     def basis(self, graph: Graph, calls: list[int]) -> str:
         """What the models of some calls rest on."""
@@ -81,7 +93,7 @@ def costs(graph: Graph, setting: Setting, alike: bool = False) -> Costs:
         assumed = assume(setting.backend, setting.gpu, members or 2)
         taken = sizes[known[places]]
         if setting.gpu:
-            models[key] = fitted or _split(assumed, taken, dur[rows], setting)
+            models[key] = fitted or _split(graph.calls[places[0]], assumed, taken, dur[rows], setting)
         else:
             calibrated = _slowed if setting.one_host else _calibrated
             models[key] = fitted or calibrated(assumed, taken, dur[rows])
@@ -103,14 +115,9 @@ def _calibrated(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
     return CostModel(assumed.alpha, beyond / float(sizes.sum()), None, basis, provenance="assumed")
 
 
-def _split(assumed: CostModel, sizes: Array, taken: Times, setting: Setting) -> CostModel:
-    """A line through the transfers (ns) of too few sizes for a fit: through the shortest of two, else through one.
-
-    Of a single size, which part of its time t is fixed is not in the trace. With the logarithms of the fixed cost and
-    of the bandwidth B as likely anywhere, B = S/(t - α) makes the logit of α/t uniform; its bounds are the assumed
-    fixed cost, and t less what the bytes take over the GPU's own link, up to `NODE_LATENCY_NS` where it is to be as
-    expected, else up to `LARGEST_FIXED_NS`.
-    """
+def _split(call: Call, assumed: CostModel, sizes: Array, taken: Times, setting: Setting) -> CostModel:
+    """A line through the transfers (ns) of too few sizes for a fit: through the shortest of two, else through one, as a
+    benchmark divides it or as far as links allow (`nccl/cost/fixed_part.py`). `call` is one of them."""
     kept = (sizes > 0) & (taken > 0)
     each = np.unique(sizes[kept])
     if not len(each):
@@ -124,27 +131,18 @@ def _split(assumed: CostModel, sizes: Array, taken: Times, setting: Setting) -> 
             return CostModel(alpha, beta, TWO_SIZES_ERROR, basis, provenance="inferred")
     whole = float(np.average(taken[kept], weights=sizes[kept]))
     size = float(np.average(sizes[kept], weights=sizes[kept]))
-    low = min(assumed.alpha, whole / 2)
-    most = max(low, whole - size * assumed.beta)
-    fastest = gpu_fabric(setting.gpu)
-    farthest = max(most, whole - size / fastest.usable) if fastest else most
-    bounds = logit([low / whole, max(low, min(most, NODE_LATENCY_NS)) / whole])
-    expected = expit(float(bounds.mean())) * whole
-    alpha = {-1: max(expected, min(farthest, LARGEST_FIXED_NS)), 0: expected, 1: low}[setting.bias]
-    basis = "of one size, whose fixed part is not in the trace: taken from the assumed one up to all that the link "
-    basis += "does not need for the bytes"
-    return CostModel(alpha, (whole - alpha) / size, 0.0, basis, provenance="assumed")
-
-
-def logit(share: Sequence[float]) -> Array:
-    """log(p / (1 - p))."""
-    found = np.clip(np.asarray(share, np.float64), 1e-6, 1 - 1e-6)
-    return np.asarray(np.log(found / (1 - found)))
-
-
-def expit(value: float) -> float:
-    """The inverse of `logit`."""
-    return float(1 / (1 + np.exp(-value)))
+    ranks = call.group_size or 2
+    measured = setting.measured.get((call.op, ranks))
+    if measured is not None and 1 / AGREEMENT <= measured.expected(size) / whole <= AGREEMENT:
+        scale = whole / measured.expected(size)
+        basis = f"of one size, divided as a benchmark's: {measured.basis}"
+        return replace(measured, alpha=measured.alpha * scale, beta=measured.beta * scale, basis=basis)
+    reach = setting.reach.get((call.rank, call.group), Reach.UNKNOWN)
+    inside = None if reach == Reach.UNKNOWN else reach == Reach.INSIDE
+    part = fixed_part(whole, size, call.op, ranks, setting.gpu, inside)
+    alpha = {-1: part.most, 0: part.expected, 1: part.least}[setting.bias]
+    basis = "of one size, whose fixed part is not in the trace: anything that the links there can be allow"
+    return CostModel(alpha, (whole - alpha) / size, 0.0, basis, provenance="assumed", divided=False)
 
 
 def _slowed(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:

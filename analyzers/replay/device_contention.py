@@ -1,8 +1,9 @@
-"""On a GPU kernels are slower beside a collective (it takes SMs and memory bandwidth), and collectives beside kernels.
+"""On a GPU kernels are slower beside a collective (it takes SMs and memory bandwidth), collectives beside kernels, and
+collectives beside others on their link.
 
 By how much, the recording tells: the same kernel ran alone and beside a collective, a collective of one size alone and
-beside kernels. What took d ns with a share x of them disturbed, and goes `slow` times slower there, would have taken
-d · (1 - x + x / slow) alone: 1/d falls linearly with x.
+beside kernels or others. What took d ns with a share x of them disturbed, and goes `slow` times slower there, would
+have taken d · (1 - x + x / slow) alone: 1/d falls linearly with x.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import numpy as np
 
 from gpuscope.analyzers.replay.engine import Replayed, replay
 from gpuscope.analyzers.replay.graph import Graph, Node
+from gpuscope.analyzers.replay.link_sharing import Crowds, Reaches, can_crowd
 from gpuscope.analyzers.replay.rewrite import nodes_by_call
-from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.schema import Kind
 
@@ -24,6 +26,8 @@ ROUNDS = 4
 """Replays of a change: what takes longer moves what it runs beside. The fourth moves little."""
 SPREAD = 0.5
 """By which the disturbed shares of a kernel's runs must differ for a line through them."""
+LITTLE = 0.05
+"""Shares that differ by less than this are taken to be the same."""
 SCATTER = 0.03
 """Relative scatter about the line up to which runs of a name are taken to be of one shape."""
 FEWEST = 6
@@ -39,64 +43,101 @@ UNKNOWN: Factors = (1.0, 1.1, 1.4)
 """Where nothing ran both alone and disturbed: kernels beside communication were 19 % slower on average over GPUs and
 models, up to 40 % (Lee et al., «Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep
 Learning», arXiv 2507.03114). Half of that average is expected, as an assumption; so are transfers like kernels."""
+SHARED: Factors = (1.0, 2.0, 2.5)
+"""A transfer beside another one on its link, where nothing ran both alone and so: a fair share of the bandwidth is
+expected. At best the link carries both at full speed (each alone did not fill it), at worst sharing costs a fifth."""
 MOVED = 0.001
 """Share of a step by which overlap has to move before slowdowns matter."""
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """How many times slower kernels are beside a collective of their rank, and transfers beside kernels."""
+    """How many times slower kernels are beside a collective of their rank, transfers beside kernels, and transfers
+    beside one other on their link."""
 
     kernels: Factors
     transfers: Factors
+    links: Factors = NONE
 
-    @property
-    def any(self) -> bool:
-        """Whether either can be slower at all."""
-        return max(*self.kernels, *self.transfers) > 1.0
+    def texts(self, moved: Sequence[bool]) -> list[str]:
+        """What a prediction rests on where these effects (kernels, transfers, links) moved."""
+        found: list[str] = []
+        if any(moved[:2]):
+            if UNKNOWN in (self.kernels, self.transfers):
+                found.append(
+                    "how much kernels and collectives slow each other is not in the trace: taken as 10 % (0 to 40 %)"
+                )
+            else:
+                found.append(
+                    f"kernels {self.kernels[1] - 1:.0%} slower beside collectives and these "
+                    f"{self.transfers[1] - 1:.0%} slower beside kernels, as alone and together in the recording"
+                )
+        if moved[2]:
+            if self.links == SHARED:
+                found.append("two collectives at once on one link are taken to get half of it each (none to all lost)")
+            else:
+                found.append(
+                    f"collectives {self.links[1] - 1:.0%} slower beside another on their link, as alone and together "
+                    "in the recording"
+                )
+        return found
 
-    def text(self) -> str:
-        """What a prediction rests on."""
-        if UNKNOWN in (self.kernels, self.transfers):
-            return "how much kernels and collectives slow each other is not in the trace: taken as 10 % (0 to 40 %)"
-        return (
-            f"kernels {self.kernels[1] - 1:.0%} slower beside collectives and these {self.transfers[1] - 1:.0%} slower "
-            "beside kernels, as alone and together in the recording"
-        )
+
+def disturbance(graph: Graph, done: Replayed, reach: Reaches | None = None) -> Disturbance:
+    """From a graph's own unchanged replay; `reach` tells what links groups."""
+    return _disturbance(graph, _Effects(graph, reach or {}).beside(done))
 
 
-def disturbance(graph: Graph, done: Replayed) -> Disturbance:
-    """From a graph's own unchanged replay."""
-    kernels, transfers = _kernels(graph), np.flatnonzero(graph.of(Node.TRANSFER) & (graph.nodes["call"] >= 0))
-    by_kernel, by_transfer = _shares(graph, done)
+def _disturbance(graph: Graph, beside: Sequence[_Beside]) -> Disturbance:
+    by_kernel, by_transfer, by_link = beside
+    kernels = np.flatnonzero(by_kernel.kind & (graph.nodes["kernel"] >= 0))
+    transfers = np.flatnonzero(by_transfer.kind & (graph.nodes["call"] >= 0))
     columns = (graph.nodes[name][kernels].tolist() for name in ("rank", "kernel"))
     names = list(zip(*columns, strict=True))
     calls = [graph.calls[call] for call in graph.nodes["call"][transfers].tolist()]
     sizes = [(call.op, call.group, call.bytes) for call in calls]
     dur = graph.nodes["dur"]
-    return Disturbance(
-        _slower(names, dur[kernels], by_kernel[kernels]), _slower(sizes, dur[transfers], by_transfer[transfers])
-    )
+    (own,) = _slower(names, dur[kernels], [by_kernel.share[kernels]])
+    # Of three at once nobody knows which slows which: the line is for two.
+    few = transfers[by_link.others[transfers] < 1 + LITTLE]
+    kept = [size for size, others in zip(sizes, by_link.others[transfers].tolist(), strict=True) if others < 1 + LITTLE]
+    transfer, link = _slower(kept, dur[few], [by_transfer.share[few], by_link.share[few]])
+    crowded = bool(by_link.kind.any())
+    return Disturbance(own or UNKNOWN, transfer or UNKNOWN, (link or SHARED) if crowded else NONE)
 
 
-def _slower(keys: Sequence[Hashable], dur: Times, share: Array) -> Factors:
-    """The mean slowdown over groups of one key, by their time, give or take its scatter."""
+def _slower(keys: Sequence[Hashable], dur: Times, shares: Sequence[Array]) -> list[Factors | None]:
+    """By kind of disturbance (`shares`: of each run the share so disturbed) the mean slowdown over groups of one key,
+    by their time, give or take its scatter; None where no group shows it."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
         if dur[place] > 0:
             groups[key].append(place)
-    found: list[tuple[float, float]] = []
+    found: list[list[tuple[float, float]]] = [[] for _ in shares]
     for places in groups.values():
-        x, y = share[places], 1.0 / dur[places]
-        if len(places) < FEWEST or np.ptp(x) < SPREAD:
-            continue
-        slope, intercept = np.polyfit(x, y, 1)
-        if intercept <= 0 or intercept + slope <= 0:
-            continue
-        if np.std(y - intercept - slope * x) / np.mean(y) <= SCATTER:
-            found.append((float(intercept / (intercept + slope)), float(dur[places].sum())))
+        for kind, slow in _of_group(dur[places], [share[places] for share in shares]).items():
+            found[kind].append((slow, float(dur[places].sum())))
+    return [_mean(own) for own in found]
+
+
+def _of_group(dur: Times, shares: Sequence[Array]) -> dict[int, float]:
+    """Slowdowns by kind of disturbance, from runs of one shape that differ enough in it."""
+    differing = [kind for kind, share in enumerate(shares) if np.ptp(share) >= LITTLE]
+    wanted = [kind for kind in differing if np.ptp(shares[kind]) >= SPREAD]
+    if not wanted or len(dur) < FEWEST + len(differing) - 1:
+        return {}
+    design = np.column_stack([np.ones(len(dur)), *(shares[kind] for kind in differing)])
+    y = 1.0 / dur
+    line, _, rank, _ = np.linalg.lstsq(design, y, rcond=1e-3)
+    if rank < design.shape[1] or line[0] <= 0 or np.std(y - design @ line) / np.mean(y) > SCATTER:
+        return {}
+    full = dict(zip(differing, (line[0] + line[1:]).tolist(), strict=True))
+    return {kind: float(line[0] / full[kind]) for kind in wanted if full[kind] > 0}
+
+
+def _mean(found: Sequence[tuple[float, float]]) -> Factors | None:
     if not found:
-        return UNKNOWN
+        return None
     slow, weight = np.array(found).T
     mean = float(np.average(slow, weights=weight))
     if not LEAST <= mean <= MOST:
@@ -105,65 +146,120 @@ def _slower(keys: Sequence[Hashable], dur: Times, share: Array) -> Factors:
     return max(1.0, mean - error), mean, mean + error
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """Of the nodes of a kind the share of their time in which they are disturbed, and by how many at once."""
+
+    kind: Mask
+    share: Array
+    others: Array
+
+    def work(self, factor: float) -> Array:
+        """Of each node's time, the share that it would take undisturbed."""
+        slow = 1 + (factor - 1) * self.others
+        return np.asarray(np.where(self.kind, 1 - self.share + self.share / slow, 1.0))
+
+
+class _Effects:
+    """What disturbs what in one graph."""
+
+    def __init__(self, graph: Graph, reach: Reaches) -> None:
+        self._graph = graph
+        self._crowds = Crowds(graph, reach) if can_crowd(graph) else None
+
+    def beside(self, done: Replayed) -> tuple[_Beside, _Beside, _Beside]:
+        """Kernels beside collectives of their rank, transfers beside kernels, transfers beside others."""
+        graph = self._graph
+        kernels, transfers = _kinds(graph)
+        start, end = _rank_by_rank(graph, done)
+        one = np.ones(len(graph))
+        by_kernel, by_transfer = _shares(graph, start, end)
+        nothing = np.zeros(len(graph), np.bool_)
+        crowd = _Beside(nothing, np.zeros(len(graph)), one)
+        if self._crowds is not None:
+            crowd = _Beside(transfers, *self._crowds.beside(start, end))
+        return _Beside(kernels, by_kernel, one), _Beside(transfers, by_transfer, one), crowd
+
+
 class Disturbed:
     """Replays changes of a graph with kernels and collectives as much slower as they then run beside each other."""
 
-    def __init__(self, graph: Graph, done: Replayed) -> None:
-        self.found = disturbance(graph, done)
-        self._before = _shares(graph, done)
+    def __init__(self, graph: Graph, done: Replayed, reach: Reaches | None = None) -> None:
+        self._reach = reach or {}
+        self._graph = graph
+        self._before = _Effects(graph, self._reach).beside(done)
+        self.found = _disturbance(graph, self._before)
         self._least = MOVED * float(np.mean([np.ptp(done.start[marks]) for marks in graph.marks.values()]))
 
-    def replay(self, graph: Graph, bias: int = 0) -> tuple[Graph, Replayed, bool]:
-        """A graph made from the one given, and whether what overlaps has moved. New collectives are taken to be as
-        disturbed as the old ones were."""
+    def replay(self, graph: Graph, bias: int = 0) -> tuple[Graph, Replayed, list[str]]:
+        """A graph made from the one given, and what that rests on where what overlaps has moved; nothing where not.
+        New collectives are taken to be as disturbed as the old ones were."""
         done = replay(graph)
-        kinds, shares, dur = _kinds(graph), _shares(graph, done), graph.nodes["dur"]
-        before = [self._grown(graph, *pair) for pair in zip(self._before, kinds, strict=True)]
-        changes = zip(shares, before, kinds, strict=True)
-        moved = max(float((np.abs(new - old) * dur)[kind].sum()) for new, old, kind in changes)
-        if not self.found.any or moved <= self._least:
-            return graph, done, False
-        factors = [own[1 + bias] for own in (self.found.kernels, self.found.transfers)]
+        dur, effects = graph.nodes["dur"], _Effects(graph, self._reach)
+        before = [self._grown(graph, own) for own in self._before]
+        moved = [
+            max(factors) > 1 and float((np.abs(new.share * new.others - old.share * old.others) * dur)[new.kind].sum())
+            > self._least
+            for new, old, factors in zip(effects.beside(done), before, self._factors, strict=True)
+        ]  # fmt: skip
+        if not any(moved):
+            return graph, done, []
         alone = dur.astype(np.float64)
-        for old, factor, kind in zip(before, factors, kinds, strict=True):
-            alone = np.where(kind, alone * (1 - old + old / factor), alone)
+        for old, factors in zip(before, self._factors, strict=True):
+            alone = alone * old.work(factors[1 + bias])
         changed = graph
         for _ in range(ROUNDS - 1):
             slowed = alone
-            for share, factor, kind in zip(_shares(changed, done), factors, kinds, strict=True):
-                slowed = np.where(kind, slowed / (1 - share + share / factor), slowed)
+            for now, factors in zip(effects.beside(done), self._factors, strict=True):
+                slowed = slowed / now.work(factors[1 + bias])
             changed = graph.with_nodes(dur=np.rint(slowed).astype(np.int64))
             done = replay(changed)
-        return changed, done, True
+        return changed, done, self.found.texts(moved)
+
+    @property
+    def _factors(self) -> tuple[Factors, Factors, Factors]:
+        return self.found.kernels, self.found.transfers, self.found.links
+
+    def _grown(self, graph: Graph, own: _Beside) -> _Beside:
+        """The same for a graph that may have more nodes: new collectives like those of their operation and group."""
+        more = len(graph) - len(own.share)
+        if not more:
+            return own
+        known = len(own.share)
+        transfers = graph.of(Node.TRANSFER)
+        kind = np.concatenate((own.kind, np.zeros(more, np.bool_)))
+        share, others = np.concatenate((own.share, np.zeros(more))), np.concatenate((own.others, np.ones(more)))
+        old = np.flatnonzero(own.kind & transfers[:known] & (graph.nodes["call"][:known] >= 0))
+        new = np.flatnonzero(transfers[known:]) + known
+        if len(old) and len(new):
+            groups = np.array([self._number(graph, node) for node in (*old.tolist(), *new.tolist())])
+            numbers, of = np.unique(groups, return_inverse=True)
+            weight = np.maximum(graph.nodes["dur"][old], 1)
+            total = np.bincount(of[: len(old)], weight, len(numbers))
+            for column in (share, others):
+                mean = np.bincount(of[: len(old)], weight * column[old], len(numbers)) / np.maximum(total, 1)
+                column[new] = np.where(total[of[len(old) :]] > 0, mean[of[len(old) :]], column[new])
+            kind[new] = True
+        return _Beside(kind, share, others)
 
     @staticmethod
-    def _grown(graph: Graph, share: Array, kind: Array) -> Array:
-        """The shares before, for the nodes of a graph that may have more."""
-        found = np.zeros(len(graph))
-        found[: len(share)] = share
-        own = np.flatnonzero(kind[: len(share)])
-        if len(graph) > len(share) and len(own):
-            found[len(share) :] = np.average(share[own], weights=np.maximum(graph.nodes["dur"][own], 1))
-        return found
+    def _number(graph: Graph, node: int) -> str:
+        call = graph.calls[int(graph.nodes["call"][node])]
+        return f"{call.op} {call.group}"
 
 
-def _kinds(graph: Graph) -> tuple[Array, Array]:
+def _kinds(graph: Graph) -> tuple[Mask, Mask]:
     kernels = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
     return kernels, graph.of(Node.TRANSFER)
 
 
-def _kernels(graph: Graph) -> Times:
-    return np.flatnonzero(_kinds(graph)[0] & (graph.nodes["kernel"] >= 0))
-
-
-def _shares(graph: Graph, done: Replayed) -> tuple[Array, Array]:
+def _shares(graph: Graph, start: Times, end: Times) -> tuple[Array, Array]:
     """Per node, the share of a kernel's time beside a collective of its rank, from the rank's arrival on, and of a
-    transfer's time beside kernels of its rank."""
+    transfer's time beside kernels of its rank. Times are those of `_rank_by_rank`."""
     by_kernel, by_transfer = np.zeros(len(graph)), np.zeros(len(graph))
     kernels, transfers = (np.flatnonzero(kind) for kind in _kinds(graph))
     arrived, through = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
     both = (arrived >= 0) & (through >= 0)
-    start, end = _rank_by_rank(graph, done)
     in_flight = union(start[arrived[both]], end[through[both]])
     computing = union(start[kernels], end[kernels])
     by_kernel[kernels] = _within(in_flight, start[kernels], end[kernels])

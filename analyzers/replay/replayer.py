@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -12,13 +12,16 @@ import numpy as np
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.changes import Change, Predicted, Refused, RegroupedCommunication
+from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, Refused, RegroupedCommunication
 from gpuscope.analyzers.frame.sections import REPLAY
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
+from gpuscope.analyzers.nccl.measured.timed_series import tool_fits
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.link_sharing import reaches
+from gpuscope.analyzers.replay.pipeline_times import as_replayed
 from gpuscope.analyzers.replay.prediction_bounds import bounds
 from gpuscope.analyzers.replay.ranks_joined import joined
 from gpuscope.analyzers.replay.record.recording import Recorded, variation
@@ -42,6 +45,12 @@ INFERRED_ERROR = 0.06
 waits are recorded, and where they are inferred. Chosen, and checked on simulated jobs (docs/predictions.md)."""
 
 
+WIDE_FRAC = 0.2
+"""A range of at least this share of the step says nothing that could be acted on, where costs are not known for want
+of a second message size and less than half as much is certain."""
+
+
+_DEADLOCK = "in that order stages would deadlock"
 _WAITING = "how much of its collectives is waiting for those ranks is not recorded, at worst all that would be gained"
 _CIRCLE = "the job waits for results earlier than the change would produce them: it is not structured in that way"
 
@@ -56,6 +65,8 @@ class _Outcome:
     """What the device must compute in it, ns."""
     basis: str
     provenance: Provenance
+    lacking: str = ""
+    """Why costs of collectives in it are not known, and what to record."""
     moved: bool = False
     """Whether kernels and collectives run beside each other where they did not, or no longer."""
 
@@ -74,13 +85,15 @@ class Replayer:
         self.error_frac: float | None = None
         """|replayed − measured| / measured, of the mean step."""
         self._graph: Graph | None = None
-        self._layouts: dict[PipelineChange, Predicted | Refused] = {}
+        self._layouts: dict[tuple[PipelineChange, ...], Predicted | Refused] = {}
         self._facts = facts
         self._before = _step_ns(facts)
         self._counted = _counted(facts, recorded)
         self._variation = _variation(recorded, self._counted)
         self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
-        self._fixed = _mean_shares(recorded)
+        self._fixed = _mean_shares([entry.fixed for entry in recorded])
+        self._pauses = _mean_shares([entry.pauses for entry in recorded])
+        self._numbers = recorded[0].numbers if recorded else ()
         processes = any(entry.loader_processes for entry in recorded)
         self._setting = replace(_setting(facts), loader_processes=processes)
         if not self.why:
@@ -109,8 +122,8 @@ class Replayer:
     def predict(self, change: Change | Sequence[Change]) -> Predicted | Refused:
         """The step time with a change, or with several made one after the other."""
         changes = list(change) if isinstance(change, Sequence) else [change]
-        if any(isinstance(one, PipelineChange) for one in changes):
-            return self._pipelined(changes)
+        if pipelined := _of_pipeline_alone(changes):
+            return self._pipelined(pipelined)
         if self.why or self._graph is None or not self.replayed_step_ns:
             return Refused(self.why or "nothing was replayed")
         try:
@@ -133,10 +146,14 @@ class Replayer:
         regrouped = self._absent() and any(isinstance(one, RegroupedCommunication) for one in changes)
         if regrouped:  # what is waiting for the others, and stays
             high = max(high, round(self._before))
+        low = max(low, min(round(after), round(min(outcome.floor_ns for outcome in outcomes) * scale)))
+        if outcomes[0].lacking and _says_nothing(self._before, low, high):
+            span = f"between {units.duration(low)} and {units.duration(high)} a step"
+            return Refused(f"{span}: {outcomes[0].lacking}")
         return Predicted(
             before=round(self._before),
             after=round(after),
-            low=max(low, min(round(after), round(min(outcome.floor_ns for outcome in outcomes) * scale))),
+            low=low,
             high=high,
             basis=f"{self._basis()}; {outcomes[0].basis}" + (f"; {_WAITING}" if regrouped else ""),
             provenance="assumed" if regrouped else outcomes[0].provenance,
@@ -145,8 +162,8 @@ class Replayer:
     def estimate(self, change: Change | Sequence[Change]) -> int | Refused:
         """`predict(change).after` in a fraction of the time: as expected alone, without a range."""
         changes = list(change) if isinstance(change, Sequence) else [change]
-        if any(isinstance(one, PipelineChange) for one in changes):
-            outcome = self._pipelined(changes)
+        if pipelined := _of_pipeline_alone(changes):
+            outcome = self._pipelined(pipelined)
             return outcome if isinstance(outcome, Refused) else outcome.after
         if self.why or self._graph is None or not self.replayed_step_ns:
             return Refused(self.why or "nothing was replayed")
@@ -158,29 +175,26 @@ class Replayer:
             return Refused(_CIRCLE)
         return round(expected.step_ns / self._step(self._graph, self._unchanged) * self._before)
 
-    def _pipelined(self, changes: Sequence[Change]) -> Predicted | Refused:
-        """Another schedule, split or number of micro-batches: the pipeline's part of the step laid out anew."""
-        (change, *others) = changes
-        if others or not isinstance(change, PipelineChange):
-            return Refused("a change of the pipeline can't be combined with others: its order is laid out anew")
-        if change not in self._layouts:  # the report asks for some of them in several places
+    def _pipelined(self, changes: tuple[PipelineChange, ...]) -> Predicted | Refused:
+        """Another schedule, split or number of micro-batches alone: the pipeline's part of the step laid out anew."""
+        if changes not in self._layouts:  # the report asks for some of them in several places
             try:
-                self._layouts[change] = self._laid_out(change)
+                self._layouts[changes] = self._laid_out(changes)
             except UnreplayableError as error:
-                self._layouts[change] = Refused(str(error))
+                self._layouts[changes] = Refused(str(error))
             except CircleError:
-                self._layouts[change] = Refused("in that order stages would deadlock")
-        return self._layouts[change]
+                self._layouts[changes] = Refused(_DEADLOCK)
+        return self._layouts[changes]
 
-    def _laid_out(self, change: PipelineChange) -> Predicted:
+    def _laid_out(self, changes: Sequence[PipelineChange]) -> Predicted:
         """Raises `UnreplayableError` or `CircleError`."""
         pipeline = self._trusted_pipeline
         before = self._before or pipeline.step_ns
-        times = [before - ns for ns in pipeline.savings(change)]
+        times = [before - ns for ns in pipeline.savings(changes)]
         error = max(pipeline.error_frac, pipeline.mean_error_frac)
         low, high = bounds(times[1], times, (error * times[1], self._variation * times[1]))
         return Predicted(
-            round(before), max(0, round(times[1])), low, high, pipeline.basis(change), pipeline.provenance(change)
+            round(before), max(0, round(times[1])), low, high, pipeline.basis(changes), pipeline.provenance(changes)
         )
 
     def pipeline_places(self, flush: Flush, change: PipelineChange) -> dict[Key, tuple[int, int]]:
@@ -208,7 +222,14 @@ class Replayer:
 
     @cached_property
     def _pipeline(self) -> PipelineReplay:
-        return pipeline_replay(self._facts, self._fixed)
+        return pipeline_replay(self._facts, self._fixed, self._setting.gpu, self._pauses)
+
+    def _pipeline_in(self, graph: Graph, done: Replayed) -> PipelineReplay:
+        """The pipelines at the times of a replay with other changes. Raises `UnreplayableError` or `CircleError`."""
+        recorded, stages = self._trusted_pipeline, self._facts.stages
+        assert stages is not None  # else there are no flushes
+        counted = {number for number, own in zip(self._numbers, self._counted.tolist(), strict=True) if own}
+        return replace(recorded, flushes=as_replayed(graph, done, recorded.flushes, stages, counted))
 
     def _outcomes(self, changes: Sequence[Change]) -> list[_Outcome]:
         """As expected, then where the change and what overlaps turn out well or badly, in each combination that
@@ -218,25 +239,39 @@ class Replayer:
         return [expected] + [self._replayed(changes, bias, beside) for bias, beside in both]
 
     def _replayed(self, changes: Sequence[Change], bias: int, beside: int) -> _Outcome:
-        graph, basis = self._graph, []
+        graph, basis, lacking = self._graph, [], ""
         provenance: Provenance = "inferred"
         setting = replace(self._setting, bias=bias, cores_known=self._slowdown.significant)
+        pipelined = [change for change in changes if isinstance(change, PipelineChange)]
         for change in changes:
+            if isinstance(change, PipelineChange):
+                continue
             assert graph is not None
             found = rewrite(graph, change, setting)
             graph = found.graph
             basis.append(found.basis)
+            lacking = found.lacking or lacking
             provenance = "assumed" if found.provenance == "assumed" else provenance
         assert graph is not None
         if self._slowdown.significant:
             basis.append(self._slowdown.text())
+        beside_basis: list[str] = []
         if self._setting.gpu:
-            changed, done, moved = self._disturbed.replay(graph, beside)
-            basis += [self._disturbed.found.text()] if moved else []
+            changed, done, beside_basis = self._disturbed.replay(graph, beside)
             floor = self._compute(changed)
-            step = max(self._step(changed, done), floor)
-            return _Outcome(step, floor, "; ".join(basis), provenance, moved)
-        return _Outcome(self._step(*self._contended.replay(graph, bias)), 0.0, "; ".join(basis), provenance)
+        else:
+            (changed, done), floor = self._contended.replay(graph, bias), 0.0
+        step = max(self._step(changed, done), floor)
+        if pipelined:
+            pipeline = self._pipeline_in(changed, done)
+            step -= pipeline.saved(pipelined, bias)
+            basis.append(pipeline.basis(pipelined))
+            provenance = "assumed" if pipeline.provenance(pipelined) == "assumed" else provenance
+            # An even split moves work from the busiest stage to others.
+            floor = 0.0 if any(isinstance(change, EvenStages) for change in pipelined) else floor
+            step = max(step, floor)
+        text = "; ".join([*basis, *beside_basis])
+        return _Outcome(step, floor, text, provenance, lacking, bool(beside_basis))
 
     def _compute(self, graph: Graph) -> float:
         """What the busiest stream of a rank computes in a step: the median over steps that count, of each the largest
@@ -275,7 +310,7 @@ class Replayer:
     @cached_property
     def _disturbed(self) -> Disturbed:
         assert self._graph is not None
-        return Disturbed(self._graph, self._unchanged)
+        return Disturbed(self._graph, self._unchanged, self._setting.reach)
 
     def _basis(self) -> str:
         assert self.error_frac is not None
@@ -317,10 +352,22 @@ class Replayer:
         return result
 
 
-def _mean_shares(recorded: Sequence[Recorded]) -> dict[str, float]:
+def _says_nothing(before: float, low: int, high: int) -> bool:
+    """Whether a range is wide, and less than half as much gain, or loss, as it is wide is certain."""
+    certain = max(before - high, low - before, 0.0)
+    return high - low >= WIDE_FRAC * before and certain < (high - low) / 2
+
+
+def _of_pipeline_alone(changes: Sequence[Change]) -> tuple[PipelineChange, ...]:
+    """The changes, if all are of the pipeline; nothing else of the run need be replayed for these."""
+    found = tuple(change for change in changes if isinstance(change, PipelineChange))
+    return found if len(found) == len(changes) else ()
+
+
+def _mean_shares(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """By kind of computation, the share that does not shrink with the micro-batch, mean over ranks."""
-    kinds = {kind for entry in recorded for kind in entry.fixed}
-    return {kind: float(np.mean([entry.fixed[kind] for entry in recorded if kind in entry.fixed])) for kind in kinds}
+    kinds = {kind for own in found for kind in own}
+    return {kind: float(np.mean([own[kind] for own in found if kind in own])) for kind in kinds}
 
 
 def _missing(recorded: Sequence[Recorded]) -> str:
@@ -367,5 +414,7 @@ def _setting(facts: RunFacts) -> Setting:
         gpu="" if gpu == NO_NAME or int(ranks["device"][0]) == NA else trace.names[gpu],
         one_host=len(hosts) == 1 and NO_NAME not in hosts,
         complete=len(trace.ranks) >= (facts.world_size or 1),
+        reach=reaches(facts),
+        measured=tool_fits(facts),
         nccl=RunChoices(facts),
     )

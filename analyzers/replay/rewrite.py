@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from gpuscope.analyzers.collectives.message_cost import CostModel
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.replay.graph import NONE, Edge, Graph, Node
+from gpuscope.analyzers.replay.link_sharing import Reaches
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Mask, Times
 
@@ -27,6 +29,10 @@ class Setting:
     """Whether all ranks are known to run on one host."""
     cores_known: bool = False
     """Whether the trace records what communication takes from compute on a CPU."""
+    reach: Reaches = field(default_factory=dict)
+    """What links the ranks of each group, where that is known."""
+    measured: Mapping[tuple[str, int], CostModel] = field(default_factory=dict)
+    """By operation and number of ranks, what benchmarks among the inputs measured."""
     nccl: RunChoices | None = None
     """NCCL's choices as recorded in the run; None where they are not needed."""
     loader_processes: bool = False
@@ -43,6 +49,8 @@ class Rewritten:
     basis: str
     provenance: Provenance = "inferred"
     """`assumed` where costs of collectives in it are not fitted to the trace."""
+    lacking: str = ""
+    """Why costs of collectives in it are not known, and what to record so that they are."""
 
 
 Rewrite = Callable[[Graph, Any, Setting], Rewritten]

@@ -12,8 +12,9 @@ from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of
 from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
 from gpuscope.analyzers.host_time.work_done_once import work_done_once
 from gpuscope.analyzers.operations.operations_from_ranges import operations
-from gpuscope.analyzers.replay.record.recording import Recorded, record
+from gpuscope.analyzers.replay.record.recording import Recorded, not_recorded, record
 from gpuscope.cache import second_look
+from gpuscope.errors import InputError
 from gpuscope.sources import remote
 from gpuscope.sources.opening import Input, read_file, total_size
 from gpuscope.sources.run_manifest import world_size
@@ -33,6 +34,8 @@ class Options:
     read: ReadOptions = field(default_factory=ReadOptions)
     advice: bool = True
     """Whether changes are tried."""
+    replay: bool = True
+    """Whether the run is replayed, without which no change can be tried nor predicted."""
     files: int = 1
     """Files of the run: what each may keep for the replay depends on it."""
     skip_unreadable: bool = False
@@ -77,7 +80,7 @@ def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = 
     if isinstance(item.source, HoldsPart):
         return item.source.part(item.path, options)
     ranks = None if options.ranks is None else sorted(options.ranks)
-    asked = (item.first_rank, "part", ranks, options.steps, options.files, world_size(item.path))
+    asked = (item.first_rank, "part", ranks, options.steps, options.files, options.replay, world_size(item.path))
     key = second_look.key_of(item.path, item.source, options.read, *asked)
     part = second_look.kept(key, Part)
     if part is not None and keep is let_go:
@@ -97,7 +100,10 @@ def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = 
 
 def _fetched(item: Input, options: Options, keep: Callable[[Trace], None]) -> Part:
     with remote.fetched(item.url) as local:
-        part = analyze_file(replace(item, path=local, url=""), options, keep)
+        try:
+            part = analyze_file(replace(item, path=local, url=""), options, keep)
+        except InputError as error:
+            raise InputError(error.message.replace(str(local), item.url), hint=error.hint) from error
     sources = [replace(source, path=item.path) if source.path == local else source for source in part.trace.sources]
     return replace(part, trace=part.trace.with_sources(sources))
 
@@ -116,6 +122,8 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
         reduced = reduced.with_operations(derived.tables.get("operations", trace["operations"]))
     if options.steps is not None:
         reduced = _with_operations_of(reduced, options.steps)
+    if not options.replay:
+        return Part(reduced, summaries, results, not_recorded(view.lane.rank for view in lanes))
     return Part(reduced, summaries, results, record(trace, lanes, reduced["operations"], options.files))
 
 

@@ -44,6 +44,7 @@ from gpuscope.report.schema.document import (
 )
 from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
 from gpuscope.sources.records import files_of, is_timeline
+from gpuscope.sources.remote import shown
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.frameworks import frameworks, parallelism
@@ -198,7 +199,7 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
         (trace.names[int(code)], int(size)) for code, size in zip(table["description"], table["size"], strict=True)
     ]
     sources: list[SourceEntry] = [
-        {"path": str(path), "format": fmt, "format_version": source.format_version,
+        {"path": shown(path), "format": fmt, "format_version": source.format_version,
          "rank": ranks[0] if len(ranks) == 1 else None, "ranks": ranks, "events": source.events}
         for (path, fmt, ranks, _), source in zip(files, trace.sources, strict=True)
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.frame.analyzer import Result, analyzers_of, attributed, broken, run_one
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
-from gpuscope.analyzers.replay.record.recording import Recorded
+from gpuscope.analyzers.replay.record.recording import Recorded, not_recorded
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by_side
@@ -42,6 +42,7 @@ def analyze(
     nsys: str | None = None,
     workers: int = 1,
     advice: bool = True,
+    replay: bool | None = None,
     cache: bool = False,
 ) -> Analysis:
     """Analyse files, folders or globs as one run: `gpuscope.analyze`.
@@ -49,7 +50,8 @@ def analyze(
     `ranks` leaves other ranks unread, `steps` is the first and the last step, both included (default: the whole
     window), `partial` reads what there is of a file that is cut off, `nsys` is the program that exports reports of
     Nsight Systems. `workers` processes read large runs; a script that asks for several needs the usual
-    `if __name__ == "__main__"`. `advice` says whether changes are tried; without, the report holds no suggestions.
+    `if __name__ == "__main__"`. `advice` says whether changes are tried; without, the report holds no suggestions, and
+    the run is not replayed unless `replay` asks for that: then `predict` answers. Both take about a third of the time.
     `cache` looks for large files in the user's cache directory, and keeps there what is found in them.
 
     Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables` are DataFrames;
@@ -57,7 +59,8 @@ def analyze(
     or are of different jobs, or no such step is recorded. An analysis that fails is in `Analysis.failed`.
     """
     read = ReadOptions(partial=partial, nsys=nsys, cache=cache)
-    return run(inputs(paths, ranks), Options(ranks, steps, workers, read, advice))
+    replayed = advice if replay is None else replay or advice
+    return run(inputs(paths, ranks), Options(ranks, steps, workers, read, advice, replayed))
 
 
 def run(
@@ -126,12 +129,16 @@ def _blaming(reduced: Sequence[Input]) -> Iterator[None]:
         ) from error
 
 
-def _joined(parts: Sequence[Part], items: Sequence[Input], options: Options, without: Sequence[LeftOut]) -> Analysis:
-    """The analysis of a run from its files' parts."""
+def _joined(parts: list[Part], items: Sequence[Input], options: Options, without: Sequence[LeftOut]) -> Analysis:
+    """The analysis of a run from its files' parts, which are used up."""
+    traces = [part.trace for part in parts]
     lanes = [lane for part in parts for lane in part.lanes]
     results = [result for part in parts for result in part.results]
-    facts = RunFacts(merge([part.trace for part in parts]), lanes, attributed(results), options.steps is not None)
-    replayer, replayed = _replay(facts, [entry for part in parts for entry in part.recorded])
+    recorded = [entry for part in parts for entry in part.recorded]
+    parts.clear()  # of thousands each holds tables that are merged here
+    facts = RunFacts(merge(traces), lanes, attributed(results), options.steps is not None)
+    del traces
+    replayer, replayed = _replay(facts, recorded if options.replay else not_recorded(facts.trace.ranks))
     what_if: WhatIf = _NotReplayed() if replayer is None else replayer
     results += _of_run(facts, what_if)
     folders = run_folders(item.path for item in items)

@@ -10,12 +10,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import gpuscope
 from benchmarks.advice.cases import Case
+from gpuscope.analyzers.facts.steady_state import steady_state
 from gpuscope.analyzers.frame.changes import Predicted, Refused
-from gpuscope.analyzers.frame.lanes import count_steps, views
+from gpuscope.analyzers.frame.lanes import summarise, views
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,12 @@ def outcome(case: Case, folder: Path) -> Outcome:
 
 
 def step_ns(folder: Path) -> float:
-    """window / steps, mean over ranks: what a prediction's `before` and `after` are (docs/definitions.md)."""
-    lanes = views(gpuscope.open_trace(folder))
-    return mean((view.window[1] - view.window[0]) / max(1, count_steps(view.steps)) for view in lanes)
+    """«The step» of a recording, as a prediction's `before` and `after` are (docs/definitions.md#which-step-time)."""
+    trace = gpuscope.open_trace(folder)
+    found = steady_state([summarise(trace, view) for view in views(trace)]).step_ns
+    if found is None:
+        raise SystemExit(f"{folder} holds no steady steps: record the case again")
+    return float(found)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

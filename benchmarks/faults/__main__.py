@@ -77,8 +77,10 @@ def _run(case: Case, folder: Path, turn: int) -> Row | None:
 
 
 def _faults(rows: Sequence[Row]) -> Table:
-    table = Table("fault", "truth", "verdict", "rank named", "ms per step, truth / told", "no core", "first advice",
-                  "right")  # fmt: skip
+    table = Table(
+        "fault", "truth", "verdict", "rank named", "ms per step, injected / reported", "no core", "first advice",
+        "right",
+    )  # fmt: skip
     for row in rows:
         table.add_row(
             row.case, row.truth, row.verdict, ", ".join(map(str, row.named)) or "–", row.cost, _share(row.without_core),

@@ -67,7 +67,7 @@ def replayed(root: Path) -> Iterator[tuple[Path, Replayer]]:
     whole = [root] if files and root.is_dir() else []
     for run in [*whole, *files]:
         try:
-            replayer = analyze(run, advice=False).replayer
+            replayer = analyze(run, advice=False, replay=True).replayer
         except GpuscopeError:
             continue  # no trace, or not a single run: try file by file
         if replayer is not None:

@@ -37,7 +37,7 @@ class Cost:
 def cost(path: Path, name: str) -> Cost:
     """Raises what `gpuscope.analyze` does."""
     reading, _ = _timed(lambda: [read_file(item, ReadOptions()) for item in inputs([path])])
-    analysing, analysis = _timed(lambda: analyze(path, advice=False))
+    analysing, analysis = _timed(lambda: analyze(path, advice=False, replay=True))
     replayer = analysis.replayer
     asked: list[object] = []
 

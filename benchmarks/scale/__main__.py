@@ -27,7 +27,7 @@ _MERGE = """
 import json, resource, sys, time
 from gpuscope.analyzers.run.runner import analyze
 began = time.perf_counter(), time.process_time()
-report = analyze(sys.argv[1], advice=sys.argv[2] == "advice").report
+report = analyze(sys.argv[1], advice=sys.argv[2] == "advice", replay=True).report
 used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 late = max(report["stragglers"], key=lambda entry: entry["root_wait_ns"])["rank"] if report["stragglers"] else None
 print(json.dumps({
@@ -69,7 +69,7 @@ def main(ranks: int, steps: int, layers: int, advice: bool, keep: Path | None) -
             click.echo(f"{job.ranks:,} parts: {size / 1e6:.0f} MB, {size / job.ranks / 1e3:.0f} kB each, "
                        f"{1e3 * spent / job.ranks:.0f} CPU ms each to analyse and write")  # fmt: skip
         told = subprocess.run([sys.executable, "-c", _MERGE, str(folder), "advice" if advice else "plain"],
-                              capture_output=True, text=True, check=True)  # fmt: skip
+                              stdout=subprocess.PIPE, text=True, check=True)  # fmt: skip
         found = json.loads(told.stdout)
     each = 1e3 * found["cpu"] / job.ranks
     click.echo(

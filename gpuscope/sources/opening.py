@@ -50,6 +50,13 @@ class Input:
     url: str = ""
     """Where it is, if not on this machine; `path` then only names it."""
     url_bytes: int = 0
+    url_version: str = ""
+    """What its storage says of its content; empty where nothing."""
+
+    @property
+    def shown(self) -> str:
+        """The path, or the URL, as text."""
+        return self.url or str(self.path)
 
     @property
     def name(self) -> str:
@@ -88,8 +95,9 @@ def _remote(url: str, ranks: Collection[int] | None) -> Iterator[Input]:
     """The files of a URL, each recognised by its beginning."""
     suffixes = tuple(suffix for suffix in suffixes_of(Role.TIMELINE) if "/" not in suffix)
     found = remote.expand(url, suffixes)
-    for name, size in found:
-        with remote.beginning(name, size) as local:
+    for file in found:
+        name = file.url
+        with remote.beginning(name, file.size) as local:
             try:
                 source, head = source_for(local)
             except InputError as error:
@@ -101,7 +109,7 @@ def _remote(url: str, ranks: Collection[int] | None) -> Iterator[Input]:
                 continue
             rank = _peeked(source, local, head)
         if ranks is None or rank is None or rank in ranks:
-            yield Input(Path(name), source, rank, url=name, url_bytes=size)
+            yield Input(Path(name), source, rank, url=name, url_bytes=file.size, url_version=file.version)
 
 
 def _peeked(source: Source, local: Path, head: bytes) -> int | None:
@@ -290,10 +298,14 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
     for path, fmt, ranks, world_size in (entry for part in parts for entry in part):
         if is_timeline(fmt):
             if first is not None and fmt.split()[0] != first[1].split()[0]:
-                raise UsageError(f"{first[0]} is {first[1]} but {path} is {fmt}", hint="analyse one of them at a time")
+                raise UsageError(
+                    f"{remote.shown(first[0])} is {first[1]} but {remote.shown(path)} is {fmt}",
+                    hint="analyse one of them at a time",
+                )
             if first is not None and None not in (world_size, first[2]) and world_size != first[2]:
                 raise UsageError(
-                    f"{first[0]} is of a job with {first[2]} ranks, {path} of one with {world_size}",
+                    f"{remote.shown(first[0])} is of a job with {first[2]} ranks, {remote.shown(path)} of one with "
+                    f"{world_size}",
                     hint="name the traces of one run only",
                 )
             first = first or (path, fmt, world_size)
@@ -303,7 +315,7 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
             key = (rank, "" if is_timeline(fmt) else fmt)
             if key in owner:
                 raise UsageError(
-                    f"{owner[key]} and {path} both hold rank {rank}",
+                    f"{remote.shown(owner[key])} and {remote.shown(path)} both hold rank {rank}",
                     hint="name one trace per rank; a file without a recorded rank counts as rank 0",
                 )
             owner[key] = path

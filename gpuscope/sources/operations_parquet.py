@@ -19,7 +19,7 @@ from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Mask, Times
-from gpuscope.trace.schema import NA
+from gpuscope.trace.schema import MOST_RANKS, NA
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
 _INTEGERS = {
@@ -52,6 +52,8 @@ class OperationsSource:
             whole[name] = np.where(whole[name] < 0, NA, whole[name])  # the format writes -1
         seconds = {name: _floats(path, table, name) for name in ("start_ts", "duration")}
         op = _names(path, table, builder)
+        for name in ("rank", "dp_rank", "stage"):
+            whole[name] = np.where(whole[name] < MOST_RANKS, whole[name], NA)
         good = _usable(builder, path, whole, op, seconds)
         count = int(good.sum())
         if not count:
@@ -144,7 +146,12 @@ def _names(path: Path, table: Any, builder: TraceBuilder) -> Array:
     encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
     if not len(encoded):
         return np.empty(0, np.int32)
-    codes = builder.names.codes(encoded.dictionary.to_pylist())
+    try:
+        codes = builder.names.codes(encoded.dictionary.to_pylist())
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: can't be read: types of operations that are not UTF-8", hint="copy it again"
+        ) from error
     places = np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False))
     return np.where(places < 0, NO_NAME, codes[places]) if len(codes) else np.full(len(places), NO_NAME)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from gpuscope.errors import InputError, MissingExtraError
 
 HEAD_BYTES = 256 << 10
 """Of a remote file, to recognise its format by."""
+_VERSIONS = ("ETag", "etag", "md5Hash", "version_id", "checksum", "LastModified", "last_modified", "updated", "mtime")
+"""What storages call that which changes with a file's content (s3fs, gcsfs, adlfs, HDFS, SSH, local)."""
+_ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+]+):/(?!/)")
 
 
 def is_url(named: object) -> bool:
@@ -21,8 +26,19 @@ def is_url(named: object) -> bool:
     return bool(separator) and scheme.replace("+", "").isalnum()
 
 
-def expand(url: str, suffixes: tuple[str, ...]) -> list[tuple[str, int]]:
-    """URLs and sizes of the files of a URL: itself, what a glob matches, or a folder's files that end in `suffixes`.
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of some storage."""
+
+    url: str
+    size: int
+    """Bytes."""
+    version: str
+    """What the storage says of its content (an ETag, a checksum, the time of its last change); empty where nothing."""
+
+
+def expand(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
+    """The files of a URL: itself, what a glob matches, or a folder's files that end in `suffixes`.
 
     Raises `InputError` where there is none or the storage refuses, `MissingExtraError` where fsspec or the library of
     the protocol is not installed.
@@ -30,18 +46,38 @@ def expand(url: str, suffixes: tuple[str, ...]) -> list[tuple[str, int]]:
     filesystem, path = _opened(url)
     protocol = url.partition("://")[0]
     try:
+        # With their details, in one listing: to ask for each of thousands takes minutes.
         if "*" in url or "?" in url:
-            names = [name for name in filesystem.glob(path) if filesystem.isfile(name)]
+            found = {name: info for name, info in filesystem.glob(path, detail=True).items() if _is_file(info)}
         elif filesystem.isdir(path):
-            names = [name for name in filesystem.find(path) if name.endswith(suffixes)]
+            found = filesystem.find(path, detail=True)
+            found = {name: info for name, info in found.items() if str(name).endswith(suffixes)}
         else:
-            names = [path]
-        found = [(f"{protocol}://{str(name).removeprefix(f'{protocol}://')}", filesystem.size(name)) for name in names]
+            found = {path: filesystem.info(path)}
     except Exception as error:  # every storage has errors of its own
         raise _refused(url, error) from None
     if not found:
         raise InputError(f"{url}: no traces")
-    return sorted((name, int(size or 0)) for name, size in found)
+    files = (
+        RemoteFile(
+            f"{protocol}://{str(name).removeprefix(f'{protocol}://')}", int(info.get("size") or 0), _version(info)
+        )
+        for name, info in found.items()
+    )
+    return sorted(files, key=lambda file: file.url)
+
+
+def _is_file(info: Mapping[str, Any]) -> bool:
+    return bool(info.get("type", "file") == "file")
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={info[key]}" for key in _VERSIONS if info.get(key))
+
+
+def shown(path: Path) -> str:
+    """A path as text; one that stands for a URL as that URL, of which a path keeps one slash only."""
+    return _ONE_SLASH.sub(r"\1://", str(path))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ try:
 except ImportError:  # no wheel for this platform: the standard library's, about three times slower
     fast_zlib = zlib
 
-BLOCK = 1 << 20
+BLOCK = 2 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 BOMB_RATIO = 250
 """Traces gunzip to 10–60 times their size; deflate's limit is 1032."""
@@ -33,7 +33,7 @@ class TruncatedError(Exception):
 
 
 def blocks(path: Path, advance: Callable[[int], None] | None = None) -> Iterator[bytes]:
-    """UTF-8 blocks of about 1 MiB. `advance` gets the number of compressed bytes read.
+    """UTF-8 blocks of about 2 MiB. `advance` gets the number of compressed bytes read.
 
     Raises `TruncatedError` after the last whole block of a gzip file that was cut off, and `InputError` where
     the file can't be read or gunzips to absurdly much.

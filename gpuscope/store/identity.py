@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 
-def run_key(files: Iterable[Path], options: Mapping[str, Any]) -> str:
+def run_key(files: Iterable[Path], options: Mapping[str, Any], remote: Iterable[str] = ()) -> str:
     """A hash of the files' content (directories: of all that is in them) and of the options.
 
-    Neither names nor their order count: the same traces copied elsewhere are the same run. Raises `OSError`.
+    Neither names nor their order count: the same traces copied elsewhere are the same run. Of files on other machines
+    `remote` has, in place of their content, what identifies it: URL, size, and the version that the storage gives.
+    Raises `OSError`.
     """
     # SHA-256 for its speed, since processors have instructions for it; and in threads, since hashing lets go of the
     # interpreter's lock.
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        contents = sorted(pool.map(_content, files))
+        contents = sorted([*pool.map(_content, files), *map(_digest, remote)])
     return _digest("\n".join([*contents, json.dumps(options, sort_keys=True)]))
 
 

@@ -15,16 +15,19 @@ from gpuscope.store.location import located
 
 def keep(
     report: Report, files: Sequence[Path], paths: Sequence[str], options: Mapping[str, Any], store: Path | None,
-    label: str | None = None,
+    label: str | None = None, remote: Sequence[str] = (),
 ) -> int | None:  # fmt: skip
-    """Store a report and return the run's number; where that fails, warn on stderr and return None."""
+    """Store a report and return the run's number; where that fails, warn on stderr and return None.
+
+    `files` are those read on this machine, `remote` what identifies the content of those elsewhere.
+    """
     # A bug in the store must not cost an analysis that is done, so everything is caught here.
     try:
         from gpuscope.store.identity import run_key
         from gpuscope.store.store import opened
 
         with opened(located(store), write=True) as open_store:
-            return open_store.add(report, run_key(files, options), paths, options, label)
+            return open_store.add(report, run_key(files, options, remote), paths, options, label)
     except Exception as error:
         said = error.message if isinstance(error, GpuscopeError) else f"{type(error).__name__}: {error}"
         click.echo(f"Warning: this analysis is not stored: {said} (--no-store skips the store)", err=True)

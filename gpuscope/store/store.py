@@ -22,6 +22,7 @@ from urllib.parse import quote
 from gpuscope.errors import InputError, UsageError
 from gpuscope.report.json_report import dumps
 from gpuscope.report.schema.document import Report
+from gpuscope.sources.remote import is_url
 from gpuscope.store.rows import run_row, section_rows
 from gpuscope.store.tables import APPLICATION_ID, SCHEMA_VERSION, TABLES, migrations
 
@@ -54,7 +55,7 @@ class Store:
         report = cast(Report, json.loads(text))
         row = {
             **run_row(report), "report": text, "key": key, "analysed_at": now,
-            "paths": json.dumps([os.path.abspath(path) for path in paths]),
+            "paths": json.dumps([path if is_url(path) else os.path.abspath(path) for path in paths]),
             "options": json.dumps(options, sort_keys=True),
         }  # fmt: skip
         if label is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from gpuscope.recorded_environment import kept_facts
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.row_order import order_rows, select_rows
-from gpuscope.trace.columns.table import Array, Table, Times
+from gpuscope.trace.columns.table import Array, Table, Times, concatenated
 from gpuscope.trace.cpu_run import host_device
 from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
 from gpuscope.trace.naming import kinds
@@ -102,7 +102,7 @@ class TraceBuilder:
         # Column by column, so that only one column is ever held twice.
         columns: dict[str, Array] = {}
         for column in SCHEMAS[name].columns:
-            columns[column.name] = np.concatenate([chunk.columns.pop(column.name) for chunk in chunks])
+            columns[column.name] = concatenated([chunk.columns.pop(column.name) for chunk in chunks])
         return Table(SCHEMAS[name], columns)
 
     def _thread_table(self) -> Table:
@@ -153,7 +153,7 @@ class TraceBuilder:
                 tables.append(Table.build(SCHEMAS["device_events"], count, {"rank": rank, **work}))
         if len(tables) == 1:
             return device
-        return Table(device.schema, {name: np.concatenate([t[name] for t in tables]) for name in device.columns})
+        return Table(device.schema, {name: concatenated([t[name] for t in tables]) for name in device.columns})
 
     def _time_collectives(self, data: dict[str, Table]) -> None:
         """A collective's times are those of the event behind it; one whose event was left out goes too."""
@@ -162,7 +162,9 @@ class TraceBuilder:
             rows = table[column]
             known = rows != NA
             for time in ("start", "end"):
-                table[time][known] = data[behind][time][rows[known]]
+                times = table[time].copy()
+                times[known] = data[behind][time][rows[known]]
+                table.columns[time] = times
         data["collectives"] = table.take(np.flatnonzero((table["event"] != NA) | (table["host_event"] != NA)))
 
     def _link(self, data: dict[str, Table]) -> None:

@@ -16,6 +16,9 @@ import numpy as np
 NA: int = int(np.iinfo(np.int64).min)
 """An absent integer (as NaT is in numpy); never shown to users, who see `pandas.NA`."""
 
+MOST_RANKS = 1 << 20
+"""A rank from here on is damage: no job is as large, and tables by rank would take any amount of memory."""
+
 NS_PER_US = 1_000
 
 Dtype = Literal["time", "int", "name", "enum"]
@@ -434,10 +437,10 @@ CHOICES = TableSchema(
 
 MEASUREMENTS = TableSchema(
     "measurements",
-    "timed collectives: rows of nccl-tests, records of NCCL's Inspector and profiler plugins",
+    "timed collectives: rows of nccl-tests and `gpuscope bench`, records of NCCL's Inspector and profiler plugins",
     (
         _ANY_RANK,
-        Column("tool", "name", "nccl-tests, inspector, profiler-plugin"),
+        Column("tool", "name", "nccl-tests, gpuscope-bench, inspector, profiler-plugin"),
         Column("op", "name", "all_reduce, all_gather…"),
         Column("group_size", "int", "ranks that took part"),
         Column("bytes", "int", "size of the whole array, as nccl-tests counts it"),

@@ -37,11 +37,14 @@ def record_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("record", context_settings={"ignore_unknown_options": True})
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Run folder to make [default: gpuscope-run-TIME].")
+@click.option("--reduce", "parts", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Also reduce each trace into this folder at the end, as gpuscope reduce does.")  # fmt: skip
 @record_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
     command: tuple[str, ...],
     out: Path | None,
+    parts: Path | None,
     **options: Any,
 ) -> int:
     """Run COMMAND and record what each of its ranks does into one run folder.
@@ -55,4 +58,5 @@ def command(
     """
     from gpuscope.instrumented_runtime.record.launch import record
 
-    return record(command, out or Path(time.strftime("gpuscope-run-%Y%m%d-%H%M%S")), RecordOptions(**options).check())
+    folder = out or Path(time.strftime("gpuscope-run-%Y%m%d-%H%M%S"))
+    return record(command, folder, RecordOptions(**options).check(), parts)

@@ -18,6 +18,7 @@ from gpuscope.instrumented_runtime.record.capture.on_demand import listen
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
 from gpuscope.instrumented_runtime.record.launched_rank import is_launcher, launched_rank
 from gpuscope.instrumented_runtime.record.manifest import Manifest
+from gpuscope.instrumented_runtime.record.reduced_parts import check_apart, reduce_run
 from gpuscope.instrumented_runtime.record.run_folder import RunFolder
 
 SHIM = Path(__file__).with_name("shim")
@@ -25,14 +26,17 @@ SHIM = Path(__file__).with_name("shim")
 GRACE_S = 60.0
 
 
-def record(command: Sequence[str], out: Path, options: RecordOptions) -> int:
-    """Run `command`, record it into `out`, report what was recorded, and return the command's exit code.
+def record(command: Sequence[str], out: Path, options: RecordOptions, parts: Path | None = None) -> int:
+    """Run `command`, record it into `out`, report what was recorded, and return the command's exit code. With `parts`
+    the small parts of the traces are written into that folder at the end.
 
     Raises `InputError` if the command does not exist, `UsageError` if `out` does or nsys is missing, and
     `GpuscopeError` if the command succeeded and nothing was recorded.
     """
     if options.profiler == "nsys" and shutil.which("nsys") is None:
         raise UsageError("nsys is not on PATH", hint="install Nsight Systems, or use --profiler torch")
+    if parts is not None:
+        check_apart(parts, out)
     folder = RunFolder.create(out, command=command)
     environment = rank_environment(folder, options, os.environ)
     if options.on_demand:
@@ -58,6 +62,8 @@ def record(command: Sequence[str], out: Path, options: RecordOptions) -> int:
             f"{command[0]} succeeded, but nothing of it was recorded",
             hint="no process called a torch optimizer's step(): --whole records without steps",
         )
+    if parts is not None:
+        reduce_run(folder.path, parts)
     return exit_code
 
 

@@ -15,10 +15,12 @@ from fuzzing.seeds import SEEDS
 INPUTS = 25
 FOUND = {
     "kineto": (25, 29, 181),
-    "kineto gz": (19, 35, 36, 170),
-    "nsys SQLite": (19, 147, 157, 177, 213, 239),
+    "kineto gz": (19, 35, 36, 170, 350),
+    "nsys SQLite": (19, 147, 157, 177, 213, 239, 955),
     "nsys parquetdir": (0, 28, 46, 84, 117, 128, 140, 157, 158, 186, 221),
-    "nsys arrowdir": (47, 114, 122, 130, 163),
+    "nsys arrowdir": (47, 114, 122, 130, 163, 226, 314, 407, 464),
+    "operations": (563, 1013),
+    "flight recorder": (498, 1019),
     "NCCL log": (181,),
 }
 """Numbers that were bad once: they stay on the list."""

@@ -17,6 +17,11 @@ from simulator.judged import Case
 FULL = Job(layers=6, gemms=6, smalls=9, gemm_ns=80_000, small_ns=15_000, steps=8)
 """About 220 operations of 15 to 80 us a step: the queue is full from the fifth step on."""
 SHARDED = replace(COMPUTE, parallel="fsdp")
+APART = replace(SHARDED, scatter_apart=True, rate=45.0, crowd_cost=0.85)
+"""Parameters are gathered while gradients are scattered, over one link."""
+TWO_GROUPS = replace(COMPUTE, parallel="tensor", ranks=4, tensor_bytes=10 * MIB, rate=55.0, one_link=True,
+                     crowd_cost=1.15)  # fmt: skip
+"""Gradients are reduced beside what tensor parallelism reduces, over one link."""
 ANEW = 1_000_003
 """Between the seeds of a run and of the one after it."""
 Changes = tuple[tuple[str, dict[str, Any]], ...]
@@ -114,9 +119,44 @@ def _communication() -> list[Counterfactual]:
                        {"keep_parameters": True}),
         Counterfactual("more_micro_batches", "pipeline", _one("MicroBatches", count=8),
                        replace(COMPUTE, parallel="pipeline", layers=2, steps=6), {"micro_batches": 8}),
+        Counterfactual("micro_batches_of_slow_links", "pipeline", _one("MicroBatches", count=8),
+                       replace(COMPUTE, parallel="pipeline", ranks=4, layers=2, steps=6, micro_batches=4, rate=30.0,
+                               alpha_ns=25_000), {"micro_batches": 8}),
+        Counterfactual("fewer_micro_batches", "pipeline", _one("MicroBatches", count=4),
+                       replace(COMPUTE, parallel="pipeline", layers=2, steps=6, micro_batches=16, alpha_ns=30_000),
+                       {"micro_batches": 4}),
+        Counterfactual("micro_batches_and_collector", "combined", _one("MicroBatches", count=8) + _one("NoCollector"),
+                       replace(COMPUTE, parallel="pipeline", layers=2, steps=6, gc_ns=4 * MS),
+                       {"micro_batches": 8, "gc_ns": 0}),
+        Counterfactual("even_stages_and_collector", "combined", _one("EvenStages") + _one("NoCollector"),
+                       replace(COMPUTE, parallel="pipeline", layers=2, stage_slow={1: 1.6}, steps=6, items=0,
+                               gc_ns=5 * MS), {"stage_slow": {0: 1.3, 1: 1.3}, "gc_ns": 0}),
+        Counterfactual("even_stages_of_more_micro_batches", "combined",
+                       _one("MicroBatches", count=8) + _one("EvenStages"),
+                       replace(COMPUTE, parallel="pipeline", layers=2, stage_slow={1: 1.6}, steps=6),
+                       {"micro_batches": 8, "stage_slow": {0: 1.3, 1: 1.3}}),
         Counterfactual("even_stages", "pipeline", _one("EvenStages"),
                        replace(COMPUTE, parallel="pipeline", layers=2, stage_slow={1: 1.5}, steps=6),
                        {"stage_slow": {0: 1.25, 1: 1.25}}),
+    ]  # fmt: skip
+
+
+def _one_link() -> list[Counterfactual]:
+    """Collectives of two kinds at once; in the last three they do not share a link, or never met in the recording."""
+    wire = {"wire": 0.5}
+    apart = replace(TWO_GROUPS, one_link=False)
+    return [
+        Counterfactual("half_gradients_beside_gathers", "one link", HALF, APART, wire),
+        Counterfactual("gathers_beside_scatters_gone", "one link", _one("KeepParameters"), APART,
+                       {"keep_parameters": True}),
+        Counterfactual("half_gradients_beside_tensor", "one link", HALF, TWO_GROUPS, wire),
+        Counterfactual("gradients_behind_tensor", "one link", _one("Overlap", on=False), TWO_GROUPS,
+                       {"overlap": False}),
+        Counterfactual("gradients_beside_tensor", "one link", _one("Overlap", on=True),
+                       replace(TWO_GROUPS, overlap=False), {"overlap": True}),
+        Counterfactual("half_gradients_on_another_link", "one link", HALF, apart, wire),
+        Counterfactual("gradients_beside_on_another_link", "one link", _one("Overlap", on=True),
+                       replace(apart, overlap=False), {"overlap": True}),
     ]  # fmt: skip
 
 
@@ -173,4 +213,4 @@ def _host() -> list[Counterfactual]:
     ]  # fmt: skip
 
 
-COUNTERFACTUALS = [*_communication(), *_host()]
+COUNTERFACTUALS = [*_communication(), *_one_link(), *_host()]

@@ -57,6 +57,8 @@ class Hardware:
     transfer_slow: float = 1.0
     """How many times longer a collective transfers beside kernels."""
     share_link: bool = True
+    crowd_cost: float = 1.0
+    """What each further transfer at once on a link costs, by the time that one takes alone: 1 is a fair share."""
 
 
 @dataclass(eq=False)
@@ -235,14 +237,18 @@ class Fabric:
             )
             slow = self.hardware.transfer_slow if beside else 1.0
             if self.hardware.share_link:
-                slow *= sum(self._shares(transfer, other) for other in self._transfers)
+                slow *= 1 + self._others(transfer) * self.hardware.crowd_cost
             self._change(transfer, slow)
 
+    def _others(self, transfer: Live) -> int:
+        """How many share a device's links with it, at the device where these are most."""
+        others = [other for other in self._transfers if other is not transfer and self._shares(transfer, other)]
+        ranks = {operation.rank for operation in transfer.operations}
+        return max(sum(operation.rank == rank for other in others for operation in other.operations) for rank in ranks)
+
     def _shares(self, one: Live, other: Live) -> bool:
-        groups = [live.one.collective.group for live in (one, other) if live.one.collective]
-        if groups[0] == groups[1]:
-            return True
-        return not any(group in self.hardware.links for group in groups)
+        told = [live.one.collective for live in (one, other) if live.one.collective]
+        return told[0].group == told[1].group or not any(each.group in self.hardware.links for each in told)
 
     def _change(self, live: Live, slow: float) -> None:
         if slow != live.slow:

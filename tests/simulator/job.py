@@ -80,10 +80,16 @@ class Job:
     """… whose host waits before it gathers a third module."""
     keep_parameters: bool = False
     """They stay gathered from the forward to the backward pass (fsdp)."""
+    scatter_apart: bool = False
+    """Gradients are scattered on a stream of their own, so that parameters are gathered meanwhile (fsdp)."""
     one_stream: bool = False
     """Collectives run on the stream that computes."""
     tensor_bytes: int = 16 * MIB
     tensor_op: str = "all_reduce"
+    one_link: bool = False
+    """Tensor and data parallelism share a link, else each has its own."""
+    crowd_cost: float = 1.0
+    """What each further transfer at once on a link costs, by the time that one takes alone: 1 is a fair share."""
     micro_batches: int = 4
     stage_slow: Mapping[int, float] = field(default_factory=dict)
     activation_bytes: int = 16 * MIB
@@ -149,10 +155,11 @@ class Job:
     def hardware(self) -> Hardware:
         link = Link(self.alpha_ns, self.rate)
         # Tensor-parallel groups are inside a node: what others do does not slow them.
-        links = {f"tp{n}": link for n in range(self.ranks // 2)} if self.parallel == "tensor" else {}
+        apart = self.parallel == "tensor" and not self.one_link
+        links = {f"tp{n}": link for n in range(self.ranks // 2)} if apart else {}
         return Hardware(
             link, links, self.queue, compute_slow=self.compute_slow, transfer_slow=self.transfer_slow,
-            share_link=True,
+            crowd_cost=self.crowd_cost,
         )  # fmt: skip
 
     def noise(self, sigma: float, *key: object) -> float:

@@ -23,6 +23,7 @@ from simulator.machine import MAIN, Programs, execute
 from simulator.recorded import Run
 from simulator.script import (
     AUTOGRAD_THREAD,
+    COMMUNICATION_STREAM,
     COMPUTE_STREAM,
     HIDDEN,
     MAIN_THREAD,
@@ -34,7 +35,7 @@ SMALL = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAK
 FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor<float> >"
 MEMORY_RATE = 2_000
 """Bytes per ns of the device's memory."""
-RECV_STREAM, SEND_STREAM = 20, 28
+RECV_STREAM, SEND_STREAM, SCATTER_STREAM = 20, 28, 36
 BF16 = "c10::BFloat16"
 
 
@@ -285,7 +286,8 @@ def _scatter(script: Script, layer: int) -> str:
         own = f"FSDP::post_backward_reduce (layers.{layer})"
         own = "FullyShardedDataParallel._post_backward_reduce" if script.job.fsdp1 else own
         with script.range(own, "user_annotation"):
-            return script.collective("reduce_scatter", script.job.bytes_of(layer), gradient=True)
+            stream = SCATTER_STREAM if script.job.scatter_apart else COMMUNICATION_STREAM
+            return script.collective("reduce_scatter", script.job.bytes_of(layer), stream=stream, gradient=True)
 
 
 def _tensor_reduce(script: Script) -> None:

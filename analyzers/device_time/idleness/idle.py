@@ -25,6 +25,7 @@ from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import GAPS
 from gpuscope.report.schema.profile_sections import GapEntry
 from gpuscope.report.view.causes import UNATTRIBUTED
+from gpuscope.trace.columns.distinct import among, counted, distinct, distinct_values
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, subtract, union
 from gpuscope.trace.launch_links import innermost
@@ -84,9 +85,10 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _attribute(trace: Trace, view: LaneView) -> tuple[dict[str, Attributed], list[GapEntry]]:
     """The idle time of a lane by cause, and its longest gaps."""
     host, idle = trace["host_events"], view.parts.idle
-    rows = np.flatnonzero(host["rank"] == view.lane.rank)
-    explaining = rows[np.isin(host["category"][rows], EXPLAINING)]
-    if not len(explaining):
+    low, high = np.searchsorted(host["rank"], [view.lane.rank, view.lane.rank + 1]).tolist()
+    rows = np.arange(low, high)
+    explaining = among(host["category"][low:high], EXPLAINING)
+    if not explaining.any():
         causes = only_present({UNATTRIBUTED: attribute(idle, view, unexplained(view, idle))})
         return causes, longest_gaps(trace, view, {UNATTRIBUTED: idle})
     gaps = find_gaps(trace, view, rows)
@@ -96,8 +98,9 @@ def _attribute(trace: Trace, view: LaneView) -> tuple[dict[str, Attributed], lis
     found = {"launch": latency, UNATTRIBUTED: subtract(queued, latency), **_covering(trace, gaps, rows, left)}
     left = subtract(left, join(*(found[cause] for cause, _ in covering())))
     # What a recorded launch ends is explained to its end, also behind the last call of the host.
-    last = np.concatenate((host["end"][explaining], gaps.end[gaps.launch != NA]))
-    inside = clip(left, int(host["start"][explaining].min()), int(last.max()))
+    last = int(host["end"][low:high].max(initial=NA, where=explaining))
+    last = max(last, int(gaps.end.max(initial=NA, where=gaps.launch != NA)))
+    inside = clip(left, int(host["start"][low + int(np.argmax(explaining))]), last)
     found[UNATTRIBUTED] = join(found[UNATTRIBUTED], subtract(left, inside))
     blocking = blocking_calls(trace, view, rows)
     for cause, spans in _own_work(trace, view, gaps, rows, blocking, inside).items():
@@ -126,7 +129,7 @@ def find_gaps(trace: Trace, view: LaneView, host_rows: Times) -> Gaps:
 
 
 def _most_frequent(values: Times) -> int:
-    found, counts = np.unique(values, return_counts=True)
+    found, counts = counted(values)
     return int(found[np.argmax(counts)])
 
 
@@ -158,7 +161,7 @@ def _cause_of_event(trace: Trace, rows: Times, causes: Sequence[str]) -> Array:
     host = trace["host_events"]
     found = np.full(len(host), NO_CAUSE, np.int8)
     for cause, (categories, predicate) in reversed(covering()):
-        picked = rows[np.isin(host["category"][rows], categories) & trace.names.matching(predicate)[host["name"][rows]]]
+        picked = _named(trace, rows, categories, predicate)
         if Category.OS in categories:
             # A lock inside a runtime call is that call waiting, not the program.
             calls = host["category"] == Category.RUNTIME
@@ -167,10 +170,19 @@ def _cause_of_event(trace: Trace, rows: Times, causes: Sequence[str]) -> Array:
     return found
 
 
+def _named(trace: Trace, rows: Times, categories: Sequence[Category], predicate: object) -> Times:
+    """Those of some host events that are of these categories and have a name for which the predicate holds."""
+    host, wanted = trace["host_events"], trace.names.matching(predicate)
+    if not wanted.any():  # most causes do not occur in a trace
+        return rows[:0]
+    of_category = rows[among(host["category"][rows], categories)]
+    return np.asarray(of_category[wanted[host["name"][of_category]]])
+
+
 def _on_launching_thread(host: Table, picked: Times, gaps: Gaps) -> Spans:
     """Where the picked host events cover a gap on that gap's launching thread."""
     parts: list[Spans] = []
-    for thread in np.unique(gaps.thread).tolist():
+    for thread in distinct_values(gaps.thread).tolist():
         own = gaps.thread == thread
         events = picked[host["thread"][picked] == thread]
         if len(events):
@@ -186,7 +198,7 @@ def _own_work(trace: Trace, view: LaneView, gaps: Gaps, rows: Times, blocking: T
     turns = launching_threads(trace, view, blocking)
     if not turns:
         return {"launch": left}
-    threads = np.unique(np.concatenate([gaps.thread, *(own.threads for own in turns)])).tolist()
+    threads = distinct_values(np.concatenate([gaps.thread, *(own.threads for own in turns)])).tolist()
     host_of = [next((place for place, own in enumerate(turns) if thread in own.threads), 0) for thread in threads]
     covered = [_covered_by(trace, thread, rows) for thread in threads]
     stretches = [
@@ -218,10 +230,8 @@ def _covered_by(trace: Trace, thread: int, rows: Times) -> Spans:
     """Where a thread was in a loader, collector, allocator or file call."""
     host = trace["host_events"]
     own = rows[host["thread"][rows] == thread]
-    picked = np.zeros(len(own), np.bool_)
-    for _, (categories, predicate) in covering():
-        picked |= np.isin(host["category"][own], categories) & trace.names.matching(predicate)[host["name"][own]]
-    return union(host["start"][own[picked]], host["end"][own[picked]])
+    picked = np.concatenate([_named(trace, own, categories, predicate) for _, (categories, predicate) in covering()])
+    return union(host["start"][picked], host["end"][picked])
 
 
 def _long_stretches(trace: Trace, view: LaneView, own: Turns, covered: Spans) -> Spans:
@@ -313,7 +323,7 @@ def _work(trace: Trace, view: LaneView, threads: Sequence[int], host_of: Sequenc
     known = launch != NA
     row = np.where(known, launch, 0)
     issue = np.where(known, np.minimum(host["end"][row], start), start)
-    _, stream = np.unique(device["stream"][rows], return_inverse=True)
+    _, stream = distinct(device["stream"][rows])
     place = np.where(known, np.searchsorted(threads, host["thread"][row]), 0)
     place = np.minimum(place, len(threads) - 1)
     sequence: Array = np.array(host_of, np.int64)[place]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.distinct import counted, distinct_values
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.intervals import Spans, join, union
 from gpuscope.trace.launch_links import outermost
@@ -47,7 +47,7 @@ def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Tur
     host, device = trace["host_events"], trace["device_events"]
     linked = device["launch"][view.rows]
     launches = distinct_values(linked[linked != NA])
-    threads, count = np.unique(host["thread"][launches], return_counts=True)
+    threads, count = counted(host["thread"][launches])
     waits = queue_waits(trace, view, launches)
     groups: list[list[int]] = []
     for thread in threads[np.argsort(-count, kind="stable")].tolist():
@@ -137,9 +137,9 @@ def queue_length(trace: Trace, view: LaneView, at: Times) -> Times:
     host, device = trace["host_events"], trace["device_events"]
     rows = view.rows[device["launch"][view.rows] != NA]
     launch = device["launch"][rows]
-    _, first = np.unique(launch, return_index=True)  # the nodes of a graph are one launch
-    issued = np.sort(host["start"][launch[first]])
+    calls = distinct_values(launch)  # the nodes of a graph are one launch
+    issued = np.sort(host["start"][calls])
     ended = np.full(len(host), NA, np.int64)
     np.maximum.at(ended, launch, device["end"][rows])
-    done = np.sort(ended[launch[first]])
+    done = np.sort(ended[calls])
     return np.searchsorted(issued, at, "left") - np.searchsorted(done, at, "right")

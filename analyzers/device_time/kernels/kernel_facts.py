@@ -14,6 +14,7 @@ from gpuscope.analyzers.device_time.kernels.odd_sizes import odd_sizes
 from gpuscope.analyzers.device_time.kernels.operator_bytes import operator_bytes
 from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models, is_multiplying, operator_work
 from gpuscope.hardware.device_peaks import memory_bandwidth, peaks_of
+from gpuscope.trace.columns.distinct import distinct, distinct_rows
 from gpuscope.trace.columns.name_pool import NO_NAME, PerName
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.launch_links import innermost
@@ -142,7 +143,7 @@ def _bytes(trace: Trace, rows: Times) -> Array:
     linked, operator = linked[operator != NA], operator[operator != NA]
     size = _per_operator(trace, operator, device["name"][linked])
     spent = (device["end"] - device["start"])[linked].astype(np.float64)
-    _, which = np.unique(operator, return_inverse=True)
+    _, which = distinct(operator)
     whole = np.bincount(which, spent)[which] if len(which) else spent
     found[linked] = np.where(whole > 0, size * spent / np.maximum(whole, 1), 0.0)
     return found
@@ -154,15 +155,15 @@ def _per_operator(trace: Trace, operator: Times, kernel: Labels) -> Array:
     place = np.full(len(host), NA, np.int64)
     place[shapes["event"]] = np.arange(len(shapes))
     row = place[operator]
-    columns = (host["name"][operator], shapes["dims"][row], shapes["types"][row])
-    untyped = np.where(columns[2] == NO_NAME, PerName(names, _element_of)(kernel), 0)
-    keys = np.stack((*columns, untyped), axis=1)
-    unique, which = np.unique(keys, axis=0, return_inverse=True)
+    types = shapes["types"][row]
+    untyped = np.where(types == NO_NAME, PerName(names, _element_of)(kernel), 0)
+    columns = (host["name"][operator], shapes["dims"][row], types, untyped)
+    first, which = distinct_rows(*columns)
     sizes = [
         operator_bytes(names[name], names[dims], names[types], element) or 0
-        for name, dims, types, element in unique.tolist()
+        for name, dims, types, element in zip(*(column[first].tolist() for column in columns), strict=True)
     ]  # fmt: skip
-    return np.array(sizes, np.float64)[which.reshape(-1)] if sizes else np.zeros(0)
+    return np.array(sizes, np.float64)[which] if sizes else np.zeros(0)
 
 
 def _element_of(kernel: str) -> int:

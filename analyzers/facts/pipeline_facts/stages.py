@@ -128,7 +128,9 @@ _NO_ORDER = (
 def _group_lists(trace: Trace) -> set[tuple[int, ...]]:
     groups = trace["groups"]
     found: set[tuple[int, ...]] = set()
-    for description, ranks in zip(groups["description"].tolist(), groups["ranks"].tolist(), strict=True):
+    # Every rank lists its groups: each is looked at once.
+    listed = set(zip(groups["description"].tolist(), groups["ranks"].tolist(), strict=True))
+    for description, ranks in listed:
         if description == NO_NAME or ranks == NO_NAME or not _PIPELINE_GROUP.search(trace.names[description]):
             continue
         members = tuple(int(number) for number in re.findall(r"\d+", trace.names[ranks]))
@@ -146,7 +148,7 @@ def _messages(trace: Trace, world: int | None) -> Table:
     table = trace["collectives"]
     ring = trace.names.matching(lambda name: _RING.search(name) is not None)
     described = table["group_description"]
-    apart = np.array([code != NO_NAME and bool(ring[code]) for code in described.tolist()], np.bool_)
+    apart = (described != NO_NAME) & ring[np.maximum(described, 0)]
     one_way = trace.names.matching(lambda op: op in ("send", "recv"))[table["op"]]
     peer, ranks = table["peer"], trace.ranks
     if len(ranks) == 2 and world == 2:  # then there is only one other
@@ -171,7 +173,8 @@ def _from_messages(trace: Trace, world: int | None) -> StageMap | None:
     peers: dict[int, set[int]] = defaultdict(set)
     for rank, peer in zip(messages["rank"].tolist(), messages["peer"].tolist(), strict=True):
         peers[rank].add(peer)
-    pipelines = [_chain(own, peers, _senders(trace, messages)) for own in _components(messages)]
+    senders = _senders(trace, messages)
+    pipelines = [_chain(own, peers, senders) for own in _components(messages)]
     if not pipelines or any(own is None for own in pipelines):
         return None
     chains = sorted(own for own in pipelines if own is not None)
@@ -184,16 +187,17 @@ def _from_messages(trace: Trace, world: int | None) -> StageMap | None:
 
 def _senders(trace: Trace, messages: Table) -> set[int]:
     """Ranks whose first message of the recording is a send, with no receive under way at once."""
-    found: set[int] = set()
-    for rank in np.unique(messages["rank"]).tolist():
-        own = messages.take(np.flatnonzero(messages["rank"] == rank))
-        order = np.argsort(own["start"], kind="stable")
-        first = int(order[0])
-        at_once = own["start"] < own["end"][first]
-        ops = {trace.names[code] for code in own["op"][at_once].tolist()}
-        if trace.names[int(own["op"][first])] == "send" and ops == {"send"}:
-            found.add(rank)
-    return found
+    rank, start, end = (messages[name] for name in ("rank", "start", "end"))
+    order = np.lexsort((start, rank))
+    head = np.flatnonzero(np.diff(rank[order], prepend=-1))
+    sizes = np.diff(np.append(head, len(order)))
+    first = order[head]
+    sends = np.asarray(trace.names.matching("send".__eq__)[messages["op"]], np.bool_)
+    # A receive under way with the first message: which of them came first is then not known.
+    under_way = np.zeros(len(order), np.bool_)
+    under_way[order] = start[order] < np.repeat(end[first], sizes)
+    receives = np.add.reduceat((under_way & ~sends)[order].astype(np.int64), head) if len(head) else head
+    return set(rank[first[sends[first] & (receives == 0)]].tolist())
 
 
 def _chain(members: Iterable[int], peers: dict[int, set[int]], senders: set[int]) -> list[int] | None:

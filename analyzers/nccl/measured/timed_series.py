@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from gpuscope.analyzers.collectives.message_cost import CostModel, fit
 from gpuscope.analyzers.facts.placement import Placed, Placement
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.nccl.cost.cost_model import Choice
 from gpuscope.analyzers.nccl.logged.choices import Choices
 from gpuscope.analyzers.nccl.logged.nccl_grammar import ALGORITHMS, PROTOCOLS, logged_name, only
+from gpuscope.hardware.bus_bandwidth import busbw_factor
 from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Times
@@ -90,6 +92,21 @@ def timings(facts: RunFacts) -> Timings:
     return Timings((*_of_trace(facts, choices), *of_tools), cold)
 
 
+def tool_fits(facts: RunFacts) -> dict[tuple[str, int], CostModel]:
+    """By operation and number of ranks, the cost fitted to what tools among the inputs measured, where a line fits."""
+    sizes: dict[tuple[str, int], list[float]] = defaultdict(list)
+    taken: dict[tuple[str, int], list[int]] = defaultdict(list)
+    series, _ = _of_tools(facts.trace, facts.placement, Choices(facts.trace.rows("choices")))
+    for one in series:
+        factor = busbw_factor(one.op, one.group_size)
+        timed = [place for place, size in enumerate(one.bytes) if size not in one.waiting]
+        if factor is not None:
+            sizes[one.op, one.group_size] += [one.bytes[place] * factor for place in timed]
+            taken[one.op, one.group_size] += [one.dur[place] for place in timed]
+    fits = {key: fit(np.array(own), np.array(taken[key], np.int64)) for key, own in sizes.items()}
+    return {key: found for key, found in fits.items() if found is not None}
+
+
 def _of_trace(facts: RunFacts, choices: Choices) -> list[Series]:
     """A series per operation and group. Matched operations count with their transfer, the shortest duration over
     the ranks; where none of a group is matched, each rank's own time is all there is, waiting included."""
@@ -104,12 +121,13 @@ def _of_trace(facts: RunFacts, choices: Choices) -> list[Series]:
     found: dict[tuple[str, int], Series] = {}
     lone: dict[tuple[str, int], list[int]] = defaultdict(list)
     first = instances.rows[instances.bounds[:-1]]
+    chosen = _Chosen(trace, choices)
     for row, transfer in zip(first.tolist(), shortest.tolist(), strict=True):
         if int(table["bytes"][row]) != NA:
             key = _op(trace, row), int(groups.of_row[row])
             series = _series(found, trace, placement, key, row, groups.ranks[key[1]], groups.members)
             nbytes = int(table["bytes"][row])
-            series.add(nbytes, transfer, choice=_chosen(trace, row, key[0], nbytes, series.group_size, choices))
+            series.add(nbytes, transfer, choice=chosen.of(row, key[0], nbytes, series.group_size))
     for row in sized[matched.of_row[sized] == NA].tolist():
         lone[_op(trace, row), int(groups.of_row[row])].append(row)
     for key, rows in lone.items():
@@ -118,7 +136,7 @@ def _of_trace(facts: RunFacts, choices: Choices) -> list[Series]:
         for row in rows:
             series = _series(found, trace, placement, key, row, groups.ranks[key[1]], groups.members)
             nbytes, dur = int(table["bytes"][row]), int(table["end"][row] - table["start"][row])
-            series.add(nbytes, dur, choice=_chosen(trace, row, key[0], nbytes, series.group_size, choices))
+            series.add(nbytes, dur, choice=chosen.of(row, key[0], nbytes, series.group_size))
             series.lower_bound = True
     return sorted(found.values(), key=lambda series: (series.op, series.group or ""))
 
@@ -128,16 +146,31 @@ def _op(trace: Trace, row: int) -> str:
     return "send_recv" if op in POINT_TO_POINT else op
 
 
-def _chosen(trace: Trace, row: int, op: str, nbytes: int, size: int, choices: Choices) -> Choice | None:
-    """What the log says of the operation and size, else what the kernel's own name does."""
-    told, event = choices.of(op, nbytes, size), int(trace["collectives"]["event"][row])
-    if told is not None or event == NA:
-        return told
-    kernel = trace.names[int(trace["device_events"]["name"][event])]
-    algorithm, protocol = kernel_algorithm(kernel, op, bool(trace.names.matching(_is_exact).any()))
-    if algorithm is None or (algorithm == "ring" and protocol is None and _switches_may_reduce(trace)):
-        return None
-    return Choice(algorithm, protocol or "")
+class _Chosen:
+    """What the log says of an operation and size, else what the kernel's own name does."""
+
+    def __init__(self, trace: Trace, choices: Choices) -> None:
+        self._trace, self._choices = trace, choices
+        self._exact = bool(trace.names.matching(_is_exact).any())
+        self._switches = _switches_may_reduce(trace)
+        self._found: dict[tuple[int, str, int, int], Choice | None] = {}
+
+    def of(self, row: int, op: str, nbytes: int, size: int) -> Choice | None:
+        """Of a row of `collectives`; asked once per kernel, operation and size."""
+        event = int(self._trace["collectives"]["event"][row])
+        kernel = NO_NAME if event == NA else int(self._trace["device_events"]["name"][event])
+        key = kernel, op, nbytes, size
+        if key not in self._found:
+            self._found[key] = self._choices.of(op, nbytes, size) or self._by_name(kernel, op)
+        return self._found[key]
+
+    def _by_name(self, kernel: int, op: str) -> Choice | None:
+        if kernel == NO_NAME:
+            return None
+        algorithm, protocol = kernel_algorithm(self._trace.names[kernel], op, self._exact)
+        if algorithm is None or (algorithm == "ring" and protocol is None and self._switches):
+            return None
+        return Choice(algorithm, protocol or "")
 
 
 def _is_exact(name: str) -> bool:

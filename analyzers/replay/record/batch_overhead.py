@@ -1,7 +1,8 @@
-"""What of a computation does not shrink with its batch, on a rank whose training thread is the device.
+"""What of a computation does not shrink with its batch.
 
-Python between operators, and of each operator its dispatch: half of a model's operators are views, reshapes and small
-ones that do hardly anything else, so the median of what an operator takes itself is taken for it.
+On a rank whose training thread is the device: Python between operators, and of each operator its dispatch. Half of a
+model's operators are views, reshapes and small ones that do hardly anything else, so the median of what an operator
+takes itself is taken for it. On a GPU: the pauses between its kernels, and what each takes to begin and end.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from collections import defaultdict
 import numpy as np
 
 from gpuscope.analyzers.facts.pipeline_facts.flushes import KINDS
+from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.cpu_run.host_device import training_threads
-from gpuscope.trace.intervals import union
-from gpuscope.trace.schema import Category
+from gpuscope.trace.intervals import measure_within, union
+from gpuscope.trace.schema import Category, Kind
 from gpuscope.trace.trace import Trace
 
 COMPUTATIONS_KEPT = 100
 """Of a rank, those looked at: enough for a mean."""
+KERNEL_NS = 1_000
+"""What a kernel takes whatever it does: profilers show 1 to 2 us for an empty one."""
 
 
 def fixed_shares(trace: Trace, rank: int, operations: Table) -> dict[str, float]:
@@ -44,6 +48,27 @@ def fixed_shares(trace: Trace, rank: int, operations: Table) -> dict[str, float]
             python = until - begin - union(first, last).total
             dispatch = float(np.minimum(itself, np.median(itself)).sum())
             found[kinds[op]].append((python + dispatch) / (until - begin))
+    return {kind: float(np.mean(shares)) for kind, shares in found.items()}
+
+
+def fixed_shares_on_device(
+    trace: Trace, view: LaneView, operations: Table, kernel_ns: int = KERNEL_NS
+) -> dict[str, float]:
+    """The same of a rank with a GPU, of whose kernels each takes `kernel_ns` whatever it does; `operations` on the
+    rank's own clock."""
+    device = trace["device_events"]
+    rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
+    start, busy = device["start"][rows], union(device["start"][rows], device["end"][rows])
+    kinds = {trace.names.find(op): kind for op, kind in KINDS.items()}
+    own = np.flatnonzero((operations["rank"] == view.lane.rank) & np.isin(operations["op"], list(kinds)))
+    own = own[:COMPUTATIONS_KEPT]
+    begin, until = operations["start"][own], operations["end"][own]
+    kernels = np.searchsorted(start, until) - np.searchsorted(start, begin)
+    fixed = until - begin - measure_within(busy, begin, until) + kernels * kernel_ns
+    found: dict[str, list[float]] = defaultdict(list)
+    for op, ns, whole in zip(operations["op"][own].tolist(), fixed.tolist(), (until - begin).tolist(), strict=True):
+        if whole > 0:
+            found[kinds[op]].append(min(1.0, ns / whole))
     return {kind: float(np.mean(shares)) for kind, shares in found.items()}
 
 

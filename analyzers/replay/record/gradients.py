@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuscope.analyzers.replay.graph import Call, Gradient
 from gpuscope.analyzers.replay.record.graph_builder import in_hooks
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import Spans
 from gpuscope.trace.trace import Trace
 
@@ -65,13 +65,30 @@ def with_gradients(
     ready = np.searchsorted(at, issued, "right")
     found = list(calls)
     low = int(np.searchsorted(at, since, "right"))
-    for _, same in groupby(reducing, lambda place: place if hooked[place] else -1 - int(ready[place])):
+    held = dict(_by_issue(reducing, hooked, ready, low, (at, elements), calls, issued))
+    groups = {group: [place for place in reducing if calls[place].group == group]
+              for group in dict.fromkeys(calls[place].group for place in reducing)}  # fmt: skip
+    for own in groups.values() if len(groups) > 1 else ():
+        # What another group reduces in between (tensor parallelism) may hold none of them.
+        apart = dict(_by_issue(own, hooked, ready, low, (at, elements), calls, issued))
+        if len(apart) > len(held.keys() & set(own)):
+            held = {place: gradients for place, gradients in held.items() if place not in own} | apart
+    for place, gradients in held.items():
+        found[place] = replace(calls[place], gradients=gradients)
+    return found
+
+
+def _by_issue(
+    places: Sequence[int], hooked: Mask, ready: Times, low: int, gradients: tuple[Times, Times],
+    calls: Sequence[Call], issued: Times,
+) -> Iterator[tuple[int, tuple[Gradient, ...]]]:  # fmt: skip
+    """Of collectives in order of issue, each with what became ready since the one before (at first: from `low` on)."""
+    at, elements = gradients
+    for _, same in groupby(places, lambda place: place if hooked[place] else -1 - int(ready[place])):
         own = list(same)
         high = int(ready[own[0]])
-        for place, gradients in _held(at[low:high], elements[low:high], own, calls, issued):
-            found[place] = replace(calls[place], gradients=gradients)
+        yield from _held(at[low:high], elements[low:high], own, calls, issued)
         low = high
-    return found
 
 
 def _held(

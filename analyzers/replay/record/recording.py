@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from gpuscope.analyzers.facts.core_waits import core_waits
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
-from gpuscope.analyzers.replay.record.batch_overhead import fixed_shares
+from gpuscope.analyzers.replay.record.batch_overhead import fixed_shares, fixed_shares_on_device
 from gpuscope.analyzers.replay.record.device_graph import device_graph
 from gpuscope.analyzers.replay.record.recorded_steps import window
 from gpuscope.analyzers.replay.record.training_thread import thread_graph
@@ -21,6 +21,7 @@ from gpuscope.trace.trace import Trace
 
 _NO_HOST = "no host events: record CPU activities too (torch profiler) or CUDA API calls (nsys -t cuda)"
 
+_NOT_ASKED = "no advice was asked for, so the run was not replayed"
 _TOO_LARGE = (
     "not even one step of each rank is small enough to be replayed: analyse fewer ranks (--ranks), or record fewer "
     "micro-batches per step"
@@ -50,6 +51,8 @@ class Recorded:
     """ns that the training thread waited for a core in each replayed step, where the recorder counted that."""
     fixed: Mapping[str, float] = field(default_factory=dict)
     """By kind of a pipeline's computations, the share that does not shrink with the micro-batch, where known."""
+    pauses: Mapping[str, float] = field(default_factory=dict)
+    """The part of `fixed` that is measured: on a GPU the pauses between kernels."""
     broken: bool = False
     """Whether `why` is a fault of the program, not of the trace."""
 
@@ -58,6 +61,11 @@ def record(trace: Trace, lanes: Sequence[LaneView], operations: Table, files: in
     """The graphs of the lanes of one of so many files, with its `operations`; small, whatever the file or the run."""
     devices = Counter(view.lane.rank for view in lanes)
     return [_record(trace, view, operations, devices[view.lane.rank], files * len(devices)) for view in lanes]
+
+
+def not_recorded(ranks: Iterable[int]) -> list[Recorded]:
+    """What stands for the graphs of lanes of these ranks where nobody wants a replay."""
+    return [Recorded(rank, None, why=_NOT_ASKED) for rank in ranks]
 
 
 def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks: int) -> Recorded:
@@ -82,8 +90,22 @@ def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks
     return Recorded(
         rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
         core_waits=_core_waits(trace, rank, numbers),
-        fixed=fixed_shares(trace, rank, operations) if view.lane.device == NA and len(operations) else {},
+        fixed=_fixed(trace, view, operations), pauses=_pauses(trace, view, operations),
     )  # fmt: skip
+
+
+def _pauses(trace: Trace, view: LaneView, operations: Table) -> Mapping[str, float]:
+    if not len(operations) or view.lane.device == NA:
+        return {}
+    return fixed_shares_on_device(trace, view, operations, kernel_ns=0)
+
+
+def _fixed(trace: Trace, view: LaneView, operations: Table) -> Mapping[str, float]:
+    if not len(operations):
+        return {}
+    if view.lane.device == NA:
+        return fixed_shares(trace, view.lane.rank, operations)
+    return fixed_shares_on_device(trace, view, operations)
 
 
 def _core_waits(trace: Trace, rank: int, numbers: Sequence[int]) -> tuple[int, ...]:

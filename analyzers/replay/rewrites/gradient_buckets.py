@@ -32,7 +32,8 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     changed = regrouped(graph, calls, lambda own: buckets(own, change.size, first), found, scale, key=change)
     known = all(graph.calls[call].gradients for call in calls)
     when = "gradients as they became ready" if known else "gradients within a bucket assumed to become ready evenly"
-    return Rewritten(changed, f"{found.basis(graph, calls)}; {when}", found.provenance(graph, calls))
+    basis = f"{found.basis(graph, calls)}; {when}"
+    return Rewritten(changed, basis, found.provenance(graph, calls), found.lacking(graph, calls))
 
 
 def accumulated(graph: Graph, change: AccumulatedGradients, setting: Setting) -> Rewritten:
@@ -105,9 +106,14 @@ def scales(graph: Graph, calls: list[int], found: Costs, setting: Setting) -> Sc
         final[graph.calls[call].rank, int(graph.nodes["step"][node[call]])] = call
     last = set(final.values())
     worse = 1 + setting.bias * max(found.error(graph, call) for call in calls)
-    alone = _taken(graph, _undisturbed(graph, calls, last), found)
+    undisturbed = _undisturbed(graph, calls, last)
+    alone = _taken(graph, undisturbed, found)
     beside = _taken(graph, [call for call in calls if call not in last], found) or alone
-    return Scale(worse * beside, worse * alone)
+    if setting.gpu:
+        return Scale(worse * beside, worse * alone)
+    # On a CPU threads are late to take a message up, which is no longer for a larger one.
+    late = (alone - 1) * _expected(graph, undisturbed, found) / len(undisturbed)
+    return Scale(worse * beside, worse, worse * late) if late > 0 else Scale(worse * beside, worse * alone)
 
 
 def _undisturbed(graph: Graph, calls: list[int], last: set[int]) -> list[int]:
@@ -125,8 +131,11 @@ def _undisturbed(graph: Graph, calls: list[int], last: set[int]) -> list[int]:
 
 
 def _taken(graph: Graph, calls: list[int], found: Costs) -> float:
-    expected = sum(found.model(graph, call).expected(bus_bytes(graph, call) or 0.0) for call in calls)
-    return float(sum(int(found.transfer[call]) for call in calls) / max(expected, 1))
+    return float(sum(int(found.transfer[call]) for call in calls) / max(_expected(graph, calls, found), 1))
+
+
+def _expected(graph: Graph, calls: list[int], found: Costs) -> int:
+    return sum(found.model(graph, call).expected(bus_bytes(graph, call) or 0.0) for call in calls)
 
 
 def overlap(graph: Graph, change: Overlap, setting: Setting) -> Rewritten:

@@ -1,24 +1,25 @@
 """A pipeline in another schedule, with other micro-batches or an even split: its computations laid out anew.
 
 Kept as measured: how long each computation takes, one mean delay of messages each way, per stage one mean pause
-between computations of each two kinds. The order on each stage is the schedule's. All but the pipeline's part of a
-step stays.
+between computations of each two kinds; smaller messages take less, as far as their cost is the bytes'. The order on
+each stage is the schedule's. All but the pipeline's part of a step stays.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import fmean, median
 
 import numpy as np
 
-from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, mean_begin_to_begin
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
+from gpuscope.analyzers.pipelines.message_times import MessageTime, message_time
 from gpuscope.analyzers.pipelines.schedules import group_size, interleaved, one_forward_one_backward, recognise
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_columns
@@ -29,6 +30,8 @@ PipelineChange = EvenStages | MicroBatches | Schedule
 FIXED_SHARE = 0.125
 """Share of a micro-batch's time that does not shrink with it (launches, small kernels), where none is recorded. An
 assumption; at best none is, at worst twice as much. The same holds for a recorded share, for it is an estimate too."""
+UNFILLED_SHARE = 0.25
+"""The same share at worst on a GPU, which smaller kernels may not fill: a trace of one size does not show when."""
 CHUNKS = 2
 """Model chunks per stage that an interleaved schedule is given where the job has one."""
 
@@ -72,14 +75,20 @@ class Delays:
         others = others or [pause for own in self.pause for pause in own.values()]
         return fmean(others) if others else 0.0
 
-    def scaled(self, scale: float) -> Delays:
-        """With pauses that hold the loss as much shorter as micro-batches are; others hold what each one costs."""
-        return replace(
-            self,
-            pause=[
-                {kinds: pause * (scale if kinds == "FB" else 1) for kinds, pause in own.items()} for own in self.pause
-            ],
-        )
+    def scaled(self, scale: float, shorter: float = 0.0) -> Delays:
+        """With pauses that hold the loss as much shorter as micro-batches are, and messages `shorter` by so many ns,
+        also where one was waited for in a pause, as nothing came later; others hold what each micro-batch costs."""
+        last = len(self.pause) - 1
+        pauses: list[Mapping[str, float]] = []
+        for stage, own in enumerate(self.pause):
+            fed = {kind for kind, first in (("F", 0), ("B", last)) if stage != first}
+            pauses.append({
+                kinds: pause * scale if kinds == "FB" and "B" not in fed
+                else pause - shorter if kinds[1] in fed and pause >= shorter
+                else pause
+                for kinds, pause in own.items()
+            })  # fmt: skip
+        return Delays({kind: max(0.0, ns - shorter) for kind, ns in self.message.items()}, pauses)
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,12 @@ class PipelineReplay:
     flushes: tuple[Flush, ...]
     fixed: Mapping[str, float]
     """Share of a micro-batch's time that the trace shows not to shrink with it, by kind of computation."""
+    gpu: bool = False
+    """Whether it computes on GPUs."""
+    pauses: Mapping[str, float] = field(default_factory=dict)
+    """The part of `fixed` that is measured and no assumption: with fewer micro-batches no more than that is gained."""
+    message: MessageTime | None = None
+    """What messages take, where they are known to shrink with their bytes."""
 
     @cached_property
     def baselines(self) -> tuple[Baseline, ...]:
@@ -123,73 +138,93 @@ class PipelineReplay:
         """Mean step of a job that recorded nothing but computations."""
         return mean_begin_to_begin(self.flushes)
 
-    def saved(self, change: PipelineChange, bias: int) -> float:
-        """ns per step that a change saves: mean over steps of the median over pipelines. Raises `UnreplayableError`.
+    def saved(self, changes: Sequence[PipelineChange], bias: int) -> float:
+        """ns per step that changes made one after the other save: mean over steps of the median over pipelines. Raises
+        `UnreplayableError` or `CircleError`.
 
         Both sides take the mean time of each kind on each stage, so that a change that changes nothing saves nothing.
         """
         values: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for one in self.baselines:
-            after = float(np.max(self._changed(one, change, bias)[1].end))
+            after = float(np.max(self._changed(one, changes, bias)[1].end))
             values[one.flush.step][one.flush.pipeline] += one.mean_length - after
         return fmean(median(own.values()) for own in values.values())
 
-    def savings(self, change: PipelineChange) -> tuple[float, float, float]:
+    def savings(self, changes: Sequence[PipelineChange]) -> tuple[float, float, float]:
         """`saved` in the best, the expected and the worst case of what is assumed. Raises `UnreplayableError`."""
-        expected = self.saved(change, 0)
-        if not isinstance(change, MicroBatches):  # nothing is assumed
+        expected = self.saved(changes, 0)
+        if not any(isinstance(change, MicroBatches) for change in changes):  # nothing is assumed
             return expected, expected, expected
-        return self.saved(change, -1), expected, self.saved(change, 1)
+        return self.saved(changes, -1), expected, self.saved(changes, 1)
 
     def places(self, flush: Flush, change: PipelineChange) -> dict[Key, tuple[int, int]]:
         """Start and end of each computation of a flush with a change, ns after the pipeline began to fill.
 
         Raises `UnreplayableError` or `CircleError`.
         """
-        one = Baseline(flush, delays_of(flush), 0.0)
-        tasks, replayed = self._changed(one, change, 0)
+        tasks, replayed = self._changed(Baseline(flush, delays_of(flush), 0.0), [change], 0)
         keys = [task.key for own in tasks for task in own]
         return dict(zip(keys, zip(replayed.start.tolist(), replayed.end.tolist(), strict=True), strict=True))
 
-    def _changed(self, one: Baseline, change: PipelineChange, bias: int) -> tuple[Plan, Replayed]:
-        scale = self.shrink(one.flush, change, bias)
-        tasks = plan(one.flush, change, scale)
-        return tasks, laid_out(tasks, one.delays.scaled(fmean(scale.values())))
+    def _changed(self, one: Baseline, changes: Sequence[PipelineChange], bias: int) -> tuple[Plan, Replayed]:
+        flush, delays = one.flush, one.delays
+        for change in changes:
+            scale = self.shrink(flush, change, bias)
+            tasks = plan(flush, change, scale)
+            delays = delays.scaled(fmean(scale.values()), self._shorter(flush, change, bias))
+            replayed = laid_out(tasks, delays)
+            flush = _as_flush(flush, tasks, replayed)
+        return tasks, replayed
 
     def shrink(self, flush: Flush, change: PipelineChange, bias: int) -> dict[str, float]:
         """What of its time a micro-batch takes after the change, by kind: less where the batch is cut into more."""
         if not isinstance(change, MicroBatches) or not change.keep_batch or change.count < 1:
             return dict.fromkeys("FB", 1.0)
-        fixed = {kind: min(1.0, (1 + bias) * self.fixed.get(kind, FIXED_SHARE)) for kind in "FB"}
+        least = UNFILLED_SHARE if self.gpu and bias > 0 else 0.0
+        known = self.pauses if self.pauses and change.count < flush.micro_batches else self.fixed
+        fixed = {kind: min(1.0, max(least, (1 + bias) * known.get(kind, FIXED_SHARE))) for kind in "FB"}
         return {kind: own + (1 - own) * flush.micro_batches / change.count for kind, own in fixed.items()}
 
-    def provenance(self, change: PipelineChange) -> Provenance:
-        """`assumed` where a share that does not shrink is, else `inferred`."""
-        cut = isinstance(change, MicroBatches) and change.keep_batch
-        return "assumed" if cut and not self.fixed else "inferred"
+    def _shorter(self, flush: Flush, change: PipelineChange, bias: int) -> float:
+        """ns by which messages are shorter after the change."""
+        if self.message is None or not isinstance(change, MicroBatches) or not change.keep_batch:
+            return 0.0
+        return self.message.shorter(flush.micro_batches / max(1, change.count), bias)
 
-    def basis(self, change: PipelineChange) -> str:
+    def provenance(self, changes: Sequence[PipelineChange]) -> Provenance:
+        """`assumed` where a share that does not shrink is, else `inferred`."""
+        cut = any(isinstance(change, MicroBatches) and change.keep_batch for change in changes)
+        return "assumed" if cut and (self.gpu or not self.fixed) else "inferred"
+
+    def basis(self, changes: Sequence[PipelineChange]) -> str:
         """What a prediction rests on."""
         steps = len({flush.step for flush in self.flushes})
-        if isinstance(change, EvenStages):
-            how = "each stage with the mean stage's time"
-        elif isinstance(change, Schedule):
-            how = f"the same computations in the order of {change.name}"
-        else:
-            share = fmean(self.fixed.get(kind, FIXED_SHARE) for kind in "FB")
-            why = "operators' dispatch, as recorded" if self.fixed else "an assumption"
-            how = f"{change.count} micro-batches" + (
-                f" of the same batch, {share:.0%} of a micro-batch's time assumed to be fixed ({why})"
-                if change.keep_batch
-                else ""
-            )
+        how = ", ".join(self._how(change) for change in changes)
         return f"the pipelines of {steps} steps replayed, baseline replay error {self.error_frac:.1%}; {how}"
 
+    def _how(self, change: PipelineChange) -> str:
+        if isinstance(change, EvenStages):
+            return "each stage with the mean stage's time"
+        if isinstance(change, Schedule):
+            return f"the same computations in the order of {change.name}"
+        if not change.keep_batch:
+            return f"{change.count} micro-batches"
+        share = fmean(self.fixed.get(kind, FIXED_SHARE) for kind in "FB")
+        why = "operators' dispatch, as recorded" if self.fixed else "an assumption"
+        if self.fixed and self.gpu:
+            why = f"pauses between kernels, as recorded, and their own start; up to {UNFILLED_SHARE:.0%} where smaller "
+            why += "kernels do not fill the device"
+        fixed = f"{share:.0%} of a micro-batch's time assumed to be fixed ({why})"
+        return f"{change.count} micro-batches of the same batch, {fixed}"
 
-def pipeline_replay(facts: RunFacts, fixed: Mapping[str, float]) -> PipelineReplay:
+
+def pipeline_replay(
+    facts: RunFacts, fixed: Mapping[str, float], gpu: str = "", pauses: Mapping[str, float] | None = None
+) -> PipelineReplay:
     """The pipelines of a run. Raises `UnreplayableError` where their computations are not recorded whole.
 
-    `fixed` is the share of a computation's time that its batch does not change, by kind, as far as the trace shows it.
+    `fixed` is the share of a computation's time that its batch does not change, by kind, as far as the trace shows it;
+    `pauses` is the measured part of it; `gpu` is the model of its devices, empty where training threads are.
     """
     if facts.stages is not None and facts.stages.incomplete:
         raise UnreplayableError(facts.stages.incomplete)
@@ -198,12 +233,24 @@ def pipeline_replay(facts: RunFacts, fixed: Mapping[str, float]) -> PipelineRepl
         raise UnreplayableError(
             "no step holds all computations of a pipeline: record every stage, with ranges per micro-batch"
         )
-    replayed = PipelineReplay(found, fixed)
+    replayed = PipelineReplay(found, fixed, bool(gpu), pauses or {}, message_time(facts, gpu) if gpu else None)
     try:
         _ = replayed.baselines
     except CircleError:
         raise UnreplayableError("the recorded computations wait for each other in a circle") from None
     return replayed
+
+
+def _as_flush(flush: Flush, tasks: Plan, replayed: Replayed) -> Flush:
+    """What was laid out, as if it had been recorded so: for the next change."""
+    times = iter(zip(replayed.start.tolist(), replayed.end.tolist(), strict=True))
+    return replace(
+        flush,
+        stages=tuple(
+            tuple(Computation(task.kind, task.micro_batch, task.model_chunk, *next(times)) for task in own)
+            for own in tasks
+        ),
+    )
 
 
 def recorded(flush: Flush) -> list[list[Task]]:

@@ -38,6 +38,8 @@ class Scale(NamedTuple):
     beside: float
     """Of all but the last of a step."""
     last: float
+    late: float = 0.0
+    """ns that the last takes besides."""
 
 
 LAUNCH, STREAM, WAITED = int(Edge.LAUNCH), int(Edge.STREAM), (int(Edge.SYNC), int(Edge.EVENT))
@@ -68,7 +70,8 @@ def regrouped(
     dur = changed.nodes["dur"].copy()
     for one in made:
         bus = bus_bytes(graph, one.old, one.bytes) or 0.0
-        dur[one.node] = round((scale.last if one.last else scale.beside) * found.model(graph, one.old).expected(bus))
+        expected = found.model(graph, one.old).expected(bus)
+        dur[one.node] = round(scale.last * expected + scale.late if one.last else scale.beside * expected)
     return changed.with_nodes(dur=dur)
 
 
@@ -133,11 +136,15 @@ class _Work:
             else:
                 self._order(rank, calls, made[rank])
             self._consumers(calls, buckets, made[rank])
+        together: dict[str, list[int]] = defaultdict(list)
+        for rank, calls in own.items():
+            together[self.graph.calls[calls[0]].group].append(rank)
         for place in range(len(buckets)):
-            join = self._node(kind=Node.JOIN, rank=NONE)
-            for pairs in made.values():
-                arrival, transfer = pairs[place]
-                self.edges += [(arrival, join, 0, Edge.JOIN), (join, transfer, 0, Edge.JOIN)]
+            for ranks in together.values():
+                join = self._node(kind=Node.JOIN, rank=NONE)
+                for rank in ranks:
+                    arrival, transfer = made[rank][place]
+                    self.edges += [(arrival, join, 0, Edge.JOIN), (join, transfer, 0, Edge.JOIN)]
 
     def _issue_costs(self, calls: list[int], buckets: list[Bucket]) -> None:
         """What the training thread spends on issuing: no more on the old ones, their mean on each new one."""

@@ -157,6 +157,7 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
         changed,
         f"{before} collectives joined {change.count} by {change.count}; {found.basis(graph, parameters)}",
         found.provenance(graph, [*parameters, *scatters]),
+        found.lacking(graph, [*parameters, *scatters]),
     )
 
 

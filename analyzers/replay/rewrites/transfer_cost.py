@@ -16,22 +16,31 @@ GRADIENT_OPS = ("all_reduce", "reduce_scatter")
 
 
 def gradients(graph: Graph) -> list[int]:
-    """Calls that carry gradients, in the group most of them use: reductions issued in the backward pass, or whose
-    contents are known to be gradients."""
+    """Calls that carry gradients: of each rank those of one group, since ranks of other columns have other groups.
+
+    Reductions whose contents are known to be gradients, else those issued in the backward pass, in the group with most
+    bytes: tensor parallelism reduces there too.
+    """
+    calls = [place for place, call in enumerate(graph.calls) if call.op in GRADIENT_OPS and call.bytes]
+    known = {call.rank for call in graph.calls if call.gradients}
     calls = [
-        place for place, call in enumerate(graph.calls)
-        if call.op in GRADIENT_OPS and (call.backward or call.gradients) and call.bytes
+        place for place in calls
+        if (graph.calls[place].gradients if graph.calls[place].rank in known else graph.calls[place].backward)
     ]  # fmt: skip
     if not calls:
         raise UnreplayableError(
             "gradient communication can't be identified: record operators or ranges of the backward pass, "
             "and the collectives' sizes"
         )
-    total: dict[str, int] = defaultdict(int)
+    total: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for place in calls:
-        total[graph.calls[place].group] += graph.calls[place].bytes or 0
-    largest = max(total, key=lambda group: total[group])
-    return [place for place in calls if graph.calls[place].group == largest]
+        total[graph.calls[place].rank][graph.calls[place].group] += graph.calls[place].bytes or 0
+    largest = {rank: max(own, key=lambda group: own[group]) for rank, own in total.items()}
+    return [
+        place for place, call in enumerate(graph.calls)
+        if call.op in GRADIENT_OPS and call.bytes and (call.backward or call.gradients)
+        and call.group == largest.get(call.rank)
+    ]  # fmt: skip
 
 
 def rescaled(graph: Graph, found: Costs, ratio: dict[int, float]) -> Graph:
@@ -74,7 +83,10 @@ def link_speed(graph: Graph, change: LinkSpeed, setting: Setting) -> Rewritten:
             ratio |= dict.fromkeys(calls, share * change.latency + (1 - share) / change.bandwidth)
     if not ratio:
         raise UnreplayableError("the replayed steps hold no collective of known size: record collective arguments")
-    return Rewritten(rescaled(graph, found, ratio), found.basis(graph, list(ratio)), found.provenance(graph, ratio))
+    return Rewritten(
+        rescaled(graph, found, ratio), found.basis(graph, list(ratio)), found.provenance(graph, ratio),
+        found.lacking(graph, ratio),
+    )  # fmt: skip
 
 
 def wire_bytes(graph: Graph, change: WireBytes, setting: Setting) -> Rewritten:
@@ -91,6 +103,7 @@ def wire_bytes(graph: Graph, change: WireBytes, setting: Setting) -> Rewritten:
         rescaled(graph, found, ratio),
         found.basis(graph, calls) + "; without the cost of casting or compressing",
         found.provenance(graph, calls),
+        found.lacking(graph, calls),
     )
 
 
@@ -132,4 +145,5 @@ def more_ranks(graph: Graph, change: MoreRanks, setting: Setting) -> Rewritten:
         rescaled(graph, found, ratio),
         found.basis(graph, calls) + "; links as fast between more ranks, no rank slower than those recorded",
         found.provenance(graph, calls),
+        found.lacking(graph, calls),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import Any
@@ -32,7 +33,7 @@ _RECORDS: dict[str, type] = {
         SourceFile, Problem,
     )
 }  # fmt: skip
-_DTYPES = ("int64", "int32", "int16", "int8", "uint8", "bool", "float64", "float32")
+_DTYPES = frozenset(map(np.dtype, ("int64", "int32", "int16", "int8", "uint8", "bool", "float64", "float32")))
 TAG = "·"
 """Key of an object that stands for something JSON has no form for."""
 
@@ -41,6 +42,7 @@ class UnpackableError(ValueError):
     """A value that was not packed by this version."""
 
 
+@cache
 def fingerprint() -> str:
     """Of everything whose form matters: the classes with their fields, the tables with their columns."""
     classes = {name: [field.name for field in fields(kind)] for name, kind in _RECORDS.items()}
@@ -68,6 +70,8 @@ def pack(value: Any, arrays: list[Array]) -> Any:
     if isinstance(value, Trace | Table | Sections | Spans | PurePath):
         return _special(value, arrays)
     if isinstance(value, Mapping):
+        if value and all(type(key) is str and isinstance(inner, np.ndarray) for key, inner in value.items()):
+            return _columns(value, arrays)
         pairs = [[pack(key, arrays), pack(inner, arrays)] for key, inner in value.items()]
         if all(type(key) is str and key != TAG for key in value):
             return dict(pairs)
@@ -79,6 +83,12 @@ def pack(value: Any, arrays: list[Array]) -> Any:
         ordered = value if isinstance(value, tuple) else sorted(value)
         return {TAG: kind, "of": [pack(inner, arrays) for inner in ordered]}
     raise TypeError(f"{type(value).__name__} is not packed")
+
+
+def _columns(value: Mapping[str, Array], arrays: list[Array]) -> dict[str, Any]:
+    """Arrays by name: graphs and tables consist of them, so they take one entry together."""
+    arrays += value.values()
+    return {TAG: "columns", "names": [*value], "n": len(arrays) - len(value)}
 
 
 def _record(value: Any, arrays: list[Array]) -> dict[str, Any]:
@@ -99,7 +109,9 @@ def _special(value: Any, arrays: list[Array]) -> dict[str, Any]:
             "sources": pack(value.sources, arrays), "problems": pack(value.problems, arrays),
         }  # fmt: skip
     if isinstance(value, Table):
-        return {TAG: "Table", "name": value.schema.name, "columns": pack(value.columns, arrays)}
+        columns = {column.name: value[column.name] for column in value.schema.columns}
+        first = _columns(columns, arrays)["n"] if len(value) else None
+        return {TAG: "Table", "name": value.schema.name, "n": first}
     if isinstance(value, Sections):
         keyed = {section.key: pack(value[section], arrays) for section in DECLARED if section in value}
         return {TAG: "Sections", "of": keyed}
@@ -125,10 +137,10 @@ def unpack(value: Any, arrays: Sequence[Array]) -> Any:
 
 def _made(kind: Any, value: dict[str, Any], arrays: Sequence[Array]) -> Any:
     if kind == "array":
-        array = arrays[value["n"]]
-        if array.dtype.name not in _DTYPES or array.ndim != 1 or value["n"] < 0:
-            raise UnpackableError(f"an array of {array.dtype} with {array.ndim} dimensions")
-        return array
+        return _array(arrays, value["n"])
+    if kind == "columns":
+        names = value["names"]
+        return {str(name): _array(arrays, number) for number, name in enumerate(names, value["n"])}
     if kind == "Trace":
         return _trace(value, arrays)
     inner = value.get("of")
@@ -139,6 +151,13 @@ def _made(kind: Any, value: dict[str, Any], arrays: Sequence[Array]) -> Any:
     if kind in _RECORDS:
         return _RECORDS[kind](**{name: unpack(one, arrays) for name, one in inner.items()})  # type: ignore[union-attr]
     return _plain(kind, inner, arrays)
+
+
+def _array(arrays: Sequence[Array], number: int) -> Array:
+    array = arrays[number]
+    if array.dtype not in _DTYPES or array.ndim != 1 or number < 0:
+        raise UnpackableError(f"an array of {array.dtype} with {array.ndim} dimensions")
+    return array
 
 
 def _plain(kind: Any, inner: Any, arrays: Sequence[Array]) -> Any:
@@ -161,9 +180,9 @@ def _sections(inner: Any, arrays: Sequence[Array]) -> Sections:
 
 def _table(value: dict[str, Any], arrays: Sequence[Array]) -> Table:
     schema = SCHEMAS[value["name"]]
-    columns = unpack(value["columns"], arrays)
-    if set(columns) != {column.name for column in schema.columns}:
-        raise UnpackableError(f"table {schema.name} has other columns")
+    if value["n"] is None:
+        return Table.empty(schema)
+    columns = {column.name: _array(arrays, number) for number, column in enumerate(schema.columns, value["n"])}
     if len({len(column) for column in columns.values()}) > 1:
         raise UnpackableError(f"table {schema.name} has columns of different lengths")
     return Table(schema, columns)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import read_array
 
 from gpuscope.analyzers.run.file_part import Options, Part
 from gpuscope.analyzers.run.reduction.packing import UnpackableError, fingerprint, pack, unpack
@@ -23,17 +26,20 @@ from gpuscope.errors import InputError, UsageError
 from gpuscope.output import write
 from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.table import Array
+from gpuscope.trace.columns.table import Array, constant, is_constant
 from gpuscope.version import __version__
 
 SUFFIX = ".gsr"
 HEAD = "gpuscope_part"
 TREE = "tree"
+_MEMBER = ".npy"
 _AGAIN = "make it again with gpuscope reduce"
-FORMAT = 1
+FORMAT = 2
 MOST_EXPANSION = 200
 """Times that a file may grow when it is unpacked: repeated numbers compress far, hostile zeros farther."""
 _SMALL = 64 << 20
+_LONGEST = 1 << 24
+"""Rows that a column of one value may stand for: it takes no room in the file, however long it claims to be."""
 _DAMAGED = (
     OSError, ValueError, KeyError, EOFError, RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
@@ -79,15 +85,63 @@ def _joined(arrays: Sequence[Array]) -> tuple[dict[str, Array], list[list[Any]]]
     ends: dict[str, int] = {}
     for array in arrays:
         name = array.dtype.name
+        if is_constant(array):
+            places.append([name, len(array), array[0].item()])
+            by_type.setdefault(name, [])
+            continue
         by_type.setdefault(name, []).append(array)
-        places.append([name, ends.get(name, 0), len(array)])
+        places.append([name, len(array)])
         ends[name] = ends.get(name, 0) + len(array)
-    return {name: np.concatenate(found) for name, found in by_type.items()}, places
+    empty = {name: np.empty(0, name) for name in by_type}
+    return {name: np.concatenate(found) if found else empty[name] for name, found in by_type.items()}, places
+
+
+def _apart(members: Mapping[str, Array], places: Sequence[Sequence[Any]]) -> list[Array]:
+    """The arrays that `_joined` put end to end."""
+    ends = dict.fromkeys(members, 0)
+    arrays: list[Array] = []
+    for name, length, *value in places:
+        whole, low = members[name], ends[name]
+        if value:
+            if not 0 <= length <= _LONGEST:
+                raise UnpackableError(f"an array of {length} times one value")
+            arrays.append(constant(value[0], length, whole.dtype.type))
+            continue
+        if not 0 <= length <= len(whole) - low:
+            raise UnpackableError(f"an array of {length} values of which {len(whole) - low} are there")
+        arrays.append(whole[low : low + length])
+        ends[name] = low + length
+    return arrays
 
 
 def read_head(path: Path) -> dict[str, Any]:
     """What was reduced, without the part. Raises `InputError` for a damaged file, and one of another version."""
-    head = _members(path, (HEAD,))[HEAD]
+    with _opened(path) as packed:
+        return _head(path, packed)
+
+
+def read_part(path: Path) -> tuple[dict[str, Any], Part]:
+    """What was reduced, and the part. Raises `InputError` for a file that is damaged or hostile, or of another
+    version."""
+    with _opened(path) as packed:
+        head = _head(path, packed)
+        names = [name.removesuffix(_MEMBER) for name in packed.namelist()]
+        members = {name: _member(packed, name) for name in names if name != HEAD}
+    try:
+        if head["digest"] != digest(members):
+            raise ValueError("it is not what was written")
+        tree = _parsed(members.pop(TREE))
+        part = unpack(tree["part"], _apart(members, tree["arrays"]))
+        if not isinstance(part, Part):
+            raise UnpackableError("it holds no part")
+        part.trace.check()
+    except Exception as error:  # of whatever kind: what is in a hostile file may raise any
+        raise InputError(f"{path}: is damaged: {error}", hint=_AGAIN) from None
+    return head, part
+
+
+def _head(path: Path, packed: zipfile.ZipFile) -> dict[str, Any]:
+    head = _parsed(_member(packed, HEAD))
     if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("fingerprint") != fingerprint():
         made = head.get("gpuscope_version") if isinstance(head, dict) else None
         raise InputError(
@@ -97,36 +151,29 @@ def read_head(path: Path) -> dict[str, Any]:
     return head
 
 
-def read_part(path: Path) -> Part:
-    """The part. Raises `InputError` for a file that is damaged or hostile."""
-    members = _members(path, None)
-    try:
-        if members.pop(HEAD)["digest"] != digest(members):
-            raise ValueError("it is not what was written")
-        tree = json.loads(members[TREE].tobytes())
-        arrays = [members[name][start : start + length] for name, start, length in tree["arrays"]]
-        part = unpack(tree["part"], arrays)
-        if not isinstance(part, Part):
-            raise UnpackableError("it holds no part")
-        part.trace.check()
-    except Exception as error:  # of whatever kind: what is in a hostile file may raise any
-        raise InputError(f"{path}: is damaged: {error}", hint=_AGAIN) from None
-    return part
-
-
-def _members(path: Path, names: tuple[str, ...] | None) -> dict[str, Any]:
-    """Members by name, the head parsed; all of them where none is named."""
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The file, if unpacking it can't fill the memory. Raises `InputError` where it is damaged."""
     try:
         with zipfile.ZipFile(path) as packed:
             grown = sum(member.file_size for member in packed.infolist())
             if grown > max(MOST_EXPANSION * path.stat().st_size, _SMALL):
                 raise InputError(f"{path}: would grow to {grown:,} bytes", hint="no reduced file does; make it again")
-        with np.load(path, allow_pickle=False) as stored:
-            found = {name: stored[name] for name in names or stored.files}
-        return {name: json.loads(one.tobytes()) if name == HEAD else one for name, one in found.items()}
+            yield packed
     except (*_DAMAGED, RecursionError) as error:
         # A zip that was changed can ask for encryption, or for a method that nobody wrote it with.
         raise InputError(f"{path}: is damaged: {error}", hint=_AGAIN) from None
+
+
+def _member(packed: zipfile.ZipFile, name: str) -> Array:
+    """An array of the file, as `numpy.load` reads it, without a pickle in any case."""
+    # In memory at once: numpy reads from a zip's member in small pieces.
+    found: Array = read_array(BytesIO(packed.read(f"{name}{_MEMBER}")), allow_pickle=False)
+    return found
+
+
+def _parsed(text: Array) -> Any:
+    return json.loads(text.tobytes())
 
 
 class ReducedSource:
@@ -152,7 +199,7 @@ class ReducedSource:
 
     def part(self, path: Path, options: Options) -> Part:
         """The part. Raises `InputError` for a damaged file, `UsageError` for ranks or steps that it can't select."""
-        head, part = read_head(path), read_part(path)
+        head, part = read_part(path)
         if options.read.advance:
             options.read.advance(path.stat().st_size)
         if options.ranks is not None and not set(part.trace.ranks) <= set(options.ranks):

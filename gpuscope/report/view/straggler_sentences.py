@@ -70,6 +70,9 @@ def whose(entries: Sequence[StragglerEntry], testable: bool, clock_error: int | 
         words = f"the last rank changes: none is last more often than by chance; the waiting traces back to {ranks}"
     else:
         words = f"{ranks} {units.be(named)} last most often, though no more than by chance"
+    held = [entry["rank"] for entry in named if entry["reason"] == "cores"]
+    if held:
+        words += f"; training threads of {units.rank_words(held)} waited for a core meanwhile"
     if len(named) == 1 or len({(entry["phase"], entry["operation"]) for entry in named}) == 1:
         words += _doing(named[0])
     made = [entry["rank"] for entry in entries if entry not in named and entry["recurrent"] and named[0]["recurrent"]]

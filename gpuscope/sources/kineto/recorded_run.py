@@ -17,7 +17,7 @@ from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming import kinds
-from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.schema import MOST_RANKS, NA, Category
 
 # gpu_user_annotation repeats a host range on the device's clock: not work. Other categories are reported below.
 _KNOWN_NO_WORK = frozenset({
@@ -141,7 +141,7 @@ class RecordedRun:
 
 def _rank(info: dict[str, Any], path: Path) -> int:
     rank = integer(info.get("rank"))
-    if rank != NA and rank >= 0:
+    if 0 <= rank < MOST_RANKS:
         return rank
     named = rank_in_name(path)
     return 0 if named is None else named

@@ -30,6 +30,7 @@ def report_missing_values(builder: TraceBuilder, events: Events) -> None:
         for column in columns:
             missing = int((rows[column] == NA).sum())
             builder.problem("data_loss", "value_missing", missing, f"rows of {table} without a valid {column}")
+    builder.problem("data_loss", "value_missing", events.without_type, f"rows of {NVTX} without a valid eventType")
     nameless = (NO_NAME, builder.names.find(UNNAMED))
     for table in (KERNEL, RUNTIME, OSRT):
         missing = int(np.isin(events[table]["name"], nameless).sum())

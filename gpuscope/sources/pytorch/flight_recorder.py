@@ -20,7 +20,7 @@ from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.dtypes import dtype_name
 from gpuscope.trace.naming.kinds import POINT_TO_POINT, collective_op
-from gpuscope.trace.schema import NA
+from gpuscope.trace.schema import MOST_RANKS, NA
 
 MAX_BYTES = 1 << 30
 """A dump of 20,000 entries with stacks takes some 50 MB."""
@@ -56,8 +56,9 @@ class FlightRecorderSource:
         if options.advance:
             options.advance(path.stat().st_size)
         rank = _rank_in_name(path)
-        if rank is None and isinstance(dump.get("rank"), int):
-            rank = dump["rank"]
+        told = dump.get("rank")
+        if rank is None and isinstance(told, int) and 0 <= told < MOST_RANKS:
+            rank = told
         if rank is None:
             rank = rank_in_name(path)
             basis = "the folder's name" if rank is not None else "nothing"
@@ -136,6 +137,7 @@ class _Reader:
         if rows:
             columns = {column: [row[column] for row in rows] for column in rows[0]}
             builder.add("flight_records", len(rows), {"rank": self.rank, **columns})
+        builder.problem("info", "dump_without_entries", int(not rows), f"{path.name}: no collective is recorded in it")
         builder.problem("data_loss", "record_unreadable", self.lost, f"{path.name}: entries that could not be read")
 
     def _first_name(self) -> str:

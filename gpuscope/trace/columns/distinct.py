@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.columns.table import Array, Mask, Times, constant, is_constant
 
 _TABLE = 1 << 22
 """Values that lie no further apart than this are counted in a table rather than sorted."""
@@ -27,17 +29,45 @@ def distinct(values: Array) -> tuple[Times, Times]:
     """The distinct values, ascending, and for each value its place among them; as `numpy.unique`."""
     if not len(values):
         return np.empty(0, np.int64), np.empty(0, np.int64)
+    if is_constant(values):
+        return np.array(values[:1], np.int64), constant(0, len(values), np.int64)
     low = int(values.min())
     span = int(values.max()) - low + 1
     if span > _TABLE:
         found, inverse = np.unique(values, return_inverse=True)
         return np.asarray(found, np.int64), np.asarray(inverse, np.int64)
     if span == 1:
-        return np.array([low], np.int64), np.zeros(len(values), np.int64)
+        return np.array([low], np.int64), constant(0, len(values), np.int64)
     place = np.subtract(values, low, dtype=np.int64)
     present = np.zeros(span, np.bool_)
     present[place] = True
     return np.flatnonzero(present) + low, (np.cumsum(present) - 1)[place]
+
+
+def among(values: Array, wanted: Iterable[int]) -> Mask:
+    """Which values are one of a few: a comparison for each takes a tenth of `numpy.isin`."""
+    found = np.zeros(len(values), np.bool_)
+    for one in wanted:
+        found |= values == one
+    return found
+
+
+def counted(values: Array) -> tuple[Times, Times]:
+    """The distinct values, ascending, and how often each occurs."""
+    found, place = distinct(values)
+    return found, np.bincount(place, minlength=len(found))
+
+
+def distinct_rows(*columns: Array) -> tuple[Times, Times]:
+    """Places of the first of each of the distinct rows of some columns, and for each row the place of its like among
+    these."""
+    which = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        found, place = distinct(column)
+        _, which = distinct(which * max(len(found), 1) + place)
+    first = np.empty(int(which.max(initial=-1)) + 1, np.int64)
+    first[which[::-1]] = np.arange(len(which))[::-1]
+    return first, which
 
 
 def distinct_pairs(first: Array, second: Array) -> tuple[list[tuple[int, int]], Times]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +34,7 @@ class NamePool:
 
     def __init__(self) -> None:
         self._codes = _Interned()
-        self._matches: WeakKeyDictionary[FunctionType, npt.NDArray[np.bool_]] = WeakKeyDictionary()
+        self._matches: dict[CodeType, npt.NDArray[np.bool_]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_codes": self._codes}
@@ -70,14 +69,15 @@ class NamePool:
     def matching(self, predicate: object) -> npt.NDArray[np.bool_]:
         """Per code, whether `predicate(name)` holds: asked once per name, not once per event. Read-only."""
         assert callable(predicate)
-        if not isinstance(predicate, FunctionType):
+        # A lambda is a new function each time but one code, which answers alike unless it looks at variables around it.
+        if not isinstance(predicate, FunctionType) or predicate.__closure__ or predicate.__defaults__:
             return np.fromiter((bool(predicate(name)) for name in self.names), np.bool_, len(self))
-        known = self._matches.get(predicate, _NONE)
+        known = self._matches.get(predicate.__code__, _NONE)
         if len(known) < len(self):
             new = np.fromiter((bool(predicate(name)) for name in self.names[len(known) :]), np.bool_)
             known = np.concatenate((known, new))
             known.flags.writeable = False
-            self._matches[predicate] = known
+            self._matches[predicate.__code__] = known
         return known
 
 

@@ -163,3 +163,22 @@ def test_estimates_are_enough_for_what_does_not_gain() -> None:
     among = rule(("sync", proposal("remove_syncs", SYNCS)), ("gc", proposal("manual_gc", GC)))
     advise(report(finding("sync"), finding("gc")), full, among, estimate=lambda changes: steps[frozenset(changes)])
     assert asked == [frozenset([SYNCS])]
+
+
+def test_what_estimates_but_can_not_be_predicted_is_neither_suggested_nor_planned() -> None:
+    """Its range says nothing: what to record is said instead."""
+    steps = {frozenset(): 1_000, frozenset([SYNCS]): 700, frozenset([GC]): 800, frozenset([SYNCS, GC]): 500}
+    predict = replayed(steps)
+
+    def unclear(changes: Sequence[Change]) -> Predicted | Refused:
+        return Refused("between 300 and 1,100: record a second size") if GC in changes else predict(changes)
+
+    among = rule(("sync", proposal("remove_syncs", SYNCS)), ("gc", proposal("bucket_size", GC)))
+    estimate = lambda changes: steps[frozenset(changes)]  # noqa: E731
+    suggestions, advice = advise(report(finding("sync"), finding("gc")), unclear, among, estimate=estimate)
+    assert [one["code"] for one in suggestions] == ["remove_syncs"]
+    assert [(one["code"], one["why_not"]) for one in advice["unpredicted"]] == [
+        ("bucket_size", "between 300 and 1,100: record a second size")
+    ]
+    assert "plan" not in advice
+    assert advice["nothing_gains"] == []

@@ -94,6 +94,13 @@ def test_the_first_stage_that_ends_a_pipeline_last_is_not_to_blame() -> None:
     assert (suggestions, advice["unpredicted"]) == ([], [])
 
 
+def test_a_stage_with_more_layers_is_no_rank_with_more_data() -> None:
+    case = late("data")
+    case["stragglers"][0]["root_wait_ns"] = 0
+    case["pipeline"] = {"stages": []}  # type: ignore[typeddict-item]
+    assert advise(case, gains)[0] == []
+
+
 def test_work_besides_a_pipeline_is_taken_off_its_rank() -> None:
     case = report(finding("work_outside_pipeline", ranks=(1,)), bound_by="communication", cause="pipeline_bubble")
     [one], _ = advise(case, gains)

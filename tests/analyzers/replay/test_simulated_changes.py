@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers import nccl_logs
 from simulator.counterfactuals import COUNTERFACTUALS, Counterfactual
 from simulator.judged import Case
 from simulator.kineto_rows import Profiler
 
 from benchmarks.verdicts.predicted import Outcome, predict
+from gpuscope.analyzers.frame.changes import BucketSize, Predicted
+from gpuscope.analyzers.run.runner import analyze
 
 BY_NAME = {one.name: one for one in COUNTERFACTUALS}
 WITHIN = 0.03
@@ -51,10 +56,68 @@ def test_waits_of_streams_are_inferred_where_they_are_not_recorded(name: str, tm
     assert "between streams inferred" in outcome.told.basis
 
 
-def test_where_the_recording_leaves_the_fixed_cost_open_the_range_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["buckets_1_to_25", "buckets_1_to_25_full_queue", "lower_latency"])
+def test_where_the_recording_leaves_the_fixed_cost_open_nothing_is_predicted(name: str, tmp_path: Path) -> None:
     """All buckets are of one size: how much of a transfer is its bytes can't be known."""
-    outcome = predict(BY_NAME["buckets_1_to_25"], tmp_path)
-    assert outcome.told is not None
+    outcome = predict(BY_NAME[name], tmp_path)
+    assert outcome.told is None
+    assert outcome.why.startswith("between ")
+    assert "record some steps with another size" in outcome.why
+
+
+SIZES = (1 << 10, 1 << 20, 1 << 24)
+
+
+def _nccl_tests(folder: Path, times: dict[int, float]) -> None:
+    nccl_logs.write(folder, "all_reduce.txt", nccl_logs.nccl_tests(times))
+
+
+def _bench(folder: Path, times: dict[int, float]) -> None:
+    rows = [{"op": "all_reduce", "ranks": 2, "nbytes": size, "time_ns": round(us * 1e3)} for size, us in times.items()]
+    document = {"schema_version": 1, "tool": "collectives", "iterations": 20, "warmup": 5, "rows": rows}
+    (folder / "bench.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
+
+
+@pytest.mark.parametrize("written", [_nccl_tests, _bench])
+def test_a_benchmark_divides_the_cost_of_the_one_size(
+    tmp_path: Path, written: Callable[[Path, dict[int, float]], None]
+) -> None:
+    """The link that the job has: 400 us and 150 bytes per ns, found a tenth slower by the benchmark."""
+    one = BY_NAME["buckets_1_to_25_full_queue"]
+    folder = one.before.write(tmp_path)
+    written(folder, {size: 1.1 * (400 + size / 150e3) for size in SIZES})
+    replayer = analyze(folder, advice=False).replayer
+    assert replayer is not None
+    told = replayer.predict(BucketSize(25 << 20))
+    assert isinstance(told, Predicted), told
+    assert told.after == pytest.approx(one.after.truth.step_ns, rel=WITHIN)
+    assert told.low <= one.after.truth.step_ns <= told.high
+    assert "divided as a benchmark's" in told.basis
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "half_gradients_beside_gathers", "gathers_beside_scatters_gone", "half_gradients_beside_tensor",
+        "gradients_beside_tensor", "half_gradients_on_another_link",
+    ],
+)  # fmt: skip
+def test_collectives_at_once_on_one_link_share_it(name: str, tmp_path: Path) -> None:
+    holds(predict(BY_NAME[name], tmp_path))
+
+
+def test_where_two_groups_never_met_the_range_holds_that_their_links_differ(tmp_path: Path) -> None:
+    outcome = predict(BY_NAME["gradients_beside_on_another_link"], tmp_path)
     assert outcome.inside
     assert not outcome.overclaims
-    assert outcome.told.provenance == "assumed"
+    assert outcome.told is not None
+    assert "two collectives at once on one link are taken to get half of it each" in outcome.told.basis
+
+
+@pytest.mark.parametrize("name", ["micro_batches_and_collector", "even_stages_of_more_micro_batches"])
+def test_changes_of_a_pipeline_are_combined_with_others(name: str, tmp_path: Path) -> None:
+    outcome = predict(BY_NAME[name], tmp_path)
+    assert outcome.error is not None, outcome.why
+    assert abs(outcome.error) <= 0.05  # a kernel is expected to take 1 us whatever its size, which is not so there
+    assert outcome.inside
+    assert not outcome.overclaims

@@ -21,7 +21,8 @@ from gpuscope.sources.opening import inputs
 from gpuscope.sources.restarts import left_out
 
 Run = Callable[..., SimpleNamespace]
-RECORD = (sys.executable, "-c", "from gpuscope.cli import main; main()", "record")
+GPUSCOPE = (sys.executable, "-c", "from gpuscope.cli import main; main()")
+RECORD = (*GPUSCOPE, "record")
 
 
 def trace_of(folder: Path, rank: int) -> dict[str, Any]:
@@ -230,3 +231,26 @@ def test_a_full_disk_is_reported_and_stops_no_job(tmp_path: Path, ddp_script: Pa
     assert [problem["code"] for problem in manifest["problems"]] == ["torch_profiler_failed"]
     assert "torch_profiler" in done.stderr
     assert not list((tmp_path / "run").glob("*rank0.json*"))  # nor half of it
+
+
+def test_traces_are_reduced_when_the_run_has_ended(record: Run, run: Run, tmp_path: Path, script: Path) -> None:
+    inside = record("--reduce", "run/parts", "--", sys.executable, script)
+    assert (inside.code, "inside the run folder" in inside.err, inside.folder.exists()) == (2, True, False)
+    done = record("--wait", "0", "--warmup", "0", "--active", "2", "--reduce", "parts", "--", sys.executable, script)
+    assert (done.code, done.out) == (0, "")  # what is said of the parts is no output of the script
+    assert "1 part of" in done.err
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["rank0.gsr"]
+    told = [run(*GPUSCOPE, "analyze", "--json", "--no-store", folder) for folder in ("run", "parts")]
+    ranks = [json.loads(one.out)["ranks"] for one in told]
+    assert ranks[0] == ranks[1]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A few steps of one process."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\nweight = torch.zeros(8, 8, requires_grad=True)\nsgd = torch.optim.SGD([weight], 0.1)\n"
+        "for _ in range(4):\n    (weight @ weight).sum().backward()\n    sgd.step()\n    sgd.zero_grad()\n"
+    )
+    return path

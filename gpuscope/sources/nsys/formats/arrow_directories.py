@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuscope.errors import InputError
 from gpuscope.sources.pyarrow_import import require_pyarrow
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.table import Mask, Times, constant
 from gpuscope.trace.schema import NA
 
 _FORMATS = {".parquet": "parquetdir", ".arrow": "arrowdir", ".arrows": "arrowdir", ".feather": "arrowdir"}
@@ -60,7 +60,7 @@ class ArrowTables:
         if not there:
             return {name: np.empty(0, np.int64) for name in columns}
         found = self._read(table, there)
-        missing = np.full(found.num_rows, NA, np.int64)
+        missing = constant(NA, found.num_rows, np.int64)
         return {name: self._integers(found[name]) if name in there else missing for name in columns}
 
     def _integers(self, column: Any) -> Times:
@@ -113,8 +113,9 @@ class ArrowTables:
                     return parquet.read_schema(file).empty_table()
                 return parquet.read_table(file, columns=columns)
             found = self._read_ipc(file)
+            found.column_names  # noqa: B018 - raises here where a name is no UTF-8
             return found if columns is None else self._checked(found.select(columns))
-        except (self._arrow.ArrowException, OSError, EOFError) as error:
+        except (self._arrow.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
             raise InputError(
                 f"{file}: can't be read: {error}",
                 hint="export it again: nsys export --type parquetdir --force-overwrite true -o OUT IN.nsys-rep",

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuscope.errors import InputError
 from gpuscope.sources.nsys.formats.bulk_columns import bulk
-from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.columns.table import Array, Mask, Times, constant
 from gpuscope.trace.schema import NA
 
 SQLITE_MAGIC = b"SQLite format 3\0"
@@ -106,7 +106,7 @@ class SqliteTables:
         if found is None:
             whole = [f"CASE typeof({_quoted(n)}) WHEN 'integer' THEN {_quoted(n)} ELSE {NA} END" for n in there]
             found = self._matrix(table, whole)
-        missing = np.full(found.shape[1], NA, np.int64)
+        missing = constant(NA, found.shape[1], np.int64)
         return {name: found[there.index(name)] if name in there else missing for name in columns}
 
     def texts(self, table: str, column: str, rows: Mask | None = None) -> Iterator[str | None]:

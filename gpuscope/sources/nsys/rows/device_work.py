@@ -12,7 +12,7 @@ from gpuscope.sources.nsys.rows.process_ranks import Ranks
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.distinct import distinct, distinct_pairs
 from gpuscope.trace.columns.name_pool import Codes, NamePool
-from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.columns.table import Array, Times, compact, constant
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Kind
 
@@ -79,8 +79,8 @@ def add_device_events(builder: TraceBuilder, events: Events, ranks: Ranks) -> di
 def _add(builder: TraceBuilder, ranks: Ranks, rows: Rows, values: dict[str, Any]) -> int:
     common = {
         "rank": rank_of(ranks, rows),
-        "device": rows["deviceId"],
-        "stream": rows["streamId"],
+        "device": compact(rows["deviceId"]),
+        "stream": compact(rows["streamId"]),
         "start": rows["start"],
         "end": rows["end"],
         "correlation": _correlation(rows),
@@ -92,6 +92,8 @@ def rank_of(ranks: Ranks, rows: Rows) -> Times:
     """The rank of each device row, shape (n,)."""
     keys, inverse = distinct_pairs(rows["process"], rows["deviceId"])
     found = [ranks.of_device.get((p, d), ranks.of_process.get(p, [0])[0]) for p, d in keys]
+    if len(found) == 1:
+        return constant(found[0], len(inverse), np.int64)
     return np.array(found, np.int64)[inverse]
 
 
@@ -106,7 +108,8 @@ def _kernels(rows: Rows, names: NamePool) -> dict[str, Any]:
         Kind.COMMUNICATION if kinds.is_communication_kernel(names[code]) else Kind.COMPUTE for code in used.tolist()
     ]
     graph = np.where(rows["graphId"] == NA, _graph(rows), rows["graphId"])
-    return {"name": rows["name"], "kind": np.array(kind, np.int8)[inverse], "graph": np.where(graph == 0, NA, graph)}
+    graph = compact(np.where(graph == 0, NA, graph))
+    return {"name": rows["name"], "kind": np.array(kind, np.int8)[inverse], "graph": graph}
 
 
 def _graph(rows: Rows) -> Times:

@@ -11,7 +11,7 @@ from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.sources.nsys.formats.string_ids import RangeNames, StringTable
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME, Codes, NamePool
-from gpuscope.trace.columns.table import Array, Mask
+from gpuscope.trace.columns.table import Array, Mask, compact, picked
 from gpuscope.trace.schema import NA
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -66,6 +66,8 @@ class Events:
     """Name codes that are operators of PyTorch (written by emit_nvtx)."""
     strings: StringTable | None = None
     never_closed: int = 0
+    without_type: int = 0
+    """Rows of NVTX_EVENTS that do not say what they are."""
     nvtx_rows: int = 0
     """Rows of NVTX_EVENTS, of which the ranges' own are in the column `row`."""
 
@@ -87,8 +89,10 @@ def read_events(tables: Tables, names: NamePool, status: Callable[[str], None]) 
         if table in tables.names():
             status(f"reading {table} of {tables.path.name}")
         rows: Rows = dict(tables.integers(table, columns))
-        thread = rows["globalPid"] if "globalPid" in rows else rows["globalTid"]
-        rows["process"] = np.where(thread == NA, NA, thread & ~0xFFFFFF)
+        if "globalTid" in rows:
+            rows["globalTid"] = compact(rows["globalTid"])
+        thread = compact(rows["globalPid"] if "globalPid" in rows else rows["globalTid"])
+        rows["process"] = compact(np.where(thread == NA, NA, thread & ~0xFFFFFF))
         events.tables[table] = rows
     needed = [rows[column] for rows in events.tables.values() for column in _STRINGS if column in rows]
     strings = events.strings = StringTable(tables, names, needed)
@@ -106,7 +110,7 @@ def take(rows: Rows, mask: Mask) -> Rows:
     """The rows of a mask, in every column."""
     if bool(mask.all()):
         return rows
-    return {name: column[mask] for name, column in rows.items()}
+    return {name: picked(column, mask) for name, column in rows.items()}
 
 
 def _name(rows: Rows, column: str, strings: StringTable, names: NamePool) -> None:
@@ -143,6 +147,7 @@ def _name_ranges(events: Events, tables: Tables, strings: StringTable, names: Na
         events.domains[int(rows["process"][row]), int(rows["domainId"][row])] = names[int(rows["name"][row])]
     for row in np.flatnonzero(rows["eventType"] == THREAD).tolist():
         events.thread_labels.append((int(rows["globalTid"][row]), names[int(rows["name"][row])]))
+    events.without_type = int((rows["eventType"] == NA).sum())
     ranges = (rows["eventType"] == PUSH_POP) | (rows["eventType"] == START_END)
     closed = ranges & (rows["end"] != NA)
     events.never_closed = int(ranges.sum() - closed.sum())

@@ -26,7 +26,7 @@ from gpuscope.sources.nsys.rows.event_tables import (
 from gpuscope.sources.nsys.rows.process_ranks import Ranks
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.distinct import distinct
-from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.columns.table import Array, Times, compact, constant
 from gpuscope.trace.schema import NA, Category
 
 MPI_DOMAIN = "MPI"
@@ -79,7 +79,7 @@ def _add(builder: TraceBuilder, events: Events, ranks: Ranks, threads: _Threads,
         "thread": threads.rows(rank, rows["globalTid"]),
         "start": rows["start"],
         "end": np.where(rows["end"] == NA, rows["start"], rows["end"]),
-        "category": rows["category"],
+        "category": compact(rows["category"]),
         "name": rows["name"],
         "correlation": correlation,
     }
@@ -141,6 +141,8 @@ class _Threads:
             found.append(self._builder.thread(rank, pid, thread))
             if tid in self._names:
                 self._builder.name_thread(pid, thread, self._names[tid])
+        if len(found) == 1:
+            return constant(found[0], len(inverse), np.int64)
         return np.array(found, np.int64)[inverse] if found else np.empty(0, np.int64)
 
     @staticmethod

@@ -58,6 +58,14 @@ def test_what_is_sent_behind_the_backward_holds_all_together(tmp_path: Path) -> 
     ]
 
 
+def test_what_tensor_parallelism_reduces_in_between_holds_none(tmp_path: Path) -> None:
+    found = trace(tmp_path, accumulated(100, [8, 8]), accumulated(120, [32]), accumulated(150, [16]))
+    between = replace(bucket(4096), group="tp")
+    assert held(found, (115, between), (128, bucket(384)), (140, between), (155, bucket(64))) == [
+        (), (Gradient(256, 27_000), Gradient(128, 0)), (), (Gradient(64, 0),),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("at", "call"),
     [(128, bucket(500)), (128, bucket(384, "all_gather")), (115, bucket(384))],

@@ -44,7 +44,7 @@ def test_messages_and_pauses_are_kept() -> None:
     assert delays_of(loss).pause[1] == {"FB": 4}
     # All of 2, and pauses of 1, for no others are known: stage 1 from 2 on, its backwards at 14, 17, 20, 23;
     # stage 0's last one from 25 on.
-    assert PipelineReplay((loss,), {}).saved(MicroBatches(4), -1) == 36 - 27
+    assert PipelineReplay((loss,), {}).saved([MicroBatches(4)], -1) == 36 - 27
     # What is done for each forward stays as it is.
     pausing = flush("F0:0-10 F1:12-22 B0:42-52 B1:62-72", "F0:10-20 F1:22-32 B0:32-42 B1:52-62")
     assert delays_of(pausing).scaled(0.5).pause[0]["FF"] == 2
@@ -54,17 +54,17 @@ def test_more_micro_batches_of_the_same_batch() -> None:
     """4 for 2: F 5, B 10. Stage 1 works from 5 to 65, the first one's last backward ends at 75: 15 saved.
     At worst a quarter of the time does not shrink: 6.25 and 12.5, so 93.75: nothing is gained."""
     replay = PipelineReplay((GPIPE,), {})
-    assert replay.saved(MicroBatches(4), -1) == 15
-    assert replay.saved(MicroBatches(4), 1) == pytest.approx(-3.75, abs=5)
-    assert replay.saved(MicroBatches(2), 0) == 0
+    assert replay.saved([MicroBatches(4)], -1) == 15
+    assert replay.saved([MicroBatches(4)], 1) == pytest.approx(-3.75, abs=5)
+    assert replay.saved([MicroBatches(2)], 0) == 0
 
 
 def test_a_told_share_does_not_shrink() -> None:
     """Of each forward 40 % are fixed, of a backward none: four of 7 and 10. Stage 1 from 7 to 75, the end 10 later."""
     replay = PipelineReplay((GPIPE,), {"F": 0.4, "B": 0.0})
-    assert replay.saved(MicroBatches(4), 0) == 90 - (7 + 4 * 7 + 4 * 10 + 10)
+    assert replay.saved([MicroBatches(4)], 0) == 90 - (7 + 4 * 7 + 4 * 10 + 10)
     assert "20% of a micro-batch's time assumed to be fixed (operators' dispatch, as recorded)" in replay.basis(
-        MicroBatches(4)
+        [MicroBatches(4)]
     )
 
 
@@ -72,7 +72,7 @@ def test_an_even_split() -> None:
     """Stage 0 takes 10 and 10, stage 1 30 and 30: 10 + 2·60 + 10; even 20 and 20: 20 + 2·40 + 20."""
     uneven = flush("F0:0-10 F1:10-20 B0:100-110 B1:130-140", "F0:10-40 F1:40-70 B0:70-100 B1:100-130")
     replay = PipelineReplay((uneven,), {})
-    assert replay.savings(EvenStages()) == (20, 20, 20)
+    assert replay.savings([EvenStages()]) == (20, 20, 20)
     places = replay.places(uneven, EvenStages())
     assert (places["F", 1, 0], places["B", 1, 1], places["B", 0, 1]) == ((20, 40), (80, 100), (100, 120))
 

@@ -1,0 +1,73 @@
+"""Many ranks on one machine: python -m benchmarks.ranks [--ranks 256] [--size 20] [--jobs 2]
+
+A real trace, enlarged to `--size` MB, is copied once per rank with another rank in its header; the ranks do the same at
+the same time. Analysing one of them and analysing all of them run in turn, each in a fresh process. The aim is that all
+cost no more than 1.3 times as many times one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from benchmarks.ingest.enlarge import enlarge_file
+
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ddp_healthy" / "rank0.json.gz"
+_RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*)\d+')
+_WORLD = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}\[\]]*?"world_size"\s*:\s*)\d+')
+_ANALYZE = "from gpuscope.cli import main; main()"
+
+
+def copies(source: Path, folder: Path, ranks: int, size: int) -> None:
+    """Write `rank0.json` and so on, of `size` bytes each."""
+    enlarged = folder / "enlarged"
+    enlarge_file(source, enlarged, size, "many")
+    text = enlarged.read_bytes()
+    enlarged.unlink()
+    if not _RANK.search(text):
+        raise click.UsageError(f"{source}: has no distributedInfo with a rank")
+    text = _WORLD.sub(rb"\g<1>%d" % ranks, text, count=1)
+    for rank in range(ranks):
+        (folder / f"rank{rank}.json").write_bytes(_RANK.sub(rb"\g<1>%d" % rank, text, count=1))
+
+
+def analysed(path: Path, jobs: int) -> dict[str, float]:
+    """Wall and CPU seconds of `gpuscope analyze --no-advice`, all its processes together, and the largest one's MB."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    words = ["analyze", str(path), "--no-advice", "--no-store", "--quiet", "--jobs", str(jobs)]
+    subprocess.run([sys.executable, "-c", _ANALYZE, *words], stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall": time.perf_counter() - began, "cpu": cpu, "mb": after.ru_maxrss / 1e3}
+
+
+@click.command()
+@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=SAMPLE)
+@click.option("--ranks", default=256, show_default=True)
+@click.option("--size", default=20, show_default=True, help="MB of JSON per rank.")
+@click.option("--jobs", default=2, show_default=True, help="Processes.")
+@click.option("--work", type=click.Path(file_okay=False, path_type=Path), help="Where the copies are made for a while.")
+def main(source: Path, ranks: int, size: int, jobs: int, work: Path | None) -> None:
+    """Analyse one rank, then all of them, of copies of SOURCE."""
+    with tempfile.TemporaryDirectory(prefix="gpuscope-ranks-", dir=work) as name:
+        folder = Path(name)
+        copies(source, folder, ranks, size * 1_000_000)
+        one = analysed(folder / "rank0.json", 1)
+        every = analysed(folder, jobs)
+    click.echo(json.dumps({"one rank": one, f"{ranks} ranks": every}))
+    click.echo(
+        f"CPU: {every['cpu'] / (ranks * one['cpu']):.2f} times {ranks} × one rank; wall: "
+        f"{every['wall'] / (ranks * one['wall'] / jobs):.2f} times {ranks} × one rank / {jobs}"
+    )
+
+
+if __name__ == "__main__":
+    main()

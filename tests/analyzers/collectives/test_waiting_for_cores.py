@@ -1,0 +1,101 @@
+"""Late ranks on a machine whose cores others hold: by hand, two ranks over eight steps of 410 µs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.collectives import collective
+from helpers.kineto import Event, call, kernel, note, op, write
+
+import gpuscope
+from gpuscope.analyzers.collectives.lateness import beyond_peers
+from gpuscope.analyzers.facts.core_waits import CoreTimes
+from gpuscope.report.schema.document import Report
+
+STEPS = 8
+
+
+def rank(folder: Path, number: int, late: list[int], *, products: int = 1, waited: int = 0) -> None:
+    """A product of 100 (or several in its place), the first `late[step]` longer; the all-reduce ends at 400 for all.
+    In each step its thread runs 200 and waits `waited` for a core."""
+    events: list[Event] = []
+    for step, delay in enumerate(late):
+        at, first = 410 * step, 100 * step
+        events.append(note(at, 410, f"ProfilerStep#{step}"))
+        events += [call(at + 1, 1, first), kernel(at + 5, 10, first, "elementwise")]
+        for turn in range(products):
+            begin, number_of = at + 15 + (delay if turn else 0) + 100 * turn, first + 1 + turn
+            events.append(op(begin - 5, 4, "aten::mm", **{"Input Dims": [[64, 64], [64, 64]]}))
+            events += [call(begin - 4, 2, number_of), kernel(begin, 100 + (0 if turn else delay), number_of)]
+        end = 15 + delay + 100 * products
+        events.append(collective(at + end, 400 - end, 1 << 20, step))
+    counted = {"columns": ["step", "ran_ns", "waited_ns"],
+               "steps": [[step, 200_000, waited * 1000] for step in range(len(late))]}  # fmt: skip
+    write(folder / f"rank{number}.json", *events, rank=number, world_size=2, gpuscope_cores=counted)
+
+
+def analysed(folder: Path) -> Report:
+    return gpuscope.analyze(folder, advice=False).report
+
+
+def test_who_waits_for_each_other_as_long_as_for_cores_is_no_straggler(tmp_path: Path) -> None:
+    """In turns 270 late, and both had no core for 300 of each step: the class stands, its cause does not."""
+    rank(tmp_path, 0, [270, 0] * 4, waited=300)
+    rank(tmp_path, 1, [0, 270] * 4, waited=300)
+    report = analysed(tmp_path)
+    assert report["verdict"]["bound_by"] == "communication"
+    assert (report["verdict"]["cause"], report["verdict"]["cause_abstained"]) == (None, True)
+    assert "no core" in report["verdict"]["why"]
+    assert not any(entry["recurrent"] for entry in report["stragglers"])
+
+
+def test_who_has_more_to_compute_is_late_for_that_also_where_cores_are_held(tmp_path: Path) -> None:
+    """Rank 1 multiplies three times in place of once: 200 late in each step, for its data, whoever holds the cores."""
+    rank(tmp_path, 0, [0] * STEPS, waited=300)
+    rank(tmp_path, 1, [0] * STEPS, products=3, waited=300)
+    report = analysed(tmp_path)
+    (entry,) = report["stragglers"]
+    assert (entry["rank"], entry["recurrent"], entry["reason"]) == (1, True, "data")
+    assert entry["caused_wait_ns_per_step"] == 200_000
+    assert report["verdict"]["cause"] == "straggler"
+
+
+def test_who_has_no_core_longer_than_its_peers_is_late_for_that(tmp_path: Path) -> None:
+    rank(tmp_path, 0, [0] * STEPS, waited=100)
+    rank(tmp_path, 1, [270] * STEPS, waited=400)
+    report = analysed(tmp_path)
+    (entry,) = report["stragglers"]
+    assert (entry["recurrent"], entry["reason"]) == (False, "cores")
+    assert report["verdict"]["cause"] is None
+
+
+def test_without_waits_for_cores_the_verdict_stands(tmp_path: Path) -> None:
+    rank(tmp_path, 0, [0] * STEPS)
+    rank(tmp_path, 1, [270] * STEPS)
+    report = analysed(tmp_path)
+    assert report["verdict"]["cause"] == "straggler"
+    assert [entry["recurrent"] for entry in report["stragglers"]] == [True]
+
+
+def test_slow_in_every_third_step(tmp_path: Path) -> None:
+    """270 late in eight of 25 steps, 2 late in turns in the others: among all of them it is last in half, in those that
+    wait longer than the mean always."""
+    late = [270 if step % 3 == 0 else 2 * (step % 2) for step in range(25)]
+    other = [0 if step % 3 == 0 else 2 * (1 - step % 2) for step in range(25)]
+    rank(tmp_path, 0, other)
+    rank(tmp_path, 1, late)
+    named = {entry["rank"]: entry["recurrent"] for entry in analysed(tmp_path)["stragglers"]}
+    assert named == {0: False, 1: True}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "beyond"),
+    [
+        (CoreTimes(100, 50), CoreTimes(200, 100), {0: 0, 1: 0}),  # twice the work waits twice as long
+        (CoreTimes(100, 50), CoreTimes(100, 80), {0: 0, 1: 30}),
+        (CoreTimes(None, 50), CoreTimes(None, 80), {0: 0, 1: 30}),  # recordings without the time on a core
+    ],
+)
+def test_beyond_the_peers_rate(first: CoreTimes, second: CoreTimes, beyond: dict[int, float]) -> None:
+    assert beyond_peers({0: first, 1: second}) == beyond

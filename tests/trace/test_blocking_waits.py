@@ -1,0 +1,48 @@
+"""Waits of a training thread inside a node of autograd are communication; work there is compute. By hand (µs)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.kineto import Event, op, write
+
+import gpuscope
+
+NODE = "autograd::engine::evaluate_function: FooBackward"
+
+
+def breakdown(path: Path, *events: Event) -> tuple[int, int]:
+    """(compute, exposed communication) in µs of a CPU rank."""
+    write(path / "rank0.json", *events, rank=None, distributedInfo={"backend": "gloo", "rank": 0, "world_size": 2})
+    (rank,) = gpuscope.analyze(path, advice=False).report["ranks"]
+    own = rank["breakdown_ns"]
+    return own["compute"] // 1000, own["exposed_communication"] // 1000
+
+
+def gloo(ts: int, dur: int) -> Event:
+    return {**op(ts, dur, "gloo:all_gather", tid=9), "cat": "user_annotation"}
+
+
+def test_a_node_that_waits_for_a_collective(tmp_path: Path) -> None:
+    """0–100 a product, 100–900 nothing while the collective runs 110–890, 900–1000 a product; all in one node."""
+    events = (op(0, 1000, NODE), op(0, 100), op(900, 100), gloo(110, 780))
+    assert breakdown(tmp_path, *events) == (220, 780)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        (op(100, 800, "aten::convolution_backward"),),  # an operator works meanwhile: the collective is hidden
+        (op(100, 30), op(140, 30), op(180, 30), op(220, 700)),  # no pause is long enough
+    ],
+)
+def test_a_node_that_works_meanwhile(tmp_path: Path, inside: tuple[Event, ...]) -> None:
+    events = (op(0, 1000, NODE), op(0, 100), *inside, op(920, 80), gloo(110, 780))
+    assert breakdown(tmp_path, *events) == (1000, 0)
+
+
+def test_a_pause_that_goes_on_long_after_the_collective_was_no_wait_for_it(tmp_path: Path) -> None:
+    """The collective ends at 200, the pause (100–900) 700 later: something else took the time."""
+    events = (op(0, 1000, NODE), op(0, 100), op(900, 100), gloo(110, 90))
+    assert breakdown(tmp_path, *events) == (1000, 0)
