@@ -88,10 +88,10 @@ def _doing(entry: StragglerEntry) -> str:
 
 
 SHOWS = {
-    "device": "its device is slower",
-    "data": "more work, not a slower device",
-    "host": "its host is late, not its device",
-    "cores": "other threads held its cores",
+    "device": "measured: its device is slower",
+    "data": "measured: more work, not a slower device",
+    "host": "measured: its host is late, not its device",
+    "cores": "no sign that the rank itself is slow",
 }
 """What each reason of a late rank comes to."""
 
@@ -105,7 +105,7 @@ def why_late(entry: StragglerEntry, compute: tuple[float, float] | None) -> str:
     if reason == "device" and compute is not None and compute[0] > compute[1] > 0:
         own, peers = map(units.duration, compute)
         told += f": {own} of compute vs. {peers}, {compute[0] / compute[1]:.1f} times"
-    return f"{told} (measured: {SHOWS[reason]})"
+    return f"{told} ({SHOWS[reason]})"
 
 
 def late_in(entry: StragglerEntry, longest: int | None = None) -> str:
