@@ -48,6 +48,8 @@ class Proposal:
     """Codes of suggestions after which `changes` can be made, though `outcome` refuses them as the run is now."""
     alters_training: bool = False
     """Whether what training computes changes (rounding, the batch): it is preferred only where it gains more."""
+    grounds: str = ""
+    """What in the trace calls for it, beyond its finding's words; «inferred» where nothing shows it directly."""
 
 
 @dataclass(frozen=True)

@@ -221,12 +221,15 @@ def _prediction(predicted: Predicted) -> Prediction:
 
 
 def _suggestion(proposal: Proposal, finding: FindingEntry, predicted: Predicted) -> SuggestionEntry:
-    return {
+    entry: SuggestionEntry = {
         "code": proposal.code, "finding": finding["code"], "action": proposal.action, "why": proposal.why,
         "setting": proposal.setting, "predicted": _prediction(predicted),
         "certain": not proposal.gains_time or is_gain(predicted),
         "risk": proposal.risk, "verify": proposal.verify,
     }  # fmt: skip
+    if proposal.grounds:
+        entry["grounds"] = proposal.grounds
+    return entry
 
 
 def _unpredicted(proposal: Proposal, finding: FindingEntry, why: str) -> UnpredictedEntry:

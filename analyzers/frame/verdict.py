@@ -170,8 +170,10 @@ def _why_abstain(evidence: Evidence) -> str:
         return "no device events: " + why.removeprefix("no device events: ")
     if evidence.thinned:
         return (
-            f"events are missing from this recording ({evidence.thinned}), as if it were sampled or filtered: causes "
-            "and gains can't be determined. Record again without sampling or filtering events"
+            f"events are missing from this recording ({evidence.thinned}), as if it were sampled or filtered: "
+            "operators, launches and kernels can't be matched, so causes and gains can't be determined, and the shares "
+            "are of the events that are left. Record again and keep every event (torch.profiler: activities=[CPU, "
+            "CUDA], its file as written; nsys: --trace=cuda,nvtx)"
         )
     unattributed = evidence.causes.get(UNATTRIBUTED, 0)
     sums = class_sums(evidence.causes)
@@ -232,6 +234,10 @@ def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> 
     return doubts
 
 
+_IS: dict[Class, str] = {"cpu": " (idle time that the host causes)"}
+"""What a class of stalls is called in the breakdown, where that is another word."""
+
+
 def _lead(evidence: Evidence, top: Class, share: float) -> Doubt:
     """How far the next class, or the 10 % line, is from changing the verdict."""
     sums = class_sums(evidence.causes)
@@ -241,7 +247,8 @@ def _lead(evidence: Evidence, top: Class, share: float) -> Doubt:
     line = units.whole_share(VERDICT_SHARE)
     if top == "compute":
         lead = 1 - max(sums.values()) / (VERDICT_SHARE * evidence.window)
-        why = f"{CLASSES[next_one]} stalls take {taken}; at {line} the run would count as {CLASSES[next_one]}-bound"
+        stalls = f"{CLASSES[next_one]} stalls{_IS.get(next_one, '')}"
+        why = f"{stalls} take {taken}; at {line} the run would count as {CLASSES[next_one]}-bound"
     else:
         to_runner_up = 1 - others[next_one] / sums[top]
         to_line = (share - VERDICT_SHARE) / VERDICT_SHARE + 0.1

@@ -33,7 +33,7 @@ def test_the_page_leads_from_slow_to_proven_faster(tmp_path: Path, walkthrough: 
     assert walked.advised > 1
     _record, analyze, _again, diff, check = walked.printed
     assert walked.printed[analyze].startswith("The training thread waits for the data loader")
-    assert "CPU-bound: stalls on it take " in walked.printed[analyze]
+    assert "CPU-bound: " in walked.printed[analyze]
     assert walked.printed[diff].startswith("Improvement: step ")
     assert "applied: loader_workers" in walked.printed[diff]
     assert "passed" in walked.printed[check]

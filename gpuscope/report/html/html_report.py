@@ -221,7 +221,7 @@ def _environment() -> Environment:
         ranks_kept=RANKS_KEPT,
         moments_shown=MOMENTS_SHOWN,
         setting_words=prediction_sentences.setting_words,
-        gain_words=prediction_sentences.gain_words,
+        gain_cell=prediction_sentences.gain_cell,
         name_width=NAME,
         short_kernel=short_kernel,
     )

@@ -228,6 +228,10 @@ class Setting(TypedDict):
     kind: Literal["env", "python", "config"]
     name: str
     value: str
+    now: NotRequired[str]
+    """What it is in this run, where the trace shows it."""
+    besides: NotRequired[str]
+    """Other arguments that belong to the same call."""
 
 
 class SuggestionEntry(TypedDict):
@@ -241,6 +245,8 @@ class SuggestionEntry(TypedDict):
     predicted: Prediction
     certain: NotRequired[bool]
     """Whether the whole range is a gain; else it is the expected outcome alone."""
+    grounds: NotRequired[str]
+    """What in the trace calls for it, and that it is inferred where it is; absent where its finding says so."""
     risk: str
     verify: str
 

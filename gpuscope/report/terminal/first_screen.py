@@ -10,7 +10,7 @@ from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text
 from gpuscope.report.view import units
 from gpuscope.report.view.headline import context_line, whole
-from gpuscope.report.view.prediction_sentences import gain_words
+from gpuscope.report.view.prediction_sentences import gain_cell
 from gpuscope.report.view.summary import SHOWN, ChangeLine, RankLine, Summary, summary
 from gpuscope.report.view.vocabulary import PARTS
 
@@ -44,6 +44,8 @@ def headline(report: Report, found: Summary, writer: Writer) -> None:
     writer.line(writer.text(found.sentence, style))
     if bound_by is not None:
         writer.line(found.verdict)
+    if found.evidence:
+        writer.line(writer.text("Evidence  ", "bold"), found.evidence, hang=10)
 
 
 def rank_bars(found: Summary, writer: Writer) -> None:
@@ -57,7 +59,7 @@ def rank_bars(found: Summary, writer: Writer) -> None:
         legend.append(fill * 2, Style(color=part.colour)).append(f" {part.label}   ")
     legend.rstrip()
     writer.line(legend)
-    table = writer.table("<rank", "~", *(f">{part.short}" for part in PARTS), ">step")
+    table = writer.table("<rank", "~", *(f">{part.short}" for part in PARTS), f">{found.step_title}")
     for line in found.ranks:
         table.add_row(writer.text(_rank_label(line)), *_rank_cells(line, writer))
     writer.show(table)
@@ -97,10 +99,10 @@ def _causes(report: Report, found: Summary, writer: Writer) -> None:
         return
     writer.line("")
     unit = whole(report)
-    title = "Non-compute, mean over ranks" if len(report["ranks"]) > 1 else "Non-compute time"
-    table = writer.table(f"<{title}", f">per {unit}", ">share", "~")
+    title = "Non-compute, rank mean" if len(report["ranks"]) > 1 else "Non-compute time"
+    table = writer.table(f"<{title}", "<part", f">per {unit}", ">share", "~")
     for line in found.causes:
-        cells = (line.label, units.duration(line.cost_ns), units.share(line.share_frac))
+        cells = (line.label, line.part, units.duration(line.cost_ns), units.share(line.share_frac))
         where = writer.cell(line.where) if line.is_name else writer.text(line.where)
         table.add_row(*(writer.text(cell) for cell in cells), where)
     writer.show(table)
@@ -112,7 +114,7 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
     if not found.changes:
         return
     writer.line("")
-    numbered = [">"] if found.together else []
+    numbered = [">"] if found.together or found.order else []
     table = writer.table(*numbered, "~What to change", f">new {whole(report)}", ">gain", ">90 % range")
     for i, line in enumerate(found.changes, 1):
         table.add_row(
@@ -123,6 +125,8 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
     writer.show(table)
     if found.more_changes:
         writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
+    if found.order:
+        writer.line(writer.text(found.order, "dim"))
     if found.together:
         writer.line(writer.text("Together  ", "bold"), found.together, hang=10)
 
@@ -135,7 +139,7 @@ def _gain(line: ChangeLine) -> tuple[str, str, str]:
         return units.NONE, "memory", units.NONE
     return (
         units.duration(predicted["step_ns_after"]),
-        gain_words(predicted) + ("" if line.certain else "?"),
+        gain_cell(predicted, line.certain),
         units.span(predicted["low_ns"], predicted["high_ns"], "–"),
     )
 

@@ -86,7 +86,7 @@ def _ranks(report: Report, writer: Writer) -> None:
         legend.append(fill * 2, Style(color=part.colour)).append(f" {part.label}   ")
     legend.rstrip()
     writer.line(legend)
-    table = writer.table("<rank", "~", *(f">{part.short}" for part in PARTS), ">step")
+    table = writer.table("<rank", "~", *(f">{part.short}" for part in PARTS), f">{arrangement.step_title(report)}")
     for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True):
         values = [entry["breakdown_ns"][part.key] for part in PARTS]
         shares = [units.share(value / entry["window_ns"] if entry["window_ns"] else None) for value in values]

@@ -90,6 +90,11 @@ def step_ns(report: Report) -> int | None:
     return None if report["step_time"] is None else report["step_time"]["median_ns"]
 
 
+def step_title(report: Report) -> str:
+    """What a column of the ranks' steps is called: of several ranks it is each one's own median, not «the step»."""
+    return "own step" if len(report["ranks"]) > 1 else "step"
+
+
 def rank_step_ns(report: Report, entry: RankEntry) -> int | None:
     """The median of one rank's own judged steps, ns; None without steps."""
     own = [

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from gpuscope.report.schema.document import Report
-from gpuscope.report.view import units
-from gpuscope.report.view.causes import cause_label
+from gpuscope.report.view import arrangement, units
+from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
 from gpuscope.report.view.units import crop
 from gpuscope.report.view.vocabulary import BOUND
 
+SUMMANDS = 2
+"""Causes of a class that are named one by one."""
+LEAST_SUMMAND = 0.01
+"""The share from which they are."""
 NAME = 60
 """Cells of a path or name within a sentence."""
 
@@ -22,6 +26,46 @@ def verdict_line(report: Report) -> str:
     # The share is the class's, so it stands before the cause.
     cause = f": {cause_label(verdict['cause'])}" if verdict["cause"] else ""
     return f"{share}{cause} - confidence {verdict['confidence']:.2g}"
+
+
+def verdict_words(report: Report) -> str:
+    """`CPU-bound: 28.6 % of the time = data loader 26.0 % + other host work 2.6 %; confidence 0.94 in this class`.
+
+    So one sees what the share adds up, and what the confidence is in.
+    """
+    verdict = report["verdict"]
+    bound_by = verdict["bound_by"]
+    if verdict["abstained"] or bound_by is None:
+        return "No verdict"
+    share = units.share(verdict["share_frac"])
+    takes = f"{share} of the time{_sum(report)}"
+    if not report["ranks"] and "slowdown" in report:
+        takes = f"stragglers make the step {report['slowdown']['total']:.3f} times as long ({share} of it)"
+    return f"{BOUND[bound_by]}: {takes}; confidence {verdict['confidence']:.2g} in this class"
+
+
+def _sum(report: Report) -> str:
+    """` = link bandwidth 5.1 % + smaller 0.2 %`: the causes of the verdict's class, which add up to its share."""
+    verdict = report["verdict"]
+    rows = [row for row in arrangement.causes(report) if row.class_name == verdict["bound_by"]]
+    named = [row for i, row in enumerate(rows[:SUMMANDS]) if row.share_frac >= LEAST_SUMMAND or not i]
+    if not named:
+        return ""
+    words = [f"{_label(row)} {units.share(row.share_frac)}" for row in named]
+    left = _tenths(verdict["share_frac"]) - sum(_tenths(row.share_frac) for row in named)
+    if len(rows) > len(named) and left > 0:
+        return f" = {' + '.join(words)} + smaller {left / 10:.1f} %"
+    return f" = {' + '.join(words)}" + (" (rounded)" if left else "")
+
+
+def _label(row: arrangement.CauseRow) -> str:
+    code = UNDIVIDED_COMMUNICATION if (row.class_name, row.cause) == ("communication", UNATTRIBUTED) else row.cause
+    return BY_CODE[code].label if code in BY_CODE else cause_label(row.cause)
+
+
+def _tenths(share_frac: float) -> int:
+    """Tenths of a per cent, as they are shown."""
+    return round(10 * float(f"{100 * share_frac:.1f}"))
 
 
 def whole(report: Report) -> str:
@@ -44,7 +88,8 @@ def context_line(report: Report) -> str:
         pieces.append("window " + _range([entry["window_ns"] for entry in entries]))
     if steps and steps[-1]:
         number = units.plural(steps[0], "step") if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps"
-        pieces.append(f"{number} of {_step_time(report)}")
+        one = report["step_time"] is not None and report["step_time"]["steps"] == 1
+        pieces.append(f"{number}{' of' if one else ', median'} {_step_time(report)}")
         pieces += [f"steps from {crop(report['steps_basis'], NAME)}"] if report["steps_basis"] else []
     elif entries:
         pieces.append("no steps found")

@@ -30,19 +30,27 @@ def gain_share(predicted: Prediction) -> str:
     return f"{100 * frac:+.1f} %" if abs(frac) >= 0.0005 else "0 %"
 
 
-def gain_words(predicted: Prediction) -> str:
-    """`24.9 %`: the part of the step that is gained; `-3.1 %` where it gets longer."""
+def gain_cell(predicted: Prediction, certain: bool) -> str:
+    """`24.9 %`: the part of the step that is gained, `-3.1 %` where it gets longer; `24.9 % or none` where the range
+    reaches past the step as it is."""
     frac = 1 - predicted["step_ns_after"] / predicted["step_ns_before"]
-    return f"{100 * frac:.1f} %" if abs(frac) >= 0.0005 else "0 %"
+    gain = f"{100 * frac:.1f} %" if abs(frac) >= 0.0005 else "0 %"
+    return gain + ("" if certain or frac <= 0 else " or none")
 
 
-def setting_words(one: SuggestionEntry | UnpredictedEntry | PlanStep, *, brief: bool = True) -> str:
+def setting_words(one: SuggestionEntry | UnpredictedEntry | PlanStep, *, brief: bool = True, now: bool = False) -> str:
     """A setting as it is typed: `NCCL_ALGO=Ring`, `--num-workers 4`, `DataLoader(num_workers=4)`; in words where it is
-    none that could be. `brief` leaves out second choices, remarks and long module names, which the full report has."""
+    none that could be. `brief` leaves out second choices, remarks and long module names, which the full report has;
+    `now` puts the present value before the new one where it is known: `DataLoader(num_workers=0 → 4)`."""
     setting = one["setting"]
     name, value = setting["name"], setting["value"]
+    if now and "now" in setting:
+        value = f"{setting['now']} → {value}"
+    if besides := setting.get("besides"):
+        value = f"{value}, {besides}"
     if brief:
-        value = value.partition(";")[0].partition("  #")[0].strip()
+        value = value.partition(";")[0].strip()
+        value = value if value.startswith("None") else value.partition("  #")[0].strip()
         value = value if len(value) <= VALUE else value.partition(" (")[0] or value
         name, value = _MODULES.sub("", name), _MODULES.sub("", value)
     if setting["kind"] == "env" and value.split(" ")[0] == "unset":
@@ -62,7 +70,7 @@ def _call(name: str, value: str) -> str:
         return f"{name}{value}{mark}{remark}"
     if argument in CALLED:
         return f"{name}({value}){mark}{remark}"
-    literal = bool(value) and (" " not in value or value[0] in "\"'")
+    literal = bool(value) and (" " not in _WRITTEN.sub("", value) or value[0] in "\"'")
     takes = owner.rpartition(".")[2]
     return f"{owner}({argument}={value}){mark}{remark}" if literal and (takes in TAKING or _CLASS.match(takes)) else ""
 
@@ -77,6 +85,8 @@ CALLED = (
 TAKING = ("checkpoint", "compile", "from_pretrained", "fully_shard", "init_device_mesh", "profile")
 """Functions of which a setting is one argument; of a class its name says so."""
 _CLASS = re.compile(r"[A-Z][A-Za-z]+$")
+_WRITTEN = re.compile(r" → |, (?=\w+=)")
+"""What stands between values and arguments that are literals themselves."""
 _MODULES = re.compile(r"\btorch\.(?:distributed\.algorithms\.ddp_comm_hooks|nn\.parallel)\.")
 """Modules that are imported by their last names."""
 

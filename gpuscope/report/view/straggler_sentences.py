@@ -87,6 +87,27 @@ def _doing(entry: StragglerEntry) -> str:
     return f"; it falls behind{where}" if where else ""
 
 
+SHOWS = {
+    "device": "measured: its device is slower",
+    "data": "measured: more work, not a slower device",
+    "host": "measured: its host is late, not its device",
+    "cores": "no sign that the rank itself is slow",
+}
+"""What each reason of a late rank comes to."""
+
+
+def why_late(entry: StragglerEntry, compute: tuple[float, float] | None) -> str:
+    """Why a rank is late and what shows it, one clause; `compute` is its own and its median peer's, ns per step."""
+    rank, reason, why = f"rank {entry['rank']}", entry["reason"], entry["reason_why"]
+    if reason is None:
+        return f"why {rank} is late is not known: {why}" if why else ""
+    told = f"{rank} {why[3:]}" if why.startswith("it ") else f"{rank}: {why}"
+    if reason == "device" and compute is not None and compute[0] > compute[1] > 0:
+        own, peers = map(units.duration, compute)
+        told += f": {own} of compute vs. {peers}, {compute[0] / compute[1]:.1f} times"
+    return f"{told} ({SHOWS[reason]})"
+
+
 def late_in(entry: StragglerEntry, longest: int | None = None) -> str:
     """` before forward (aten::mm)`: where a rank falls behind; empty where the trace does not show it. An operation of
     more than `longest` cells is left out."""

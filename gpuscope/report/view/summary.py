@@ -6,16 +6,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Literal
 
 from gpuscope.report.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.schema.replay_section import Prediction
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
-from gpuscope.report.view.headline import whole
+from gpuscope.report.view.headline import verdict_words
 from gpuscope.report.view.prediction_sentences import gain_share, setting_words
 from gpuscope.report.view.short_kernels import plain_kernel
-from gpuscope.report.view.straggler_sentences import late_in
-from gpuscope.report.view.vocabulary import BOUND
+from gpuscope.report.view.straggler_sentences import late_in, why_late
+from gpuscope.report.view.vocabulary import BOUND, PARTS
 
 SHOWN = 3
 """Causes and changes on the first screen."""
@@ -26,10 +28,13 @@ WHERE = 48
 """Cells of the longest name within the sentence; a longer one stands in the table of causes alone."""
 TELLING = 2 / 3
 """Share of the evidence that a name has which stands for all of it."""
-UNEVEN = 1.05
-"""A mean and a median that differ by more than this factor are not put side by side."""
+HIDDEN = 1.5
+"""A rank that loses this many times the mean over ranks is named beside it."""
 NO_DEVICE = "no device events"
 """How the reason of a verdict that lacks them begins."""
+_STALLS: dict[str, Literal["cpu", "communication", "memory"]] = {
+    "cpu": "cpu", "communication": "communication", "memory": "memory",
+}  # fmt: skip
 LATE = 16
 """Cells of the longest name of what a late rank does when it falls behind; a longer one is left out."""
 FEW_OTHERS = 4
@@ -51,6 +56,8 @@ class CauseLine:
     """One cause: its words, what it costs, and where or by whom."""
 
     label: str
+    part: str
+    """The part of the breakdown that it is a share of, as bars and tables call it."""
     cost_ns: int
     share_frac: float
     where: str
@@ -63,6 +70,9 @@ class ChangeLine:
     """One change; `predicted` is None where its gain is not estimated."""
 
     setting: str
+    """From the present value to the new one, where that is known."""
+    typed: str
+    """The new one alone, to copy."""
     action: str
     predicted: Prediction | None
     certain: bool
@@ -86,10 +96,14 @@ class Summary:
     sentence: str
     """What is wrong, what it costs, and the change that gains most."""
     verdict: str
-    """Class, share and confidence."""
+    """Class, its share and the causes that add up to it, and confidence."""
+    evidence: str
+    """What shows that the fault lies there and the change is called for; empty where the sentence says it all."""
     ranks: list[RankLine]
     folded: int
     """Ranks that have no bar."""
+    step_title: str
+    """What their column of steps is called."""
     causes: list[CauseLine]
     more_causes: int
     compute_title: str
@@ -97,6 +111,8 @@ class Summary:
     """Where compute itself goes, by kind of kernel; empty unless the run is bound by it."""
     changes: list[ChangeLine]
     more_changes: int
+    order: str
+    """Why the first change is not the one that gains most; empty where it is."""
     together: str
     """The best combination, where one gains more than any change alone."""
     limits: str
@@ -105,19 +121,22 @@ class Summary:
 
 def summary(report: Report, top: int = SHOWN) -> Summary:
     """The first screen of `report`, with at most `top` causes and changes."""
-    causes, changes = _causes(report), _changes(report)
+    causes, (changes, aside) = _causes(report), _changes(report)
     ranks, folded = _ranks(report)
     return Summary(
         sentence=sentence(report),
         verdict=verdict_words(report),
+        evidence=_evidence(report),
         ranks=ranks,
         folded=folded,
+        step_title=arrangement.step_title(report),
         causes=causes[:top],
         more_causes=max(len(causes) - top, 0),
-        compute_title=f"Compute by kind of {'operator' if _on_cpu(report) else 'kernel'}",
+        compute_title=f"Compute by kind of {'operator' if _on_cpu(report) else 'kernel'} (shares of compute)",
         compute=_compute(report) if report["verdict"]["bound_by"] == "compute" else "",
         changes=changes[:top],
-        more_changes=max(len(changes) - top, 0),
+        more_changes=max(len(changes) - top, 0) + aside,
+        order=_order(report, changes[:top]),
         together=_together(report, changes[:top]),
         limits=_limits(report),
     )
@@ -126,20 +145,6 @@ def summary(report: Report, top: int = SHOWN) -> Summary:
 def sentence(report: Report) -> str:
     """The verdict for one who reads nothing else: problem, cost and the change that gains most."""
     return f"{_problem(report)} {_fix(report)}".strip()
-
-
-def verdict_words(report: Report) -> str:
-    """`CPU-bound: stalls on it take 28.6 % of the step; confidence 0.94`."""
-    verdict = report["verdict"]
-    bound_by = verdict["bound_by"]
-    if verdict["abstained"] or bound_by is None:
-        return "No verdict"
-    takes = f": stalls on it take {units.share(verdict['share_frac'])} of the {whole(report)}"
-    if bound_by == "compute":
-        takes = ""
-    elif not report["ranks"] and "slowdown" in report:
-        takes = f": stragglers slow it by a factor of {report['slowdown']['total']:.3f}"
-    return f"{BOUND[bound_by]}{takes}; confidence {verdict['confidence']:.2g}"
 
 
 # -- the sentence
@@ -158,13 +163,16 @@ def _problem(report: Report) -> str:
     if startup := _startup(report):
         return _sentence_end(startup["message"].partition("; record")[0])
     if verdict["bound_by"] == "compute":
-        return f"Compute takes {units.share(verdict['share_frac'])} of {_step(report)}; no kind of stall reaches 10 %."
+        return f"Compute takes {units.share(verdict['share_frac'])} of the time; no class of stalls reaches 10 %."
     finding = main_finding(report)
     if finding is None:
         return f"{BOUND[verdict['bound_by']]}: {_sentence_end(verdict['why'])}"
     if finding["code"] in EXPLAINED_BY["straggler"]:  # known by its operations alone
         lost = units.share(finding["share_frac"])
-        return f"{finding['message'].partition(': ')[0]}, which costs {lost} of each step."
+        which = (
+            f" ({units.rank_words(finding['ranks'])})" if finding["code"] == "slow_stage" and finding["ranks"] else ""
+        )
+        return f"{finding['message'].partition(': ')[0]}{which}, which costs {lost} of the time."
     if finding["code"] not in BY_CODE and finding["code"] != BY_CODE[UNDIVIDED_COMMUNICATION].finding_code:
         return _sentence_end(finding["message"].partition("; ")[0])
     return f"{_blame(report, finding)}: {_cost(report, finding)}."
@@ -232,21 +240,24 @@ def _cost(report: Report, finding: FindingEntry) -> str:
     share = units.share(finding["share_frac"])
     if not finding["cost_ns_per_step"]:
         return f"{share} of the time"
-    averaged = ", averaged over ranks" if len(report["ranks"]) > 1 else ""
-    cost, step = finding["cost_ns_per_step"], arrangement.step_ns(report)
-    if step is not None and not 1 / UNEVEN < cost / (finding["share_frac"] * step or cost) < UNEVEN:
-        # Costs are means: where steps differ much, they are not those of the median one.
-        return f"{share} of the time, {units.duration(cost)} per step{averaged or ' on average'}"
-    return f"{units.duration(cost)} ({share}) of {_step(report)}{averaged}"
+    per_step = " per step" if arrangement.step_ns(report) is not None else ""
+    cost = f"{units.duration(finding['cost_ns_per_step'])}{per_step}, {share} of the time"
+    # A share is of all judged time, «the step» a median: they don't divide, so they don't stand side by side.
+    return cost + (f", mean over ranks{_most(report, finding)}" if len(report["ranks"]) > 1 else "")
 
 
-def _step(report: Report) -> str:
-    """`each 119.6 ms step`, or `the 1.215 s window` where there are no steps."""
-    step = arrangement.step_ns(report)
-    if step is not None:
-        return f"each {units.duration(step)} step"
-    window = max((entry["window_ns"] for entry in report["ranks"]), default=None)
-    return "the time" if window is None else f"the {units.duration(window)} window"
+def _most(report: Report, finding: FindingEntry) -> str:
+    """` (rank 0: 61.57 ms, 51.7 %)`: the rank that loses most, where the mean hides it."""
+    cause = next((one for one in BY_CODE.values() if one.finding_code == finding["code"]), None)
+    if cause is None or cause.class_name is None:
+        return ""
+    code = UNATTRIBUTED if cause.code == UNDIVIDED_COMMUNICATION else cause.code
+    lost = [(entry["stall_ns"][_STALLS[cause.class_name]].get(code, 0), entry) for entry in report["ranks"]]
+    ns, entry = max(lost, key=lambda one: one[0] / max(one[1]["window_ns"], 1))
+    share = ns / max(entry["window_ns"], 1)
+    if share < HIDDEN * finding["share_frac"]:
+        return ""
+    return f" (rank {entry['rank']}: {units.duration(round(ns / max(entry['steps'], 1)))}, {units.share(share)})"
 
 
 def _fix(report: Report) -> str:
@@ -261,7 +272,7 @@ def _fix(report: Report) -> str:
         if first.get("certain", True):
             return f"{lead}: {action}; predicted {change} ({gain_share(predicted)})."
         bounds = units.span(predicted["low_ns"], predicted["high_ns"], "–")
-        return f"{_in_vain(report)}May help: {action}; expected {change} ({bounds})."
+        return f"May help: {action}; expected {change} ({bounds}).{_in_vain(report)}"
     if report["verdict"]["abstained"]:
         return ""
     if _startup(report):
@@ -271,11 +282,11 @@ def _fix(report: Report) -> str:
     if advice["unpredicted"]:
         open_ = sorted(advice["unpredicted"], key=lambda one: not _answers(report, one))
         return f"To try (gain unknown): {_lower(open_[0]['action']).rstrip('.')}."
-    return "" if "not asked" in advice["why"] else f"{_in_vain(report)}No change tried is predicted to help."
+    return "" if "not asked" in advice["why"] else f"No change tried is predicted to help.{_in_vain(report)}"
 
 
 def _in_vain(report: Report) -> str:
-    """What became of the usual remedy, where it was replayed and does not gain: `With 4 micro-batches …`."""
+    """What became of the usual remedy, where it was replayed and gains nothing for sure: it comes last."""
     reason, pipeline = _reason(report), report.get("pipeline")
     more = pipeline.get("more_micro_batches") if pipeline is not None else None
     if reason is None or reason["code"] != "few_micro_batches" or more is None or more["predicted"] is None:
@@ -283,8 +294,9 @@ def _in_vain(report: Report) -> str:
     predicted = more["predicted"]
     bounds = units.span(predicted["low_ns"], predicted["high_ns"], "–")
     after = units.duration(predicted["step_ns_after"])
-    many = f"With {more['micro_batches']} micro-batches the step is expected to take"
-    return f"{many} {after} ({bounds}): no sure gain. "
+    longer = predicted["step_ns_after"] >= predicted["step_ns_before"]
+    lead = "More micro-batches are not expected to help" if longer else "More micro-batches may help, or not"
+    return f" {lead}: with {more['micro_batches']} the step is expected to take {after} ({bounds})."
 
 
 def in_order(report: Report) -> list[SuggestionEntry]:
@@ -333,7 +345,8 @@ def _causes(report: Report) -> list[CauseLine]:
         where = _where(report, finding) if finding is not None and located else ""
         words = finding is not None and finding["code"] == "straggler"
         cost = row.per_step_ns if row.per_step_ns is not None else round(row.total_ns / len(report["ranks"]))
-        lines.append(CauseLine(label, cost, row.share_frac, where, not words))
+        part = {part.key: part.short for part in PARTS}.get(BY_CODE[cause].part, "") if cause in BY_CODE else ""
+        lines.append(CauseLine(label, part, cost, row.share_frac, where, not words))
     return [line for line in lines if line.share_frac >= 0.001]
 
 
@@ -359,13 +372,71 @@ def _where(report: Report, finding: FindingEntry, least: float = 0.0) -> str:
     return plain_kernel(most).removeprefix(LOADER)  # its cause says that it is a loader
 
 
-def _changes(report: Report) -> list[ChangeLine]:
+def _changes(report: Report) -> tuple[list[ChangeLine], int]:
+    """The changes to show, and how many are left aside: what nobody has estimated comes forward only where nothing
+    else answers what is wrong."""
     predicted = [
-        ChangeLine(setting_words(one), one["action"], one["predicted"], one.get("certain", True))
-        for one in in_order(report)
+        ChangeLine(*_words(one), one["action"], one["predicted"], one.get("certain", True)) for one in in_order(report)
     ]
-    open_ = [ChangeLine(setting_words(one), one["action"], None, False) for one in report["advice"]["unpredicted"]]
-    return predicted + open_
+    advice = report["advice"]["unpredicted"]
+    answered = main_finding(report) is None or any(_answers(report, one) for one in report["suggestions"])
+    unanswered = advice if not predicted else [] if answered else [one for one in advice if _answers(report, one)]
+    return predicted + [ChangeLine(*_words(one), one["action"], None, False) for one in unanswered], (
+        len(advice) - len(unanswered)
+    )
+
+
+def _words(one: SuggestionEntry | UnpredictedEntry) -> tuple[str, str]:
+    """A setting with its present value, and as it is typed."""
+    return setting_words(one, now=True), setting_words(one)
+
+
+def _order(report: Report, shown: Sequence[ChangeLine]) -> str:
+    """`Row 1 is first because it answers what is named above, though row 2 gains more`."""
+    after = [line.predicted["step_ns_after"] for line in shown if line.predicted is not None]
+    if not after or min(after) == after[0]:
+        return ""
+    first, more = in_order(report)[0], after.index(min(after))
+    better = in_order(report)[more]
+    if _answers(report, first) > _answers(report, better):
+        why = "it answers what is named above"
+    elif first.get("certain", True) and not better.get("certain", True):
+        why = "its gain is certain"
+    else:
+        why = "more of its gain is certain"
+    return f"Row 1 is first because {why}, though row {more + 1} gains more."
+
+
+def _evidence(report: Report) -> str:
+    """What shows it: why a late rank is late, what a rule rests on, or the finding that the first change answers."""
+    main, suggestions = main_finding(report), in_order(report)
+    if report["verdict"]["abstained"] or _startup(report):
+        return ""
+    if main is not None and main["code"] == "straggler":
+        late = next((one for one in report["stragglers"] if [one["rank"]] == main["ranks"]), None)
+        return why_late(late, _compute_per_step(report, late["rank"])) if late is not None else ""
+    if suggestions and (grounds := suggestions[0].get("grounds")):
+        return grounds
+    if main is not None and main["code"] in EXPLAINED_BY["straggler"]:
+        shown = next(
+            (f"; {one['name']} of rank {one['rank']}: {one['note'].rpartition(': ')[2]}" for one in main["evidence"]),
+            "",
+        )
+        return f"measured: {main['message'].partition(': ')[2].partition(';')[0]}{shown}".removeprefix("measured: ; ")
+    answered = suggestions[0]["finding"] if suggestions else ""
+    found = next((one for one in report["findings"] if one["code"] == answered and one is not main), None)
+    if found is None or found["code"] in BY_CODE:
+        return ""
+    return _lower(found["message"].partition(". ")[0].partition(": a stage")[0])
+
+
+def _compute_per_step(report: Report, rank: int) -> tuple[float, float] | None:
+    """What a rank computes per step and what its median peer does, ns; None where that is not known."""
+    spent = {
+        entry["rank"]: entry["breakdown_ns"]["compute"] / entry["steps"] for entry in report["ranks"] if entry["steps"]
+    }
+    own = spent.pop(rank, None)
+    return (own, median(spent.values())) if own is not None and spent else None
 
 
 def _together(report: Report, shown: Sequence[ChangeLine]) -> str:
@@ -374,7 +445,7 @@ def _together(report: Report, shown: Sequence[ChangeLine]) -> str:
     if plan is None:
         return ""
     predicted = plan["predicted"]
-    number = {line.setting: str(i) for i, line in enumerate(shown, 1)}
+    number = {line.typed: str(i) for i, line in enumerate(shown, 1)}
     words = [setting_words(one) for one in plan["steps"]]
     settings = ", then ".join(number.get(one, one) for one in words)
     change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], " → ")
@@ -387,11 +458,16 @@ def _ranks(report: Report) -> tuple[list[RankLine], int]:
     chosen: dict[int, str] = dict.fromkeys(range(len(entries)), "")
     if len(entries) > RANKS_SHOWN:
         by_compute = sorted(chosen, key=lambda i: arrangement.compute_share(entries[i]))
-        chosen = {by_compute[0]: "least compute", by_compute[len(entries) // 2]: "median", by_compute[-1]: "most"}
+        chosen = {
+            by_compute[0]: "least compute",
+            by_compute[len(entries) // 2]: "median",
+            by_compute[-1]: "most compute",
+        }
         main = main_finding(report)
         named = main["ranks"] if main is not None and len(main["ranks"]) <= NAMED_RANKS else []
+        why = "late" if main is not None and main["code"] == "straggler" else "named above"
         for i in (i for i, entry in enumerate(entries) if entry["rank"] in named):
-            chosen[i] = ", ".join(word for word in (chosen.get(i, ""), "named above") if word)
+            chosen[i] = ", ".join(word for word in (chosen.get(i, ""), why) if word)
     lines = [
         RankLine(labels[i], note, entries[i], arrangement.rank_step_ns(report, entries[i]))
         for i, note in chosen.items()

@@ -79,7 +79,11 @@ def test_buckets_on_a_cpu_are_named_without_a_gain(samples: Path) -> None:
     report = analysed.report(samples / "ddp_tiny_buckets")
     assert "bucket_size" not in {one["code"] for one in report["suggestions"]}
     [untold] = [one for one in report["advice"]["unpredicted"] if one["code"] == "bucket_size"]
-    assert untold["setting"] == {"kind": "python", "name": "DistributedDataParallel.bucket_cap_mb", "value": "None"}
+    assert untold["setting"] == {
+        "kind": "python",
+        "name": "DistributedDataParallel.bucket_cap_mb",
+        "value": "None  # the default: 25 MiB",
+    }
     assert "gpuscope record counts it" in untold["why_not"]
 
 

@@ -35,7 +35,9 @@ def test_the_fewest_workers_that_do_are_suggested() -> None:
         return Predicted(BEFORE, after, after, after, "a test")
 
     [suggestion], advice = advise(report(finding("input")), predict)
-    assert suggestion["setting"] == {"kind": "python", "name": "DataLoader.num_workers", "value": "2"}
+    assert suggestion["setting"] == {
+        "kind": "python", "name": "DataLoader.num_workers", "value": "2", "besides": "persistent_workers=True",
+    }  # fmt: skip
     assert suggestion["predicted"]["step_ns_after"] == 70_000_000
     assert advice == {"why": "", "unpredicted": [], "nothing_gains": []}
 

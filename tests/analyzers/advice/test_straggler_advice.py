@@ -32,7 +32,9 @@ def late(reason: str | None, recurrent: bool = True, ranks: int = 2, **causes: i
 
 def test_a_slow_device_is_checked_and_drained() -> None:
     [one], _ = advise(late("device"), gains)
-    assert (one["code"], one["setting"]["value"]) == ("slow_rank", "without the one of rank 1, until it is checked")
+    assert (one["code"], one["setting"]) == (
+        "slow_rank", {"kind": "config", "name": "node of rank 1", "value": "drained until it is checked"},
+    )  # fmt: skip
     assert one["predicted"]["step_ns_after"] == 40
 
 

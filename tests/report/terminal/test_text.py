@@ -15,11 +15,11 @@ from gpuscope.report.terminal.screen import apportion
 from gpuscope.report.view.straggler_sentences import CAUSED_WAIT, SLOWDOWN
 
 HEALTHY = """\
-Compute takes 95.0 % of each 100.0 ms step; no kind of stall reaches 10 %. No
-change tried is predicted to help.
-Compute-bound; confidence 0.9
+Compute takes 95.0 % of the time; no class of stalls reaches 10 %. No change
+tried is predicted to help.
+Compute-bound: 95.0 % of the time; confidence 0.9 in this class
 
-run/rank0.json.gz (kineto) · 1 rank · NVIDIA A100-SXM4-80GB · 5 steps of
+run/rank0.json.gz (kineto) · 1 rank · NVIDIA A100-SXM4-80GB · 5 steps, median
 100.0 ms · steps from ProfilerStep
 
 ██ compute   ▒▒ exposed communication   ▚▚ exposed memory   ·· idle

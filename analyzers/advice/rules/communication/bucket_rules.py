@@ -49,7 +49,7 @@ def _named(case: Case, size: int, first: int) -> Setting | None:
         # An argument of its own, which only a program that wraps its model itself can give.
         listed = f"[{megabytes(first)}, {megabytes(size)}]"
         return python("DistributedDataParallel.bucket_cap_mb_list", listed) if case.frameworks == ["ddp"] else None
-    ddp = "None" if first != size else megabytes(size)
+    ddp = f"None  # the default: {megabytes(size)} MiB" if first != size else megabytes(size)
     return in_dialect(
         case,
         {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Refused, Schedule
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.report.schema.document import FindingEntry, Setting
 from gpuscope.report.view import units
 
 COUNTS = (8, 16, 32, 64)
@@ -73,12 +73,19 @@ def _micro_batches(case: Case, finding: FindingEntry, count: int) -> Proposal:
         code="micro_batches",
         action=f"Cut the batch into {count} micro-batches",
         why=f"{cost(finding)}; filling and draining the pipeline costs as many micro-batches as it has stages",
-        setting=setting or python("pipelining schedule.n_microbatches", str(count)),
+        setting=setting or _now(case, python("pipelining schedule.n_microbatches", str(count))),
         risk="smaller micro-batches use the device less well, which the replay does not know; GPipe keeps the "
         "activations of all of them",
         verify=VERIFY,
         changes=(MicroBatches(count),),
     )
+
+
+def _now(case: Case, setting: Setting) -> Setting:
+    """The setting beside the number of micro-batches that the run has."""
+    schedule = case.report["pipeline"]["schedule"] if "pipeline" in case.report else None
+    count = schedule["micro_batches"] if schedule is not None else None
+    return setting if count is None else setting | {"now": str(count)}
 
 
 def _schedule(case: Case, finding: FindingEntry, name: str) -> Proposal:
@@ -98,18 +105,26 @@ def _schedule(case: Case, finding: FindingEntry, name: str) -> Proposal:
 
 
 def _even(case: Case, finding: FindingEntry) -> Proposal:
-    setting = in_dialect(
-        case, {"megatron": config("--pipeline-model-parallel-layout", "fewer layers on the slow stage")}
-    )
+    fewer = f"fewer layers on {_slow_stage(case)}"
+    setting = in_dialect(case, {"megatron": config("--pipeline-model-parallel-layout", fewer)})
     return Proposal(
         code="even_stages",
         action="Split the model so that all stages take equally long",
         why=f"{cost(finding)}; every micro-batch waits for the slowest stage, whose extra work moves to the others",
-        setting=setting or python("the split of the layers over stages", "fewer layers on the slow stage"),
+        setting=setting or python("the split of the layers over stages", fewer),
         risk="layers can't be cut: the real split is less even than the predicted one",
         verify=VERIFY,
         changes=(EvenStages(),),
     )
+
+
+def _slow_stage(case: Case) -> str:
+    """The stage that a finding blames, with its ranks, whichever finding the split answers: it is one change."""
+    blamed = case.finding("slow_stage") or case.finding("pipeline_imbalance")
+    if blamed is None or "pipeline" not in case.report:
+        return "the slow stage"
+    stages = {one["stage"] for one in case.report["pipeline"]["stages"] if one["rank"] in blamed["ranks"]}
+    return f"stage {stages.pop()} ({units.rank_words(blamed['ranks'])})" if len(stages) == 1 else "the slow stage"
 
 
 RULE = Rule(

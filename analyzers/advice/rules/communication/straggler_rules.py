@@ -63,7 +63,7 @@ def _slow_device(case: Case, finding: FindingEntry, rank: int, entry: StragglerE
         code="slow_rank",
         action=f"Check the device of rank {rank}, and drain or replace its node",
         why=f"{cost(finding)}{shown}; with this rank as fast as the median of its peers the step is shorter",
-        setting=config("hosts of the job", f"without the one of rank {rank}, until it is checked"),
+        setting=config(f"node of rank {rank}", "drained until it is checked"),
         risk="none for the run; if a neighbour on the same host draws power or bandwidth, another host helps as much",
         verify=("`rocm-smi --showclocks --showthrottle`" if rocm else "`nvidia-smi -q -d CLOCK,PERFORMANCE,ECC`")
         + f" on its host; swap two hosts and see whether the late rank stays {rank}",

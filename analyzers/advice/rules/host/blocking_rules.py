@@ -54,11 +54,20 @@ class Place:
 
     def text(self) -> str:
         """One clause: how often, what, where."""
-        times = f"{self.per_rank:.0f}" if self.per_rank >= 1 else f"{self.per_rank:.2g}"
-        often = f"{times} per step" if self.steady else f"{times} in the recording of a rank"
         where = f" in {clean(self.operator)}" if self.operator else ""
         where += f" under {clean(self.within)}" if self.within else ""
-        return f"{often}: {self._what()}{self.call}{where}"
+        return f"{self.often()}: {self._what()}{self.call}{where}"
+
+    def often(self) -> str:
+        """How often a rank comes there."""
+        times = f"{self.per_rank:.0f}" if self.per_rank >= 1 else f"{self.per_rank:.2g}"
+        return f"{times} per step" if self.steady else f"{times} in the recording of a rank"
+
+    def grounds(self) -> str:
+        """What the place does, and why it waits; the finding names the call."""
+        if self.copy is None or not self.copy.startswith("HtoD"):
+            return self.text()
+        return f"{self.often()}: {self._what().rstrip(', ')}; each waits until the device has caught up"
 
     def _what(self) -> str:
         if self.copy is None:
@@ -121,6 +130,7 @@ def _removed(case: Case, finding: FindingEntry, where: Sequence[Place], all_call
         action=action,
         why=f"{cost(finding)}; {names}",
         setting=setting,
+        grounds=where[0].grounds() if where else "",
         risk="what the host reads is older, or a buffer must not be changed before its copy has run; a check (for NaN, "
         "say) must not depend on it",
         verify="record again: the cause `sync` is gone"
@@ -158,8 +168,7 @@ def _in_pytorch(place: Place) -> tuple[str, Setting]:
     around = clean(place.within or place.operator or place.call)
     if place.copy and place.copy.startswith("HtoD"):
         return (
-            "Build the small tensor on the device, or keep it there: each copy from the host waits until the device "
-            "has caught up",
+            "Build the small tensor on the device, or keep it there",
             python(f"the tensor that {around} copies to the device",
                    "torch.tensor(…, device=device) once before the loop; else .pin_memory().to(device, "
                    "non_blocking=True)"),

@@ -10,8 +10,8 @@ from gpuscope.analyzers.frame.changes import LoaderWorkers
 from gpuscope.report.schema.document import FindingEntry
 
 WORKERS = (1, 2, 4, 8, 16)
-WITH_WORKERS = "_MultiProcessingDataLoaderIter"
-"""What PyTorch's loader records where worker processes load (torch.utils.data.dataloader)."""
+NO_WORKERS, WITH_WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
+"""The iterators of a DataLoader with num_workers=0 and more (torch.utils.data.dataloader)."""
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -23,10 +23,13 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         setting = in_dialect(
             case,
             {
-                "transformers": python("TrainingArguments.dataloader_num_workers", str(workers)),
+                "transformers": python("TrainingArguments.dataloader_num_workers", str(workers))
+                | {"besides": "dataloader_persistent_workers=True"},
                 "megatron": config("--num-workers", str(workers)),
             },
-        ) or python("DataLoader.num_workers", str(workers))
+        ) or python("DataLoader.num_workers", str(workers)) | {"besides": "persistent_workers=True"}
+        if finding["evidence"] and all(NO_WORKERS in evidence["name"] for evidence in finding["evidence"]):
+            setting = setting | {"now": "0"}
         yield Proposal(
             code="loader_workers",
             action=f"Load batches in {workers} worker process{'es' if workers > 1 else ''} "

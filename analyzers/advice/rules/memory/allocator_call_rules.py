@@ -72,10 +72,11 @@ def _caching(case: Case, finding: FindingEntry, entry: HostCallsEntry) -> Propos
         variables = "PYTORCH_NO_HIP_MEMORY_CACHING or PYTORCH_NO_CUDA_MEMORY_CACHING"
     return Proposal(
         code="caching_allocator",
-        action="Switch PyTorch's caching allocator on again: every tensor goes to the driver",
+        action="Switch PyTorch's caching allocator on again",
         why=f"{cost(finding)}; {_calls(entry)}, in every step, as it is where {variables} is set or a pluggable "
         f"allocator caches nothing{other if around or case.rocm else ''}",
         setting=env(f"PYTORCH_NO_{platform}_MEMORY_CACHING", "unset"),
+        grounds=f"inferred: with {_calls(entry)}, in every step, tensors come from the driver and from no cache",
         risk="tools that look for reads behind the end of a tensor need it switched off: then it is slow on purpose",
         verify=f"record again: no {'hip' if case.rocm else 'cuda'}Malloc and Free within a step; "
         "torch.cuda.memory_reserved() is above 0",
