@@ -103,6 +103,6 @@ def _state(seen: Seen, verdict: str, recorded: Report | None) -> Component:
     if seen.lost:
         pairs.append(("lines that could not be read", units.count(seen.lost)))
     if untold := not_told(seen):
-        pairs.append(("not told", untold))
+        pairs.append(("not measured", untold))
     calm = [] if found else [dmc.Text("No alert.", fw=600, mb="xs")]
     return html.Div([*raised, *calm, parts.card("Now", parts.facts(pairs))])
