@@ -197,8 +197,24 @@ def test_the_costliest_late_rank_first() -> None:
 
     case = report(finding("straggler", ranks=(3, 5)), bound_by="communication")
     case["stragglers"] = [
-        {"rank": 5, "caused_wait_ns": 9, "phase": None, "recurrent": True, "reason": "device", "reason_why": ""},
-        {"rank": 3, "caused_wait_ns": 1, "phase": None, "recurrent": True, "reason": "device", "reason_why": ""},
+        {
+            "rank": 5,
+            "caused_wait_ns": 9,
+            "root_wait_ns": 9,
+            "phase": None,
+            "recurrent": True,
+            "reason": "device",
+            "reason_why": "",
+        },
+        {
+            "rank": 3,
+            "caused_wait_ns": 1,
+            "root_wait_ns": 1,
+            "phase": None,
+            "recurrent": True,
+            "reason": "device",
+            "reason_why": "",
+        },
     ]
     advise(case, predict)
     assert [getattr(change, "rank", None) for change in asked] == [5, 3]
