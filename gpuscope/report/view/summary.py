@@ -418,14 +418,13 @@ def _evidence(report: Report) -> str:
     if suggestions and (grounds := suggestions[0].get("grounds")):
         return grounds
     if main is not None and main["code"] in EXPLAINED_BY["straggler"]:
-        shown = next(
-            (f"; {one['name']} of rank {one['rank']}: {one['note'].rpartition(': ')[2]}" for one in main["evidence"]),
-            "",
-        )
-        return f"measured: {main['message'].partition(': ')[2].partition(';')[0]}{shown}".removeprefix("measured: ; ")
+        seen = [f"measured: {one['name']} of rank {one['rank']}: {one['note'].rpartition(': ')[2]}"
+                for one in main["evidence"][:1] if one["note"]]  # fmt: skip
+        without = main["message"].partition(": ")[2].partition(";")[0]
+        return "; ".join([*seen, *([f"calculated: {without}"] if without else [])])
     answered = suggestions[0]["finding"] if suggestions else ""
     found = next((one for one in report["findings"] if one["code"] == answered and one is not main), None)
-    if found is None or found["code"] in BY_CODE:
+    if found is None or found["code"] in BY_CODE or found is _reason(report):  # which the sentence begins with
         return ""
     return _lower(found["message"].partition(". ")[0].partition(": a stage")[0])
 

@@ -43,6 +43,21 @@ def test_the_fewest_workers_that_do_are_suggested() -> None:
 
 
 @pytest.mark.parametrize(
+    ("iterators", "now"),
+    [(["_SingleProcessDataLoaderIter"], "0"), (["_MultiProcessingDataLoaderIter"], None),
+     (["_SingleProcessDataLoaderIter", "my_loader"], None), ([], None)],
+)  # fmt: skip
+def test_no_workers_are_named_where_every_wait_is_in_their_absence(iterators: list[str], now: str | None) -> None:
+    late = finding("input")
+    late["evidence"] = [
+        {"rank": 0, "start_ns": 0, "dur_ns": 1, "name": f"enumerate(DataLoader)#{name}.__next__", "note": ""}
+        for name in iterators
+    ]
+    [suggestion], _ = advise(report(late), lambda _: Predicted(BEFORE, 1_000_000, 1_000_000, 1_000_000, "a test"))
+    assert suggestion["setting"].get("now") == now
+
+
+@pytest.mark.parametrize(
     ("frameworks", "name", "value"),
     [
         (["ddp"], "DistributedDataParallel.bucket_cap_mb", "50"),

@@ -164,3 +164,28 @@ def test_a_setting_shows_the_present_value_and_is_copied_without_it(setting: Set
     one = change("x", "y", 1)
     one["setting"] = setting
     assert (setting_words(one), setting_words(one, now=True)) == (typed, shown)
+
+
+def test_what_the_sentence_begins_with_is_no_evidence_of_its_own(input_bound: Report) -> None:
+    """A stage with more work explains the bubble, and the change answers it; with few micro-batches it is evidence."""
+    uneven = finding("pipeline_imbalance", 0.2, "Pipeline stage 1 computes 75 ms, the others 37 ms: a stage idles")
+    input_bound["verdict"] |= {"bound_by": "communication", "cause": "pipeline_bubble"}  # type: ignore[typeddict-item]
+    input_bound["findings"] = [finding("pipeline_bubble", 0.3), uneven]
+    input_bound["suggestions"] = [change("even_stages", "pipeline_imbalance", 80)]
+    assert summary(input_bound).evidence == ""
+    input_bound["findings"].append(finding("few_micro_batches", 0.3, "2 micro-batches on 2 stages (1F1B): details"))
+    assert summary(input_bound).evidence == "pipeline stage 1 computes 75 ms, the others 37 ms"
+
+
+def test_a_slow_stage_says_what_is_measured_and_what_is_calculated(input_bound: Report) -> None:
+    slow = finding("slow_stage", 0.2, "Pipeline stage 3 is slow: without it the step would take 1 s; M = 2", [6, 7])
+    slow["evidence"] = [
+        {"rank": 6, "start_ns": 0, "dur_ns": 1, "name": "forward", "note": "step 1, number 1: 144 ms vs. 85 ms"}
+    ]
+    input_bound["verdict"] |= {"bound_by": "communication", "cause": "straggler"}  # type: ignore[typeddict-item]
+    input_bound["ranks"], input_bound["steps"], input_bound["findings"] = [], [], [slow]
+    found = summary(input_bound)
+    assert found.sentence.startswith("Pipeline stage 3 is slow (ranks 6-7), which costs 20.0 % of the time.")
+    assert found.evidence == (
+        "measured: forward of rank 6: 144 ms vs. 85 ms; calculated: without it the step would take 1 s"
+    )
