@@ -17,7 +17,7 @@ WIDTH = 80
 """Columns of the terminal."""
 _SCRIPT = re.compile(r"```python\n(.*?)```", re.DOTALL)
 _COMMAND = re.compile(r"```sh\n(.*?)\n```", re.DOTALL)
-_WORKERS = re.compile(r"num_workers=(\d+)")
+_WORKERS = re.compile(r"num_workers=(?:\d+ → )?(\d+)")
 
 
 @dataclass(frozen=True)

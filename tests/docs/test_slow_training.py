@@ -47,7 +47,7 @@ def test_what_the_page_shows_was_printed(walkthrough: ModuleType) -> None:
     assert [marked.partition(" | ")[0] for marked, _, _ in blocks] == [commands[1], commands[3]]
     assert all(marked.partition(" | ")[0] == typed for marked, typed, _ in blocks)
     (analyzed, compared) = (printed for _, _, printed in blocks)
-    [advised] = set(re.findall(r"num_workers=(\d+)", analyzed))
+    [advised] = set(re.findall(r"num_workers=(?:\d+ → )?(\d+)", analyzed))
     assert commands[2].endswith(f"train.py {advised}")
     [(before, after)] = re.findall(r"predicted ([\d.]+)(?: \w+)? → (\S+ \w+)", " ".join(analyzed.split()))
     assert f"predicted {after} (" in compared

@@ -83,7 +83,7 @@ def _micro_batches(case: Case, finding: FindingEntry, count: int) -> Proposal:
 
 def _now(case: Case, setting: Setting) -> Setting:
     """The setting beside the number of micro-batches that the run has."""
-    schedule = case.report["pipeline"]["schedule"] if "pipeline" in case.report else None
+    schedule = case.report["pipeline"].get("schedule") if "pipeline" in case.report else None
     count = schedule["micro_batches"] if schedule is not None else None
     return setting if count is None else setting | {"now": str(count)}
 
