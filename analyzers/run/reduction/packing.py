@@ -194,4 +194,8 @@ def _trace(value: dict[str, Any], arrays: Sequence[Array]) -> Trace:
     tables = {table.schema.name: table for table in unpack(value["tables"], arrays)}
     if set(tables) != set(SCHEMAS):
         raise UnpackableError("a trace without all tables")
-    return Trace(tables, names, unpack(value["sources"], arrays), unpack(value["problems"], arrays))
+    sources, problems = unpack(value["sources"], arrays), unpack(value["problems"], arrays)
+    for found, kind in ((sources, SourceFile), (problems, Problem)):
+        if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
+            raise UnpackableError(f"a trace with something else than a {kind.__name__}")
+    return Trace(tables, names, sources, problems)

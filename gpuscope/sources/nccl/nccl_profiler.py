@@ -50,8 +50,11 @@ class ProfilerSource:
         for record in lines.read_objects(path, options, builder):
             lost += record is None
             events += record is not None
-            if record is not None and isinstance(record.get("details"), dict):
-                by_type.get(str(record.get("type")), []).append(record)
+            events_of_type = by_type.get(str(record.get("type"))) if record is not None else None
+            if record is not None and events_of_type is not None:
+                whole = isinstance(record.get("details"), dict)
+                lost += not whole
+                events_of_type += [record] if whole else []
         if not events:
             raise InputError(f"{path}: contains no readable event of a profiler plugin")
         source = builder.source(path, self.name, "", events, {})
