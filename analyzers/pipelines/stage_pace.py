@@ -57,13 +57,13 @@ def pace(facts: RunFacts, stages: StageMap, stage: int) -> Pace | None:
 def outside_work(facts: RunFacts, rows: Sequence[PipelineRow], stages: StageMap, step: float) -> list[FindingEntry]:
     """A finding per rank that computes more than the others outside the pipeline's computations, by as much as bounds
     a run: all stages wait for it, and neither the schedule nor the split is to blame. `step` in ns."""
-    outside = _outside(facts, rows)
+    outside, without_core = _outside(facts, rows), beyond_peers(judged_core_times(facts))
     found = []
     for rank, own in outside.items():
         over = _beyond_others(outside, rank)
         if len(over) < 2 or fmean(over.values()) <= SIGNIFICANT * stdev(over.values()) / sqrt(len(over)):
             continue
-        cost = fmean(over.values()) - beyond_peers(judged_core_times(facts)).get(rank, 0.0)
+        cost = fmean(over.values()) - without_core.get(rank, 0.0)
         if cost >= VERDICT_SHARE * step:
             found.append(_finding(facts, stages, rank, own, over, cost, step))
     return found

@@ -48,13 +48,15 @@ class ProfilerSource:
         by_type: dict[str, list[Event]] = {"ProfilerLifecycle": [], "ncclProfileColl": [], "KERNEL": []}
         lost = events = 0
         for record in lines.read_objects(path, options, builder):
-            lost += record is None
-            events += record is not None
-            events_of_type = by_type.get(str(record.get("type"))) if record is not None else None
-            if record is not None and events_of_type is not None:
-                whole = isinstance(record.get("details"), dict)
-                lost += not whole
-                events_of_type += [record] if whole else []
+            if record is None:
+                lost += 1
+                continue
+            events += 1
+            of_type = by_type.get(str(record.get("type")))
+            if of_type is not None and isinstance(record.get("details"), dict):
+                of_type.append(record)
+            else:
+                lost += of_type is not None
         if not events:
             raise InputError(f"{path}: contains no readable event of a profiler plugin")
         source = builder.source(path, self.name, "", events, {})
