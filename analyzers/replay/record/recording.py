@@ -56,6 +56,12 @@ class Recorded:
     broken: bool = False
     """Whether `why` is a fault of the program, not of the trace."""
 
+    def check(self) -> None:
+        """Raise `ValueError` where the steps, their times and the graph's marks are not of one number."""
+        marks = [] if self.graph is None else self.graph.marks.get(self.rank, ())
+        if self.graph is not None and not len(self.numbers) == len(self.steps_ns) == len(marks) - 1:
+            raise ValueError(f"{len(self.numbers)} steps with {len(self.steps_ns)} times and {len(marks)} marks")
+
 
 def record(trace: Trace, lanes: Sequence[LaneView], operations: Table, files: int = 1) -> list[Recorded]:
     """The graphs of the lanes of one of so many files, with its `operations`; small, whatever the file or the run."""
