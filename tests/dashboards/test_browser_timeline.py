@@ -72,10 +72,11 @@ def press(browser: Browser, label: str, at: int, which: int = 0, until: int | No
     )  # fmt: skip
 
 
-def key(browser: Browser, name: str) -> None:
+def key(browser: Browser, *names: str) -> None:
+    """Press keys one after the other, with no time between them in which the page could settle."""
     browser.script(
-        f"{NOW}.scroller.focus(); {NOW}.scroller.dispatchEvent("
-        "new KeyboardEvent('keydown', {key: arguments[0], bubbles: true, cancelable: true}))", name,
+        f"{NOW}.scroller.focus(); for (const key of arguments) {NOW}.scroller.dispatchEvent("
+        "new KeyboardEvent('keydown', {key, bubbles: true, cancelable: true}))", *names,
     )  # fmt: skip
 
 
@@ -158,23 +159,22 @@ def test_it_opens_on_the_steady_steps_and_back_undoes_a_zoom(browser: Browser, s
     low, high = window(browser)
     assert low < steady[0] < steady[1] < high
     assert high - low < 1.1 * (steady[1] - steady[0])
-    before = first = query(browser)
+    places = [query(browser)]
     for zoomed in (1, 2):
-        key(browser, "w")
-        key(browser, "d")
-        browser.wait(lambda now=before: query(browser) != now)  # type: ignore[misc]
-        before = query(browser)
-        assert int(before["to"]) - int(before["from"]) < (high - low) / 1.4**zoomed
-    for _ in range(4):  # on a slow machine the two keys of a turn are two places
-        if (now := query(browser)) != first:
-            browser.driver.back()
-            browser.wait(lambda now=now: query(browser) != now)  # type: ignore[misc]
-    assert query(browser) == first
+        key(browser, "w", "d")  # one movement, so one place
+        browser.wait(lambda: query(browser) != places[-1])
+        places.append(query(browser))
+        assert int(places[-1]["to"]) - int(places[-1]["from"]) < (high - low) / 1.4**zoomed
+    deepest = places.pop()
+    while places:
+        browser.driver.back()
+        browser.wait(lambda: query(browser) == places[-1])
+        places.pop()
     browser.wait(lambda: abs(window(browser)[0] - low) < 10)
     assert abs(window(browser)[1] - high) < 10
     # And the address leads to the same place.
-    opened(browser, f"{served}/timeline?run=1&from={before['from']}&to={before['to']}")
-    assert window(browser) == (int(before["from"]), int(before["to"]))
+    opened(browser, f"{served}/timeline?run=1&from={deepest['from']}&to={deepest['to']}")
+    assert window(browser) == (int(deepest["from"]), int(deepest["to"]))
     assert browser.errors() == []
 
 
