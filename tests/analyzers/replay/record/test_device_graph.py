@@ -64,17 +64,16 @@ def replayed(found: Graph, event: int, dur: int) -> dict[int, int]:
 
 
 def test_nodes_of_a_graph_wait_for_the_nodes_recorded_before_them(tmp_path: Path) -> None:
-    """a 6–108 on stream 7 and b 7–107 on 8, then c on 9 at 111. By its start alone c seems to wait for a, which ends
-    later; recorded is b. Halving a then moves nothing; halving b moves c by 50."""
+    """a 6–108 on stream 7 and b 7–107 on 8, then c on 9 at 111: it waits for b, as recorded, though a ends later.
+    Halving a then moves nothing; halving b moves c by 50."""
     a, b, c = node(6, 102, 1, 1, "a", 7), node(7, 100, 1, 2, "b", 8), node(111, 30, 1, 3, "c", 9)
     events = [op(0, 6), call(0, 5, 1, "cudaGraphLaunch"), a, b, c]
     told = graph(tmp_path, *events, *arrow(0, b, c))
     assert told.inferred == 0
     assert replayed(told, 1, 1)[105_000] - replayed(told, 102_000, 51_000)[105_000] == 0
     assert replayed(told, 1, 1)[105_000] - replayed(told, 100_000, 50_000)[105_000] == 50_000
-    silent = graph(tmp_path, *events)  # the counter-example: nothing recorded, so a it is
-    assert silent.inferred == 1
-    assert replayed(silent, 1, 1)[105_000] - replayed(silent, 102_000, 51_000)[105_000] == 51_000
+    silent = graph(tmp_path, *events)  # the counter-example: nothing is recorded, so nothing holds it
+    assert replayed(silent, 1, 1)[105_000] < 100_000
 
 
 def test_a_function_on_the_host_between_two_nodes_takes_its_time(tmp_path: Path) -> None:
