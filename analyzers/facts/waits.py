@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.host_messages import by_host, message_times
 from gpuscope.analyzers.facts.matching import Matched
-from gpuscope.analyzers.facts.message_times import by_host, message_times
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.intervals import measure_within
