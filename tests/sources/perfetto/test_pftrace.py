@@ -256,7 +256,7 @@ def test_counters_of_gpus_beside_the_work_on_them(tmp_path: Path) -> None:
     assert memory["mean_while_computing"] == pytest.approx((400 * 90 + 400 * 30) / 810)
     assert (memory["mean_while_idle"], power["mean_while_idle"], memory["mean_while_exposed"]) == (0, 300, None)
     assert [(one["name"], one["samples"], one["mean"]) for one in memory["kernels"]] == [
-        ("gemm", 4, 30.0), ("copy", 4, 90.0),
+        ("copy", 4, 90.0), ("gemm", 4, 30.0),
     ]  # fmt: skip
     codes_of = [one["code"] for one in report["findings"]]
     assert "memory_at_peak" not in codes_of
