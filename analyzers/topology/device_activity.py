@@ -56,7 +56,8 @@ def _of_device(trace: Trace, view: LaneView) -> Mask:
     ranks, table = trace["ranks"], trace["counters"]
     source = ranks["source"][(ranks["rank"] == view.lane.rank) & (ranks["device"] == view.lane.device)]
     place = trace.names.find(f"GPU {view.lane.device}")
-    return (table["place"] == place) & np.isin(table["source"], source) & (view.lane.device != NA)
+    known = (table["place"] == place) & np.isin(table["source"], source)
+    return np.asarray(known & (view.lane.device != NA))
 
 
 def _entry(trace: Trace, view: LaneView, rows: Mask) -> DeviceCounterEntry:
