@@ -37,7 +37,7 @@ def operator_ids(blocks: Sequence[npt.NDArray[np.int64]]) -> dict[str, int]:
 
 def dropped(header: Mapping[str, Any]) -> int:
     """Records that libkineto says it dropped, as the log lines in the file's header have it; 0 where it says none."""
-    lines = [line for key in _LOGS for line in (header.get(key) or []) if isinstance(line, str)]
+    lines = [line for key in _LOGS for line in listed(header.get(key)) if isinstance(line, str)]
     return dropped_in(lines)
 
 
