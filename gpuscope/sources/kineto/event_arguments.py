@@ -156,7 +156,7 @@ def _loose_columns(texts: Sequence[msgspec.Raw]) -> dict[str, Column]:
     }
 
 
-def listed(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """A list of the file's header as it is; nothing where something else stands there."""
     return value if isinstance(value, list) else []
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope.sources.kineto.collective_rows import add_collectives, add_gloo_collectives
-from gpuscope.sources.kineto.event_arguments import integer, listed
+from gpuscope.sources.kineto.event_arguments import as_list, integer
 from gpuscope.sources.kineto.event_columns import UNDIRECTED, EventColumns
 from gpuscope.sources.kineto.launched_collectives import with_launch_arguments
 from gpuscope.sources.kineto.wholeness import dropped, operator_ids
@@ -109,7 +109,7 @@ class RecordedRun:
                 "backend": code(str(info["backend"])) if info.get("backend") else NO_NAME,
             }
             builder.add("ranks", 1, values)
-        for group in listed(info.get("pg_config")):
+        for group in as_list(info.get("pg_config")):
             if isinstance(group, dict):
                 self._group(group)
 
@@ -151,7 +151,7 @@ def _rank(info: dict[str, Any], path: Path) -> int:
 
 
 def _device_names(header: dict[str, Any]) -> dict[int, str]:
-    properties = [one for one in listed(header.get("deviceProperties")) if isinstance(one, dict)]
+    properties = [one for one in as_list(header.get("deviceProperties")) if isinstance(one, dict)]
     return {integer(one.get("id")): str(one["name"]) for one in properties if one.get("name")}
 
 
