@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.launch_links import innermost
@@ -28,7 +29,7 @@ class Phases:
         self.host, self.main = host, main
         phase_of = [kinds.phase(name) for name in names.names]
         self.code = np.array([names.code(phase) if phase else NO_NAME for phase in phase_of], np.int64)
-        named = np.isin(host["category"], (Category.ANNOTATION, Category.OP)) & (host["rank"] == rank)
+        named = among(host["category"], (Category.ANNOTATION, Category.OP)) & (host["rank"] == rank)
         named &= self.code[host["name"]] != NO_NAME
         self.ranges: Mask = named
         rows = np.flatnonzero(named & (host["category"] == Category.ANNOTATION))

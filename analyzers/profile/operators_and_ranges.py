@@ -126,12 +126,14 @@ def _is_step(trace: Trace, rank: int, rows: Times) -> Mask:
     """Which of the host events are the steps of the rank: these have tables of their own."""
     host, steps = trace["host_events"], trace["steps"]
     own = np.flatnonzero(steps["rank"] == rank)
-    start = steps["start"][own]
-    place = np.minimum(np.searchsorted(start, host["start"][rows]), max(len(own) - 1, 0))
-    if not len(own):
+    found = np.asarray(trace.names.matching(kinds.is_step_range)[host["name"][rows]], np.bool_)
+    named = rows[found]
+    if not len(own) or not len(named):
         return np.zeros(len(rows), np.bool_)
-    same = (start[place] == host["start"][rows]) & (steps["end"][own][place] == host["end"][rows])
-    return np.asarray(same & trace.names.matching(kinds.is_step_range)[host["name"][rows]], np.bool_)
+    start = steps["start"][own]
+    place = np.minimum(np.searchsorted(start, host["start"][named]), len(own) - 1)
+    found[found] = (start[place] == host["start"][named]) & (steps["end"][own][place] == host["end"][named])
+    return found
 
 
 def _operators(trace: Trace, sums: _Sums, known: bool) -> list[OperatorEntry]:

@@ -318,7 +318,7 @@ def _first_of_each(spans: Spans, gaps: Gaps, wanted: Times) -> Spans:
 def _work(trace: Trace, view: LaneView, threads: Sequence[int], host_of: Sequence[int]) -> tuple[Work, Times]:
     """A lane's operations as the replay takes them, and their rows (ascending, like their starts)."""
     device, host = trace["device_events"], trace["host_events"]
-    rows = np.sort(view.rows)
+    rows = np.sort(view.rows, kind="stable")
     start, end, launch = device["start"][rows], device["end"][rows], device["launch"][rows]
     known = launch != NA
     row = np.where(known, launch, 0)
