@@ -139,7 +139,7 @@ def queue_length(trace: Trace, view: LaneView, at: Times) -> Times:
     launch = device["launch"][rows]
     calls = distinct_values(launch)  # the nodes of a graph are one launch
     issued = np.sort(host["start"][calls], kind="stable")
-    ended = np.full(len(host), NA, np.int64)
-    np.maximum.at(ended, launch, device["end"][rows])
-    done = np.sort(ended[calls], kind="stable")
+    ended = np.full(len(calls), NA, np.int64)
+    np.maximum.at(ended, np.searchsorted(calls, launch), device["end"][rows])
+    done = np.sort(ended, kind="stable")
     return np.searchsorted(issued, at, "left") - np.searchsorted(done, at, "right")

@@ -26,8 +26,8 @@ _KERNELS = (
     (SINGLE, re.compile(r"_cijk_\w*?_(sb|s_b)_|scudnn_|_gemv|_(sgemm|simt|implicit_convolve_sgemm|gemm_sn|gemmk1"
         r"|dot_kernel|f32f32_f32f32_f32|(d|w)grad_(alg\d_)?engine_float)_")),
 )  # fmt: skip
-"""Searched in the words of a name, each between underscores: a pattern with `\\w*` at its begin would look at every place
-of the name from every other."""
+"""Searched in the words of a name, each between underscores. With any letters at its begin a pattern would look at
+every place of the name from every other."""
 
 
 @cache
