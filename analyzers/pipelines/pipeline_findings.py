@@ -117,8 +117,8 @@ def imbalance(
     own, others = _work(found, stage)
     message = (
         f"Pipeline stage {stage}{place} computes {units.duration(round(own))} per micro-batch, "
-        f"{_others(stages.stages)} {units.duration(round(others))}: a stage idles {units.duration(round(cost))} of a step on average "
-        f"because it has less to compute. With an even split: {outcome(section['even_split'])}"
+        f"{_others(stages.stages)} {units.duration(round(others))}: a stage idles {units.duration(round(cost))} of a "
+        f"step on average because it has less to compute. With an even split: {outcome(section['even_split'])}"
     )
     if len(pipelines) == 1 and (pace is None or not pace.known):
         message += "; with one pipeline, an uneven split can't be distinguished from a slow rank"

@@ -117,9 +117,10 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
         return
     writer.line("")
     if all(line.predicted is None for line in found.changes):
-        writer.line(writer.text("What to try (gain unknown)", "bold"))
+        tried = writer.table("~What to try (gain unknown)")
         for line in found.changes:
-            writer.line(writer.words(line.setting), hang=2)
+            tried.add_row(writer.words(line.setting))
+        writer.show(tried)
         if found.more_changes:
             writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
         return

@@ -453,7 +453,8 @@ def _together(report: Report, shown: Sequence[ChangeLine]) -> str:
     predicted = plan["predicted"]
     number = {line.typed: str(i) for i, line in enumerate(shown, 1)}
     words = [setting_words(one) for one in plan["steps"]]
-    settings = " + ".join(sorted(number[one] for one in words if one in number) + [one for one in words if one not in number])
+    shown_above = sorted(number[one] for one in words if one in number)
+    settings = " + ".join([*shown_above, *(one for one in words if one not in number)])
     change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], " → ")
     return f"{settings}: {change} ({gain_share(predicted)})"
 

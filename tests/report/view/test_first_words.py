@@ -186,6 +186,4 @@ def test_a_slow_stage_says_what_is_measured_and_what_is_calculated(input_bound: 
     input_bound["ranks"], input_bound["steps"], input_bound["findings"] = [], [], [slow]
     found = summary(input_bound)
     assert found.sentence.startswith("Pipeline stage 3 is slow (ranks 6-7), which costs 20.0 % of the time.")
-    assert found.evidence == (
-        "forward of rank 6: 144 ms vs. 85 ms (measured)"
-    )
+    assert found.evidence == ("forward of rank 6: 144 ms vs. 85 ms (measured)")

@@ -72,7 +72,7 @@ def _messages(case: Case) -> str:
         return ""
     most = max(sized, key=lambda one: one["count"])
     each = units.memory(round((most["bytes"] or 0) / most["count"]))
-    return f"{units.plural(most['count'], most['op'])} in the recording, of {each} each on average"
+    return f"{units.plural(most['count'], most['op'].replace('_', '-'))} in the recording, of {each} each on average"
 
 
 def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize, messages: str) -> Proposal:

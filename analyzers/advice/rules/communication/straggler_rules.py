@@ -81,8 +81,8 @@ def _uneven_data(_: Case, finding: FindingEntry, rank: int, entry: StragglerEntr
         code="even_data",
         action=f"Give every rank the same amount of work (rank {rank} has more)",
         why=f"{cost(finding)}; {entry['reason_why']}",
-        setting=python("the sampler of the data loader", "batches of the same number of tokens on every rank (by length, or "
-                       "packed to one length); for experts, a balanced router"),
+        setting=python("the sampler of the data loader", "batches of the same number of tokens on every rank (by "
+                       "length, or packed to one length); for experts, a balanced router"),
         risk="the order of the samples changes; padding to one length would make every rank as slow as this one",
         verify=f"record again: the input shapes of rank {rank} are those of the others",
         changes=(SharedWork(rank),),
