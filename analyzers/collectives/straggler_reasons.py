@@ -32,6 +32,8 @@ class Reasoned:
     reason: Reason | None
     explains: int
     why: str
+    alone: str = ""
+    """The operation that makes it late, where no peer does it at all."""
 
 
 def reasons(
@@ -98,7 +100,11 @@ def _reason(
             "device", round(explained), f"the same operations on the same shapes take {spent} per step longer"
         )
     larger = _larger(trace, work, compared, place)
-    return Reasoned("data", round(explained), f"it has {spent} per step more to compute: {larger}")
+    worst = int(compared.worst[place])
+    # Only of an operator: for other sizes the same operator may choose another kernel.
+    only_here = not compared.usual[place] and work.elements(worst, int(work.ranks[place]))[0] > 0
+    alone = units.clean(trace.names[worst]) if only_here else ""
+    return Reasoned("data", round(explained), f"it computes {spent} per step more: {larger}", alone)
 
 
 def _without_core(waited: float) -> Reasoned:
@@ -132,6 +138,12 @@ def _larger(trace: Trace, work: WorkOfRanks, longer: Longer, place: int) -> str:
     count, usual = longer.count[place], longer.usual[place]
     worst = int(longer.worst[place])
     name = units.clean(trace.names[worst])
+    if not usual:
+        return (
+            f"{count:.0f} {name} per step, which no other rank runs"
+            if len(work.ranks) > 2
+            else (f"{count:.0f} {name} per step, which the other rank doesn't run")
+        )
     if abs(count - usual) > SAME_WORK * max(count, usual):
         return f"{count:.0f} {name} per step vs. {usual:.0f} on its peers"
     mine, others = work.elements(worst, int(work.ranks[place]))

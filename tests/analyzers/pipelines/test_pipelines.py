@@ -270,7 +270,7 @@ def test_the_unbalanced_stage_is_named(tmp_path: Path) -> None:
     (finding,) = (one for one in report["findings"] if one["code"] == "pipeline_imbalance")
     assert (finding["ranks"], finding["cost_ns_per_step"]) == ([1], 30_000)
     assert "With an even split: step 150.0 µs → 135.0 µs (" in finding["message"]
-    assert "stage 1 (the last) computes 60.00 µs per micro-batch, the others 30.00 µs" in finding["message"]
+    assert "stage 1 (the last) computes 60.00 µs per micro-batch, the other one 30.00 µs" in finding["message"]
     assert finding["message"].endswith("an uneven split can't be distinguished from a slow rank")
     assert (finding["evidence"][0]["rank"], finding["evidence"][0]["dur_ns"]) == (1, 40_000)
     slowdown = report["slowdown"]
