@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.cli import call as command
 from helpers.kineto import Event, arrow, call, helper, kernel, node, note, op, span
 from helpers.pftrace import BASE_NS, PftraceWriter, framed, write_pftrace
 
@@ -262,6 +263,20 @@ def test_counters_of_gpus_beside_the_work_on_them(tmp_path: Path) -> None:
     assert "memory_at_peak" not in codes_of
     (found,) = [one for one in recorded("rank1.pftrace", 90.0, 85.0)["findings"] if one["code"] == "memory_at_peak"]
     assert found["ranks"] == [1]
+
+
+def test_counters_of_gpus_on_the_terminal_and_in_html(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    levels = [counter(at * 100, "SM Active (%)", 62.5) for at in range(9)]
+    trace = write_pftrace(tmp_path / "rank0.pftrace", call(0, 5, 1), kernel(10, 800, 1, "gemm"), *levels)
+    page = tmp_path / "report.html"
+    told = command(capsys, "analyze", trace, "--full", "--no-store", "--html", page)
+    assert told.returncode == 0
+    shown = told.stdout[told.stdout.index("GPU counters over time") :]
+    assert "SM Active" in shown
+    assert "62.5 %" in shown
+    text = page.read_text()
+    assert "Links and GPUs over time" in text
+    assert "SM Active" in text
 
 
 def test_dropped_packets_are_lost_data_and_lower_the_confidence(tmp_path: Path) -> None:
