@@ -87,7 +87,7 @@ def figure(fig: go.Figure | dict[str, Any], name: str, height: int = 320, **more
         "showSendToCloud": False,  # plotly's own button would upload the figure
         "responsive": True,
         "toImageButtonOptions": {"format": "png", "filename": name, "scale": 2},
-        "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+        "modeBarButtons": [["toImage", "resetScale2d"]],  # a drag zooms, a double click undoes it
     } | more.pop("config", {})
     graph = dcc.Graph(figure=fig, config=config, style={"height": height}, **more)
     if not (isinstance(more.get("id"), dict) or more.get("id") == ids.RANKS_HEATMAP):
@@ -135,6 +135,8 @@ def grid(
             "sortable": True,
             "filter": True,
             "resizable": True,
+            "wrapHeaderText": True,
+            "autoHeaderHeight": True,
             "suppressHeaderFilterButton": len(rows) <= 12,  # nobody filters a dozen rows, and names need the room
         }
         | more.pop("defaultColDef", {}),

@@ -146,10 +146,9 @@ def _tools(run: OpenRun, view: View) -> Component:
 
 
 def _legend(events: Events, view: View) -> Component:
-    present = {int(look) for track in events.tracks if len(track) for look in track.look[[0, len(track) // 2, -1]]}
     swatches = [
         html.Span([html.I(style={"background": colour}), label], className="swatch")
-        for look, (label, colour) in LOOKS.items() if look in present
+        for look, (label, colour) in LOOKS.items() if look in events.looks
     ]  # fmt: skip
     return html.Div([
         html.Div(swatches, className="swatches"),

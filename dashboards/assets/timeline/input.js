@@ -35,7 +35,7 @@
     on(document, "click", (event) => button(timeline, event));
     for (const kind of ["popstate", "_dashprivate_pushstate"]) on(window, kind, () => elsewhere(timeline));
     on(window, "resize", () => timeline.resize());
-    const watch = new MutationObserver(() => timeline.draw());
+    const watch = new MutationObserver(() => timeline.recolour());
     watch.observe(document.documentElement, { attributeFilter: ["data-mantine-color-scheme"] });
     const size = new ResizeObserver(() => timeline.root.clientWidth && timeline.resize());
     size.observe(timeline.root);
@@ -159,7 +159,7 @@
       const value = (share) => `${Number((share * counter.top).toPrecision(4))} ${counter.unit}`.trim();
       return [counter.label, `${value(cells.busy / cells.width)} on average in this pixel, at most ${value(cells.row / 65535)}`];
     }
-    const name = timeline.tiles.names.get((one || cells).name) || "(no name)";
+    const name = timeline.tiles.label((one || cells).name) || "(no name)";
     const kind = (timeline.setup.looks[(one || cells).look] || { label: "" }).label;
     if (one) return [name, `${space.duration(one.end - one.start)} at ${space.offset(one.start)} · ${kind}`];
     return [`${Math.round((100 * cells.busy) / cells.width)} % of this pixel is busy; ${cells.count} events start in it`, `mostly ${name} · ${kind}`];
@@ -262,7 +262,7 @@
       close: () => timeline.clear(),
       colour: () => {
         timeline.byName = !timeline.byName;
-        timeline.colours = space.colours(timeline);
+        timeline.recolour();
         target.setAttribute("aria-pressed", String(timeline.byName));
         timeline.change(false);
       },
