@@ -16,7 +16,7 @@ from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
 
 
-def empty(what: str, how: str) -> Component:
+def empty(what: str, how: Any) -> Component:
     """A placeholder: what is missing, and how to record it."""
     return dmc.Alert(how, title=what, color="gray", variant="light", className="empty")
 
@@ -99,7 +99,7 @@ def figure(fig: go.Figure | dict[str, Any], name: str, height: int = 320, **more
 
 def column(name: str, title: str, **more: Any) -> dict[str, Any]:
     """A text column of `grid`."""
-    return {"field": name, "headerName": title, **more}
+    return {"field": name, "headerName": title, "minWidth": 110, **more}
 
 
 def number(name: str, title: str, shown: str, **more: Any) -> dict[str, Any]:
@@ -107,6 +107,7 @@ def number(name: str, title: str, shown: str, **more: Any) -> dict[str, Any]:
     return {
         "field": name,
         "headerName": title,
+        "minWidth": 100,
         "type": "rightAligned",
         "filter": "agNumberColumnFilter",
         "valueFormatter": {"function": f"params.data ? params.data.{shown} : ''"},

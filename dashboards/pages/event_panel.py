@@ -61,11 +61,15 @@ def panel(found: Details, events: Events, view: View) -> Component:
         rows.append((f"launched {found.launched_count}", html.Div([
             _list(found.launched, events, view), dmc.Text(f"and {more} more", size="sm") if more else None,
         ])))  # fmt: skip
+    short = units.clean(short_kernel(event.name))
+    if short != units.clean(event.name):
+        rows.append(("whole name", event.name))
+    body: list[Component] = [html.H3(short, className="drawer-title"), parts.facts(rows)]
     if found.collective:
-        rows += [(f"collective {key.replace('_', ' ')}", _value(key, value)) for key, value in found.collective]
-        rows.append(("on other ranks", _partners(found, events, view)))
-    title = html.H3(units.clean(short_kernel(event.name)), className="drawer-title")
-    return html.Div([title, parts.facts([("name", event.name), *rows])])
+        of_all = [(key.replace("_", " "), _value(key, value)) for key, value in found.collective]
+        of_all.append(("on other ranks", _partners(found, events, view)))
+        body += [html.H4("Collective", className="drawer-title"), parts.facts(of_all)]
+    return html.Div(body)
 
 
 def range_panel(found: RangeStatistics, events: Events, view: View) -> Component:

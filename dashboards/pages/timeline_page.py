@@ -38,9 +38,10 @@ BUTTONS = (
 KEYS = (
     ("W S", "zoom in, out, where the pointer is"), ("A D", "earlier, later"), ("F", "fit the selection"),
     ("0", "the whole recording"),
-    ("M", "mark the selection"), ("/", "search; Enter: the next found"), ("Esc", "select nothing"), ("↑ ↓", "rows"),
-    ("← →", "events of a row"),
-    ("Enter", "open or close a row"), ("P", "pin the row; also Alt-click on its name"), ("wheel", "scroll the rows"),
+    ("M", "mark the selection"), ("R", "the event as a range"), ("/", "search; Enter: the next found"),
+    ("Esc", "select nothing"), ("↑ ↓", "rows"),
+    ("← →", "events of a row"), (", .", "the same, wherever the focus is"),
+    ("Enter", "open or close a row"), ("P", "pin the row; also «pin» at its name"), ("wheel", "scroll the rows"),
     ("Ctrl wheel", "zoom"), ("Shift wheel, Shift drag", "earlier, later"), ("drag", "choose a range"),
     ("Back", "undo a zoom"),
 )  # fmt: skip

@@ -19,6 +19,8 @@
     on(timeline.canvas, "pointerleave", () => {
       timeline.tip.classList.remove("shown");
       timeline.pointer = null;
+      timeline.over = "";
+      timeline.draw();
     });
     const field = document.querySelector("#timeline-search");
     if (field) on(field, "keydown", (event) => event.key === "Enter" && found(event.shiftKey ? -1 : 1));
@@ -131,7 +133,7 @@
 
   function label(timeline, row, event) {
     timeline.cursor = row.key;
-    const pinnable = row.track >= 0 && (row.pinned || event.altKey);
+    const pinnable = row.track >= 0 && (row.pinned || event.altKey || place(timeline, event).x > timeline.label - space.PIN);
     if (pinnable) timeline.pin(row.track);
     else if (row.node && (row.node.children.length || row.node.rows.length > 1)) timeline.toggle(row.node);
     else timeline.draw();
@@ -178,7 +180,13 @@
   function hover(timeline, event) {
     const { x, y } = place(timeline, event);
     timeline.pointer = x;
-    const lines = event.buttons ? null : told(timeline, rowAt(timeline, y), x);
+    const row = rowAt(timeline, y);
+    const over = row && x < timeline.label ? row.key : "";
+    if (over !== timeline.over) {
+      timeline.over = over;
+      timeline.draw();
+    }
+    const lines = event.buttons ? null : told(timeline, row, x);
     const tip = timeline.tip;
     tip.classList.toggle("shown", Boolean(lines));
     timeline.canvas.style.cursor = lines || x < timeline.label ? "pointer" : "default";
@@ -208,7 +216,8 @@
     if (!timeline.root.isConnected) return;
     const act = {
       w: () => timeline.zoom(1 / 1.5, timeline.pointed()), s: () => timeline.zoom(1.5, timeline.pointed()), a: () => timeline.pan(-0.25), d: () => timeline.pan(0.25),
-      f: () => timeline.fit(), m: () => timeline.marked(), 0: () => timeline.show(...timeline.setup.bounds),
+      f: () => timeline.fit(), m: () => timeline.marked(), r: () => timeline.ranged(),
+      ",": () => timeline.next(-1), ".": () => timeline.next(1), 0: () => timeline.show(...timeline.setup.bounds),
       "/": () => (document.querySelector("#timeline-search") || timeline.scroller).focus(), Escape: () => timeline.clear(),
       "?": () => toggleKeys(),
     }[event.key.length === 1 ? event.key.toLowerCase() : event.key];

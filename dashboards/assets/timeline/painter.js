@@ -6,6 +6,7 @@
   const MAP = 34;
   const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
   const [INDENT, LEVEL, SIGN] = [8, 12, 13]; // pixels before a label: of all, by level, and of ▸
+  const PIN = 34; // pixels at the right of a label under the pointer: a click there pins its row
   const CHARACTER = 6.1; // pixels of one, on average
   const THEMES = {
     light: { text: "#1a1a1a", faint: "#5c5c5c", line: "#d9d9d9", back: "#ffffff", head: "#eef0f2", select: "#000000", cursor: "#00527f", counter: "#007a5a" },
@@ -236,8 +237,15 @@
         pen.fillText(timeline.isOpen(one.node) ? "▾" : "▸", x, one.top + ROW / 2);
       }
       pen.font = one.level === 0 ? `600 ${FONT}` : FONT;
-      pen.fillText(fitted(pen, one.text, timeline.label - 8 - x - SIGN), x + SIGN, one.top + ROW / 2);
+      const pin = one.track >= 0 && (one.pinned || timeline.over === one.key);
+      pen.fillText(fitted(pen, one.text, timeline.label - 8 - x - SIGN - (pin ? PIN : 0)), x + SIGN, one.top + ROW / 2);
       pen.font = FONT;
+      if (pin) {
+        pen.fillStyle = look.cursor;
+        pen.textAlign = "right";
+        pen.fillText(one.pinned ? "unpin" : "pin", timeline.label - 8, one.top + ROW / 2);
+        pen.textAlign = "left";
+      }
       pen.restore();
     }
     if (top) {
@@ -319,5 +327,5 @@
     pen.fillText("whole run", 6, MAP / 2 - 2);
   }
 
-  Object.assign(space, { ROW, AXIS, MAP, paintRows, paintAxis, paintMap, raster, colours, theme, cut });
+  Object.assign(space, { ROW, AXIS, MAP, PIN, paintRows, paintAxis, paintMap, raster, colours, theme, cut });
 })();

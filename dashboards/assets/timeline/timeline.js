@@ -13,7 +13,7 @@
 
   class Timeline {
     constructor(root, setup) {
-      Object.assign(this, { root, setup, flows: setup.flows, focused: false, cursor: "", scroll: 0, height: 300 });
+      Object.assign(this, { root, setup, flows: setup.flows, focused: false, cursor: "", over: "", scroll: 0, height: 300 });
       this.base = BigInt(setup.base);
       this.others = others();
       this.build();
@@ -416,6 +416,11 @@
       this.change(false);
     }
 
+    // The selected event as a range, on all rows.
+    ranged() {
+      if (this.selected) this.choose([this.selected.start, this.selected.end]);
+    }
+
     marked() {
       const span = this.range || (this.selected && [this.selected.start, this.selected.end]);
       const same = span && this.mark && span[0] === this.mark[0] && span[1] === this.mark[1];
@@ -427,6 +432,7 @@
       const drawer = document.getElementById("timeline-drawer");
       if (!drawer) return;
       drawer.dataset.show = what;
+      this.tip.classList.remove("shown"); // rows and columns move
       const wide = this.root.clientWidth;
       requestAnimationFrame(() => this.root.clientWidth !== wide && this.resize());
     }
