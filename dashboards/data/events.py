@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscope.dashboards.data.rows.counter_tracks import CounterTrack, counter_tracks
 from gpuscope.dashboards.data.rows.run_clock import RunClock
-from gpuscope.dashboards.data.rows.tracks import Track, tracks
+from gpuscope.dashboards.data.rows.tracks import STEP, Track, tracks
 from gpuscope.report.schema.document import Evidence, Report
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
@@ -44,7 +44,7 @@ class Events:
     @cached_property
     def looks(self) -> set[int]:
         """What kinds of events there are (`Track.look`)."""
-        return {int(look) for track in self.tracks for look in np.flatnonzero(np.bincount(track.look))}
+        return {look for look in range(STEP + 1) if any(bool((track.look == look).any()) for track in self.tracks)}
 
     @property
     def window(self) -> tuple[int, int]:

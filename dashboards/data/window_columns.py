@@ -123,8 +123,8 @@ def _short_names(events: Events, codes: Sequence[int], kernels: Set[int]) -> dic
     for code in codes:
         if code not in known and code < len(pool):
             name = pool[code]
-            short = short_kernel(name) if code in kernels else plain_call(name)
-            known[code] = units.clean(short) if short != name else ""
+            found = short_kernel(name) if code in kernels else plain_call(name)
+            known[code] = units.clean(found) if found != name else ""
     return {code: short for code in codes if (short := known.get(code))}
 
 

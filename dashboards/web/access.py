@@ -39,8 +39,8 @@ def is_loopback(host: str) -> bool:
 
 def split_host(header: str) -> tuple[str, str]:
     """Name and port of a Host header; 80 where it names no port."""
-    name, colon, port = header.rpartition(":")
-    return (name, port) if colon and not port.endswith("]") else (header, "80")
+    name, _, port = header.rpartition(":")
+    return (name, port) if name and port.isascii() and port.isdecimal() else (header, "80")
 
 
 def cookie_name() -> str:
