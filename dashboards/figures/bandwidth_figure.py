@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
-from gpuscope.dashboards.figures.log_axis import log_range
+from gpuscope.dashboards.log_axis import log_range
 from gpuscope.dashboards.plain_text import plain
 from gpuscope.hardware.bus_bandwidth import busbw_factor
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
-from gpuscope.dashboards.figures.log_axis import log_range
+from gpuscope.dashboards.log_axis import log_range
 from gpuscope.dashboards.plain_text import plain
 from gpuscope.report.schema.document import KernelEntry
 from gpuscope.report.view import palette, units
