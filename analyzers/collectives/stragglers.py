@@ -41,7 +41,7 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
     chance, least = lateness(facts, traced, steps, judged).chance()
     exposed = _exposed(facts, traced, judged, ranks)
     shared = _waiting_ranks(facts, judged, ranks) * max(len(facts.steady.durations), 1)
-    why = reasons(facts.trace, _per_step(facts, exposed), _host_idle(facts), judged_core_times(facts))
+    why = reasons(facts.trace, _per_step(facts, exposed), _host_idle(facts), judged_core_times(facts), facts.gpu_clocks)
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
         most = doing.get(rank)
