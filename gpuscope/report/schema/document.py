@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-from gpuscope.report.schema.compute_section import ComputeEntry, IdealEntry, PowerEntry
+from gpuscope.report.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, PowerEntry
 from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.memory_section import MemoryEntry
@@ -450,6 +450,8 @@ class Diagnosis(TypedDict):
     """Where sizes of collectives are recorded, or NCCL's tools measured."""
     link_counters: NotRequired[list[LinkCounterEntry]]
     """What the counters of ports, NVLink and PCIe recorded."""
+    device_counters: NotRequired[list[DeviceCounterEntry]]
+    """What the counters of GPUs recorded: SMs, memory, power, clocks."""
     crossovers: NotRequired[list[CrossoverEntry]]
     """Where measured times show that another choice of NCCL is faster."""
     traffic: NotRequired[list[TrafficEntry]]

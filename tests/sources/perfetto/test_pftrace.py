@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.kineto import Event, call, kernel, note, op, span
+from helpers.kineto import Event, arrow, call, helper, kernel, node, note, op, span
 from helpers.pftrace import BASE_NS, PftraceWriter, framed, write_pftrace
 
 import gpuscope
@@ -200,6 +200,33 @@ def test_nodes_of_graphs_and_counters(tmp_path: Path) -> None:
         assert codes(trace)["clocks_locked"] == 1
 
 
+def test_dependencies_of_nodes_of_graphs(tmp_path: Path) -> None:
+    """a → an event recorded → b, a → a function on the host (30 µs) → b, and b → c; the last with nothing between."""
+    a, b, c = (node(at, 40, 1, number, name) for number, (at, name) in enumerate([(20, "a"), (100, "b"), (150, "c")]))
+    recorded, host = helper(62, 0, 1, cat="graph_event_node"), helper(63, 30, 1, stream=9)
+    arrows = [(a, recorded), (recorded, b), (a, host), (host, b), (b, c)]
+    events = [call(5, 9, 1, "cudaGraphLaunch"), a, b, c, recorded, host,
+              *[end for number, ends in enumerate(arrows) for end in arrow(number, *ends)]]  # fmt: skip
+    twin, trace = pair(tmp_path, events)
+    assert {key for key in differing(twin, trace) if key not in NOT_IN_PFTRACE} == set()
+    for one in (twin, trace):
+        found = one.tables["graph_dependencies"].values.tolist()
+        assert found == [[1, 0, 30_000], [2, 1, 0]]
+
+
+def test_arrows_that_lead_nowhere_or_round_in_a_circle_are_none(tmp_path: Path) -> None:
+    a, b = node(20, 40, 1, 1), node(100, 40, 1, 2)
+    one, other = helper(62, 5, 1, stream=9), helper(70, 5, 1, stream=9)
+    astray = [{**end, "ts": end["ts"] + 7} for end in arrow(9, a, b)]
+    pairs = [(one, other), (other, one), (one, b)]
+    events = [call(5, 9, 1, "cudaGraphLaunch"), a, b, one, other, *astray,
+              *[end for number, ends in enumerate(pairs) for end in arrow(number, *ends)]]  # fmt: skip
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    trace = gpuscope.open_trace(path)
+    assert (len(trace["graph_nodes"]), len(trace["graph_dependencies"])) == (2, 0)
+
+
 def test_counters_of_links_alone_are_judged_as_links(tmp_path: Path) -> None:
     """SM Active at 95 % while communication is exposed is no link at its peak."""
     busy = [counter(at, "SM Active (%)", 95.0) for at in range(0, 1000, 100)]
@@ -208,6 +235,33 @@ def test_counters_of_links_alone_are_judged_as_links(tmp_path: Path) -> None:
     report = gpuscope.analyze(path).report
     assert "link_counters" not in report
     assert not [one for one in report["findings"] if one["code"] == "link_at_peak"]
+
+
+def test_counters_of_gpus_beside_the_work_on_them(tmp_path: Path) -> None:
+    """A copy kernel 0–400 with memory at 90 % of the peak, a gemm 400–800 at 30 %, then nothing; samples of 100 µs.
+    With the gemm at 85 the kernels are bound by memory."""
+
+    def recorded(name: str, copying: float, computing: float) -> Any:
+        levels = [copying] * 4 + [computing] * 4 + [0.0] * 3
+        events = [call(0, 5, 1), kernel(0, 400, 1, "copy"), call(6, 5, 2), kernel(400, 400, 2, "gemm"),
+                  call(20, 5, 3), kernel(1000, 10, 3, "last"),
+                  *[counter(at * 100, "DRAM BW (%)", value) for at, value in enumerate(levels)],
+                  *[counter(at * 100, "Power (W)", 300.0) for at in range(11)]]  # fmt: skip
+        return gpuscope.analyze(write_pftrace(tmp_path / name, *events)).report
+
+    report = recorded("rank0.pftrace", 90.0, 30.0)
+    memory, power = report["device_counters"]
+    assert (memory["counter"], memory["unit"], memory["samples"], power["unit"]) == ("DRAM BW (%)", "%", 11, "W")
+    # 400 µs at 90 and 400 at 30, and of the last sample, at 0, the 10 µs of «last».
+    assert memory["mean_while_computing"] == pytest.approx((400 * 90 + 400 * 30) / 810)
+    assert (memory["mean_while_idle"], power["mean_while_idle"], memory["mean_while_exposed"]) == (0, 300, None)
+    assert [(one["name"], one["samples"], one["mean"]) for one in memory["kernels"]] == [
+        ("copy", 4, 90.0), ("gemm", 4, 30.0),
+    ]  # fmt: skip
+    codes_of = [one["code"] for one in report["findings"]]
+    assert "memory_at_peak" not in codes_of
+    (found,) = [one for one in recorded("rank1.pftrace", 90.0, 85.0)["findings"] if one["code"] == "memory_at_peak"]
+    assert found["ranks"] == [1]
 
 
 def test_dropped_packets_are_lost_data_and_lower_the_confidence(tmp_path: Path) -> None:
