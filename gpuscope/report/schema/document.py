@@ -185,6 +185,8 @@ class StragglerEntry(TypedDict):
     """Its device is slower at equal work, it has more work, its host is late, or other threads held its cores; None
     where the trace can't show it."""
     reason_why: str
+    own_operation: NotRequired[str]
+    """With the reason `data`: the operation that makes it late, where no other rank runs it at all."""
 
 
 class RankStepEntry(TypedDict):
@@ -262,6 +264,8 @@ class UnpredictedEntry(TypedDict):
     risk: NotRequired[str]
     verify: NotRequired[str]
     """How to try it; reports of older versions lack both."""
+    grounds: NotRequired[str]
+    """As a suggestion's."""
 
 
 class TriedEntry(TypedDict):

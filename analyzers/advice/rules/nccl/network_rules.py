@@ -12,7 +12,7 @@ from gpuscope.analyzers.advice.framework_settings import config, cost, env, pyth
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.analyzers.nccl.trial_commands import Variant, comparison
-from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.report.schema.document import FindingEntry
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, Nccl
 
 QUEUE_PAIRS = 4
@@ -52,74 +52,49 @@ def _sockets(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal
     names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
     if any(port["link_layer"] for port in nccl["ports"]) or any(_set(nccl, name) for name in names):
         return
-    settings = dict.fromkeys(names, "4")
     yield _network(
-        case,
-        finding,
-        nccl,
-        code="nccl_sockets",
+        case, finding, nccl, "nccl_sockets", dict.fromkeys(names, "4"),
         action="Send over several sockets and threads between hosts",
-        setting=env("NCCL_SOCKET_NTHREADS", "4 NCCL_NSOCKS_PERTHREAD=4"),
-        settings=settings,
         why="one TCP stream fills no fast network; NCCL's defaults are 1 and 1",
         risk="four helper threads per connection want cores; on AWS and gVNIC the defaults are higher already",
-    )
+    )  # fmt: skip
 
 
 def _rdma(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
     roce = any(port["link_layer"] == "RoCE" for port in nccl["ports"])
     if roce and not _set(nccl, "NCCL_IB_QPS_PER_CONNECTION"):
-        name, value = "NCCL_IB_QPS_PER_CONNECTION", str(QUEUE_PAIRS)
         yield _network(
-            case,
-            finding,
-            nccl,
-            code="nccl_queue_pairs",
+            case, finding, nccl, "nccl_queue_pairs", {"NCCL_IB_QPS_PER_CONNECTION": str(QUEUE_PAIRS)},
             action=f"Use {QUEUE_PAIRS} queue pairs per connection (RoCE)",
-            setting=env(name, value),
-            settings={name: value},
             why="switches spread flows over their links by queue pair, and one flow takes one link; the default is 1",
             risk="more queue pairs cost memory of the card, and small messages may take longer",
-        )
+        )  # fmt: skip
     row = _costliest(case)
     if row is not None and row["op"] in _SENT and row["bytes"] >= LARGE and not _set(nccl, "NCCL_P2P_NET_CHUNKSIZE"):
-        name, value = "NCCL_P2P_NET_CHUNKSIZE", str(CHUNK)
         yield _network(
-            case,
-            finding,
-            nccl,
-            code="nccl_chunks",
+            case, finding, nccl, "nccl_chunks", {"NCCL_P2P_NET_CHUNKSIZE": str(CHUNK)},
             action=f"Send {row['op']} between hosts in chunks of 256 KiB",
-            setting=env(name, value),
-            settings={name: value},
             why="larger messages fill a fast network with fewer operations; the default is 128 KiB",
             risk="larger buffers on every connection",
-        )
+        )  # fmt: skip
 
 
 def _network(
-    case: Case,
-    finding: FindingEntry,
-    nccl: Nccl,
-    *,
-    code: str,
-    action: str,
-    setting: Setting,
-    settings: dict[str, str],
-    why: str,
+    case: Case, finding: FindingEntry, nccl: Nccl, code: str, settings: dict[str, str], *, action: str, why: str,
     risk: str,
-) -> Proposal:
+) -> Proposal:  # fmt: skip
+    """Variables to set together, with the commands that measure the job's costliest operation with and without them."""
     ranks = max((one["size"] for one in nccl["communicators"]), default=2)
     row = _costliest(case)
     op, size = (row["op"], row["bytes"]) if row is not None else ("all_reduce", 64 << 20)
-    trial = comparison(op, [size], ranks, [Variant("as_is", {}), Variant(code, settings)])
+    (first, value), *others = settings.items()
     return Proposal(
         code=code,
         action=action,
         why=f"{cost(finding)}; {why}",
-        setting=setting,
+        setting=env(first, " ".join([value, *(f"{name}={own}" for name, own in others)])),
         risk=risk,
-        verify=trial,
+        verify=comparison(op, [size], ranks, [Variant("as_is", {}), Variant(code, settings)]),
         outcome=_MEASURE,
     )
 
