@@ -16,8 +16,8 @@ import numpy as np
 
 from gpuscope.analyzers.collectives.lateness import beyond_peers
 from gpuscope.analyzers.collectives.work_of_ranks import MOST, SAME_WORK, Longer, WorkOfRanks, medians_of_others
-from gpuscope.analyzers.facts.core_waits import CoreTimes
-from gpuscope.analyzers.facts.gpu_clocks import GpuClocks, lower_clock
+from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
+from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import GpuClocks, lower_clock
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import cause_label
 from gpuscope.trace.columns.table import Array

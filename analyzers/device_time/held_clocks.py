@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuscope.analyzers.facts.gpu_clocks import HELD, HOLDERS, KEY, GpuClocks
-from gpuscope.analyzers.facts.recorded_steps import recorded_steps
+from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import HELD, HOLDERS, KEY, GpuClocks
+from gpuscope.analyzers.facts.counted_by_step.recorded_steps import recorded_steps
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.needs import Need
@@ -22,7 +22,7 @@ def run(facts: RunFacts) -> Result:
     Clocks that somebody has set are a choice, and no finding: a rank that is slow by them is told so where it is late.
     """
     result = Result(ANALYZER.name)
-    clocks = facts.gpu_clocks
+    clocks = facts.counted_by_step.gpu_clocks
     if not clocks:
         return result
     step = facts.steady.step_ns

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from gpuscope.analyzers.facts import assumed_world, clocks, matching
 from gpuscope.analyzers.facts.clocks import Clocks
-from gpuscope.analyzers.facts.core_waits import CoreTimes, core_times
-from gpuscope.analyzers.facts.gpu_clocks import GpuClocks, gpu_clocks
+from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes, core_times
+from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import GpuClocks, gpu_clocks
 from gpuscope.analyzers.facts.host_links import Host, hosts
 from gpuscope.analyzers.facts.matching import Matched
 from gpuscope.analyzers.facts.pipeline_facts.assembled import assembled
