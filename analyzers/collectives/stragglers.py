@@ -46,7 +46,7 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
         _per_step(facts, exposed),
         _host_idle(facts),
         judged_core_times(facts),
-        facts.counted_by_step.gpu_clocks,
+        facts.gpu_clocks,
     )
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():

@@ -22,7 +22,7 @@ def run(facts: RunFacts) -> Result:
     Clocks that somebody has set are a choice, and no finding: a rank that is slow by them is told so where it is late.
     """
     result = Result(ANALYZER.name)
-    clocks = facts.counted_by_step.gpu_clocks
+    clocks = facts.gpu_clocks
     if not clocks:
         return result
     step = facts.steady.step_ns
