@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, env, python
+from gpuscope.analyzers.advice.logged_nccl import at_best, costliest, variable
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.analyzers.nccl.trial_commands import Variant, comparison
-from gpuscope.report.schema.document import FindingEntry, Setting
-from gpuscope.report.schema.nccl_sections import BandwidthEntry, Nccl
+from gpuscope.report.schema.document import FindingEntry
+from gpuscope.report.schema.nccl_sections import Nccl
 
 QUEUE_PAIRS = 4
 BOTH = "nccl-tests at the job's sizes with and without it, as the suggestion's command does; then the job's busbw"
@@ -22,7 +23,7 @@ CHUNK = 256 << 10
 LARGE = 1 << 20
 _SENT = ("send_recv", "all_to_all")
 """Operations that NCCL carries out by sends."""
-_MEASURE = Refused("a trace of one setting can't predict another: the commands under «verify» measure both")
+_MEASURE = "a trace of one setting can't predict another: the commands under «verify» measure both"
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -43,90 +44,53 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield from _rdma(case, finding, nccl)
 
 
-def _set(nccl: Nccl, name: str) -> bool:
-    return any(one["name"] == name for one in nccl["environment"])
-
-
 def _sockets(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
     """More threads and sockets per connection, where there is no RDMA to use instead."""
-    names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
-    if any(port["link_layer"] for port in nccl["ports"]) or any(_set(nccl, name) for name in names):
+    settings = {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
+    if any(port["link_layer"] for port in nccl["ports"]) or any(variable(case, name) is not None for name in settings):
         return
-    settings = dict.fromkeys(names, "4")
-    yield _network(
-        case,
-        finding,
-        nccl,
-        code="nccl_sockets",
-        action="Send over several sockets and threads between hosts",
-        setting=env("NCCL_SOCKET_NTHREADS", "4 NCCL_NSOCKS_PERTHREAD=4"),
-        settings=settings,
-        why="one TCP stream fills no fast network; NCCL's defaults are 1 and 1",
-        risk="four helper threads per connection want cores; on AWS and gVNIC the defaults are higher already",
+    why = "one TCP stream fills no fast network; NCCL's defaults are 1 and 1"
+    risk = "four helper threads per connection want cores; on AWS and gVNIC the defaults are higher already"
+    yield _set(
+        case, finding, "nccl_sockets", "Send over several sockets and threads between hosts", settings, why, risk
     )
 
 
 def _rdma(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
     roce = any(port["link_layer"] == "RoCE" for port in nccl["ports"])
-    if roce and not _set(nccl, "NCCL_IB_QPS_PER_CONNECTION"):
-        name, value = "NCCL_IB_QPS_PER_CONNECTION", str(QUEUE_PAIRS)
-        yield _network(
-            case,
-            finding,
-            nccl,
-            code="nccl_queue_pairs",
-            action=f"Use {QUEUE_PAIRS} queue pairs per connection (RoCE)",
-            setting=env(name, value),
-            settings={name: value},
-            why="switches spread flows over their links by queue pair, and one flow takes one link; the default is 1",
-            risk="more queue pairs cost memory of the card, and small messages may take longer",
-        )
-    row = _costliest(case)
-    if row is not None and row["op"] in _SENT and row["bytes"] >= LARGE and not _set(nccl, "NCCL_P2P_NET_CHUNKSIZE"):
-        name, value = "NCCL_P2P_NET_CHUNKSIZE", str(CHUNK)
-        yield _network(
-            case,
-            finding,
-            nccl,
-            code="nccl_chunks",
-            action=f"Send {row['op']} between hosts in chunks of 256 KiB",
-            setting=env(name, value),
-            settings={name: value},
-            why="larger messages fill a fast network with fewer operations; the default is 128 KiB",
-            risk="larger buffers on every connection",
-        )
+    if roce and variable(case, "NCCL_IB_QPS_PER_CONNECTION") is None:
+        settings = {"NCCL_IB_QPS_PER_CONNECTION": str(QUEUE_PAIRS)}
+        action = f"Use {QUEUE_PAIRS} queue pairs per connection (RoCE)"
+        why = "switches spread flows over their links by queue pair, and one flow takes one link; the default is 1"
+        risk = "more queue pairs cost memory of the card, and small messages may take longer"
+        yield _set(case, finding, "nccl_queue_pairs", action, settings, why, risk)
+    row = costliest(case)
+    if row is None or row["op"] not in _SENT or row["bytes"] < LARGE:
+        return
+    if variable(case, "NCCL_P2P_NET_CHUNKSIZE") is None:
+        settings = {"NCCL_P2P_NET_CHUNKSIZE": str(CHUNK)}
+        action = f"Send {row['op']} between hosts in chunks of 256 KiB"
+        why = "larger messages fill a fast network with fewer operations; the default is 128 KiB"
+        yield _set(case, finding, "nccl_chunks", action, settings, why, "larger buffers on every connection")
 
 
-def _network(
-    case: Case,
-    finding: FindingEntry,
-    nccl: Nccl,
-    *,
-    code: str,
-    action: str,
-    setting: Setting,
-    settings: dict[str, str],
-    why: str,
-    risk: str,
+def _set(
+    case: Case, finding: FindingEntry, code: str, action: str, settings: dict[str, str], why: str, risk: str
 ) -> Proposal:
-    ranks = max((one["size"] for one in nccl["communicators"]), default=2)
-    row = _costliest(case)
+    """Variables whose gain only the commands that measure with and without them can tell."""
+    ranks = max((one["size"] for one in case.report["nccl"]["communicators"]), default=2)
+    row = costliest(case)
     op, size = (row["op"], row["bytes"]) if row is not None else ("all_reduce", 64 << 20)
-    trial = comparison(op, [size], ranks, [Variant("as_is", {}), Variant(code, settings)])
+    (name, value), *others = settings.items()
     return Proposal(
         code=code,
         action=action,
         why=f"{cost(finding)}; {why}",
-        setting=setting,
+        setting=env(name, " ".join([value, *(f"{other}={more}" for other, more in others)])),
         risk=risk,
-        verify=trial,
-        outcome=_MEASURE,
+        verify=comparison(op, [size], ranks, [Variant("as_is", {}), Variant(code, settings)]),
+        outcome=Refused(_MEASURE + at_best(case)),
     )
-
-
-def _costliest(case: Case) -> BandwidthEntry | None:
-    rows = [row for row in case.report.get("bandwidth", ()) if row["tool"] == "trace"]
-    return max(rows, key=lambda row: row["dur_ns"] * row["count"], default=None)
 
 
 def _congestion(finding: FindingEntry) -> Proposal:
