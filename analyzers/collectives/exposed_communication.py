@@ -7,7 +7,7 @@ import numpy as np
 
 from gpuscope.analyzers.collectives.root_cause import doing, trace_waits
 from gpuscope.analyzers.collectives.stragglers import rank_steps, stragglers, waits_without_core
-from gpuscope.analyzers.collectives.transfers import CAUSES, Attribution, attribute_transfers
+from gpuscope.analyzers.collectives.transfers import BUBBLE, CAUSES, Attribution, attribute_transfers
 from gpuscope.analyzers.facts.matching import Matched, report_unmatched
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.facts.waits import Waits
@@ -29,7 +29,7 @@ from gpuscope.report.view.causes import UNDIVIDED_COMMUNICATION
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table, Times
-from gpuscope.trace.intervals import EMPTY, Spans, intersect, subtract, union
+from gpuscope.trace.intervals import EMPTY, Spans, intersect, join, subtract, union
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 
@@ -104,21 +104,30 @@ def _attribute(trace: Trace, lane: LaneSummary, attribution: Attribution, row_of
     known = row != NA
     at = np.maximum(row, 0)
     # On the CPU an event can be a piece of its collective.
-    turn = np.where(known, np.clip(attribution.turn[at], start, end), end) if len(attribution.turn) else end
+    turn, over = (
+        np.where(known, np.clip(instant[at], start, end), end) if len(instant) else end
+        for instant in (attribution.turn, attribution.over)
+    )
     unknown = CAUSES.index(UNDIVIDED_COMMUNICATION)
     before, after = (
         np.where(known, cause[at], unknown) if len(cause) else np.full(len(events), unknown)
         for cause in (attribution.before, attribution.after)
     )
     left = exposed
-    found: dict[str, Attributed] = {}
+    shares: dict[str, Spans] = {}
     for place, cause in enumerate(CAUSES):
         first, second = before == place, after == place
-        begin, until = np.concatenate((start[first], turn[second])), np.concatenate((turn[first], end[second]))
-        covered = intersect(left, union(begin, until)) if len(begin) else EMPTY
-        left = subtract(left, covered)
-        found[cause] = attribute(covered, lane, _evidence(trace, lane.key, events, covered, cause))
-    return only_present(found)
+        begin, until = np.concatenate((start[first], turn[second])), np.concatenate((turn[first], over[second]))
+        shares[cause] = intersect(left, union(begin, until)) if len(begin) else EMPTY
+        left = subtract(left, shares[cause])
+    # What is left: messages that have arrived and are not waited for yet.
+    shares[BUBBLE] = join(shares[BUBBLE], left)
+    return only_present(
+        {
+            cause: attribute(covered, lane, _evidence(trace, lane.key, events, covered, cause))
+            for cause, covered in shares.items()
+        }
+    )
 
 
 def _row_of_event(trace: Trace) -> Times:

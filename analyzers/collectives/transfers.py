@@ -12,12 +12,13 @@ from gpuscope.analyzers.facts.waits import Waits
 from gpuscope.hardware.bus_bandwidth import busbw_factor
 from gpuscope.report.view.causes import UNDIVIDED_COMMUNICATION
 from gpuscope.trace.columns.distinct import distinct
-from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
-CAUSES = ("bandwidth", "latency", "pipeline_bubble", "straggler", UNDIVIDED_COMMUNICATION)
+BUBBLE = "pipeline_bubble"
+CAUSES = ("bandwidth", "latency", BUBBLE, "straggler", UNDIVIDED_COMMUNICATION)
 """Causes of exposed communication. Where several operations cover an instant the first counts: moving data
 before waiting, known before unknown."""
 _BANDWIDTH, _LATENCY, _BUBBLE, _STRAGGLER, _UNKNOWN = range(len(CAUSES))
@@ -29,10 +30,12 @@ SURELY_BANDWIDTH, SURELY_LATENCY = 4, 2
 
 @dataclass(frozen=True)
 class Attribution:
-    """Per row of `collectives`: the instant at which waiting turns into transferring, on the row's own
-    clock, and the cause (place in `CAUSES`) of the time before and after it."""
+    """Per row of `collectives`: the instants at which waiting turns into transferring and that is over, on the row's
+    own clock, and the cause (place in `CAUSES`) of the time before and after the first. What is left of a row then
+    is a message that has arrived and is not waited for yet."""
 
     turn: Times
+    over: Times
     before: Array
     after: Array
     models: Sequence[CostModel]
@@ -57,7 +60,7 @@ def attribute_transfers(trace: Trace, measured: Waits) -> Attribution:
         own = order[low:high]
         models.append(_model(trace, own, bus[own], measured.arrived))
         sized = own[np.isfinite(bus[own])]
-        small = models[-1].latency_bound(bus[sized], np.where(matched[sized], measured.transfer[sized], 0))
+        small = models[-1].latency_bound(bus[sized], _shortest(bus[sized], measured.transfer[sized], matched[sized]))
         after[sized] = np.where(small, _LATENCY, _BANDWIDTH)
         sizeless = own[matched[own] & ~np.isfinite(bus[own])]
         after[sizeless] = _by_time(measured.transfer[sizeless], models[-1].alpha)
@@ -66,7 +69,16 @@ def attribute_transfers(trace: Trace, measured: Waits) -> Attribution:
     turn[matched] = np.clip(measured.arrived[matched], start[matched], end[matched])
     message = trace.names.matching(POINT_TO_POINT.__contains__)[table["op"]]
     before = np.where(matched, np.where(message, _BUBBLE, _STRAGGLER), _UNKNOWN).astype(np.int8)
-    return Attribution(turn, before, after, models)
+    return Attribution(turn, np.maximum(turn, measured.over), before, after, models)
+
+
+def _shortest(size: Array, transfer: Times, matched: Mask) -> Times:
+    """Per row, the shortest matched transfer of its size, which is what the link can do; 0 where there is none."""
+    most = np.iinfo(np.int64).max
+    _, same = np.unique(size, return_inverse=True)
+    found = np.full(int(same.max(initial=-1)) + 1, most)
+    np.minimum.at(found, same[matched], transfer[matched])
+    return np.asarray(np.where(matched & (found[same] < most), found[same], 0))
 
 
 def _by_time(transfer: Times, alpha: float) -> Array:

@@ -1,4 +1,5 @@
-"""What streams waited for, as recorded: an event on one stream, waited for on another (`cudaStreamWaitEvent`)."""
+"""What operations waited for, as recorded: an event on another stream (`cudaStreamWaitEvent`), or another node of their
+CUDA graph."""
 
 from __future__ import annotations
 
@@ -43,3 +44,17 @@ def recorded_waits(trace: Trace, rank: int, rows: Times) -> Pairs | None:
             found[int(places[source]), int(targets[target])] = None
     pairs = np.array(list(found), np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
+
+
+def node_waits(trace: Trace, rows: Times) -> dict[tuple[int, int], int]:
+    """What nodes of CUDA graphs waited for, by (operation waited for, operation that waits): places in `rows`, which
+    are rows of `device_events`. With each the ns that host functions between the two took."""
+    table = trace["graph_dependencies"]
+    if not len(table):
+        return {}
+    place = np.full(len(trace["device_events"]), NA, np.int64)
+    place[rows] = np.arange(len(rows))
+    source, target = place[table["after"]], place[table["event"]]
+    kept = (source != NA) & (target != NA)
+    pairs = zip(source[kept].tolist(), target[kept].tolist(), strict=True)
+    return dict(zip(pairs, table["host_ns"][kept].tolist(), strict=True))

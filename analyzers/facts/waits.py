@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.host_messages import by_host, message_times
 from gpuscope.analyzers.facts.matching import Matched
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.trace.columns.table import Mask, Table, Times
@@ -23,6 +24,9 @@ class Waits:
 
     arrived: Times
     transfer: Times
+    """Of a message that the host carried out, what its link takes for that size, where seen (`message_times`)."""
+    over: Times
+    """Per row, when its transfer is over, on its own clock: its end, but of such a message its arrival and transfer."""
     last: Times
     """Row of `collectives` of the rank that came last, by instance."""
     certain: Mask
@@ -43,7 +47,12 @@ def waits(trace: Trace, matched: Matched, clock: Clocks, lanes: Sequence[LaneSum
     latest = found.reduce(np.maximum, start)
     arrived, transfer = (np.full(len(table), NA, np.int64) for _ in range(2))
     arrived[rows] = clock.local(rank, latest[owner]) if len(rows) else latest
-    transfer[rows] = found.reduce(np.minimum, table["end"][rows] - table["start"][rows])[owner]
+    shortest = found.reduce(np.minimum, table["end"][rows] - table["start"][rows])
+    known = message_times(trace, found, start, clock.common(rank, table["end"][rows]))
+    transfer[rows] = np.where(known == NA, shortest, known)[owner]
+    over = table["end"].copy()
+    message = rows[found.p2p[owner] & by_host(trace)[rows]]
+    over[message] = np.minimum(over[message], arrived[message] + transfer[message])
     last = _first_where(start == latest[owner], owner, len(found))
     certain = _certain(clock, rank, start, last, latest, owner, len(found))
     exposed = np.zeros(len(table), np.int64)
@@ -51,7 +60,7 @@ def waits(trace: Trace, matched: Matched, clock: Clocks, lanes: Sequence[LaneSum
         exposed[own] = _exposed(table, own[arrived[own] != NA], own, arrived, lane)
     reached = np.where(arrived == NA, table["start"], arrived)
     wait = np.clip(reached - table["start"], 0, table["end"] - table["start"])
-    return Waits(arrived, transfer, rows[last] if len(found) else last, certain, wait, exposed)
+    return Waits(arrived, transfer, over, rows[last] if len(found) else last, certain, wait, exposed)
 
 
 def _first_where(chosen: Mask, owner: Times, count: int) -> Times:

@@ -180,6 +180,13 @@ class LaneSummary:
     """What the host did longest where no steady step is, by place in `steps`; `RECORDING` for all that is judged
     where too few steps are steady."""
 
+    def check(self) -> None:
+        """Raise `ValueError` where what is said of each step is not said of so many steps."""
+        if not len(self.steps) == len(self.step_breakdowns) == len(self.compiling):
+            raise ValueError(f"{len(self.steps)} steps with {len(self.step_breakdowns)} breakdowns")
+        if len(self.exposed_communication.start) != len(self.exposed_communication.end):
+            raise ValueError("spans that begin and do not end")
+
     @property
     def key(self) -> tuple[int, int]:
         """(rank, device)."""

@@ -50,6 +50,11 @@ def breaches(lane: LaneSummary, causes: Mapping[str, Attributed], skipped: Colle
         yield from _of_window(name, breakdown, own, skipped)
 
 
+def breaches_without_causes(lane: LaneSummary) -> Iterator[str]:
+    """What of a lane does not add up, whatever its causes are."""
+    return breaches(lane, {}, frozenset(PARTS.values()))
+
+
 def _of_window(name: str, breakdown: Breakdown, causes: Mapping[str, int], skipped: Collection[str]) -> Iterator[str]:
     parts = breakdown.parts
     if sum(parts.values()) != breakdown.window or min(parts.values()) < 0:

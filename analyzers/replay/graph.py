@@ -160,6 +160,18 @@ class Graph:
     def __len__(self) -> int:
         return len(self.nodes["kind"])
 
+    def check(self) -> None:
+        """Raise `ValueError` where columns are missing or of several lengths, or lead to what is not there."""
+        for name, columns, expected in (("nodes", self.nodes, NODE_COLUMNS), ("edges", self.edges, EDGE_COLUMNS)):
+            if set(columns) != set(expected) or len({len(column) for column in columns.values()}) != 1:
+                raise ValueError(f"{name} of a graph without columns of one length each")
+        places = [(self.edges[side], 0, len(self)) for side in ("src", "dst")]
+        places += [(self.nodes["call"], NONE, len(self.calls)), (self.nodes["kind"], 0, len(Node))]
+        places += [(self.nodes[name], NONE, len(self.labels)) for name in ("label", "site")]
+        places += [(marks, 0, len(self)) for marks in self.marks.values()]
+        if any(len(column) and not low <= column.min() <= column.max() < limit for column, low, limit in places):
+            raise ValueError("a graph leads to what is not there")
+
     def with_nodes(self, **columns: Array) -> Graph:
         """The same graph with other values in some columns of its nodes."""
         return replace(self, nodes={**self.nodes, **columns})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +12,7 @@ from gpuscope.analyzers.device_time.thinned import why_thinned
 from gpuscope.analyzers.facts.message_sizes.estimated_sizes import BASIS, with_estimated_sizes
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, run_one
 from gpuscope.analyzers.frame.lanes import LaneSummary, LaneView, no_such_steps, summarise, views
+from gpuscope.analyzers.frame.self_check import breaches_without_causes
 from gpuscope.analyzers.frame.verdict import SIZES_ESTIMATED
 from gpuscope.analyzers.host_time.work_done_once import work_done_once
 from gpuscope.analyzers.operations.operations_from_ranges import operations
@@ -54,6 +56,19 @@ class Part:
     results: list[Result]
     recorded: list[Recorded]
     """Graphs of its lanes, for the replay."""
+
+    def check(self) -> None:
+        """Raise `ValueError` where the trace or a lane contradicts itself, or causes and graphs are of other lanes."""
+        self.trace.check()
+        ranks, steps = set(self.trace.ranks), {lane.key: len(lane.steps) for lane in self.lanes}
+        if not {lane.rank for lane in self.lanes} | {graph.rank for graph in self.recorded} <= ranks:
+            raise ValueError("lanes of ranks that the trace lacks")
+        if breach := next(chain.from_iterable(map(breaches_without_causes, self.lanes)), None):
+            raise ValueError(breach)
+        for key, causes in ((key, causes) for result in self.results for key, causes in result.causes.items()):
+            for cause, own in causes.items():
+                if len(own.per_step) != steps.get(key) or (len(own.per_step) and own.per_step.sum() != own.total):
+                    raise ValueError(f"{cause} in the steps of lane {key} is not {own.total:,} ns in all")
 
 
 @runtime_checkable

@@ -99,7 +99,7 @@ class Server:
     def shutdown(self) -> None:
         """End `serve_forever`, from another thread."""
         running = self._running
-        running.pull_trigger()  # wakes the loop
+        # One pull only: after the first the loop may have closed the trigger.
         running.trigger.pull_trigger(lambda: wasyncore.close_all(running._map, ignore_all=True))
         running.task_dispatcher.shutdown()
 

@@ -194,6 +194,16 @@ GRAPH_NODES = TableSchema(
     ),
 )
 
+GRAPH_DEPENDENCIES = TableSchema(
+    "graph_dependencies",
+    "what a node of a CUDA graph waited for in the same replay of the graph, where the trace says so",
+    (
+        Column("event", "int", "the device event that waited", refs="device_events"),
+        Column("after", "int", "the device event that it waited for", refs="device_events"),
+        Column("host_ns", "int", "what functions on the host between the two took, ns; 0 where there are none"),
+    ),
+)
+
 HOST_EVENTS = TableSchema(
     "host_events",
     "what host threads did: operators, runtime calls, annotations, Python, operating-system calls",
@@ -556,6 +566,7 @@ SCHEMAS: dict[str, TableSchema] = {
         RECORDING,
         DEVICE_EVENTS,
         GRAPH_NODES,
+        GRAPH_DEPENDENCIES,
         HOST_EVENTS,
         THREADS,
         SYNCS,

@@ -178,9 +178,10 @@ class Trace:
         return break_down(compute, communication, memory, windows)
 
     def check(self) -> None:
-        """Raise `ValueError` where the trace contradicts itself: ends before starts, ids without a row,
-        rows out of order, a breakdown whose parts do not sum to its window."""
+        """Raise `ValueError` where the trace contradicts itself: columns of another type or length, ends before starts,
+        ids without a row, rows out of order, a breakdown whose parts do not sum to its window."""
         for table in self._data.values():
+            table.check()
             self._check_table(table)
         for lane in self.lanes():
             self.breakdown(lane.rows).check()

@@ -110,9 +110,10 @@ def analysed(path: Path, *, partial: bool = False, advice: bool = False) -> Sign
     """The whole way from file to JSON. Raises what that raises, `AssertionError` where an analysis failed."""
     trace = None if path.suffix == ".gsr" else gpuscope.open_trace(path, partial=partial)
     report = gpuscope.analyze(path, partial=partial, advice=advice).report
-    failed = [entry for entry in report["analyzers"] if entry["status"] == "failed"]
-    # A part that was made to deceive may make an analysis fail: that is told in the report, and hides no other.
-    assert not failed or path.suffix == ".gsr", f"analysis failed: {failed[0]}"
+    # Causes of a part can be given other numbers: the report's own check of its sums then leaves those lanes out.
+    checked = ("self_check",) if path.suffix == ".gsr" else ()
+    failed = [entry for entry in report["analyzers"] if entry["status"] == "failed" and entry["name"] not in checked]
+    assert not failed, f"analysis failed: {failed[0]}"
     json.loads(dumps(report))
     return _signature(trace, report)
 

@@ -50,6 +50,24 @@ def python(ts: Any, dur: Any, name: str, tid: int = 1) -> Event:
     return span("python_function", name, ts, dur, tid=tid)
 
 
+def node(ts: Any, dur: Any, correlation: int, number: int, name: str = "gemm", stream: int = 7) -> Event:
+    """A node of CUDA graph 3 that is a kernel, as the CUPTI back end of torch 2.15 numbers it."""
+    return kernel(ts, dur, correlation, name, stream, **{"graph id": 3, "graph node id": number})
+
+
+def helper(ts: Any, dur: Any, correlation: int, stream: int = 7, cat: str = "graph_host_node") -> Event:
+    """A node of CUDA graph 3 that is no work on the device."""
+    name = "HostNode: callback" if cat == "graph_host_node" else "EventRecord"
+    return span(cat, name, ts, dur, tid=stream, pid=0, device=0, stream=stream, correlation=correlation)
+
+
+def arrow(number: int, source: Event, target: Event) -> list[Event]:
+    """A dependency between nodes of a graph: from the end of one to the start of the other."""
+    tail = {"ph": "s", "pid": source["pid"], "tid": source["tid"], "ts": source["ts"] + source["dur"]}
+    head = {"ph": "f", "pid": target["pid"], "tid": target["tid"], "ts": target["ts"], "bp": "e"}
+    return [{**end, "id": (1 << 40) + number, "cat": "ac2g", "name": "ac2g"} for end in (tail, head)]
+
+
 def write(path: Path, *events: Event, rank: int | None = 0, world_size: int = 1, **header: Any) -> Path:
     """A trace file of those events."""
     document: dict[str, Any] = {"schemaVersion": 1, **header}

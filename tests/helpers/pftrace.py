@@ -22,7 +22,7 @@ from gpuscope.sources.perfetto.perfetto_messages import (
 from helpers.kineto import Event
 
 BASE_NS = 1_700_000_000_000_000_000
-STAGES = {"kernel": 1, "gpu_memcpy": 2, "gpu_memset": 3}
+STAGES = {"kernel": 1, "gpu_memcpy": 2, "gpu_memset": 3, "graph_event_node": 5, "graph_host_node": 6}
 _MASK = 0x7FFFFFFF
 GROUPS = ("cpu", "cuda_runtime", "cuda_driver", "overhead", "cuda_sync")
 
@@ -88,14 +88,15 @@ class PftraceWriter:
             ends.append(end)
         self._events += ends
 
-    def stage(self, number: int, event: Event) -> None:
-        """A render stage: a kernel, copy or set."""
+    def stage(self, number: int, event: Event, after: Iterable[int] = ()) -> None:
+        """A render stage: a kernel, copy, set or other node of a graph; `after` are numbers of those it waited for."""
         packet = self.packet(ns(event["ts"]), sequence_flags=NEEDS_STATE)
         stage, args = packet.gpu_render_stage_event, event["args"]
         stage.event_id, stage.duration, stage.stage_iid = number, ns(event["dur"], 0), STAGES[event["cat"]]
         stage.gpu_id, stage.hw_queue_iid = args["device"], 100
         if event["cat"] == "kernel":
             stage.name_iid = self.number("event_names", event["name"])
+        stage.event_wait_ids.extend(after)
         told = {"device id": args["device"], "stream id": args["stream"]}
         told |= {key: value for key, value in args.items() if key not in ("device", "stream")}
         for key, value in told.items():
@@ -154,6 +155,7 @@ def write_pftrace(path: Path, *events: Event) -> Path:
     """A trace of those events; gzipped where the name ends in .gz."""
     writer = PftraceWriter()
     groups: dict[str, list[Event]] = {name: [] for name in GROUPS}
+    waits = _waits(events)
     number = 0
     for event in events:
         if event["ph"] == "X" and event["cat"] not in STAGES:
@@ -164,13 +166,26 @@ def write_pftrace(path: Path, *events: Event) -> Path:
     for event in events:
         if event["ph"] == "X" and event["cat"] in STAGES:
             number += 1
-            writer.stage(number, event)
+            writer.stage(number, event, waits.get(number, ()))
         elif event["ph"] == "C":
             writer.counter(event)
     data = writer.bytes()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(data, 1) if path.suffix == ".gz" else data)
     return path
+
+
+def _waits(events: Iterable[Event]) -> dict[int, list[int]]:
+    """What the arrows between nodes of graphs lead from, by the number of the stage that they lead to."""
+    events = list(events)
+    stages = [event for event in events if event["ph"] == "X" and event["cat"] in STAGES]
+    by_start = {(one["pid"], one["tid"], one["ts"]): number for number, one in enumerate(stages, 1)}
+    by_end = {(one["pid"], one["tid"], one["ts"] + one["dur"]): number for number, one in enumerate(stages, 1)}
+    tails = {one["id"]: by_end[one["pid"], one["tid"], one["ts"]] for one in events if one["ph"] == "s"}
+    found: dict[int, list[int]] = {}
+    for head in (one for one in events if one["ph"] == "f"):
+        found.setdefault(by_start[head["pid"], head["tid"], head["ts"]], []).append(tails[head["id"]])
+    return found
 
 
 def _annotate(annotation: Any, value: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls, queue_waits
 from gpuscope.analyzers.device_time.kernels.kernel_facts import KernelFacts, kernel_facts
-from gpuscope.analyzers.device_time.stream_waits import recorded_waits
+from gpuscope.analyzers.device_time.stream_waits import node_waits, recorded_waits
 from gpuscope.analyzers.facts.message_sizes.gradients import gradient_hooks
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.host_time.blocking_sites import sites
@@ -115,14 +115,16 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     builder.calls = with_gradients(trace, view.lane.rank, hooks, builder.calls, issued, window.start)
     _order(builder, ops, nodes, ends, launcher, delays)
     waitable = not_before(hooks, ops.at, step_of)
-    pairs = _recorded(trace, view.lane.rank, ops)
-    recorded = pairs is not None
+    known = _of_nodes(trace, ops)
+    pairs, inferred = _recorded(trace, view.lane.rank, ops), 0
     if pairs is None:
-        pairs = _inferred(trace, ops, delays, rows, waitable)
-    _between_streams(builder, ops, nodes, delays, pairs)
+        # A node of a graph waits for nothing but the nodes before it, and where these are recorded, they are all.
+        nodes_after = {dst for _, dst in known}
+        pairs = {pair: None for pair in _inferred(trace, ops, delays, rows, waitable) if pair[1] not in nodes_after}
+        inferred = len(pairs)
+    _between_streams(builder, ops, nodes, delays, {**dict.fromkeys(pairs, 0), **known})
     _waits(trace, builder, ops, nodes, ends, waiter, returns)
-    graph = builder.finish(_marks(builder, ops, nodes, window))
-    return graph if recorded else replace(graph, inferred=len(pairs))
+    return replace(builder.finish(_marks(builder, ops, nodes, window)), inferred=inferred)
 
 
 def _operations(trace: Trace, view: LaneView, window: Window) -> Operations:
@@ -365,6 +367,15 @@ def _recorded(trace: Trace, rank: int, ops: Operations) -> dict[tuple[int, int],
     return dict.fromkeys(zip(waits[0][kept].tolist(), waits[1][kept].tolist(), strict=True))
 
 
+def _of_nodes(trace: Trace, ops: Operations) -> dict[tuple[int, int], int]:
+    """What nodes of graphs waited for, with the ns of host functions between; the order of a stream says the rest."""
+    waits = node_waits(trace, ops.rows)
+    return {
+        (src, dst): host for (src, dst), host in waits.items()
+        if ops.end[src] <= ops.start[dst] + CLOCK_NS and (host or ops.stream[src] != ops.stream[dst])
+    }  # fmt: skip
+
+
 def _inferred(
     trace: Trace, ops: Operations, delays: Delays, rows: Times, waitable: Times
 ) -> dict[tuple[int, int], None]:
@@ -392,9 +403,9 @@ def _inferred(
 
 def _between_streams(
     builder: Builder, ops: Operations, nodes: list[tuple[int, int]], delays: Delays,
-    pairs: dict[tuple[int, int], None],
+    pairs: dict[tuple[int, int], int],
 ) -> None:  # fmt: skip
-    """Operation → one on another stream that waited for it."""
+    """Operation → one that waited for it, with the ns that the host had between them."""
     delay = np.array([ops.start[dst] - ops.end[src] for src, dst in pairs], np.int64)
     pair = np.array(list(pairs), np.int64).reshape(-1, 2)
     done, waiting = ops.end[pair[:, 0]], pair[:, 1]
@@ -402,10 +413,12 @@ def _between_streams(
     held = ops.at[waiting] + delays.launch[ops.work[waiting]] <= done
     before = ops.before[waiting]
     held &= (before < 0) | (ops.end[before] <= done)
+    held &= np.array(list(pairs.values()), np.int64) == 0
     seen = delay[held & (delay >= 0) & (delay <= HAND_OVER_NS)]
     lag = median(seen, delays.event)
-    for src, dst in pairs:
-        builder.edge(nodes[src][1], nodes[dst][0], min(lag, max(0, int(ops.start[dst] - ops.end[src]))), Edge.EVENT)
+    for (src, dst), host in pairs.items():
+        most = max(0, int(ops.start[dst] - ops.end[src]))
+        builder.edge(nodes[src][1], nodes[dst][0], min(lag + host, most), Edge.EVENT)
 
 
 def _collectives_inputs(ops: Operations) -> dict[tuple[int, int], None]:

@@ -15,7 +15,7 @@ from gpuscope.analyzers.replay.record.batch_overhead import fixed_shares, fixed_
 from gpuscope.analyzers.replay.record.device_graph import device_graph
 from gpuscope.analyzers.replay.record.recorded_steps import window
 from gpuscope.analyzers.replay.record.training_thread import thread_graph
-from gpuscope.trace.columns.table import Mask, Table
+from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -55,6 +55,12 @@ class Recorded:
     """The part of `fixed` that is measured: on a GPU the pauses between kernels."""
     broken: bool = False
     """Whether `why` is a fault of the program, not of the trace."""
+
+    def check(self) -> None:
+        """Raise `ValueError` where the steps, their times and the graph's marks are not of one number."""
+        marks: Sequence[int] | Times = () if self.graph is None else self.graph.marks.get(self.rank, ())
+        if self.graph is not None and not len(self.numbers) == len(self.steps_ns) == len(marks) - 1:
+            raise ValueError(f"{len(self.numbers)} steps with {len(self.steps_ns)} times and {len(marks)} marks")
 
 
 def record(trace: Trace, lanes: Sequence[LaneView], operations: Table, files: int = 1) -> list[Recorded]:

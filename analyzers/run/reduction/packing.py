@@ -8,8 +8,9 @@ from enum import Enum
 from functools import cache
 from hashlib import sha256
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
 
 from gpuscope.analyzers.frame.analyzer import Attributed, Result
@@ -18,6 +19,7 @@ from gpuscope.analyzers.frame.sections import DECLARED, Sections
 from gpuscope.analyzers.replay.graph import Call, Gradient, Graph
 from gpuscope.analyzers.replay.record.recording import Recorded
 from gpuscope.analyzers.run.file_part import Part
+from gpuscope.report.schema.document import Diagnosis
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Table
@@ -38,6 +40,9 @@ TAG = "·"
 """Key of an object that stands for something JSON has no form for."""
 
 
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+
 class UnpackableError(ValueError):
     """A value that was not packed by this version."""
 
@@ -56,6 +61,8 @@ def pack(value: Any, arrays: list[Array]) -> Any:
 
     Raises `TypeError` for a class that is not listed.
     """
+    if type(value) is int and not _LEAST <= value <= _MOST:
+        return str(value)  # what a file says of itself; no time and no count is so large
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.ndarray):
@@ -113,7 +120,7 @@ def _special(value: Any, arrays: list[Array]) -> dict[str, Any]:
         first = _columns(columns, arrays)["n"] if len(value) else None
         return {TAG: "Table", "name": value.schema.name, "n": first}
     if isinstance(value, Sections):
-        keyed = {section.key: pack(value[section], arrays) for section in DECLARED if section in value}
+        keyed = {key: pack(one, arrays) for key, one in value.printed().items()}
         return {TAG: "Sections", "of": keyed}
     if isinstance(value, Spans):
         return {TAG: "Spans", "of": [pack(value.start, arrays), pack(value.end, arrays)]}
@@ -125,6 +132,8 @@ def unpack(value: Any, arrays: Sequence[Array]) -> Any:
     if isinstance(value, list):
         return [unpack(inner, arrays) for inner in value]
     if not isinstance(value, dict):
+        if type(value) is int and not _LEAST <= value <= _MOST:
+            raise UnpackableError(f"{value} is no number of 64 bits")
         return value
     kind = value.get(TAG)
     if kind is None:
@@ -149,8 +158,29 @@ def _made(kind: Any, value: dict[str, Any], arrays: Sequence[Array]) -> Any:
     if kind == "Sections":
         return _sections(inner, arrays)
     if kind in _RECORDS:
-        return _RECORDS[kind](**{name: unpack(one, arrays) for name, one in inner.items()})  # type: ignore[union-attr]
+        return _as({name: unpack(one, arrays) for name, one in inner.items()}, _RECORDS[kind])  # type: ignore[union-attr]
     return _plain(kind, inner, arrays)
+
+
+def _as(value: Any, kind: Any) -> Any:
+    """`value` as an instance of a type, if it and all inside it are of the types declared; records inside were made,
+    and so checked, before. Raises `ValueError` where it is not so, or where the instance contradicts itself."""
+    made = msgspec.convert(value, kind, dec_hook=_checked)
+    if hasattr(made, "check"):
+        made.check()
+    return made
+
+
+def _checked(kind: Any, value: Any) -> Any:
+    """msgspec compares the classes of what it does not know itself; this adds the types of arrays."""
+    if get_origin(kind) is np.ndarray and isinstance(value, np.ndarray) and value.dtype != _number_type(kind):
+        raise ValueError(f"an array of {value.dtype}, not {_number_type(kind)}")
+    return value
+
+
+@cache
+def _number_type(kind: Any) -> Any:
+    return np.dtype(kind.__args__[1].__args__[0])
 
 
 def _array(arrays: Sequence[Array], number: int) -> Array:
@@ -172,10 +202,16 @@ def _plain(kind: Any, inner: Any, arrays: Sequence[Array]) -> Any:
 
 
 def _sections(inner: Any, arrays: Sequence[Array]) -> Sections:
-    known, found = {section.key: section for section in DECLARED}, Sections()
+    known, types, found = {section.key: section for section in DECLARED if section.printed}, _printed(), Sections()
     for key, one in inner.items():
-        found[known[key]] = unpack(one, arrays)
+        found[known[key]] = _as(unpack(one, arrays), types[key])
     return found
+
+
+@cache
+def _printed() -> dict[str, Any]:
+    """The type of each section that a file's analyses give."""
+    return get_type_hints(Diagnosis)
 
 
 def _table(value: dict[str, Any], arrays: Sequence[Array]) -> Table:
@@ -183,8 +219,6 @@ def _table(value: dict[str, Any], arrays: Sequence[Array]) -> Table:
     if value["n"] is None:
         return Table.empty(schema)
     columns = {column.name: _array(arrays, number) for number, column in enumerate(schema.columns, value["n"])}
-    if len({len(column) for column in columns.values()}) > 1:
-        raise UnpackableError(f"table {schema.name} has columns of different lengths")
     return Table(schema, columns)
 
 
@@ -194,8 +228,5 @@ def _trace(value: dict[str, Any], arrays: Sequence[Array]) -> Trace:
     tables = {table.schema.name: table for table in unpack(value["tables"], arrays)}
     if set(tables) != set(SCHEMAS):
         raise UnpackableError("a trace without all tables")
-    sources, problems = unpack(value["sources"], arrays), unpack(value["problems"], arrays)
-    for found, kind in ((sources, SourceFile), (problems, Problem)):
-        if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
-            raise UnpackableError(f"a trace with something else than a {kind.__name__}")
-    return Trace(tables, names, sources, problems)
+    sources = _as(unpack(value["sources"], arrays), list[SourceFile])
+    return Trace(tables, names, sources, _as(unpack(value["problems"], arrays), list[Problem]))

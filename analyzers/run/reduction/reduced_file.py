@@ -134,7 +134,6 @@ def read_part(path: Path) -> tuple[dict[str, Any], Part]:
         part = unpack(tree["part"], _apart(members, tree["arrays"]))
         if not isinstance(part, Part):
             raise UnpackableError("it holds no part")
-        part.trace.check()
     except Exception as error:  # of whatever kind: what is in a hostile file may raise any
         raise InputError(f"{path}: is damaged: {error}", hint=_AGAIN) from None
     return head, part

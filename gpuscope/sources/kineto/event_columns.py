@@ -27,7 +27,7 @@ from gpuscope.sources.kineto.event_arguments import (
 )
 from gpuscope.sources.kineto.event_block import Block, Decoded, Numbered, Rows, Work
 from gpuscope.sources.kineto.gpu_counters import GpuCounters
-from gpuscope.sources.kineto.graph_nodes import nodes_of
+from gpuscope.sources.kineto.graph_nodes import NODE_BITS, Dependency, Flows, joined, low_half, node_ids
 from gpuscope.sources.kineto.launched_collectives import RANGE
 from gpuscope.sources.kineto.native_block import Native
 from gpuscope.sources.kineto.text.chrome_json import Event, Metadata
@@ -85,6 +85,10 @@ class EventColumns:
         self.bad_times = 0
         self.other: Counter[str] = Counter()
         """Events of categories that are no work, by category."""
+        self.dependencies: list[Dependency] = []
+        """Between nodes of graphs, by rows in device_events."""
+        self.has_short_nodes = False
+        """Whether nodes are numbered as the back end does that records dependencies, too, if it was asked to."""
         self.threads = Numbered()
         """(pid, tid) as written, to the number that stands in the column `thread`."""
         self.texts = _Texts(builder)
@@ -99,6 +103,11 @@ class EventColumns:
         self._direction = PerName(builder.names, lambda name: code(_copy_kind(name)))
         self._is_gloo = PerName(builder.names, lambda name: name.startswith("gloo:"))
         self._is_shaped = PerName(builder.names, is_shaped)
+
+    @property
+    def device_rows(self) -> int:
+        """Rows of device_events so far."""
+        return self._rows["device_events"]
 
     def take(self, batch: Sequence[Event] | Block) -> None:
         """Take in one block of events."""
@@ -155,9 +164,20 @@ class EventColumns:
 
     def _graph_nodes(self, rows: Rows, first: int) -> None:
         own = np.flatnonzero(rows.columns["graph"] != NA)
-        nodes = nodes_of(rows.texts(own.tolist()))
-        known = nodes != NA
-        self._builder.add("graph_nodes", int(known.sum()), {"event": own[known] + first, "node": nodes[known]})
+        ids = node_ids(rows.texts(own.tolist()))
+        known = ids != NA
+        self.has_short_nodes |= bool((ids[known] <= NODE_BITS).any())
+        columns = {"event": own[known] + first, "node": low_half(ids[known])}
+        self._builder.add("graph_nodes", int(known.sum()), columns)
+
+    def join(self, flows: Flows) -> None:
+        """Take in the arrows between nodes of graphs, after all events."""
+        device = [columns for table, _, columns in self.chunks if table == "device_events"]
+        if not device:
+            return
+        names = ("device", "stream", "start", "end", "graph")
+        whole = {name: np.concatenate([columns[name] for columns in device]) for name in names}
+        self.dependencies += joined(flows, whole, np.flatnonzero(whole["graph"] != NA))
 
     def _host(self, rows: Rows, operator_ids: npt.NDArray[np.int64]) -> None:
         columns, name = rows.columns, rows.columns["name"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.event_columns import EventColumns
+from gpuscope.sources.kineto.graph_nodes import flows_of
 from gpuscope.sources.kineto.recorded_run import RecordedRun
 from gpuscope.sources.kineto.text.chrome_json import Document, Losses
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
@@ -56,6 +57,8 @@ class KinetoSource:
         if not losses.events:
             raise InputError(f"{path}: contains no events", hint="was the profiler stopped before it was exported?")
         report_losses(builder, losses, path)
+        if columns.has_short_nodes:
+            columns.join(flows_of(path))
         RecordedRun(builder, columns, path, document.header).finish(losses.events)
 
 

@@ -81,6 +81,9 @@ class RecordedRun:
                 columns["thread"] = lookup[columns["thread"]]
             self.builder.add(table, length, columns)
         self.columns.memory.finish(self.builder, self.rank, base)
+        found = np.array(self.columns.dependencies, np.int64).reshape(-1, 3)
+        dependencies = dict(zip(("event", "after", "host_ns"), found.T, strict=True))
+        self.builder.add("graph_dependencies", len(found), dependencies)
 
     def _ranks(self, source: int) -> None:
         builder, header, info, chunks = self.builder, self.header, self.info, self.columns.chunks

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from gpuscope.sources.kineto.event_block import CATEGORIES, Block, Rows, Shapes, Work, shapes_of
 from gpuscope.sources.kineto.event_columns import EventColumns
+from gpuscope.sources.kineto.graph_nodes import dependencies
 from gpuscope.sources.kineto.launched_collectives import RANGE
 from gpuscope.sources.perfetto.annotation_values import arguments, as_json, collective_arguments, number_in, text
 from gpuscope.sources.perfetto.perfetto_messages import BEGIN, BOOTTIME, END, REALTIME, STATE_CLEARED, TracePacket
@@ -29,8 +30,10 @@ from gpuscope.trace.schema import NA, Category
 
 LIMIT_NS = 2**62
 STAGES: dict[bytes, Work] = {b"Kernel": Work.KERNEL, b"Memcpy": Work.COPY, b"Memset": Work.SET}
-NO_WORK = frozenset({b"Annotation", b"EventRecord", b"HostNode"})
-"""Host ranges repeated on the device's clock, and nodes of graphs that are no work on the device."""
+HELPERS = {b"EventRecord": 0, b"HostNode": 1}
+"""Nodes of graphs that are no work on the device, and whether they take time on the host."""
+NO_WORK = frozenset({b"Annotation", *HELPERS})
+"""Those, and host ranges repeated on the device's clock."""
 WHOLE_WORLD = "default_pg"
 """Description of the process group of all ranks (`torch.distributed.distributed_c10d`)."""
 _ROWS_IN_A_BLOCK = 50_000
@@ -63,7 +66,13 @@ class TorchPackets:
         self._interned: defaultdict[int, Interned] = defaultdict(Interned)
         self._tracks = Tracks()
         self._group = SliceGroup()
-        self._stages: list[tuple[Work, int, int, int, dict[bytes, bytes], int]] = []
+        self._stages: list[tuple[Work, int, int, int, dict[bytes, bytes], int, int]] = []
+        self._rows: dict[int, int] = {}
+        """Row in device_events, or -1 - place among the helpers, by the event's id."""
+        self._helpers: list[int] = []
+        """ns of the nodes that are no work."""
+        self._after: list[tuple[int, int]] = []
+        """(event waited for, event that waited), by their ids."""
         self._shift: int | None = None
         self._wanted: dict[int, bool] = {}
 
@@ -90,6 +99,10 @@ class TorchPackets:
         """Hand over what is left; `cut_off` where the file ends early."""
         self._close_group(cut_off)
         self._flush_stages()
+        rows = self._rows
+        edges = [(rows[one], rows[other]) for one, other in self._after if one in rows and other in rows]
+        spent = {-1 - place: ns for place, ns in enumerate(self._helpers)}
+        self._columns.dependencies += dependencies(edges, spent)
         for (pid, tid), name in self._tracks.names.items():
             self._builder.name_thread(pid, tid, name)
 
@@ -208,7 +221,11 @@ class TorchPackets:
         event, interned = packet.gpu_render_stage_event, self._interned[packet.sequence]
         self.events += 1
         stage = interned.specifications.get(event.stage_iid)
+        self._after += [(waited_for, event.event_id) for waited_for in event.event_wait_ids]
         if stage in NO_WORK:
+            if stage in HELPERS and event.duration < LIMIT_NS:
+                self._rows[event.event_id] = -1 - len(self._helpers)
+                self._helpers.append(event.duration * HELPERS[stage])
             return
         work = STAGES.get(stage or b"")
         if work is None or stage is None:
@@ -224,7 +241,7 @@ class TorchPackets:
         extra = {one.name: one.value for one in event.extra_data}
         if b"stream id" not in extra and (lane := _LANE.search(interned.specifications.get(event.hw_queue_iid, b""))):
             extra[b"stream id"] = lane[1]
-        self._stages.append((work, start, end, name, extra, event.gpu_id))
+        self._stages.append((work, start, end, name, extra, event.gpu_id, event.event_id))
         if len(self._stages) >= _ROWS_IN_A_BLOCK:
             self._flush_stages()
 
@@ -234,6 +251,8 @@ class TorchPackets:
         block = Block(bad_times=len(stages) - len(good))
         self.work += len(good)
         if good:
+            first = self._columns.device_rows
+            self._rows.update((one[6], first + place) for place, one in enumerate(good) if one[6])
             extras = [one[4] for one in good]
             columns = {name: np.array([one[place] for one in good], kind)
                        for place, (name, kind) in enumerate(_TIMES.items(), 1)}  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 from gpuscope.trace.columns.table import Array, Table, Times, is_constant
 from gpuscope.trace.schema import NA
 
-_ABOUT = {"host_events": "shapes", "device_events": "graph_nodes"}
+_ABOUT = {"host_events": ("shapes",), "device_events": ("graph_nodes", "graph_dependencies")}
 """Tables that only say more of some rows of another: they go with these."""
 
 
@@ -47,9 +47,10 @@ def _move_rows(data: dict[str, Table], name: str, rows: Times, moved_table: Tabl
         followed = {column: _follow(old, moved) for column, old in columns.items()}
         if followed:
             data[other] = Table(table.schema, {**table.columns, **followed})
-    about = _ABOUT.get(name)
-    if about is not None and len(table := data[about]):
-        data[about] = table.take(table["event"] != NA)
+    for about in _ABOUT.get(name, ()):
+        if len(table := data[about]):
+            referring = [column.name for column in table.schema.columns if column.refs == name]
+            data[about] = table.take(np.all([table[column] != NA for column in referring], axis=0))
 
 
 def _follow(old: Times, moved: Times) -> Times:

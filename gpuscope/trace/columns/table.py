@@ -102,6 +102,13 @@ class Table:
     def __len__(self) -> int:
         return self._length
 
+    def check(self) -> None:
+        """Raise `ValueError` where a column is not of its declared type, or not as long as the others."""
+        for column in self.schema.columns:
+            found = self.columns[column.name]
+            if found.dtype != _DTYPES[column.dtype] or found.shape != (self._length,):
+                raise ValueError(f"{self.schema.name}.{column.name}: {found.dtype} of shape {found.shape}")
+
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
 

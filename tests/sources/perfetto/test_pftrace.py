@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.kineto import Event, call, kernel, note, op, span
+from helpers.kineto import Event, arrow, call, helper, kernel, node, note, op, span
 from helpers.pftrace import BASE_NS, PftraceWriter, framed, write_pftrace
 
 import gpuscope
@@ -198,6 +198,33 @@ def test_nodes_of_graphs_and_counters(tmp_path: Path) -> None:
         lengths = (counters["end"] - counters["start"]).tolist()
         assert lengths == [0, 500_000, 500_000]  # a lone sample has no length, the last that of the one before it
         assert codes(trace)["clocks_locked"] == 1
+
+
+def test_dependencies_of_nodes_of_graphs(tmp_path: Path) -> None:
+    """a → an event recorded → b, a → a function on the host (30 µs) → b, and b → c; the last with nothing between."""
+    a, b, c = (node(at, 40, 1, number, name) for number, (at, name) in enumerate([(20, "a"), (100, "b"), (150, "c")]))
+    recorded, host = helper(62, 0, 1, cat="graph_event_node"), helper(63, 30, 1, stream=9)
+    arrows = [(a, recorded), (recorded, b), (a, host), (host, b), (b, c)]
+    events = [call(5, 9, 1, "cudaGraphLaunch"), a, b, c, recorded, host,
+              *[end for number, ends in enumerate(arrows) for end in arrow(number, *ends)]]  # fmt: skip
+    twin, trace = pair(tmp_path, events)
+    assert {key for key in differing(twin, trace) if key not in NOT_IN_PFTRACE} == set()
+    for one in (twin, trace):
+        found = one.tables["graph_dependencies"].values.tolist()
+        assert found == [[1, 0, 30_000], [2, 1, 0]]
+
+
+def test_arrows_that_lead_nowhere_or_round_in_a_circle_are_none(tmp_path: Path) -> None:
+    a, b = node(20, 40, 1, 1), node(100, 40, 1, 2)
+    one, other = helper(62, 5, 1, stream=9), helper(70, 5, 1, stream=9)
+    astray = [{**end, "ts": end["ts"] + 7} for end in arrow(9, a, b)]
+    pairs = [(one, other), (other, one), (one, b)]
+    events = [call(5, 9, 1, "cudaGraphLaunch"), a, b, one, other, *astray,
+              *[end for number, ends in enumerate(pairs) for end in arrow(number, *ends)]]  # fmt: skip
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    trace = gpuscope.open_trace(path)
+    assert (len(trace["graph_nodes"]), len(trace["graph_dependencies"])) == (2, 0)
 
 
 def test_counters_of_links_alone_are_judged_as_links(tmp_path: Path) -> None:

@@ -86,25 +86,36 @@ class FlowStart(msgspec.Struct, tag_field="ph", tag="s", gc=False):
     tid: Scalar = None
 
 
+class FlowEnd(msgspec.Struct, tag_field="ph", tag="f", gc=False):
+    """The head of an arrow."""
+
+    id: Scalar = None
+    cat: str = ""
+    ts: msgspec.Raw = msgspec.Raw(b"")
+    pid: Scalar = None
+    tid: Scalar = None
+
+
 _PASSED_OVER = tuple(
     msgspec.defstruct(f"Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False)
-    for phase in "ftebnIPpNODSTFRcvV()BE"
+    for phase in "tebnIPpNODSTFRcvV()BE"
 )
 _PHASES = frozenset("XMiCsftebnIPpNODSTFRcvV()BE")
-_SkippedFlow = msgspec.defstruct("SkippedFlow", [], tag_field="ph", tag="s", gc=False)
+_SkippedStart = msgspec.defstruct("SkippedStart", [], tag_field="ph", tag="s", gc=False)
+_SkippedEnd = msgspec.defstruct("SkippedEnd", [], tag_field="ph", tag="f", gc=False)
 """Phases that hold nothing an analysis uses; naming them lets the decoder skip them quickly."""
 
 _EventUnion: Any = Complete | Metadata | Instant | Counted
 for _phase in _PASSED_OVER:
     _EventUnion = _EventUnion | _phase
-_skipping: Any = _EventUnion | _SkippedFlow
-_taking: Any = _EventUnion | FlowStart
+_skipping: Any = _EventUnion | _SkippedStart | _SkippedEnd
+_taking: Any = _EventUnion | FlowStart | FlowEnd
 _without_flows = msgspec.json.Decoder(list[_skipping])
 _with_flows = msgspec.json.Decoder(list[_taking])
 _lenient = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-Event = Complete | Metadata | Instant | Counted | FlowStart
-_EVENTS = (Complete, Metadata, Instant, Counted, FlowStart)
+Event = Complete | Metadata | Instant | Counted | FlowStart | FlowEnd
+_EVENTS = (Complete, Metadata, Instant, Counted, FlowStart, FlowEnd)
 
 
 class Scanner(Protocol):
@@ -138,7 +149,7 @@ class Document:
     path: Path
     advance: Callable[[int], None] | None = None
     flows: bool = False
-    """Whether the tails of arrows are wanted too."""
+    """Whether arrows are wanted too."""
     scanner: Scanner | None = None
     """Who reads usual blocks; what it makes of them is then passed on in place of lists of events."""
     header: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.jobs import steps
-from helpers.kineto import Event, call, kernel, op, write
+from helpers.kineto import Event, arrow, call, helper, kernel, node, op, write
 
 import gpuscope
 from gpuscope.analyzers.frame.lanes import views
@@ -52,6 +52,36 @@ def test_a_collective_waits_for_what_was_launched_before_it_and_compute_for_the_
     kinds = found.nodes["kind"]
     pairs = zip(kinds[found.edges["src"][events]].tolist(), kinds[found.edges["dst"][events]].tolist(), strict=True)
     assert sorted(pairs) == [(Node.DEVICE, Node.ARRIVAL), (Node.TRANSFER, Node.DEVICE)]
+
+
+def replayed(found: Graph, event: int, dur: int) -> dict[int, int]:
+    """Start of each kernel, ns after the first, if the one that took `event` ns took `dur`; by its measured start."""
+    own = found.nodes["kind"] == Node.DEVICE
+    durations = np.where(own & (found.nodes["dur"] == event), dur, found.nodes["dur"])
+    start = replay(found.with_nodes(dur=durations)).start
+    first = int(found.nodes["start"][own].min())
+    return dict(zip((found.nodes["start"][own] - first).tolist(), (start[own] - first).tolist(), strict=True))
+
+
+def test_nodes_of_a_graph_wait_for_the_nodes_recorded_before_them(tmp_path: Path) -> None:
+    """a 6–108 on stream 7 and b 7–107 on 8, then c on 9 at 111: it waits for b, as recorded, though a ends later.
+    Halving a then moves nothing; halving b moves c by 50."""
+    a, b, c = node(6, 102, 1, 1, "a", 7), node(7, 100, 1, 2, "b", 8), node(111, 30, 1, 3, "c", 9)
+    events = [op(0, 6), call(0, 5, 1, "cudaGraphLaunch"), a, b, c]
+    told = graph(tmp_path, *events, *arrow(0, b, c))
+    assert told.inferred == 0
+    assert replayed(told, 1, 1)[105_000] - replayed(told, 102_000, 51_000)[105_000] == 0
+    assert replayed(told, 1, 1)[105_000] - replayed(told, 100_000, 50_000)[105_000] == 50_000
+    silent = graph(tmp_path, *events)  # the counter-example: nothing is recorded, so nothing holds it
+    assert replayed(silent, 1, 1)[105_000] < 100_000
+
+
+def test_a_function_on_the_host_between_two_nodes_takes_its_time(tmp_path: Path) -> None:
+    """a 10–110, a host function of 55, then b at 167 on the same stream: halving a moves b to 117, not to 61."""
+    a, host, b = node(10, 100, 1, 1, "a"), helper(111, 55, 1, stream=9), node(167, 30, 1, 2, "b")
+    events = [op(0, 6), call(0, 5, 1, "cudaGraphLaunch"), a, host, b]
+    told = graph(tmp_path, *events, *arrow(0, a, host), *arrow(1, host, b))
+    assert replayed(told, 100_000, 50_000)[157_000] == 107_000
 
 
 def test_a_lost_launch_comes_after_the_call_before_it(tmp_path: Path) -> None:

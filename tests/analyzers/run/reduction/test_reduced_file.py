@@ -6,6 +6,7 @@ import json
 import random
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 
 from gpuscope.analyzers.run.file_part import Options
 from gpuscope.analyzers.run.reduction.packing import TAG, UnpackableError, pack, unpack
-from gpuscope.analyzers.run.reduction.reduced_file import HEAD, TREE, digest, read_head
+from gpuscope.analyzers.run.reduction.reduced_file import HEAD, TREE, digest, read_head, read_part
 from gpuscope.analyzers.run.reduction.reducing import reduced
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.report.json_report import dumps
 from gpuscope.sources.opening import inputs
+from gpuscope.trace.columns.table import Array
 
 ROOT = Path(__file__).resolve().parents[4]
 SAMPLES = ROOT / "sample_traces"
@@ -140,11 +142,49 @@ def test_only_listed_classes_are_packed() -> None:
         pack(object(), [])
     with pytest.raises(UnpackableError):
         unpack({TAG: "array", "n": 7}, [])
-    arrays: list[np.ndarray] = []  # type: ignore[type-arg]
+    arrays: list[Array] = []
     value = {"a": (1, 2.5, None), 3: [np.arange(3)], "s": {True}}
     back = unpack(json.loads(json.dumps(pack(value, arrays))), arrays)
     assert (back["a"], back["s"]) == (value["a"], {True})
     assert back[3][0].tolist() == [0, 1, 2]
+
+
+def records(tree: Any, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The first record of each class in a part's JSON; of a graph, one that is there."""
+    for inner in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        records(inner, found)
+    if isinstance(tree, dict) and isinstance(tree.get("of"), dict):
+        found.setdefault(tree[TAG], tree)
+    return found
+
+
+def test_a_field_of_another_type_is_refused(parts: list[Path]) -> None:
+    """Each field of each class, and each section, has its declared type or ends in one error."""
+    arrays: list[Array] = []
+    found = records(pack(read_part(parts[0])[1], arrays), {})
+    assert {"Part", "LaneSummary", "Result", "Attributed", "Recorded", "Graph", "Sections", "SourceFile"} <= set(found)
+    odd = {TAG: "set", "of": [{TAG: "frozenset", "of": []}]}
+    for record in found.values():
+        unpack(record, arrays)
+        for field in record["of"]:
+            with pytest.raises(UnpackableError):
+                unpack({**record, "of": {**record["of"], field: odd}}, arrays)
+
+
+def test_a_part_that_contradicts_itself_is_refused(parts: list[Path], tmp_path: Path) -> None:
+    def refused(kind: str, field: str, value: Any) -> None:
+        def change(tree: Any) -> None:
+            records(tree["part"], {})[kind]["of"][field] = value
+
+        with pytest.raises(InputError, match="is damaged"):
+            analyze(rewritten(parts[0], tmp_path / "a.gsr", TREE, change))
+
+    refused("Breakdown", "idle", -1)
+    refused("LaneSummary", "compiling", {TAG: "tuple", "of": [0.5]})
+    refused("LaneSummary", "rank", 7)
+    refused("Recorded", "numbers", {TAG: "tuple", "of": []})
+    refused("Graph", "labels", {TAG: "tuple", "of": []})
+    refused("StepWindow", "start", 2**70)
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
