@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.facts.message_sizes.gradients import (
+from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import (
     Gradients,
     accumulated,
     gradient_hooks,

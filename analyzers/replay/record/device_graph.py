@@ -16,7 +16,7 @@ import numpy as np
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls, queue_waits
 from gpuscope.analyzers.device_time.kernels.kernel_facts import KernelFacts, kernel_facts
 from gpuscope.analyzers.device_time.stream_waits import node_waits, recorded_waits
-from gpuscope.analyzers.facts.message_sizes.gradients import gradient_hooks
+from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradient_hooks
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.host_time.blocking_sites import sites
 from gpuscope.analyzers.replay.graph import (

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from gpuscope.analyzers.facts.message_sizes.gradients import accumulated, in_hooks
+from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import accumulated, in_hooks
 from gpuscope.analyzers.replay.graph import Call, Gradient
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import Spans

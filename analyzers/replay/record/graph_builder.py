@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpuscope.analyzers.device_time.host_cause import covering
-from gpuscope.analyzers.facts.message_sizes.gradients import EVALUATED, in_hooks
+from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import EVALUATED, in_hooks
 from gpuscope.analyzers.replay.graph import CAUSES, NONE, Call, Edge, Graph, Node, edge_columns, node_columns
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from gpuscope.analyzers.facts.message_sizes.gradients import gradient_hooks, in_hooks
+from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradient_hooks, in_hooks
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node
 from gpuscope.analyzers.replay.record.device_graph import call_of

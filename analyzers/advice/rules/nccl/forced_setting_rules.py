@@ -132,7 +132,8 @@ RULE = Rule(
              risk=_WHAT_FOR["registration"], verify=AGAIN),
         Knob("nccl_buffer", ("forced_setting",), "`NCCL_BUFFSIZE`, `NCCL_NTHREADS` unset, where below the default",
              risk=_WHAT_FOR["channels"], verify=AGAIN),
-        Knob("nccl_choice", ("forced_setting",), "`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_LAUNCH_MODE` unset",
+        Knob("nccl_choice", ("forced_setting",), "`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_PAT_ENABLE`, "
+             "`NCCL_LAUNCH_MODE` unset",
              risk=_WHAT_FOR["choice"], verify=AGAIN),
         Knob("nccl_topology", ("forced_setting",), "`NCCL_TOPO_FILE` unset",
              risk=_WHAT_FOR["topology"], verify=AGAIN),
