@@ -233,10 +233,13 @@ def _suggestion(proposal: Proposal, finding: FindingEntry, predicted: Predicted)
 
 
 def _unpredicted(proposal: Proposal, finding: FindingEntry, why: str) -> UnpredictedEntry:
-    return {
+    entry: UnpredictedEntry = {
         "code": proposal.code, "finding": finding["code"], "action": proposal.action, "setting": proposal.setting,
         "why_not": why, "risk": proposal.risk, "verify": proposal.verify,
     }  # fmt: skip
+    if proposal.grounds:
+        entry["grounds"] = proposal.grounds
+    return entry
 
 
 def _plan(plan: Plan) -> PlanEntry:

@@ -9,6 +9,7 @@ from math import log, log1p
 import numpy as np
 
 from gpuscope.analyzers.collectives.root_cause import TracedWaits
+from gpuscope.analyzers.collectives.work_of_ranks import medians_of_others
 from gpuscope.analyzers.facts.core_waits import CoreTimes
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
@@ -107,16 +108,14 @@ def _without_core(facts: RunFacts, numbers: Times, ranks: int) -> tuple[Array, b
 def beyond_peers(times: Mapping[int, CoreTimes]) -> dict[int, float]:
     """By how much longer each rank had no core than at the rate of its median peer, ns: a rank with more to run
     also waits more often, which is its work's doing and not the machine's."""
-    found = {}
-    for rank, own in times.items():
-        rates = [one.waited / one.ran for other, one in times.items() if other != rank and one.ran]
-        usual = (
-            float(np.median(rates)) * own.ran
-            if rates and own.ran
-            else float(np.median([one.waited for other, one in times.items() if other != rank] or [own.waited]))
-        )
-        found[rank] = max(own.waited - usual, 0.0)
-    return found
+    if len(times) < 2:
+        return dict.fromkeys(times, 0.0)
+    waited, ran = (np.array([getattr(one, name) for one in times.values()], np.float64) for name in ("waited", "ran"))
+    usual = medians_of_others(waited)
+    known = np.flatnonzero(ran > 0)
+    if len(known) > 1:
+        usual[known] = medians_of_others(waited[known] / ran[known]) * ran[known]
+    return dict(zip(times, np.maximum(waited - usual, 0.0).tolist(), strict=True))
 
 
 def _binomial(weight: Array, least: Times, present: int) -> list[tuple[Array, float]]:

@@ -15,19 +15,14 @@ from typing import Literal
 import numpy as np
 
 from gpuscope.analyzers.collectives.lateness import beyond_peers
-from gpuscope.analyzers.collectives.work_of_ranks import SAME_WORK, Longer, WorkOfRanks, medians_of_others
+from gpuscope.analyzers.collectives.work_of_ranks import MOST, SAME_WORK, Longer, WorkOfRanks, medians_of_others
 from gpuscope.analyzers.facts.core_waits import CoreTimes
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import cause_label
-from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array
 from gpuscope.trace.trace import Trace
 
 Reason = Literal["device", "data", "host", "cores"]
-MOST = 0.5
-"""Share of its lateness that a reason must explain."""
-Shape = tuple[int, int]
-"""Codes of an operation and its input dimensions."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +32,8 @@ class Reasoned:
     reason: Reason | None
     explains: int
     why: str
-
-
-@dataclass(frozen=True)
-class Work:
-    """Of one rank, per operation and shape: (count, ns) per step."""
-
-    by_shape: Mapping[Shape, tuple[float, float]]
-
-    @property
-    def total(self) -> float:
-        return sum(spent for _, spent in self.by_shape.values())
-
-    def of(self, operation: int) -> tuple[float, float]:
-        """(count, ns) per step of an operation on any shape."""
-        own = [both for (name, _), both in self.by_shape.items() if name == operation]
-        return sum(count for count, _ in own), sum(spent for _, spent in own)
+    alone: str = ""
+    """The operation that makes it late, where no peer does it at all."""
 
 
 def reasons(
@@ -60,7 +41,7 @@ def reasons(
 ) -> dict[int, Reasoned]:
     """Why each late rank is late. `late` is by how much, ns per step; `host` the time per step (ns) that each
     rank's device idles for each cause of class cpu; `cores` what its training thread had of a core, where counted."""
-    work = WorkOfRanks(trace)
+    work = WorkOfRanks(trace["work"])
     if cores:  # waits for cores delay all ranks in turns: what the peers are late too is nobody's own lateness
         late = _beyond_median(late, trace.ranks)
     alone = Reasoned(None, 0, "no other rank's work is recorded to compare with")
@@ -83,16 +64,6 @@ def _beyond_median(late: Mapping[int, int], ranks: Sequence[int]) -> dict[int, i
         return dict(late)
     usual = dict(zip(ranks, medians_of_others(np.array([late.get(rank, 0) for rank in ranks], np.int64)), strict=True))
     return {rank: max(ns - round(float(usual.get(rank, 0))), 0) for rank, ns in late.items()}
-
-
-def work_by_rank(trace: Trace) -> dict[int, Work]:
-    """What each rank computes per step, by operation and shape."""
-    table = trace["work"]
-    found: dict[int, dict[Shape, tuple[float, float]]] = {}
-    columns = (table[name].tolist() for name in ("rank", "operation", "dims", "count", "dur", "steps"))
-    for rank, operation, dims, count, spent, steps in zip(*columns, strict=True):
-        found.setdefault(rank, {})[operation, dims] = (count / steps, spent / steps)
-    return {rank: Work(shapes) for rank, shapes in found.items()}
 
 
 def _reason(
@@ -119,7 +90,7 @@ def _reason(
     if reason == "host":
         why = f"its host keeps its device idle {spent} per step longer ({cause_label(cause)})"
         return Reasoned("host", round(explained), why)
-    if compared.known[place] < MOST * max(abs(slower) + abs(more), 1.0):
+    if not compared.told_apart(place):
         return Reasoned(
             None, 0, f"it computes {spent} per step longer; whether its device is slower or its data larger needs "
             "shapes (record_shapes=True)"
@@ -129,7 +100,11 @@ def _reason(
             "device", round(explained), f"the same operations on the same shapes take {spent} per step longer"
         )
     larger = _larger(trace, work, compared, place)
-    return Reasoned("data", round(explained), f"it has {spent} per step more to compute: {larger}")
+    worst = int(compared.worst[place])
+    # Only of an operator: for other sizes the same operator may choose another kernel.
+    only_here = not compared.usual[place] and work.elements(worst, int(work.ranks[place]))[0] > 0
+    alone = units.clean(trace.names[worst]) if only_here else ""
+    return Reasoned("data", round(explained), f"it computes {spent} per step more: {larger}", alone)
 
 
 def _without_core(waited: float) -> Reasoned:
@@ -139,32 +114,6 @@ def _without_core(waited: float) -> Reasoned:
         "cores", 0, f"its training thread had no core for {spent} per step, which may explain it: record where nothing "
         "else runs",
     )  # fmt: skip
-
-
-def compare_work(own: Work, peers: list[Work]) -> tuple[float, float, bool]:
-    """ns per step that a rank computes longer than its median peer: on the same shapes, for more or larger work;
-    and whether shapes or counts are known well enough to distinguish the two."""
-    slower = more = known = 0.0
-    for operation in {name for work in (own, *peers) for name, _ in work.by_shape}:
-        shapes = {shape for work in (own, *peers) for shape in work.by_shape if shape[0] == operation}
-        count, spent = own.of(operation)
-        usual = np.median([peer.of(operation) for peer in peers], axis=0)
-        excess = spent - float(usual[1])
-        same = 0.0
-        sized = all(dims != NO_NAME for _, dims in shapes)
-        counted = abs(count - usual[0]) > SAME_WORK * max(count, usual[0])
-        for shape in shapes:
-            mine = own.by_shape.get(shape, (0.0, 0.0))
-            theirs = [peer.by_shape[shape] for peer in peers if shape in peer.by_shape]
-            if mine[0] and theirs:
-                usual_each = float(np.median([time / times for times, time in theirs]))
-                same += mine[1] - mine[0] * usual_each
-        slower += same
-        more += excess - same
-        if sized or counted:
-            known += abs(excess)
-    total = abs(slower) + abs(more)
-    return slower, more, known >= MOST * max(total, 1.0)
 
 
 class _IdleLonger:
@@ -189,6 +138,12 @@ def _larger(trace: Trace, work: WorkOfRanks, longer: Longer, place: int) -> str:
     count, usual = longer.count[place], longer.usual[place]
     worst = int(longer.worst[place])
     name = units.clean(trace.names[worst])
+    if not usual:
+        return (
+            f"{count:.0f} {name} per step, which no other rank runs"
+            if len(work.ranks) > 2
+            else (f"{count:.0f} {name} per step, which the other rank doesn't run")
+        )
     if abs(count - usual) > SAME_WORK * max(count, usual):
         return f"{count:.0f} {name} per step vs. {usual:.0f} on its peers"
     mine, others = work.elements(worst, int(work.ranks[place]))

@@ -9,12 +9,13 @@ from functools import cached_property
 import numpy as np
 
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.columns.table import Array, Table, Times
 from gpuscope.trace.schema import NA
-from gpuscope.trace.trace import Trace
 
 SAME_WORK = 0.05
 """Counts and shapes that differ by less in all are the same work."""
+MOST = 0.5
+"""Share of its lateness that a reason must explain, and of a difference in work that shapes or counts must."""
 
 
 def medians_of_others(values: Array) -> Array:
@@ -45,6 +46,10 @@ class Longer:
     usual: Array
     """How often its median peer does."""
 
+    def told_apart(self, place: int) -> bool:
+        """Whether shapes or counts are known well enough, for a rank, to tell slower work from more of it."""
+        return bool(self.known[place] >= MOST * max(abs(self.slower[place]) + abs(self.more[place]), 1.0))
+
 
 @dataclass(frozen=True)
 class _Shapes:
@@ -61,10 +66,10 @@ class _Shapes:
 
 
 class WorkOfRanks:
-    """The table `work` of a run, by operation."""
+    """The table `work` of a run, by operation; of at most one row per rank, operation and shape."""
 
-    def __init__(self, trace: Trace) -> None:
-        self._table = trace["work"]
+    def __init__(self, table: Table) -> None:
+        self._table = table
         self.ranks: Times = np.unique(self._table["rank"])
         """Those whose work is recorded, ascending; the place of a rank is that among these."""
         self._largest: dict[int, tuple[Times, Times]] = {}

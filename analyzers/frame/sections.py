@@ -137,6 +137,7 @@ BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
 FITS = Section[list[nccl_sections.FitEntry]]("fits")
 CROSSOVERS = Section[list[nccl_sections.CrossoverEntry]]("crossovers")
 LINK_COUNTERS = Section[list[nccl_sections.LinkCounterEntry]]("link_counters", every)
+DEVICE_COUNTERS = Section[list[compute_section.DeviceCounterEntry]]("device_counters", every)
 TRAFFIC = Section[list[nccl_sections.TrafficEntry]]("traffic")
 MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
 HOST_CALLS = Section[list[HostCallsEntry]]("host_calls", every)
@@ -156,8 +157,9 @@ GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, WAITS_WITHOUT_CORE, SLOWDOWN, REPLAY,
-    PIPELINE, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS,
-    EFFICIENCY, COMPUTE, KERNEL_RANKS, OPERATORS, RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, GAPS,
+    PIPELINE, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS, DEVICE_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY,
+    HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, KERNEL_RANKS, OPERATORS, RANGES, PHASES, API_CALLS, COPIES, LAUNCHES,
+    QUEUES, STREAMS, GAPS,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 

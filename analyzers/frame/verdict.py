@@ -179,7 +179,7 @@ def _why_abstain(evidence: Evidence) -> str:
             f"events are missing from this recording ({evidence.thinned}), as if it were sampled or filtered: "
             "operators, launches and kernels can't be matched, so causes and gains can't be determined, and the shares "
             "are of the events that are left. Record again and keep every event (torch.profiler: activities=[CPU, "
-            "CUDA], its file as written; nsys: --trace=cuda,nvtx)"
+            "CUDA], and don't filter its file; nsys: --trace=cuda,nvtx)"
         )
     unattributed = evidence.causes.get(UNATTRIBUTED, 0)
     sums = class_sums(evidence.causes)

@@ -84,17 +84,30 @@ def _accumulation(trace: Trace, view: LaneView, part: Judged) -> list[FindingEnt
         f"Gradients are reduced in each of {count} micro-batches of a step, where the last one would do: "
         f"{units.share(exposed / whole)} of the time is communication exposed for the others"
     )
-    evidence: list[Evidence] = [
+    shown = _shown(trace, view, "collectives", rows, "before the step's last micro-batch")
+    return [_finding("synced_accumulation", view, part, exposed, message, shown)]
+
+
+def _finding(
+    code: str, view: LaneView, part: Judged, cost: int, message: str, evidence: list[Evidence]
+) -> FindingEntry:
+    """That costs so many ns of the judged steps."""
+    share = cost / int((part.end - part.start).sum())
+    return {
+        "code": code, "severity": severity(share), "message": message, "ranks": [view.lane.rank],
+        "cost_ns_per_step": cost // len(part), "cost_ns": cost, "share_frac": share, "evidence": evidence,
+    }  # fmt: skip
+
+
+def _shown(trace: Trace, view: LaneView, of: str, rows: Times, note: str) -> list[Evidence]:
+    """The first of these rows of a table as evidence."""
+    table, named = trace[of], "op" if of == "collectives" else "name"
+    return [
         {"rank": view.lane.rank, "start_ns": int(table["start"][row]),
-         "dur_ns": int(table["end"][row] - table["start"][row]), "name": "all_reduce",
-         "note": "before the step's last micro-batch"}
+         "dur_ns": int(table["end"][row] - table["start"][row]), "name": trace.names[int(table[named][row])],
+         "note": note}
         for row in rows[:EVIDENCE].tolist()
     ]  # fmt: skip
-    return [{
-        "code": "synced_accumulation", "severity": severity(exposed / whole), "message": message,
-        "ranks": [view.lane.rank], "cost_ns_per_step": exposed // len(part), "cost_ns": exposed,
-        "share_frac": exposed / whole, "evidence": evidence,
-    }]  # fmt: skip
 
 
 def _spans(table: Table, rows: Times) -> Spans:
@@ -121,19 +134,12 @@ def _copies(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
     whole = int((part.end - part.start).sum())
     if alone < MIN_SHARE * whole:
         return []
-    return [{
-        "code": "gradient_copies", "severity": severity(alone / whole),
-        "message": "DDP copies every gradient between its bucket and itself, with nothing else running: "
-        f"{units.share(alone / whole)} of the time",
-        "ranks": [view.lane.rank], "cost_ns_per_step": alone // len(part), "cost_ns": alone,
-        "share_frac": alone / whole,
-        "evidence": [
-            {"rank": view.lane.rank, "start_ns": int(device["start"][row]),
-             "dur_ns": int(device["end"][row] - device["start"][row]),
-             "name": trace.names[int(device["name"][row])], "note": "between a gradient and its bucket"}
-            for row in rows[:EVIDENCE].tolist()
-        ],
-    }]  # fmt: skip
+    message = (
+        "DDP copies every gradient between its bucket and itself, with nothing else running: "
+        f"{units.share(alone / whole)} of the time"
+    )
+    shown = _shown(trace, view, "device_events", rows, "between a gradient and its bucket")
+    return [_finding("gradient_copies", view, part, alone, message, shown)]
 
 
 def _search(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
@@ -148,18 +154,12 @@ def _search(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
     whole = int((part.end - part.start).sum())
     if idle < MIN_SHARE * whole:
         return []
-    return [{
-        "code": "unused_parameter_search", "severity": severity(idle / whole),
-        "message": "DDP searches the graph for unused parameters in every step while the device idles: "
-        f"{units.share(idle / whole)} of the time",
-        "ranks": [view.lane.rank], "cost_ns_per_step": idle // len(part), "cost_ns": idle,
-        "share_frac": idle / whole,
-        "evidence": [
-            {"rank": view.lane.rank, "start_ns": int(host["start"][row]),
-             "dur_ns": int(host["end"][row] - host["start"][row]), "name": SEARCH, "note": ""}
-            for row in rows[:EVIDENCE].tolist()
-        ],
-    }]  # fmt: skip
+    message = (
+        "DDP searches the graph for unused parameters in every step while the device idles: "
+        f"{units.share(idle / whole)} of the time"
+    )
+    shown = _shown(trace, view, "host_events", rows, "")
+    return [_finding("unused_parameter_search", view, part, idle, message, shown)]
 
 
 ANALYZER = FileAnalyzer(

@@ -116,9 +116,9 @@ def imbalance(
     place = " (the first)" if not stage else " (the last)" if stage == stages.stages - 1 else ""
     own, others = _work(found, stage)
     message = (
-        f"Pipeline stage {stage}{place} computes {units.duration(round(own))} per micro-batch, the others "
-        f"{units.duration(round(others))} on average: a stage idles {units.duration(round(cost))} of a step on average "
-        f"because it has less to compute. With an even split: {outcome(section['even_split'])}"
+        f"Pipeline stage {stage}{place} computes {units.duration(round(own))} per micro-batch, "
+        f"{_others(stages.stages)} {units.duration(round(others))}: a stage idles {units.duration(round(cost))} of a "
+        f"step on average because it has less to compute. With an even split: {outcome(section['even_split'])}"
     )
     if len(pipelines) == 1 and (pace is None or not pace.known):
         message += "; with one pipeline, an uneven split can't be distinguished from a slow rank"
@@ -176,6 +176,10 @@ def _per_micro_batch(own: Sequence[Computation]) -> dict[int, int]:
     for one in own:
         found[one.micro_batch] += one.duration
     return found
+
+
+def _others(stages: int) -> str:
+    return "the other one" if stages == 2 else "the others on average"
 
 
 def _work(found: Sequence[Flush], stage: int) -> tuple[float, float]:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, median, stdev
 
+import numpy as np
+
 from gpuscope.analyzers.collectives.lateness import beyond_peers
-from gpuscope.analyzers.collectives.straggler_reasons import compare_work, work_by_rank
 from gpuscope.analyzers.collectives.stragglers import judged_core_times
+from gpuscope.analyzers.collectives.work_of_ranks import WorkOfRanks
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.cause_findings import severity
@@ -18,6 +20,7 @@ from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.pipeline_section import PipelineRow
 from gpuscope.report.view import units
+from gpuscope.trace.columns.table import Table
 
 SIGNIFICANT = 3.0
 """Standard errors by which a rank's steps must hold more work than the others'."""
@@ -42,16 +45,30 @@ class Pace:
 
 
 def pace(facts: RunFacts, stages: StageMap, stage: int) -> Pace | None:
-    """How the ranks of a stage compare with those of the others; None where their work is not recorded."""
-    work = work_by_rank(facts.trace)
-    own = [rank for rank, (_, at) in stages.places.items() if at == stage and rank in work]
-    others = [work[rank] for rank, (_, at) in stages.places.items() if at != stage and rank in work]
-    if not own or not others:
+    """How a stage compares with the median of the others; None where the work of its ranks is not recorded."""
+    work = WorkOfRanks(_by_stage(facts.trace["work"], stages))
+    place = work.place(stage)
+    if place is None or len(work.ranks) < 2:
         return None
-    compared = [compare_work(work[rank], others) for rank in own]
+    ranks = [rank for rank, (_, at) in stages.places.items() if at == stage]
     without_core = beyond_peers(judged_core_times(facts))
-    slower = fmean(one[0] for one in compared) - fmean(without_core.get(rank, 0.0) for rank in own)
-    return Pace(slower, fmean(one[1] for one in compared), all(one[2] for one in compared))
+    slower = float(work.longer.slower[place]) - fmean(without_core.get(rank, 0.0) for rank in ranks)
+    return Pace(slower, float(work.longer.more[place]), work.longer.told_apart(place))
+
+
+def _by_stage(work: Table, stages: StageMap) -> Table:
+    """`work` with stages in place of ranks, and as many steps as all ranks of a stage have."""
+    rank, stage_of = work["rank"], {rank: stage for rank, (_, stage) in stages.places.items()}
+    work = work.take(np.isin(rank, list(stage_of)))
+    ranks, first, place = np.unique(work["rank"], return_index=True, return_inverse=True)
+    stage = np.array([stage_of[rank] for rank in ranks.tolist()], np.int64)
+    steps = np.bincount(stage, work["steps"][first])
+    shapes = np.stack([stage[place], work["operation"], work["dims"]])
+    kinds, one, group = np.unique(shapes, axis=1, return_index=True, return_inverse=True)
+    sums = {name: np.bincount(group.ravel(), work[name], kinds.shape[1]).astype(np.int64) for name in ("count", "dur")}
+    return Table(
+        work.schema, {**work.take(one).columns, "rank": kinds[0], "steps": steps[kinds[0]].astype(np.int64), **sums}
+    )
 
 
 def outside_work(facts: RunFacts, rows: Sequence[PipelineRow], stages: StageMap, step: float) -> list[FindingEntry]:

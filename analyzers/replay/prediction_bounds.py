@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import hypot
 
+import numpy as np
+
+from gpuscope.trace.columns.table import Array
+
+_STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+"""Student's t for a two-sided 90 % interval with 1, 2… degrees of freedom (NIST/SEMATECH e-Handbook of Statistical
+Methods, 1.3.6.7.2); a replay holds at most ten steps."""
+
 
 def bounds(after: float, cases: Sequence[float], errors: Sequence[float]) -> tuple[int, int]:
     """Where the step lies nine times in ten, ns, of a predicted one.
@@ -15,3 +23,12 @@ def bounds(after: float, cases: Sequence[float], errors: Sequence[float]) -> tup
     """
     chance = hypot(*errors)
     return max(0, round(min(after, *cases) - chance)), round(max(after, *cases) + chance)
+
+
+def by_chance(times: Array) -> float | None:
+    """How far another run's mean of as many times may lie from that of these, relative, nine times in ten: Student's t
+    times the standard error of the difference of two such means. None of fewer than two."""
+    if len(times) < 2:
+        return None
+    quantile = _STUDENT[min(len(times) - 1, len(_STUDENT)) - 1]
+    return float(quantile * times.std(ddof=1) * np.sqrt(2 / len(times)) / max(times.mean(), 1.0))

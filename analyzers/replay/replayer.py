@@ -69,6 +69,8 @@ class _Outcome:
     """Why costs of collectives in it are not known, and what to record."""
     moved: bool = False
     """Whether kernels and collectives run beside each other where they did not, or no longer."""
+    pipeline_error: float = 0.0
+    """Relative error of the pipelines' unchanged replay, where their computations are laid out anew."""
 
 
 class Replayer:
@@ -136,13 +138,7 @@ class Replayer:
         scale = self._before / unchanged
         times = [outcome.step_ns * scale for outcome in outcomes]
         after = times[0]
-        low, high = bounds(
-            after,
-            times,
-            # The baseline replay error may remain after a change; other steps differ as the recorded ones do; what no
-            # source of error covers is in proportion to what the change moves.
-            (self._error * after, self._variation * after, self._model_error * abs(self._before - after)),
-        )
+        low, high = self._bounds(self._before, times, max(self._error, outcomes[0].pipeline_error))
         regrouped = self._absent() and any(isinstance(one, RegroupedCommunication) for one in changes)
         if regrouped:  # what is waiting for the others, and stays
             high = max(high, round(self._before))
@@ -190,12 +186,20 @@ class Replayer:
         """Raises `UnreplayableError` or `CircleError`."""
         pipeline = self._trusted_pipeline
         before = self._before or pipeline.step_ns
-        times = [before - ns for ns in pipeline.savings(changes)]
-        error = max(pipeline.error_frac, pipeline.mean_error_frac)
-        low, high = bounds(times[1], times, (error * times[1], self._variation * times[1]))
+        times = [before - pipeline.saved(changes, bias) for bias in (0, -1, 1)]
+        low, high = self._bounds(before, times, pipeline.error_frac)
         return Predicted(
-            round(before), max(0, round(times[1])), low, high, pipeline.basis(changes), pipeline.provenance(changes)
+            round(before), max(0, round(times[0])), low, high, pipeline.basis(changes), pipeline.provenance(changes)
         )
+
+    def _bounds(self, before: float, times: Sequence[float], error: float) -> tuple[int, int]:
+        """The range of a step of `times[0]` ns; the others are its cases.
+
+        The baseline replay error may remain after a change; other steps differ as the recorded ones do; what no source
+        of error covers is in proportion to what the change moves.
+        """
+        after = times[0]
+        return bounds(after, times, (error * after, self._variation * after, self._model_error * abs(before - after)))
 
     def pipeline_places(self, flush: Flush, change: PipelineChange) -> dict[Key, tuple[int, int]]:
         """Start and end of each computation of a flush with a change, as `predict` replays it, in ns after the pipeline
@@ -262,8 +266,10 @@ class Replayer:
         else:
             (changed, done), floor = self._contended.replay(graph, bias), 0.0
         step = max(self._step(changed, done), floor)
+        pipeline_error = 0.0
         if pipelined:
             pipeline = self._pipeline_in(changed, done)
+            pipeline_error = pipeline.error_frac
             step -= pipeline.saved(pipelined, bias)
             basis.append(pipeline.basis(pipelined))
             provenance = "assumed" if pipeline.provenance(pipelined) == "assumed" else provenance
@@ -271,7 +277,7 @@ class Replayer:
             floor = 0.0 if any(isinstance(change, EvenStages) for change in pipelined) else floor
             step = max(step, floor)
         text = "; ".join([*basis, *beside_basis])
-        return _Outcome(step, floor, text, provenance, lacking, bool(beside_basis))
+        return _Outcome(step, floor, text, provenance, lacking, bool(beside_basis), pipeline_error)
 
     def _compute(self, graph: Graph) -> float:
         """What the busiest stream of a rank computes in a step: the median over steps that count, of each the largest

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.errors import UsageError
-from gpuscope.report.schema import document, memory_section, nccl_sections, profile_sections
+from gpuscope.report.schema import compute_section, document, memory_section, nccl_sections, profile_sections
 from gpuscope.report.schema.document import Report
 from gpuscope.report.section_tables import SectionTables
 from gpuscope.report.view import arrangement, units
@@ -30,6 +30,7 @@ SECTIONS: dict[str, type] = {
     "bandwidth": nccl_sections.BandwidthEntry,
     "fits": nccl_sections.FitEntry,
     "link_counters": nccl_sections.LinkCounterEntry,
+    "device_counters": compute_section.DeviceCounterEntry,
     "crossovers": nccl_sections.CrossoverEntry,
     "traffic": nccl_sections.TrafficEntry,
     "topology": nccl_sections.TopologyEntry,

@@ -48,7 +48,7 @@ class Case:
 
 SMALL = ("data.batch=8", "data.sequence=64")
 """Steps of about a tenth of a second on two cores: the change affects a large part of them."""
-PIPELINE = ("data.batch=16", "data.sequence=64", "pipeline.schedule=gpipe")
+PIPELINE = ("data.batch=16", "data.sequence=64")
 
 
 def _buckets(name: str, before: float, after: float) -> Case:
@@ -62,10 +62,12 @@ def _faulty(name: str, change: Change, fault: str, after: Variant) -> Case:
     return Case(name, "ddp", change, Variant(faults=(fault,)), after, SMALL)
 
 
-def _micro_batches(before: int, after: int) -> Case:
+def _micro_batches(before: int, after: int, schedule: str = "gpipe") -> Case:
+    named = "" if schedule == "gpipe" else f", {schedule}"
     return Case(
-        f"micro-batches {before} → {after}", "pp", MicroBatches(after),
-        Variant((f"pipeline.micro_batches={before}",)), Variant((f"pipeline.micro_batches={after}",)), PIPELINE,
+        f"micro-batches {before} → {after}{named}", "pp", MicroBatches(after),
+        Variant((f"pipeline.micro_batches={before}",)), Variant((f"pipeline.micro_batches={after}",)),
+        (*PIPELINE, f"pipeline.schedule={schedule}"),
     )  # fmt: skip
 
 
@@ -87,4 +89,6 @@ CASES = (
     _faulty("slow rank (30 ms) replaced", ReplacedRank(1), "slow_rank:ms=30", Variant()),
     _faulty("slow rank (80 ms) replaced", ReplacedRank(1), "slow_rank:ms=80", Variant()),
     _faulty("slow rank (50 ms) replaced", ReplacedRank(1), "slow_rank:ms=50", Variant()),
+    _micro_batches(2, 4, "1f1b"),
+    _micro_batches(4, 2, "1f1b"),
 )

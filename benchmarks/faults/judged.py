@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.faults.cases import Case
 
-BLAMING = ("slow_rank", "even_data", "late_host")
+BLAMING = ("slow_rank", "even_data", "own_work", "late_host")
 """Suggestions about one rank."""
 ORDERED = (*BLAMING, "micro_batches", "pipeline_schedule", "even_stages")
 

@@ -11,6 +11,7 @@ import numpy as np
 from gpuscope.analyzers.facts.core_waits import core_waits
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
+from gpuscope.analyzers.replay.prediction_bounds import by_chance
 from gpuscope.analyzers.replay.record.batch_overhead import fixed_shares, fixed_shares_on_device
 from gpuscope.analyzers.replay.record.device_graph import device_graph
 from gpuscope.analyzers.replay.record.recorded_steps import window
@@ -26,11 +27,6 @@ _TOO_LARGE = (
     "not even one step of each rank is small enough to be replayed: analyse fewer ranks (--ranks), or record fewer "
     "micro-batches per step"
 )
-
-
-_STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-"""Student's t for a two-sided 90 % interval with 1, 2… degrees of freedom (NIST/SEMATECH e-Handbook of Statistical
-Methods, 1.3.6.7.2); a replay holds at most ten steps."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +116,10 @@ def _core_waits(trace: Trace, rank: int, numbers: Sequence[int]) -> tuple[int, .
 
 
 def variation(entry: Recorded, counted: Mask) -> float | None:
-    """How far another run's mean step may lie from this one's by chance, relative, nine times in ten: Student's t times
-    the standard error of the difference of two means of as many steps. `counted`: which steps these means are over.
-
-    None where there are fewer than two comparable steps.
-    """
+    """How far another run's mean step may lie from this one's by chance, relative. `counted`: which steps these means
+    are over. None where there are fewer than two comparable steps."""
     if len(counted) != len(entry.steps_ns):
         return None
     whole = counted & (np.arange(len(counted)) < len(counted) - entry.closed)
     times = np.array(entry.steps_ns, np.float64)[whole]
-    if len(times) < 2:
-        return None
-    quantile = _STUDENT[min(len(times) - 1, len(_STUDENT)) - 1]
-    return float(quantile * times.std(ddof=1) * np.sqrt(2 / len(times)) / times.mean())
+    return by_chance(times)

@@ -7,6 +7,7 @@ import numpy as np
 from gpuscope.analyzers.frame.changes import LoaderWorkers
 from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.prediction_bounds import by_chance
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, on_host
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Times
@@ -22,7 +23,8 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
     What a batch takes is what the training thread itself spends on loading it: so it is known only for a loader
     without workers. The replayed steps begin amid others: what the first batches are waited for is what those before
     them were.
-    Where it turns out badly, a batch takes `HAND_OVER_NS` to be handed over; where it turns out well, none.
+    Where it turns out badly, a batch takes `HAND_OVER_NS` to be handed over, where it turns out well, none; and batches
+    take as much longer or shorter as their mean may by chance: where workers can't keep up, they are the step.
     """
     loading = np.where(on_host(graph), graph.nodes["input"], 0)
     if not loading.any():
@@ -43,13 +45,15 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
     src = free.edges["src"].copy()
     for rank in graph.ranks:
         batches = _batches(graph, loading, rank)
-        every = float(np.mean([spent for _, spent in batches] or [0])) / change.workers
+        taking = np.array([spent for _, spent in batches] or [0], np.float64)
+        longer = max(0.0, 1 + setting.bias * (by_chance(taking) or 0.0))
+        every = float(taking.mean()) * longer / change.workers
         origin = int(done.end[batches[0][0]] + max(0.0, every - own)) if batches else 0
         first = len(graph) + len(nodes)
         for place, (consumer, spent) in enumerate(batches):
             made, taken = first + 2 * place, first + 2 * place + 1
             begun = place < change.workers
-            dur = round(place * every) if begun else spent
+            dur = round(place * every if begun else spent * longer)
             # Neither is a host segment or a blocking call: no change of these shortens them.
             nodes.append({"kind": Node.MARK, "rank": rank, "dur": dur, "release": origin if begun else NA})
             end = int(graph.nodes["end"][consumer])

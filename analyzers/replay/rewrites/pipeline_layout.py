@@ -1,8 +1,9 @@
 """A pipeline in another schedule, with other micro-batches or an even split: its computations laid out anew.
 
-Kept as measured: how long each computation takes, one mean delay of messages each way, per stage one mean pause
-between computations of each two kinds; smaller messages take less, as far as their cost is the bytes'. The order on
-each stage is the schedule's. All but the pipeline's part of a step stays.
+Kept as measured: how long computations take on each stage, and by how much these times differ, for where all stages are
+equally busy every late one delays the others; one mean delay of messages each way for what their sender does next; per
+stage one mean pause between computations of each two kinds. Smaller messages take less, as far as their cost is the
+bytes'. The order on each stage is the schedule's. All but the pipeline's part of a step stays.
 """
 
 from __future__ import annotations
@@ -61,30 +62,50 @@ class Delays:
     """ns, means over a flush."""
 
     message: Mapping[str, float]
-    """By kind of the computation that waits for it."""
+    """By kind of the computation that waits for it and kind of what its sender computes next (the latter empty, where
+    nothing follows): a sender that computes on delays its message, one that waits for another does not."""
     pause: Sequence[Mapping[str, float]]
     """Per stage, between two computations where nothing else is waited for, by their kinds."""
 
-    def between(self, stage: int, first: str, second: str) -> float:
-        """The pause between computations of two kinds. Of kinds that never follow each other in the trace: what follows
-        the first one otherwise (on the last stage the loss), else what any do, on this stage if there is any."""
-        seen = self.pause[stage]
-        if first + second in seen:
-            return seen[first + second]
-        others = [pause for kinds, pause in seen.items() if kinds[0] == first] or list(seen.values())
-        others = others or [pause for own in self.pause for pause in own.values()]
+    def arriving(self, kind: str, behind: str) -> float:
+        """The delay of a message for a computation of a kind, whose sender then computes `behind`. If none was so, that
+        of other messages for this kind."""
+        if kind + behind in self.message:
+            return self.message[kind + behind]
+        others = [delay for kinds, delay in self.message.items() if kinds[0] == kind]
         return fmean(others) if others else 0.0
+
+    def between(self, stage: int, first: str, second: str) -> float:
+        """The pause between computations of two kinds. Of kinds that never follow each other there: where a message is
+        received in it, what such pauses take; else what follows the first kind otherwise (on the last stage the loss),
+        else what any do, on this stage if there is any."""
+        own = self.pause[stage]
+        if first + second in own:
+            return own[first + second]
+        fed = self._fed(stage, second)
+        alike = [
+            {kinds: ns for kinds, ns in seen.items() if self._fed(at, kinds[1]) == fed}
+            for at, seen in enumerate(self.pause)
+        ]
+        others = [] if fed else [ns for kinds, ns in alike[stage].items() if kinds[0] == first]
+        others = others or list(alike[stage].values()) or [ns for seen in alike for ns in seen.values()]
+        if others or not fed:
+            return fmean(others) if others else 0.0
+        waited = [ns for kinds, ns in self.message.items() if kinds[0] == second]
+        return fmean(waited) if waited else 0.0
+
+    def _fed(self, stage: int, kind: str) -> bool:
+        """Whether computations of a kind get messages on a stage."""
+        return stage != (0 if kind == "F" else len(self.pause) - 1) and kind != "W"
 
     def scaled(self, scale: float, shorter: float = 0.0) -> Delays:
         """With pauses that hold the loss as much shorter as micro-batches are, and messages `shorter` by so many ns,
         also where one was waited for in a pause, as nothing came later; others hold what each micro-batch costs."""
-        last = len(self.pause) - 1
         pauses: list[Mapping[str, float]] = []
         for stage, own in enumerate(self.pause):
-            fed = {kind for kind, first in (("F", 0), ("B", last)) if stage != first}
             pauses.append({
-                kinds: pause * scale if kinds == "FB" and "B" not in fed
-                else pause - shorter if kinds[1] in fed and pause >= shorter
+                kinds: pause * scale if kinds == "FB" and not self._fed(stage, "B")
+                else pause - shorter if self._fed(stage, kinds[1]) and pause >= shorter
                 else pause
                 for kinds, pause in own.items()
             })  # fmt: skip
@@ -93,11 +114,11 @@ class Delays:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A flush with its delays, and its length in ns with the mean time of each kind on each stage."""
+    """A flush with its delays, and its length in ns when replayed unchanged."""
 
     flush: Flush
     delays: Delays
-    mean_length: float
+    length: float
 
 
 @dataclass(frozen=True)
@@ -119,19 +140,14 @@ class PipelineReplay:
         """The flushes replayed unchanged. Raises `CircleError`."""
         found = []
         for flush in self.flushes:
-            delays = delays_of(flush)
-            found.append(Baseline(flush, delays, length(averaged(flush), delays)))
+            delays = delays_of(flush, blocking=not self.gpu)
+            found.append(Baseline(flush, delays, length(recorded(flush), delays)))
         return tuple(found)
 
     @cached_property
     def error_frac(self) -> float:
         """Relative error of the unchanged replay. Raises `CircleError`."""
-        return abs(fmean(length(recorded(one.flush), one.delays) / one.flush.length - 1 for one in self.baselines))
-
-    @cached_property
-    def mean_error_frac(self) -> float:
-        """The same with means in place of each computation's time, as changes take them. Raises `CircleError`."""
-        return abs(fmean(one.mean_length / one.flush.length - 1 for one in self.baselines))
+        return abs(fmean(one.length / one.flush.length - 1 for one in self.baselines))
 
     @cached_property
     def step_ns(self) -> float:
@@ -140,29 +156,19 @@ class PipelineReplay:
 
     def saved(self, changes: Sequence[PipelineChange], bias: int) -> float:
         """ns per step that changes made one after the other save: mean over steps of the median over pipelines. Raises
-        `UnreplayableError` or `CircleError`.
-
-        Both sides take the mean time of each kind on each stage, so that a change that changes nothing saves nothing.
-        """
+        `UnreplayableError` or `CircleError`."""
         values: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for one in self.baselines:
             after = float(np.max(self._changed(one, changes, bias)[1].end))
-            values[one.flush.step][one.flush.pipeline] += one.mean_length - after
+            values[one.flush.step][one.flush.pipeline] += one.length - after
         return fmean(median(own.values()) for own in values.values())
-
-    def savings(self, changes: Sequence[PipelineChange]) -> tuple[float, float, float]:
-        """`saved` in the best, the expected and the worst case of what is assumed. Raises `UnreplayableError`."""
-        expected = self.saved(changes, 0)
-        if not any(isinstance(change, MicroBatches) for change in changes):  # nothing is assumed
-            return expected, expected, expected
-        return self.saved(changes, -1), expected, self.saved(changes, 1)
 
     def places(self, flush: Flush, change: PipelineChange) -> dict[Key, tuple[int, int]]:
         """Start and end of each computation of a flush with a change, ns after the pipeline began to fill.
 
         Raises `UnreplayableError` or `CircleError`.
         """
-        tasks, replayed = self._changed(Baseline(flush, delays_of(flush), 0.0), [change], 0)
+        tasks, replayed = self._changed(Baseline(flush, delays_of(flush, blocking=not self.gpu), 0.0), [change], 0)
         keys = [task.key for own in tasks for task in own]
         return dict(zip(keys, zip(replayed.start.tolist(), replayed.end.tolist(), strict=True), strict=True))
 
@@ -258,22 +264,15 @@ def recorded(flush: Flush) -> list[list[Task]]:
     return [[Task(one.kind, one.micro_batch, one.model_chunk, one.duration) for one in own] for own in flush.stages]
 
 
-def averaged(flush: Flush) -> list[list[Task]]:
-    """The computations in their order, each as long as the mean of its kind on its stage."""
-    found = []
-    for own in recorded(flush):
-        mean = {kind: fmean(task.dur for task in own if task.kind == kind) for kind in {task.kind for task in own}}
-        found.append([replace(task, dur=mean[task.kind]) for task in own])
-    return found
-
-
 def plan(flush: Flush, change: PipelineChange, scale: Mapping[str, float]) -> Plan:
     """The computations after a change, each taking `scale` of its time by kind. Raises `UnreplayableError`."""
     own = recorded(flush)
     if isinstance(change, EvenStages):
-        kinds = {task.kind for tasks in own for task in tasks}
-        mean = {kind: fmean(task.dur for tasks in own for task in tasks if task.kind == kind) for kind in kinds}
-        return [[replace(task, dur=mean[task.kind]) for task in tasks] for tasks in own]
+        mean, of_stage = _means([task for tasks in own for task in tasks]), [_means(tasks) for tasks in own]
+        return [
+            [replace(task, dur=task.dur * mean[task.kind] / max(usual[task.kind], 1.0)) for task in tasks]
+            for tasks, usual in zip(own, of_stage, strict=True)
+        ]
     if any(task.kind == "W" for tasks in own for task in tasks):
         raise UnreplayableError("weight gradients are computed apart here: only an even split is modelled")
     found = recognise(flush)
@@ -286,21 +285,33 @@ def plan(flush: Flush, change: PipelineChange, scale: Mapping[str, float]) -> Pl
     return _ordered(flush, found.name, change.count, scale)
 
 
+def _means(tasks: Sequence[Task]) -> dict[str, float]:
+    """Mean ns by kind."""
+    return {kind: fmean(task.dur for task in tasks if task.kind == kind) for kind in {task.kind for task in tasks}}
+
+
+def _durations(tasks: Sequence[Task], kind: str, count: int) -> list[float]:
+    """ns of so many computations of a kind: the mean of those recorded, differing as they do."""
+    found = [task.dur for task in tasks if task.kind == kind]
+    taken = [found[at % len(found)] for at in range(count)]
+    return [dur * fmean(found) / max(fmean(taken), 1.0) for dur in taken]
+
+
 def _ordered(flush: Flush, name: str, micro_batches: int, scale: Mapping[str, float]) -> Plan:
-    """Each stage's tasks in the order of a schedule, a micro-batch as long as the mean one of its kind and chunk."""
+    """Each stage's tasks in the order of a schedule, as long as those recorded of their kind are on average."""
     stages = len(flush.stages)
     chunks = max(len({one.model_chunk for one in own}) for own in flush.stages)
     wanted = chunks if name == "looped_bfs" else max(chunks, CHUNKS) if name == "interleaved_1f1b" else 1
     if name not in ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs"):
         raise UnreplayableError(f"{name} computes weight gradients apart: how long these take is not recorded")
     plans: list[list[Task]] = []
-    for stage, own in enumerate(flush.stages):
-        total = {kind: fmean(one.duration for one in own if one.kind == kind) for kind in ("F", "B")}
+    for stage, own in enumerate(recorded(flush)):
+        lasting = {kind: iter(_durations(own, kind, micro_batches * wanted)) for kind in ("F", "B")}
         counts: dict[tuple[str, int], int] = defaultdict(int)
         tasks: list[Task] = []
         for kind, chunk in _order(name, stage, stages, micro_batches, wanted):
             # Stages keep what they hold; more chunks are cut evenly, fewer joined.
-            dur = total[kind] * scale[kind] * chunks / wanted
+            dur = next(lasting[kind]) * scale[kind] * chunks / wanted
             tasks.append(Task(kind, counts[kind, chunk], stage + chunk * stages, dur))
             counts[kind, chunk] += 1
         plans.append(tasks)
@@ -318,23 +329,39 @@ def _order(name: str, stage: int, stages: int, micro_batches: int, chunks: int) 
     return one_forward_one_backward(*interleaved(group, micro_batches, chunks), ahead)
 
 
-def delays_of(flush: Flush) -> Delays:
-    """Messages: from a neighbour's end to the start of what waited for it. Pauses: between what waited for nothing."""
+def delays_of(flush: Flush, blocking: bool = False) -> Delays:
+    """Messages: from a neighbour's end to the start of what waited for it. Pauses: between what waited for nothing.
+
+    Where a stage blocks for its messages (`blocking`), one that was sent before is received within the pause: it takes
+    no longer than that, which is all that is known of messages that nobody waited for.
+    """
     ends = {one.key: one.end for own in flush.stages for one in own}
     last_chunk = max(one.model_chunk for own in flush.stages for one in own)
+    behind = _behind(flush.stages)
     message: dict[str, list[int]] = defaultdict(list)
+    within: dict[str, list[int]] = defaultdict(list)
     pauses: list[Mapping[str, float]] = []
     for own in flush.stages:
         pause: dict[str, list[int]] = defaultdict(list)
         for before, one in zip((None, *own[:-1]), own, strict=True):
             source = _other(one.kind, one.model_chunk, one.micro_batch, last_chunk)
             there = ends.get(source) if source is not None else None
-            if there is not None and (before is None or there > before.end):
-                message[one.kind].append(max(0, one.start - there))
+            if source is not None and there is not None and (before is None or there > before.end):
+                message[one.kind + behind[source]].append(max(0, one.start - there))
             elif before is not None:
                 pause[before.kind + one.kind].append(max(0, one.start - before.end))
+                if source is not None and blocking:
+                    within[one.kind + behind[source]].append(max(0, one.start - before.end))
         pauses.append({kinds: fmean(seen) for kinds, seen in pause.items()})
-    return Delays({kind: fmean(found) for kind, found in message.items()}, pauses)
+    return Delays({kinds: fmean(found) for kinds, found in (within | message).items()}, pauses)
+
+
+def _behind(stages: Sequence[Sequence[Task | Computation]]) -> dict[Key, str]:
+    """Of each computation, the kind of its stage's next one; empty of the last."""
+    return {
+        one.key: other.kind if other is not None else ""
+        for own in stages for one, other in zip(own, (*own[1:], None), strict=True)
+    }  # fmt: skip
 
 
 def _other(kind: str, chunk: int, micro_batch: int, last_chunk: int) -> tuple[str, int, int] | None:
@@ -353,6 +380,7 @@ def laid_out(tasks: Plan, delays: Delays) -> Replayed:
     """When each task runs, in the order of the plan, from 0 on. Raises `CircleError`."""
     last_chunk = max(task.model_chunk for own in tasks for task in own)
     place = {task.key: at for at, task in enumerate(task for own in tasks for task in own)}
+    behind = _behind(tasks)
     edges: list[tuple[int, int, int, int]] = []
     for stage, own in enumerate(tasks):
         edges += [
@@ -362,7 +390,7 @@ def laid_out(tasks: Plan, delays: Delays) -> Replayed:
         for task in own:
             there = _other(task.kind, task.model_chunk, task.micro_batch, last_chunk)
             if there in place:
-                lag = round(delays.message.get(task.kind, 0.0))
+                lag = round(delays.arriving(task.kind, behind[there]))
                 edges.append((place[there], place[task.key], lag, Edge.EVENT))
             if task.kind != "F" and ("F", task.model_chunk, task.micro_batch) in place:
                 edges.append((place["F", task.model_chunk, task.micro_batch], place[task.key], 0, Edge.EVENT))

@@ -1,4 +1,4 @@
-"""Counters of links as rows of the timeline: what NVLink, PCIe and network ports carried, on the run's clock."""
+"""Counters as rows of the timeline, on the run's clock: what NVLink, PCIe and network ports carried, what GPUs did."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.analyzers.topology.counter_means import values_of
 from gpuscope.dashboards.data.rows.detail_levels import Window
 from gpuscope.dashboards.data.rows.run_clock import RunClock
 from gpuscope.trace.columns.table import Array, Times
@@ -95,7 +96,7 @@ def counter_tracks(trace: Trace, clock: RunClock) -> list[CounterTrack]:
         unit = trace.names[int(table["unit"][rows[0]])]
         start, end = (clock.common(rank, table[column][rows]) for column in ("start", "end"))
         found.append(
-            make_counter(rank, trace.names[place], trace.names[counter], unit, start, end, table["value"][rows])
+            make_counter(rank, trace.names[place], trace.names[counter], unit, start, end, values_of(trace, rows))
         )
     return sorted(found, key=lambda one: (not one.of_gpu, one.rank, one.place, one.label))
 

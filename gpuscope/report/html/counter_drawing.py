@@ -1,4 +1,4 @@
-"""Counters of links over time as lines of a picture: coordinates only, drawn by the HTML template."""
+"""Counters of links and GPUs over time as lines of a picture: coordinates only, drawn by the HTML template."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Course:
 
 
 def courses(report: Report) -> list[Course]:
-    """One per entry of the section `link_counters`, all on one time axis: that of all counters together."""
-    entries = report.get("link_counters", [])
+    """One per entry of `link_counters` and `device_counters`, all on one time axis: that of all counters together."""
+    entries: list[LinkCounterEntry] = [*report.get("link_counters", []), *report.get("device_counters", [])]
     if not entries:
         return []
     begin = min(entry["start_ns"] for entry in entries)

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints, is_typeddict
 import msgspec
 
 from gpuscope.errors import UsageError
+from gpuscope.report.published import bench_documents
 from gpuscope.report.published.info_document import Info, StoredRun
 from gpuscope.report.schema.diff_document import DIFF_VERSION, Diff
 from gpuscope.report.schema.document import SCHEMA_VERSION, Report
@@ -36,6 +37,11 @@ DOCUMENTS: Mapping[str, Published] = {
     "plan": Published(Plan, PLAN_VERSION, ("advise",)),
     "info": Published(Info, 1, ("info",)),
     "runs": Published(list[StoredRun], 1, ("runs",)),
+    "bench-collectives": Published(bench_documents.BenchCollectives, 1, ("bench collectives",)),
+    "bench-transfers": Published(bench_documents.BenchTransfers, 1, ("bench transfers",)),
+    "bench-scaling": Published(bench_documents.BenchScaling, 1, ("bench scaling",)),
+    "bench-tune": Published(bench_documents.BenchTune, 1, ("bench tune",)),
+    "bench-topology": Published(bench_documents.BenchTopology, 1, ("bench topology",)),
 }
 
 

@@ -1,8 +1,11 @@
-"""The sections `compute` and `ideal`: what the devices' work consists of, and what it would take at their peaks."""
+"""The sections `compute`, `ideal` and `device_counters`: what the devices' work consists of, what it would take at
+their peaks, and what their counters showed."""
 
 from __future__ import annotations
 
 from typing import Literal, TypedDict
+
+from gpuscope.report.schema.nccl_sections import LinkCounterEntry
 
 Generation = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
 
@@ -75,3 +78,25 @@ class IdealEntry(TypedDict):
     ideal_ns: int
     parts: list[IdealPart]
     """Where the difference lies, the largest first: categories of kernels, exposed communication and memory, idle."""
+
+
+class KernelSamples(TypedDict):
+    """What a counter showed while one kernel ran."""
+
+    name: str
+    samples: int
+    """Samples that the kernel's runs fill to nine tenths at least."""
+    mean: float
+
+
+class DeviceCounterEntry(LinkCounterEntry):
+    """A counter of a GPU that is not of a link: its SMs, memory, power, clocks."""
+
+    rank: int
+    device: int
+    mean_while_computing: float | None
+    """While kernels ran that are no communication; None where none did, or no sample was taken then."""
+    mean_while_idle: float | None
+    """While nothing ran on the device."""
+    kernels: list[KernelSamples]
+    """The kernels that fill most samples; a kernel shorter than the interval between samples fills none."""

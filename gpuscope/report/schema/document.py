@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-from gpuscope.report.schema.compute_section import ComputeEntry, IdealEntry
+from gpuscope.report.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry
 from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.memory_section import MemoryEntry
@@ -187,6 +187,8 @@ class StragglerEntry(TypedDict):
     """Its device is slower at equal work, it has more work, its host is late, or other threads held its cores; None
     where the trace can't show it."""
     reason_why: str
+    own_operation: NotRequired[str]
+    """With the reason `data`: the operation that makes it late, where no other rank runs it at all."""
 
 
 class RankStepEntry(TypedDict):
@@ -264,6 +266,8 @@ class UnpredictedEntry(TypedDict):
     risk: NotRequired[str]
     verify: NotRequired[str]
     """How to try it; reports of older versions lack both."""
+    grounds: NotRequired[str]
+    """As a suggestion's."""
 
 
 class TriedEntry(TypedDict):
@@ -452,6 +456,8 @@ class Diagnosis(TypedDict):
     """Where sizes of collectives are recorded, or NCCL's tools measured."""
     link_counters: NotRequired[list[LinkCounterEntry]]
     """What the counters of ports, NVLink and PCIe recorded."""
+    device_counters: NotRequired[list[DeviceCounterEntry]]
+    """What the counters of GPUs recorded: SMs, memory, power, clocks."""
     crossovers: NotRequired[list[CrossoverEntry]]
     """Where measured times show that another choice of NCCL is faster."""
     traffic: NotRequired[list[TrafficEntry]]

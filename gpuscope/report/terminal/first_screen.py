@@ -14,6 +14,8 @@ from gpuscope.report.view.prediction_sentences import gain_cell
 from gpuscope.report.view.summary import SHOWN, ChangeLine, RankLine, Summary, summary
 from gpuscope.report.view.vocabulary import PARTS
 
+SLOWED = 1.01
+"""A rank that makes the step longer by less is not named."""
 RECORDS_LINES = 26
 """Of sections on records without a timeline (NCCL logs, snapshots, dumps), so many lines."""
 
@@ -80,15 +82,15 @@ def _rank_cells(line: RankLine, writer: Writer) -> list[Text | Bar]:
 
 
 def _slowdown(report: Report, writer: Writer) -> None:
-    """Of a job known by its operations alone: the stages and ranks that slow it most, in place of bars."""
+    """Of a job known by its operations alone: the ranks that slow it most, in place of bars."""
     if report["ranks"] or "slowdown" not in report:
         return
-    writer.line("")
-    for word, by in (("stage", report["slowdown"]["by_stage"]), ("rank", report["slowdown"]["by_rank"])):
-        worst = sorted(by.items(), key=lambda item: -item[1])[:SHOWN]
-        if len(by) > 1:
-            each = ", ".join(f"{word} {name} {value:.3f}" for name, value in worst)
-            writer.line(writer.text(f"Slowdown by one {word} alone: ", "bold"), each, hang=2)
+    by = report["slowdown"]["by_rank"]
+    worst = [one for one in sorted(by.items(), key=lambda item: -item[1])[:SHOWN] if one[1] >= SLOWED]
+    if len(by) > 1 and worst:
+        each = ", ".join(f"rank {name} {units.share(value - 1)}" for name, value in worst)
+        writer.line("")
+        writer.line(writer.text("By how much each rank alone lengthens the step: ", "bold"), each, hang=2)
 
 
 def _causes(report: Report, found: Summary, writer: Writer) -> None:
@@ -114,6 +116,14 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
     if not found.changes:
         return
     writer.line("")
+    if all(line.predicted is None for line in found.changes):
+        tried = writer.table("~What to try (gain unknown)")
+        for line in found.changes:
+            tried.add_row(writer.words(line.setting))
+        writer.show(tried)
+        if found.more_changes:
+            writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
+        return
     numbered = [">"] if found.together or found.order else []
     table = writer.table(*numbered, "~What to change", f">new {whole(report)}", ">gain", ">90 % range")
     for i, line in enumerate(found.changes, 1):

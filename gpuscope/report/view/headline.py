@@ -10,8 +10,14 @@ from gpuscope.report.view.vocabulary import BOUND
 
 SUMMANDS = 2
 """Causes of a class that are named one by one."""
+LOW = 0.5
+"""A lower confidence is called so."""
 LEAST_SUMMAND = 0.01
 """The share from which they are."""
+FEW = 10
+"""Of fewer steps nine in ten are all."""
+SAME = 0.01
+"""Steps that differ by less are of one length."""
 NAME = 60
 """Cells of a path or name within a sentence."""
 
@@ -41,7 +47,8 @@ def verdict_words(report: Report) -> str:
     takes = f"{share} of the time{_sum(report)}"
     if not report["ranks"] and "slowdown" in report:
         takes = f"stragglers make the step {report['slowdown']['total']:.3f} times as long ({share} of it)"
-    return f"{BOUND[bound_by]}: {takes}; confidence {verdict['confidence']:.2g} in this class"
+    low = "low " if verdict["confidence"] < LOW else ""
+    return f"{BOUND[bound_by]}: {takes}; {low}confidence {verdict['confidence']:.2g} in this class"
 
 
 def _sum(report: Report) -> str:
@@ -104,11 +111,14 @@ def _files(report: Report) -> str:
 
 
 def _step_time(report: Report) -> str:
-    """The median and, where steps differ visibly, how long nine in ten of them take at most."""
+    """The median and, where steps differ visibly, how long nine in ten of them take at most; of few all there are."""
     spread = report["step_time"]
     if spread is None:
         return units.NONE
     median, p90 = units.duration(spread["median_ns"]), units.duration(spread["p90_ns"])
+    if spread["steps"] < FEW:
+        low, high = spread["min_ns"], spread["max_ns"]
+        return f"{median} ({units.span(low, high, '–')})" if high > (1 + SAME) * low else median
     return median if median == p90 else f"{median} (p90 {p90})"
 
 

@@ -121,7 +121,9 @@ class Summary:
 
 def summary(report: Report, top: int = SHOWN) -> Summary:
     """The first screen of `report`, with at most `top` causes and changes."""
-    causes, (changes, aside) = _causes(report), _changes(report)
+    # Without a verdict shares are of what happens to be recorded: no table of causes that looks like one.
+    causes = [] if report["verdict"]["abstained"] else _causes(report)
+    changes, aside = _changes(report)
     ranks, folded = _ranks(report)
     return Summary(
         sentence=sentence(report),
@@ -280,8 +282,7 @@ def _fix(report: Report) -> str:
     if report["verdict"]["cause_abstained"]:
         return f"To find the cause: {_what_to_add(report)}."
     if advice["unpredicted"]:
-        open_ = sorted(advice["unpredicted"], key=lambda one: not _answers(report, one))
-        return f"To try (gain unknown): {_lower(open_[0]['action']).rstrip('.')}."
+        return f"To try (gain unknown): {_lower(_by_answer(report)[0]['action']).rstrip('.')}."
     return "" if "not asked" in advice["why"] else f"No change tried is predicted to help.{_in_vain(report)}"
 
 
@@ -314,6 +315,11 @@ def _answers(report: Report, one: SuggestionEntry | UnpredictedEntry) -> int:
     if reason is not None and one["finding"] == reason["code"]:
         return 2
     return int(main is not None and one["finding"] == main["code"])
+
+
+def _by_answer(report: Report) -> list[UnpredictedEntry]:
+    """The changes whose gain is not estimated, those first that answer what is wrong."""
+    return sorted(report["advice"]["unpredicted"], key=lambda one: not _answers(report, one))
 
 
 def _what_to_add(report: Report) -> str:
@@ -415,13 +421,14 @@ def _evidence(report: Report) -> str:
     if main is not None and main["code"] == "straggler":
         late = next((one for one in report["stragglers"] if [one["rank"]] == main["ranks"]), None)
         return why_late(late, _compute_per_step(report, late["rank"])) if late is not None else ""
-    if suggestions and (grounds := suggestions[0].get("grounds")):
+    open_ = _by_answer(report) if not suggestions else []
+    if grounds := next((one.get("grounds", "") for one in (*suggestions[:1], *open_[:1])), ""):
         return grounds
     if main is not None and main["code"] in EXPLAINED_BY["straggler"]:
-        seen = [f"measured: {one['name']} of rank {one['rank']}: {one['note'].rpartition(': ')[2]}"
+        seen = [f"{one['name']} of rank {one['rank']}: {one['note'].rpartition(': ')[2]} (measured)"
                 for one in main["evidence"][:1] if one["note"]]  # fmt: skip
         without = main["message"].partition(": ")[2].partition(";")[0]
-        return "; ".join([*seen, *([f"calculated: {without}"] if without else [])])
+        return "; ".join(seen or ([f"{without} (calculated)"] if without else []))
     answered = suggestions[0]["finding"] if suggestions else ""
     found = next((one for one in report["findings"] if one["code"] == answered and one is not main), None)
     if found is None or found["code"] in BY_CODE or found is _reason(report):  # which the sentence begins with
@@ -439,14 +446,15 @@ def _compute_per_step(report: Report, rank: int) -> tuple[float, float] | None:
 
 
 def _together(report: Report, shown: Sequence[ChangeLine]) -> str:
-    """`1, then 3, then NCCL_ALGO=Ring: 119.6 → 80.10 ms (-33.0 %)`; numbers are those of the lines above it."""
+    """`1 + 3 + NCCL_ALGO=Ring: 119.6 → 80.10 ms (-33.0 %)`; numbers are those of the lines above it."""
     plan = report["advice"].get("plan")
     if plan is None:
         return ""
     predicted = plan["predicted"]
     number = {line.typed: str(i) for i, line in enumerate(shown, 1)}
     words = [setting_words(one) for one in plan["steps"]]
-    settings = ", then ".join(number.get(one, one) for one in words)
+    shown_above = sorted(number[one] for one in words if one in number)
+    settings = " + ".join([*shown_above, *(one for one in words if one not in number)])
     change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], " → ")
     return f"{settings}: {change} ({gain_share(predicted)})"
 

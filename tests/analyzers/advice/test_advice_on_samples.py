@@ -23,11 +23,11 @@ def test_a_healthy_run_gets_no_advice_and_is_told_why(samples: Path) -> None:
     ("run", "code", "setting"),
     [
         ("ddp_slow_loader", "loader_workers", "DataLoader.num_workers=2"),  # loading takes longer than the rest
-        ("ddp_slow_rank", "even_data", "the sampler of the data loader=batches with as many tokens on every rank"),
+        ("ddp_slow_rank", "own_work", "aten::mm before forward on rank 1=removed"),
         (
             "ddp_uneven_sequences",
             "even_data",
-            "the sampler of the data loader=batches with as many tokens on every rank",
+            "the sampler of the data loader=batches of the same number of tokens on every rank",
         ),
         ("ddp_host_stall", "host_work_aside", "torch.distributed.checkpoint.async_save=in place of the call"),
     ],

@@ -49,6 +49,7 @@ TRIED: dict[str, tuple[str, str]] = {
     "nccl_faster_run": ("nccl_settings.the_faster_of_two_runs_is_named",) * 2,
     "rail_placement": ("nccl_network.groups_on_other_gpus_of_each_host_cross_rails",) * 2,
     "inside_host": ("nccl_network.a_tensor_group_across_hosts",) * 2,
+    "own_work": ("straggler_advice.code_of_one_rank_is_no_data",) * 2,
     "outside_work": ("straggler_advice.work_besides_a_pipeline_is_taken_off_its_rank",
                      "straggler_advice.a_stage_with_more_layers_is_no_rank_with_more_data"),
 }  # fmt: skip

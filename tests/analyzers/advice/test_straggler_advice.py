@@ -50,6 +50,21 @@ def test_more_data_is_shared_by_all_ranks() -> None:
     assert "replace" not in one["action"]
 
 
+@pytest.mark.parametrize(
+    ("phase", "code"), [("before forward", "own_work"), (None, "even_data"), ("in forward", "even_data")]
+)
+def test_code_of_one_rank_is_no_data(phase: str | None, code: str) -> None:
+    """What no other rank runs is code of its own, but not where a model may run it for some inputs alone."""
+    case = late("data")
+    case["stragglers"][0] |= {"phase": phase, "own_operation": "aten::mm"}  # type: ignore[typeddict-item]
+    [one], _ = advise(case, gains)
+    assert one["code"] == code
+    if code == "own_work":
+        assert one["setting"]["value"].startswith("removed")
+        assert "aten::mm" in one["action"]
+    assert advise(late("data"), gains)[0][0]["code"] == "even_data"
+
+
 @pytest.mark.parametrize(("cause", "begins"), [("input", "Find out why batches"), ("gc", "Collect garbage")])
 def test_a_late_host_gets_the_advice_of_its_own_cause(cause: str, begins: str) -> None:
     [one], _ = advise(late("host", **{cause: 50}), gains)

@@ -11,7 +11,7 @@ from helpers.kineto import Event, call, kernel, note, op, write
 import gpuscope
 
 
-def rank(folder: Path, number: int, begin: int, dur: int, rows: int, *, loads: int = 0) -> None:
+def rank(folder: Path, number: int, begin: int, dur: int, rows: int, *, loads: int = 0, extra: int = 0) -> None:
     """In each step of 1000 one product of `rows` × 64, from `begin` for `dur`; the all-reduce ends at 400 for all."""
     events: list[Event] = []
     for step in range(6):
@@ -23,6 +23,11 @@ def rank(folder: Path, number: int, begin: int, dur: int, rows: int, *, loads: i
             call(at + begin - 4, 2, first + 1), kernel(at + begin, dur, first + 1),
             collective(at + begin + dur, 400 - begin - dur, 1 << 20, step),
         ]  # fmt: skip
+        if extra:
+            events += [
+                op(at + 20, 8, "aten::bmm", **{"Input Dims": [[2, 64, 64]] * 2, "Input type": ["float"] * 2}),
+                call(at + 21, 2, first + 3), kernel(at + begin - extra, extra, first + 3),
+            ]  # fmt: skip
         if loads:
             events.append(note(at + 10, loads, "enumerate(DataLoader)#x"))
     write(folder / f"rank{number}.json", *events, rank=number, world_size=2)
@@ -34,7 +39,7 @@ def rank(folder: Path, number: int, begin: int, dur: int, rows: int, *, loads: i
         # The same product takes 160 in place of 100.
         ({"begin": 15, "dur": 160, "rows": 64}, "device", "the same operations on the same shapes take 60.00 µs"),
         # One of twice the rows does.
-        ({"begin": 15, "dur": 160, "rows": 128}, "data", "60.00 µs per step more to compute: aten::mm on inputs"),
+        ({"begin": 15, "dur": 160, "rows": 128}, "data", "60.00 µs per step more: aten::mm on inputs"),
         # It begins 60 later, after the loader.
         ({"begin": 75, "dur": 100, "rows": 64, "loads": 60}, "host", "60.00 µs per step longer (data loader (input))"),
     ],
@@ -46,3 +51,11 @@ def test_reason(tmp_path: Path, late: dict[str, int], reason: str, says: str) ->
     assert (entry["rank"], entry["caused_wait_ns"]) == (1, 5 * 60_000)
     assert entry["reason"] == reason
     assert says in entry["reason_why"]
+
+
+def test_an_operation_that_no_other_rank_runs_is_named(tmp_path: Path) -> None:
+    rank(tmp_path, 0, begin=35, dur=100, rows=64)
+    rank(tmp_path, 1, begin=95, dur=100, rows=64, extra=60)
+    (entry,) = gpuscope.analyze(tmp_path).report["stragglers"]
+    assert (entry["reason"], entry.get("own_operation")) == ("data", "aten::bmm")
+    assert "1 aten::bmm per step, which the other rank doesn't run" in entry["reason_why"]

@@ -31,8 +31,7 @@ def test_as_rank_by_rank() -> None:
     columns = zip(("rank", "operation", "dims", "count", "dur", "steps"), zip(*rows, strict=True), strict=True)
     builder = TraceBuilder()
     builder.names.codes([f"name {number}" for number in range(8)])
-    empty = builder.finish()
-    work = WorkOfRanks(empty.with_table(Table.build(SCHEMAS["work"], len(rows), {"elements": NA, **dict(columns)})))
+    work = WorkOfRanks(Table.build(SCHEMAS["work"], len(rows), {"elements": NA, **dict(columns)}))
     for rank in range(9):
         slower, more, known = by_hand(rows, rank)
         longer, place = work.longer, work.place(rank)

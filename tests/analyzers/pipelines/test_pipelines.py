@@ -142,7 +142,7 @@ def test_bubble_of_an_even_pipeline(tmp_path: Path) -> None:
 
 def test_what_an_even_split_and_more_micro_batches_would_give(tmp_path: Path) -> None:
     """Even forwards of 15 and backwards of 30 ms: 15, then 15 + 30 + 15 + 30 on stage 1, 30 on stage 0: 135 ms. Of one
-    step the spread is unknown: 5 % either way.
+    step the spread is unknown: 5 % either way, beside 3 % of the 15 ms saved (as squares).
 
     Of each of four micro-batches an eighth of the time is taken not to shrink: 5.625 ms of stage 0, 4 × 33.75 ms of
     stage 1, 11.25 ms of stage 0. At best nothing is fixed, 5 + 4 × 30 + 10; at worst a quarter, 6.25 + 4 × 37.5 + 12.5.
@@ -154,8 +154,8 @@ def test_what_an_even_split_and_more_micro_batches_would_give(tmp_path: Path) ->
     assert (more["micro_batches"], more["step_factor"]) == (4, pytest.approx(151.875 / 150))
     assert even["predicted"] is not None
     assert more["predicted"] is not None
-    assert list(even["predicted"].values())[:4] == [150 * MS, 135 * MS, 128_250_000, 141_750_000]
-    assert list(more["predicted"].values())[:4] == [150 * MS, 151_875_000, 127_406_250, 176_343_750]
+    assert list(even["predicted"].values())[:4] == [150 * MS, 135 * MS, 128_235_017, 141_764_983]
+    assert list(more["predicted"].values())[:4] == [150 * MS, 151_875_000, 127_406_042, 176_343_958]
     assert [max(one["start_ns"] + one["dur_ns"] for one in told["timeline"][which]) for which in
             ("computations", "ideal")] == [150 * MS, 135 * MS]  # type: ignore[literal-required]  # fmt: skip
     quick, slow = told["rows"]
@@ -270,7 +270,7 @@ def test_the_unbalanced_stage_is_named(tmp_path: Path) -> None:
     (finding,) = (one for one in report["findings"] if one["code"] == "pipeline_imbalance")
     assert (finding["ranks"], finding["cost_ns_per_step"]) == ([1], 30_000)
     assert "With an even split: step 150.0 µs → 135.0 µs (" in finding["message"]
-    assert "stage 1 (the last) computes 60.00 µs per micro-batch, the others 30.00 µs" in finding["message"]
+    assert "stage 1 (the last) computes 60.00 µs per micro-batch, the other one 30.00 µs" in finding["message"]
     assert finding["message"].endswith("an uneven split can't be distinguished from a slow rank")
     assert (finding["evidence"][0]["rank"], finding["evidence"][0]["dur_ns"]) == (1, 40_000)
     slowdown = report["slowdown"]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from fuzzing.seeds import MATRIX, recorder
 from helpers.cli import call
 
+from gpuscope.cli import cli
 from gpuscope.report.published.json_schema import DIALECT, DOCUMENTS, json_schema
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -59,6 +65,68 @@ def test_comparisons_and_plans(samples: Path, capsys: pytest.CaptureFixture[str]
     for cluster in ("8xH100", "2x8xA100"):
         done = call(capsys, "advise", "--model", "llama-3-8b", "--cluster", cluster, "--json")
         fits(json.loads(done.stdout), "plan")
+
+
+def printing_json(group: click.Group, path: str = "") -> Iterator[str]:
+    """Every command that takes `--json`, as it is called."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if any("--json" in parameter.opts for parameter in command.params if isinstance(parameter, click.Option)):
+            yield f"{path}{name}"
+        if isinstance(command, click.Group):
+            yield from printing_json(command, f"{path}{name} ")
+
+
+def test_every_command_that_prints_json_has_a_schema() -> None:
+    published = [command for document in DOCUMENTS.values() for command in document.commands]
+    assert sorted(printing_json(cli)) == sorted(published)
+
+
+def test_the_report_of_a_hang_and_a_stored_one(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump = tmp_path / "dump_0"
+    dump.write_bytes(pickle.dumps(recorder(tmp_path)))
+    fits(json.loads(call(capsys, "hang", dump, "--json").stdout), "report")
+    monkeypatch.delenv("GPUSCOPE_NO_STORE", raising=False)
+    store = tmp_path / "runs.db"
+    call(capsys, "analyze", samples / "ddp_healthy", "--store", store)
+    fits(json.loads(call(capsys, "runs", "show", "1", "--store", store, "--json").stdout), "report")
+
+
+def test_the_bench_tools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    small = ("--backend", "gloo", "--op", "broadcast", "-b", "4K", "-e", "4K", "--iterations", "2")
+    fits(json.loads(call(capsys, "bench", "collectives", *small, "--json").stdout), "bench-collectives")
+    copied = call(capsys, "bench", "transfers", "--size", "64K", "--iterations", "2", "--json")
+    fits(json.loads(copied.stdout), "bench-transfers")
+    matrix = tmp_path / "topo.txt"
+    matrix.write_bytes(MATRIX)
+    found = json.loads(
+        call(capsys, "bench", "topology", "--from-file", matrix, "--gpu", "NVIDIA L40S", "--json").stdout
+    )
+    assert found["pairs"]
+    fits(found, "bench-topology")
+
+
+def test_the_bench_tools_that_take_long(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their documents from rows made up: each field of the report, whose times no test can wait for."""
+    pytest.importorskip("torch")
+    from gpuscope.instrumented_runtime.bench.scaling_bench import ScalingReport, ScalingRow
+    from gpuscope.instrumented_runtime.bench.tuning_bench import TuningReport, TuningRow
+    from gpuscope.instrumented_runtime.commands.bench import _print_json
+
+    row = ScalingRow(2, "dp2", 4096, 1_000, 1e6, math.nan, math.nan)
+    tuning = TuningRow(
+        "all_reduce", 2, 4096, "ring", {"NCCL_ALGO": "Ring"}, 900, (900, 910), 0.1, True, "Ring", None, 2
+    )
+    for kind, report in (
+        ("bench-scaling", ScalingReport("ddp", "tiny", "weak", "cpu", 1, (row,), "")),
+        ("bench-tune", TuningReport("gloo", "2.11", 3, 20, (tuning,), {"tree": "refused"})),
+    ):
+        _print_json(report.as_json())
+        fits(json.loads(capsys.readouterr().out), kind)
 
 
 def test_the_list_of_stored_runs(

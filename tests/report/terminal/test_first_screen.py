@@ -126,7 +126,7 @@ def test_on_a_sample_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(shown.splitlines()) <= LINES
     first = " ".join(shown.split("Communication-bound")[0].split())
     assert first.startswith("Rank 1 is late, and rank 0 waits for it in collectives: ")
-    assert "give every rank the same amount of work (rank 1 has more); predicted 119.6 → " in first
+    assert "find the code that rank 1 alone runs (aten::mm before forward), and remove it or move it off" in first
     quiet = run(capsys, "analyze", SAMPLES / "ddp_slow_rank", "--no-store", "--quiet")
     assert (quiet.stdout, quiet.stderr) == (first + "\n", "")
 
@@ -208,13 +208,12 @@ def test_of_operations_alone_the_slow_stage_is_named_and_not_the_schedule(input_
         "100.0 → 85.00 ms (-15.0 %)."
     )
     report["slowdown"] = {
-        "total": 1.25, "provenance": "measured", "by_operation": {}, "by_rank": {"0": 1.01, "7": 1.2},
+        "total": 1.25, "provenance": "measured", "by_operation": {}, "by_rank": {"0": 1.005, "7": 1.2},
         "by_stage": {"0": 1.0, "3": 1.25},
     }  # fmt: skip
     shown = written(report)
     assert "Communication-bound: stragglers make the step 1.250 times as long (34.5 % of\nit); confidence" in shown
-    assert "Slowdown by one stage alone: stage 3 1.250, stage 0 1.000\n" in shown
-    assert "Slowdown by one rank alone: rank 7 1.200, rank 0 1.010\n" in shown
+    assert "By how much each rank alone lengthens the step: rank 7 20.0 %\n" in shown
 
 
 def test_compute_is_shared_out_by_kernels_of_judged_steps(healthy: Report) -> None:

@@ -237,6 +237,33 @@ def test_counters_of_links_alone_are_judged_as_links(tmp_path: Path) -> None:
     assert not [one for one in report["findings"] if one["code"] == "link_at_peak"]
 
 
+def test_counters_of_gpus_beside_the_work_on_them(tmp_path: Path) -> None:
+    """A copy kernel 0–400 with memory at 90 % of the peak, a gemm 400–800 at 30 %, then nothing; samples of 100 µs.
+    With the gemm at 85 the kernels are bound by memory."""
+
+    def recorded(name: str, copying: float, computing: float) -> Any:
+        levels = [copying] * 4 + [computing] * 4 + [0.0] * 3
+        events = [call(0, 5, 1), kernel(0, 400, 1, "copy"), call(6, 5, 2), kernel(400, 400, 2, "gemm"),
+                  call(20, 5, 3), kernel(1000, 10, 3, "last"),
+                  *[counter(at * 100, "DRAM BW (%)", value) for at, value in enumerate(levels)],
+                  *[counter(at * 100, "Power (W)", 300.0) for at in range(11)]]  # fmt: skip
+        return gpuscope.analyze(write_pftrace(tmp_path / name, *events)).report
+
+    report = recorded("rank0.pftrace", 90.0, 30.0)
+    memory, power = report["device_counters"]
+    assert (memory["counter"], memory["unit"], memory["samples"], power["unit"]) == ("DRAM BW (%)", "%", 11, "W")
+    # 400 µs at 90 and 400 at 30, and of the last sample, at 0, the 10 µs of «last».
+    assert memory["mean_while_computing"] == pytest.approx((400 * 90 + 400 * 30) / 810)
+    assert (memory["mean_while_idle"], power["mean_while_idle"], memory["mean_while_exposed"]) == (0, 300, None)
+    assert [(one["name"], one["samples"], one["mean"]) for one in memory["kernels"]] == [
+        ("copy", 4, 90.0), ("gemm", 4, 30.0),
+    ]  # fmt: skip
+    codes_of = [one["code"] for one in report["findings"]]
+    assert "memory_at_peak" not in codes_of
+    (found,) = [one for one in recorded("rank1.pftrace", 90.0, 85.0)["findings"] if one["code"] == "memory_at_peak"]
+    assert found["ranks"] == [1]
+
+
 def test_dropped_packets_are_lost_data_and_lower_the_confidence(tmp_path: Path) -> None:
     content = write_pftrace(tmp_path / "rank0.pftrace", *job(5)).read_bytes()
     stats = TracePacket(previous_packet_dropped=True)

@@ -17,12 +17,15 @@ from gpuscope.analyzers.advice.framework_settings import (
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import BucketSize
 from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.report.view import units
 
 MIB = 1 << 20
 DEFAULT, DEFAULT_FIRST = 25 * MIB, 1 * MIB
 """DDP's own sizes where none is given (torch.nn.parallel.distributed, kDefaultFirstBucketBytes)."""
 SIZES = tuple(size * MIB for size in (50, 100, 200, 10, 5))
 """Tried besides the default: larger against the fixed cost per message, smaller against a long last bucket."""
+GRADIENTS = ("all_reduce", "reduce_scatter")
+"""Operations that gradients are reduced by."""
 LISTED = tuple(size * MIB for size in (50, 100, 200))
 """Tried behind a first bucket of 1 MiB too, which begins to send as soon as the first gradients are there."""
 
@@ -41,7 +44,7 @@ def _sizes(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     for size, first in ((DEFAULT, DEFAULT_FIRST), *same, *((size, DEFAULT_FIRST) for size in LISTED)):
         setting = _named(case, size, first)
         if setting is not None:
-            yield _proposal(finding, setting, BucketSize(size, first))
+            yield _proposal(finding, setting, BucketSize(size, first), _messages(case))
 
 
 def _named(case: Case, size: int, first: int) -> Setting | None:
@@ -62,8 +65,18 @@ def _named(case: Case, size: int, first: int) -> Setting | None:
     )
 
 
-def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize) -> Proposal:
-    default = " (the default: first bucket of 1 MiB)" if change.first != change.size else ""
+def _messages(case: Case) -> str:
+    """How many gradient collectives there are, and of what size: what larger buckets change."""
+    sized = [one for one in case.report["collectives"] if one["op"] in GRADIENTS and one["count"] and one["bytes"]]
+    if not sized:
+        return ""
+    most = max(sized, key=lambda one: one["count"])
+    each = units.memory(round((most["bytes"] or 0) / most["count"]))
+    return f"{units.plural(most['count'], most['op'].replace('_', '-'))} in the recording, of {each} each on average"
+
+
+def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize, messages: str) -> Proposal:
+    default = ", DDP's default" if change.first != change.size else ""
     if change.first != change.size != DEFAULT:
         default = " behind a first one of 1 MiB"
     return Proposal(
@@ -76,6 +89,7 @@ def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize) -> Pr
         "any explicit size also sets DDP's first bucket",
         verify="record again: count and bytes of the gradient collectives, and `gpuscope diff BEFORE AFTER`",
         changes=(change,),
+        grounds=messages,
     )
 
 

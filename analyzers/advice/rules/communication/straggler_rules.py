@@ -74,17 +74,36 @@ def _slow_device(case: Case, finding: FindingEntry, rank: int, entry: StragglerE
 
 def _uneven_data(_: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
     assert entry is not None
+    phase, own = entry["phase"] or "", entry.get("own_operation")
+    if own is not None and phase.startswith("before "):
+        return _own_work(finding, rank, entry, own)
     return Proposal(
         code="even_data",
         action=f"Give every rank the same amount of work (rank {rank} has more)",
         why=f"{cost(finding)}; {entry['reason_why']}",
-        setting=python("the sampler of the data loader", "batches with as many tokens on every rank (by length, or "
-                       "packed to one length); for experts, a balanced router"),
+        setting=python("the sampler of the data loader", "batches of the same number of tokens on every rank (by "
+                       "length, or packed to one length); for experts, a balanced router"),
         risk="the order of the samples changes; padding to one length would make every rank as slow as this one",
         verify=f"record again: the input shapes of rank {rank} are those of the others",
         changes=(SharedWork(rank),),
         subject=f"rank {rank}",
     )  # fmt: skip
+
+
+def _own_work(finding: FindingEntry, rank: int, entry: StragglerEntry, operation: str) -> Proposal:
+    """What no other rank runs at all, and outside the model's passes, is code of this rank: within them the same code
+    may choose another operator for other data."""
+    when = f" {entry['phase']}"
+    return Proposal(
+        code="own_work",
+        action=f"Find the code that rank {rank} alone runs ({operation}{when}), and remove it or move it off the step",
+        why=f"{cost(finding)}; {entry['reason_why']}",
+        setting=python(f"{operation}{when} on rank {rank}", "removed, every N steps, or shared by all ranks"),
+        risk="what the code computes may be needed (metrics, checks): then less often, or a part of it on each rank",
+        verify=f"record again with_stack=True to see what calls it; afterwards rank {rank} runs it no more",
+        changes=(ReplacedRank(rank),),
+        subject=f"rank {rank}",
+    )
 
 
 def _late_host(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
@@ -182,6 +201,7 @@ RULE = Rule(
     (
         Knob("slow_rank", ("straggler", "slow_worker"), "the node of a slow device checked, drained or replaced"),
         Knob("even_data", ("straggler",), "a sampler by length, packed sequences: where the late rank has more data"),
+        Knob("own_work", ("straggler",), "code that the late rank alone runs: removed, less often, or shared by all"),
         Knob("outside_work", ("work_outside_pipeline",), "what one rank of a pipeline does besides its stage"),
         Knob("late_host", ("straggler",), "the late rank's own cpu cause, on that rank"),
     ),

@@ -37,7 +37,7 @@ def _launched_too_slowly(case: Case, finding: FindingEntry) -> bool:
 def _compiled(case: Case, finding: FindingEntry) -> Proposal:
     return Proposal(
         code="compile",
-        action="Compile the model, so that chains of elementwise kernels become one kernel each",
+        action="Compile the model, so that each chain of elementwise kernels becomes one kernel",
         why=f"{cost(finding)}{_floor(case)}; a fused kernel reads its inputs once and writes its result once",
         setting=in_dialect(case, {"transformers": python("TrainingArguments.torch_compile", "True")})
         or python("torch.compile", "model  # or its layers: regional compilation starts sooner"),

@@ -67,7 +67,14 @@ class Place:
         """What the place does, and why it waits; the finding names the call."""
         if self.copy is None or not self.copy.startswith("HtoD"):
             return self.text()
-        return f"{self.often()}: {self._what().rstrip(', ')}; each waits until the device has caught up"
+        size = f" of {memory(self.bytes)}" if self.bytes is not None else ""
+        pageable = " from pageable memory" if self.copy.endswith("pageable") else ""
+        many = self.per_rank >= 2
+        often = f"{self.per_rank:.0f}" if many else "a" if self.per_rank >= 1 else "now and then a"
+        return (
+            f"each rank makes {often} host-to-device {'copies' if many else 'copy'}{size}{pageable}"
+            f"{' per step' if self.steady else ''}, and waits in each until the device has caught up"
+        )
 
     def _what(self) -> str:
         if self.copy is None:

@@ -46,47 +46,51 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 
 def _sockets(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
     """More threads and sockets per connection, where there is no RDMA to use instead."""
-    settings = {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
-    if any(port["link_layer"] for port in nccl["ports"]) or any(variable(case, name) is not None for name in settings):
+    names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+    if any(port["link_layer"] for port in nccl["ports"]) or any(variable(case, name) is not None for name in names):
         return
-    why = "one TCP stream fills no fast network; NCCL's defaults are 1 and 1"
-    risk = "four helper threads per connection want cores; on AWS and gVNIC the defaults are higher already"
-    yield _set(
-        case, finding, "nccl_sockets", "Send over several sockets and threads between hosts", settings, why, risk
-    )
+    yield _network(
+        case, finding, nccl, "nccl_sockets", dict.fromkeys(names, "4"),
+        action="Send over several sockets and threads between hosts",
+        why="one TCP stream fills no fast network; NCCL's defaults are 1 and 1",
+        risk="four helper threads per connection want cores; on AWS and gVNIC the defaults are higher already",
+    )  # fmt: skip
 
 
 def _rdma(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
     roce = any(port["link_layer"] == "RoCE" for port in nccl["ports"])
     if roce and variable(case, "NCCL_IB_QPS_PER_CONNECTION") is None:
-        settings = {"NCCL_IB_QPS_PER_CONNECTION": str(QUEUE_PAIRS)}
-        action = f"Use {QUEUE_PAIRS} queue pairs per connection (RoCE)"
-        why = "switches spread flows over their links by queue pair, and one flow takes one link; the default is 1"
-        risk = "more queue pairs cost memory of the card, and small messages may take longer"
-        yield _set(case, finding, "nccl_queue_pairs", action, settings, why, risk)
+        yield _network(
+            case, finding, nccl, "nccl_queue_pairs", {"NCCL_IB_QPS_PER_CONNECTION": str(QUEUE_PAIRS)},
+            action=f"Use {QUEUE_PAIRS} queue pairs per connection (RoCE)",
+            why="switches spread flows over their links by queue pair, and one flow takes one link; the default is 1",
+            risk="more queue pairs cost memory of the card, and small messages may take longer",
+        )  # fmt: skip
     row = costliest(case)
-    if row is None or row["op"] not in _SENT or row["bytes"] < LARGE:
-        return
-    if variable(case, "NCCL_P2P_NET_CHUNKSIZE") is None:
-        settings = {"NCCL_P2P_NET_CHUNKSIZE": str(CHUNK)}
-        action = f"Send {row['op']} between hosts in chunks of 256 KiB"
-        why = "larger messages fill a fast network with fewer operations; the default is 128 KiB"
-        yield _set(case, finding, "nccl_chunks", action, settings, why, "larger buffers on every connection")
+    large = row is not None and row["op"] in _SENT and row["bytes"] >= LARGE
+    if row is not None and large and variable(case, "NCCL_P2P_NET_CHUNKSIZE") is None:
+        yield _network(
+            case, finding, nccl, "nccl_chunks", {"NCCL_P2P_NET_CHUNKSIZE": str(CHUNK)},
+            action=f"Send {row['op']} between hosts in chunks of 256 KiB",
+            why="larger messages fill a fast network with fewer operations; the default is 128 KiB",
+            risk="larger buffers on every connection",
+        )  # fmt: skip
 
 
-def _set(
-    case: Case, finding: FindingEntry, code: str, action: str, settings: dict[str, str], why: str, risk: str
-) -> Proposal:
-    """Variables whose gain only the commands that measure with and without them can tell."""
-    ranks = max((one["size"] for one in case.report["nccl"]["communicators"]), default=2)
+def _network(
+    case: Case, finding: FindingEntry, nccl: Nccl, code: str, settings: dict[str, str], *, action: str, why: str,
+    risk: str,
+) -> Proposal:  # fmt: skip
+    """Variables to set together, with the commands that measure the job's costliest operation with and without them."""
+    ranks = max((one["size"] for one in nccl["communicators"]), default=2)
     row = costliest(case)
     op, size = (row["op"], row["bytes"]) if row is not None else ("all_reduce", 64 << 20)
-    (name, value), *others = settings.items()
+    (first, value), *others = settings.items()
     return Proposal(
         code=code,
         action=action,
         why=f"{cost(finding)}; {why}",
-        setting=env(name, " ".join([value, *(f"{other}={more}" for other, more in others)])),
+        setting=env(first, " ".join([value, *(f"{name}={own}" for name, own in others)])),
         risk=risk,
         verify=comparison(op, [size], ranks, [Variant("as_is", {}), Variant(code, settings)]),
         outcome=Refused(_MEASURE + at_best(case)),

@@ -1,9 +1,10 @@
-"""The sections `bandwidth`, `fits`, `traffic`, `nccl` and `topology` in the terminal."""
+"""The sections `bandwidth`, `fits`, `traffic`, `nccl` and `topology`, and counters, in the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuscope.report.schema.compute_section import DeviceCounterEntry
 from gpuscope.report.schema.document import Report
 from gpuscope.report.schema.nccl_sections import (
     BandwidthEntry,
@@ -33,7 +34,10 @@ def sections(report: Report, writer: Writer) -> None:
     if "fits" in report:
         _fits(report["fits"], writer)
     if "link_counters" in report:
-        _link_counters(report["link_counters"], writer)
+        _counters("Links over time", report["link_counters"], writer)
+    if "device_counters" in report:
+        _counters("GPU counters over time", report["device_counters"], writer)
+        _by_kernel(report["device_counters"], writer)
     if "traffic" in report:
         _traffic(report["traffic"], writer)
     if "topology" in report:
@@ -177,19 +181,36 @@ COURSE = 25
 """Characters that a counter's course over the recording takes."""
 
 
-def _link_counters(entries: Sequence[LinkCounterEntry], writer: Writer) -> None:
-    writer.heading("Links over time")
-    table = writer.table("<place", "~counter", ">mean", ">exposed", ">peak", "<course")
+def _counters(heading: str, entries: Sequence[LinkCounterEntry | DeviceCounterEntry], writer: Writer) -> None:
+    writer.heading(heading)
+    table = writer.table("<place", "~counter", ">mean", ">computing", ">exposed", ">peak", "<course")
     for entry in entries[:ROWS_SHOWN]:
-        exposed = entry["mean_while_exposed"]
-        while_exposed = units.NONE if exposed is None else units.amount(exposed, entry["unit"])
-        mean, peak = (units.amount(value, entry["unit"]) for value in (entry["mean"], entry["peak"]))
-        cells = mean, while_exposed, peak, _course(entry["course"])
+        figures = (entry["mean"], entry.get("mean_while_computing"), entry["mean_while_exposed"], entry["peak"])
+        cells = [_amount(value, entry["unit"]) for value in figures]  # type: ignore[arg-type]
+        cells.append(_course(entry["course"]))
         place, counter = writer.text(entry["place"]), writer.cell(entry["counter"])
         table.add_row(place, counter, *(writer.text(cell) for cell in cells))
     writer.show(table)
-    writer.line(writer.text("exposed: mean while communication is exposed", "dim"))
+    writer.line(writer.text("mean while kernels compute, and while communication is exposed", "dim"))
     _more(len(entries), writer)
+
+
+def _amount(value: float | None, unit: str) -> str:
+    return units.NONE if value is None else units.amount(value, unit)
+
+
+def _by_kernel(entries: Sequence[DeviceCounterEntry], writer: Writer) -> None:
+    """What the counters show while one kernel runs, where samples are short enough to say."""
+    found = [(entry, kernel) for entry in entries if entry["unit"] == "%" for kernel in entry["kernels"]]
+    if not found:
+        return
+    table = writer.table(">rank", "~kernel", "~counter", ">mean", ">samples")
+    for entry, kernel in found[:ROWS_SHOWN]:
+        rank, mean = str(entry["rank"]), units.amount(kernel["mean"], entry["unit"])
+        table.add_row(writer.text(rank), writer.cell(kernel["name"]), writer.cell(entry["counter"]), writer.text(mean),
+                      writer.text(units.count(kernel["samples"])))  # fmt: skip
+    writer.show(table)
+    _more(len(found), writer)
 
 
 def _course(values: Sequence[float]) -> str:

@@ -1,11 +1,12 @@
 """Counters of links in an nsys export: network ports (`--nic-metrics`), InfiniBand switches
 (`--ib-switch-metrics-devices`, `--ib-switch-congestion-devices`), NVLink and PCIe (`--gpu-metrics-devices`).
 
-Of `GPU_METRICS` only what passes over NVLink and PCIe is taken; its values are percent of the peak, and the low byte of
-`typeId` is the GPU. `NET_NIC_METRIC` names card and counter through `NIC_ID_MAP`, `TARGET_INFO_NIC_INFO` and
-`TARGET_INFO_NETWORK_METRICS`, whose unit says what a value is. `NET_IB_SWITCH_METRIC` has the same columns, but its
-`globalId` is a switch's GUID, which `NET_IB_DEVICE_INFO` names. `NET_IB_SWITCH_CONGESTION_EVENT` holds instants, which
-are counted by the millisecond. Schemas 3.7 to 3.27 (Nsight Systems User Guide, «SQLite Schema Reference»).
+Of `GPU_METRICS` what passes over NVLink and PCIe is taken, and what SMs and memory do; its values are percent of the
+peak, and the low byte of `typeId` is the GPU. `NET_NIC_METRIC` names card and counter through `NIC_ID_MAP`,
+`TARGET_INFO_NIC_INFO` and `TARGET_INFO_NETWORK_METRICS`, whose unit says what a value is. `NET_IB_SWITCH_METRIC` has
+the same columns, but its `globalId` is a switch's GUID, which `NET_IB_DEVICE_INFO` names.
+`NET_IB_SWITCH_CONGESTION_EVENT` holds instants, which are counted by the millisecond. Schemas 3.7 to 3.27 (Nsight
+Systems User Guide, «SQLite Schema Reference»).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from gpuscope.trace.schema import NA
 
 PERCENT = "%"
 MILLISECOND = 1_000_000
-_LINKS = ("nvlink", "pcie")
+_TAKEN = ("nvlink", "pcie", "sms active", "sm issue", "tensor active", "dram")
+"""Of the metrics of a GPU; nsys samples some fifty."""
 _KINDS = "ENUM_NET_IB_CONGESTION_EVENT_TYPE"
 
 
@@ -142,7 +144,7 @@ def _of_gpus(adder: _Adder, tables: Tables) -> int:
     wanted = {
         number: name
         for number, name in zip(ids, tables.texts(table, "metricName"), strict=False)
-        if name is not None and any(link in name.lower() for link in _LINKS)
+        if name is not None and any(part in name.lower() for part in _TAKEN)
     }
     rows = tables.integers("GPU_METRICS", ("timestamp", "typeId", "metricId", "value"))
     lost = 0

@@ -99,6 +99,23 @@ def test_loader_workers_load_beside_the_step() -> None:
     assert [after(graph, LoaderWorkers(4), bias=bias) for bias in (-1, 0, 1)] == [30 * ms, 30.1 * ms, 31 * ms]
 
 
+def test_how_long_batches_take_is_known_as_well_as_their_mean() -> None:
+    """Batches of 80 and 100 ms for one worker: 90 expected, and by Student's t for one degree of freedom, of two such
+    means, anything from none to more than the step has now. Each takes as long: nothing else is possible."""
+    ms = 1_000_000
+
+    def mean(first: int, second: int, bias: int) -> float:
+        batches = [part for load in (first, second, first) for part in (Host(load, input=load), Host(10 * ms), Step())]
+        found = steps(rewrite(job([Step(), *batches]), LoaderWorkers(1), replace(ALL_RANKS, bias=bias)).graph)
+        return sum(found) / len(found)
+
+    even = [mean(90 * ms, 90 * ms, bias) for bias in (-1, 0, 1)]
+    uneven = [mean(80 * ms, 100 * ms, bias) for bias in (-1, 0, 1)]
+    assert even[2] - even[0] <= 1 * ms
+    assert uneven[0] < even[0] - 10 * ms
+    assert uneven[2] > even[2] + 10 * ms
+
+
 def test_a_copy_on_a_stream_of_its_own_runs_beside_kernels() -> None:
     """Two steps launched at 1 and 2: copy 30, kernel 100, then the same: 261 in a row. With the second copy beside the
     first kernel 231."""

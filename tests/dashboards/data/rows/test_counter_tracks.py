@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from helpers.kineto import call, kernel, write
 from helpers.link_counters import export
 
 from gpuscope.analyzers.run.runner import Options
@@ -75,3 +78,14 @@ def test_a_window_has_the_mean_in_its_cells(run: OpenRun) -> None:
 def test_a_run_without_counters_has_no_such_rows(pair: OpenRun) -> None:
     assert pair.events is not None
     assert list(pair.events.counters) == []
+
+
+def test_parts_of_a_unit_are_shown_in_whole_ones(tmp_path: Path) -> None:
+    """torch's counters are kept in thousandths: 62.327 % is not 62,327 %."""
+    samples = [{"ph": "C", "name": "SM Active (%)", "pid": "GPU 0 Counters", "ts": at, "args": {"": 62.327}}
+               for at in (0, 500)]  # fmt: skip
+    path = write(tmp_path / "rank0.json", call(0, 5, 1), kernel(10, 900, 1), *samples)
+    events = open_run("1", str(path), Options()).events
+    assert events is not None
+    (track,) = events.counters
+    assert (track.value.tolist(), track.unit, track.top) == ([62.327, 62.327], "%", 100.0)
