@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from gpuscope.analyzers.device_time.thinned import why_thinned
-from gpuscope.analyzers.facts.message_sizes.estimated_sizes import BASIS, with_estimated_sizes
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, run_one
-from gpuscope.analyzers.frame.lanes import LaneSummary, LaneView, no_such_steps, summarise, views
+from gpuscope.analyzers.facts.message_sizes.estimated_sizes import ESTIMATED_SIZES
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, run_one
+from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
 from gpuscope.analyzers.frame.self_check import breaches_without_causes
-from gpuscope.analyzers.frame.verdict import SIZES_ESTIMATED
 from gpuscope.analyzers.host_time.work_done_once import work_done_once
 from gpuscope.analyzers.operations.operations_from_ranges import operations
 from gpuscope.analyzers.replay.record.recording import Recorded, not_recorded, record
+from gpuscope.analyzers.run.at_once import results_of
 from gpuscope.cache import second_look
 from gpuscope.errors import InputError
 from gpuscope.sources import remote
@@ -86,19 +86,6 @@ DERIVED_OPERATIONS = FileAnalyzer(
 """Operations of jobs that no timer of operations recorded, found from their ranges."""
 
 
-def _estimate(trace: Trace, _: Sequence[LaneView]) -> Result:
-    result, (table, count) = Result("message_sizes"), with_estimated_sizes(trace)
-    if count:
-        result.tables["collectives"] = table
-        result.problem("info", SIZES_ESTIMATED, count, f"sizes of collectives are estimated from the {BASIS}: "
-                       "record their arguments (torch 2.4 and later)")  # fmt: skip
-    return result
-
-
-ESTIMATED_SIZES = FileAnalyzer("message_sizes", _estimate)
-"""Sizes that nothing recorded, from the gradients that messages carry."""
-
-
 def let_go(_: Trace) -> None:
     """What becomes of a file's trace with all its events once it is analysed."""
 
@@ -143,7 +130,7 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
     sized = run_one(ESTIMATED_SIZES, trace, trace, ())
     trace = trace.with_table(sized.tables.pop("collectives", trace["collectives"]))
     lanes = views(trace, options.steps)
-    results = [run_one(analyzer, trace, trace, lanes) for analyzer in analyzers_of(FileAnalyzer)]
+    results = results_of(trace, lanes, alone=options.files == 1)
     results += [sized] if sized.problems or sized.status == "failed" else []
     summaries = [summarise(trace, view, why_thinned(trace, view), work_done_once(trace, view)) for view in lanes]
     reduced = trace.reduced()

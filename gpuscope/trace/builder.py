@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope.recorded_environment import kept_facts
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.row_order import order_rows, select_rows
 from gpuscope.trace.columns.table import Array, Table, Times, concatenated
@@ -145,7 +146,7 @@ class TraceBuilder:
     def _with_host_devices(self, data: dict[str, Table]) -> Table:
         device, host = data["device_events"], data["host_events"]
         tables = [device]
-        for rank in sorted(self._host_is_device - set(np.unique(device["rank"]).tolist())):
+        for rank in sorted(self._host_is_device - set(distinct_values(device["rank"]).tolist())):
             rows = np.flatnonzero(host["rank"] == rank)
             work = host_device.work(host, self.names, rows) if len(rows) else {"start": np.empty(0, np.int64)}
             count = len(work["start"])

@@ -7,6 +7,7 @@ that can't be, nothing is estimated: gradients without shapes, gradients that we
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,9 @@ from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import (
     in_hooks,
     outside_backward,
 )
+from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.verdict import SIZES_ESTIMATED
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.naming.communication_kernels import kernel_item_bytes
 from gpuscope.trace.schema import NA
@@ -108,3 +112,16 @@ def _sizes(trace: Trace, rows: Times, issued: Times, gradients: Gradients, own: 
     items = [kernel_item_bytes(trace.names[int(device["name"][event])]) for event in table["event"][rows].tolist()]
     unknown = bool((elements[: ends[-1]] == 0).any()) or bool((sums == 0).any()) or None in items
     return () if unknown else tuple(int(count) * (item or 0) for count, item in zip(sums.tolist(), items, strict=True))
+
+
+def _estimate(trace: Trace, _: Sequence[LaneView]) -> Result:
+    result, (table, count) = Result("message_sizes"), with_estimated_sizes(trace)
+    if count:
+        result.tables["collectives"] = table
+        said = f"sizes of collectives are estimated from the {BASIS}: record their arguments (torch 2.4 and later)"
+        result.problem("info", SIZES_ESTIMATED, count, said)
+    return result
+
+
+ESTIMATED_SIZES = FileAnalyzer("message_sizes", _estimate)
+"""Gives `collectives` where sizes that nothing recorded follow from gradients; all else of a file comes after it."""
