@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gpuscope.sources.kineto.event_arguments import CommunicationArguments, GlooArguments
+from gpuscope.sources.kineto.event_arguments import CommunicationArguments, GlooArguments, as_list
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming import kinds
@@ -54,7 +54,7 @@ def add_gloo_collectives(
     gloo names neither group nor sequence, and a reduce-scatter appears as the all-reduce that carries it out;
     where gpuscope recorded, the annotation's arguments name it.
     """
-    groups = [group for group in info.get("pg_config") or [] if isinstance(group, dict)]
+    groups = [group for group in as_list(info.get("pg_config")) if isinstance(group, dict)]
     only = groups[0] if len(groups) == 1 else {}
     rows: list[dict[str, Any]] = []
     for row, arguments, name in found:
@@ -104,7 +104,7 @@ def _ranks(value: Any) -> str | None:
             return None
         try:
             value = msgspec.json.decode(value)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             return None
     return ",".join(map(str, value)) if isinstance(value, list) and value else None
 
