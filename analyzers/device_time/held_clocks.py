@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import HELD, HOLDERS, KEY, GpuClocks
-from gpuscope.analyzers.facts.counted_by_step.recorded_steps import recorded_steps
+from gpuscope.analyzers.facts.counted_by_step.step_counts import recorded_steps
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.needs import Need

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpuscope.analyzers.facts.counted_by_step.recorded_steps import recorded_steps
+from gpuscope.analyzers.facts.counted_by_step.step_counts import recorded_steps
 from gpuscope.trace.trace import Trace
 
 KEY = "gpuscope_cores"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.facts.counted_by_step.recorded_steps import recorded_steps
+from gpuscope.analyzers.facts.counted_by_step.step_counts import recorded_steps
 from gpuscope.report.view import units
 from gpuscope.trace.trace import Trace
 
