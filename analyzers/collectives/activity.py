@@ -87,12 +87,13 @@ def _summed(collective: Times, phase: Array, operation: Array, spent: Times) -> 
 
 
 def _added(collective: Times, phase: Array, operation: Array, spent: Times) -> tuple[Times, Array, Array, Times]:
-    labels, label = distinct((phase.astype(np.int64) + 1) * (1 << 31) + operation + 1)
+    room = int(operation.max(initial=NO_NAME)) + 2
+    labels, label = distinct((phase.astype(np.int64) + 1) * room + operation + 1)
     keys, which = distinct(collective * (len(labels) + 1) + label)
     label = labels[keys % (len(labels) + 1)]
     total = np.zeros(len(keys), np.int64)
     np.add.at(total, which, spent)
-    return keys // (len(labels) + 1), label // (1 << 31) - 1, label % (1 << 31) - 1, total
+    return keys // (len(labels) + 1), label // room - 1, label % room - 1, total
 
 
 def _cut(trace: Trace, view: LaneView) -> _Cut:

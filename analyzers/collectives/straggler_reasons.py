@@ -102,7 +102,7 @@ def _reason(
     larger = _larger(trace, work, compared, place)
     worst = int(compared.worst[place])
     # Only of an operator: for other sizes the same operator may choose another kernel.
-    only_here = not compared.usual[place] and work.elements(worst, int(work.ranks[place]))[0] > 0
+    only_here = compared.alone[place] and work.elements(worst, int(work.ranks[place]))[0] > 0
     alone = units.clean(trace.names[worst]) if only_here else ""
     return Reasoned("data", round(explained), f"it computes {spent} per step more: {larger}", alone)
 
@@ -138,7 +138,7 @@ def _larger(trace: Trace, work: WorkOfRanks, longer: Longer, place: int) -> str:
     count, usual = longer.count[place], longer.usual[place]
     worst = int(longer.worst[place])
     name = units.clean(trace.names[worst])
-    if not usual:
+    if longer.alone[place]:
         return (
             f"{count:.0f} {name} per step, which no other rank runs"
             if len(work.ranks) > 2

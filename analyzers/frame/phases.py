@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.distinct import among
+from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import kinds
@@ -20,22 +21,34 @@ def main_thread(host: Table, rank: int, launch: Times) -> int:
     return int(np.bincount(host["thread"][rows]).argmax()) if len(rows) else NA
 
 
+def name_phases(names: NamePool) -> Times:
+    """Per name the code of the phase that it names, or `NO_NAME`; these phases, and «before» each, are names then."""
+    phase_of = [kinds.phase(name) for name in names.names]
+    found = np.array([names.code(phase) if phase else NO_NAME for phase in phase_of], np.int64)
+    for phase in sorted({phase for phase in phase_of if phase}):
+        names.code(_before(phase))
+    return found
+
+
+def _before(phase: str) -> str:
+    return f"before {phase}"
+
+
 class Phases:
     """The phase of a step at instants of a rank's threads, from its ranges and the backward's own operators."""
 
     def __init__(self, trace: Trace, rank: int, main: int) -> None:
         host, names = trace["host_events"], trace.names
         self.host, self.main = host, main
-        phase_of = [kinds.phase(name) for name in names.names]
-        self.code = np.array([names.code(phase) if phase else NO_NAME for phase in phase_of], np.int64)
-        named = np.isin(host["category"], (Category.ANNOTATION, Category.OP)) & (host["rank"] == rank)
+        self.code = name_phases(names)
+        named = among(host["category"], (Category.ANNOTATION, Category.OP)) & (host["rank"] == rank)
         named &= self.code[host["name"]] != NO_NAME
         self.ranges: Mask = named
         rows = np.flatnonzero(named & (host["category"] == Category.ANNOTATION))
         self.home = int(np.bincount(host["thread"][rows]).argmax()) if len(rows) else main
         self.next = rows[host["thread"][rows] == self.home]
-        phases = sorted({phase for phase in phase_of if phase})
-        before = {names.code(phase): names.code(f"before {phase}") for phase in phases}
+        phases = np.unique(self.code[self.code != NO_NAME]).tolist()
+        before = {code: names.code(_before(names[code])) for code in phases}
         self.before = np.array([before.get(code, NO_NAME) for code in self.code[host["name"][self.next]].tolist()])
 
     def at(self, thread: Times, at: Times) -> Times:

@@ -86,13 +86,15 @@ def launched(trace: Trace, rows: Times) -> Launched:
     """These device events, of which the launches are recorded, by their launch's start."""
     device, host = trace["device_events"], trace["host_events"]
     at = host["start"][device["launch"][rows]]
-    rows = rows[np.argsort(at, kind="stable")]
+    order = np.argsort(at, kind="stable")
+    rows = rows[order]
     start, end, kind = device["start"][rows], device["end"][rows], device["kind"][rows]
     spent = end - start
-    each = [np.where(kind == one, spent, 0) for one in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.MEMORY)]
     sums = np.zeros((4, len(rows) + 1), np.int64)
-    sums[:, 1:] = np.cumsum([*each, np.ones(len(rows), np.int64)], axis=1)
-    return Launched(np.sort(at), start, end, sums)
+    for place, one in enumerate((Kind.COMPUTE, Kind.COMMUNICATION, Kind.MEMORY)):
+        np.cumsum(spent * (kind == one), out=sums[place, 1:])
+    sums[3] = np.arange(len(rows) + 1)
+    return Launched(at[order], start, end, sums)
 
 
 class LaunchingThreads:

@@ -75,8 +75,9 @@ def _queues(trace: Trace, view: LaneView, rows: Times) -> Iterator[QueueEntry]:
         if counts[place] < FEWEST:
             break
         own = rows[stream == streams[place]]
-        issue = np.sort(np.minimum(host["end"][device["launch"][own]], device["start"][own]))
-        yield _queue(view, int(streams[place]), issue, np.sort(device["start"][own]))
+        issue = np.minimum(host["end"][device["launch"][own]], device["start"][own])
+        issue, start = (np.sort(times, kind="stable") for times in (issue, device["start"][own]))  # nearly in order
+        yield _queue(view, int(streams[place]), issue, start)
 
 
 def _queue(view: LaneView, stream: int, issue: Times, start: Times) -> QueueEntry:

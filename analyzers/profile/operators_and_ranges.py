@@ -3,7 +3,6 @@ launched."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +15,7 @@ from gpuscope.analyzers.frame.sections import OPERATORS, PHASES, RANGES
 from gpuscope.analyzers.profile.call_tree import Launched, LaunchingThreads, parents
 from gpuscope.analyzers.profile.recorded_part import RankPart, parts
 from gpuscope.report.schema.profile_sections import OperatorEntry, PhaseEntry, RangeEntry
-from gpuscope.trace.columns.distinct import distinct, distinct_values
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import union
@@ -60,101 +59,136 @@ def _of_rank(trace: Trace, part: RankPart) -> tuple[list[OperatorEntry], list[Ra
     module[module] = trace.names.matching(lambda name: name.startswith(_MODULE))[host["name"][part.host[module]]]
     rows = part.host[(category == Category.OP) | (category == Category.ANNOTATION) | module]
     rows = rows[~_is_step(trace, part.rank, rows)]
-    start, end, thread = (host[column][rows] for column in ("start", "end", "thread"))
-    is_operator = host["category"][rows] == Category.OP
-    spent = end - start
-    sums = _Sums(host["name"][rows].astype(np.int64) * 2 + is_operator)
-    sums.add("host", spent)
-    sums.add("host_self", spent)
-    parent = parents(start, end, thread)
-    inner = np.flatnonzero(parent != NA)
-    sums.add("host_self", -spent[inner], parent[inner])
-    device = LaunchingThreads(trace, part.device, part.host)
+    sums, device, thread = (
+        _Sums(len(trace.names)),
+        LaunchingThreads(trace, part.device, part.host),
+        host["thread"][rows],
+    )
     for which in distinct_values(thread).tolist():
-        own, by = np.flatnonzero(thread == which), device.by(which)
-        bounds = by.bounds(start[own], end[own])
+        _add_thread(trace, sums, device, which, rows[thread == which])
+    return _operators(trace, sums, part.has_device), _ranges(trace, part.rank, sums, part.has_device)
+
+
+def _add_thread(trace: Trace, sums: _Sums, device: LaunchingThreads, thread: int, rows: Times) -> None:
+    """Add the events `rows` of a thread, a piece at a time: what is made of millions of them would not fit caches."""
+    host = trace["host_events"]
+    start, end = host["start"][rows], host["end"][rows]
+    key = host["name"][rows] * 2 + (host["category"][rows] == Category.OP)
+    parent = parents(start, end, np.zeros(len(rows), np.int64))
+    by = device.by(thread)
+    of_ranges = device.of_ranges(thread) if thread == device.home else None
+    for first in range(0, len(rows), _PIECE):
+        piece = slice(first, first + _PIECE)
+        own, around, spent = key[piece], parent[piece], end[piece] - start[piece]
+        nested = around != NA
+        above = key[around[nested]]
+        bounds = by.bounds(start[piece], end[piece])
         busy = by.busy(*bounds)
-        nested = parent[own] != NA
+        sums.count(own, spent)
+        sums.add("host_self", spent, own)
+        sums.add("host_self", -spent[nested], above)
         sums.add("device_self", busy, own)
-        sums.add("device_self", -busy[nested], parent[own[nested]])
-        ranges = (host["category"][rows[own]] == Category.ANNOTATION) & (which == device.home)
-        if ranges.any():
-            of_ranges = device.of_ranges(which)
-            sums.add_launched(own[ranges], of_ranges, of_ranges.bounds(start[own[ranges]], end[own[ranges]]))
+        sums.add("device_self", -busy[nested], above)
+        if of_ranges is not None:
+            ranges = host["category"][rows[piece]] == Category.ANNOTATION
+            inside = of_ranges.bounds(start[piece][ranges], end[piece][ranges])
+            sums.add_launched(own[ranges], of_ranges, inside)
             own, bounds = own[~ranges], (bounds[0][~ranges], bounds[1][~ranges])
         sums.add_launched(own, by, bounds)
-    longest = np.zeros(len(sums.keys), np.int64)
-    np.maximum.at(longest, sums.group, spent)
-    return (
-        _operators(trace, sums, part.has_device),
-        _ranges(trace, part.rank, sums, longest, part.has_device),
-    )
 
 
+_PIECE = 1 << 16
 _LAUNCHED = ("compute", "communication", "memory", "kernels")
+_FIGURES = ("host", "host_self", "device_self", *_LAUNCHED, "reach")
 
 
 class _Sums:
-    """Sums over host events by name, operators and ranges apart; ns, but for `kernels`."""
+    """Sums over host events by name, operators and ranges apart; ns, but for `kernels`.
 
-    def __init__(self, keys: Times) -> None:
-        self.keys, self.group = distinct(keys)
-        """Code of the name times two, one more of an operator; and of each event its place among the keys."""
-        self.counts = np.bincount(self.group, minlength=len(self.keys))
-        self._sums: defaultdict[str, Times] = defaultdict(lambda: np.zeros(len(self.keys), np.int64))
+    The key of an event is the code of its name times two, one more of an operator.
+    """
 
-    def add(self, figure: str, values: Times, rows: Times | None = None) -> None:
-        """Add values of all events, or of some, to a figure."""
-        np.add.at(self._sums[figure], self.group if rows is None else self.group[rows], values)
+    def __init__(self, names: int) -> None:
+        self._counts, self._longest = np.zeros(2 * names, np.int64), np.zeros(2 * names, np.int64)
+        self._sums = {figure: np.zeros(2 * names, np.int64) for figure in _FIGURES}
 
-    def add_launched(self, rows: Times, launched: Launched, bounds: tuple[Times, Times]) -> None:
+    @property
+    def keys(self) -> Times:
+        """The keys that occur, ascending."""
+        return np.flatnonzero(self._counts)
+
+    @property
+    def counts(self) -> Times:
+        """How many events there are, by key."""
+        return self._counts[self.keys]
+
+    @property
+    def longest(self) -> Times:
+        """The longest time of an event, by key."""
+        return self._longest[self.keys]
+
+    def count(self, keys: Times, spent: Times) -> None:
+        """Count events that took so long."""
+        self._counts += np.bincount(keys, minlength=len(self._counts))
+        np.maximum.at(self._longest, keys, spent)
+        self.add("host", spent, keys)
+
+    def add(self, figure: str, values: Times, keys: Times) -> None:
+        """Add values of events to a figure."""
+        np.add.at(self._sums[figure], keys, values)
+
+    def add_launched(self, keys: Times, launched: Launched, bounds: tuple[Times, Times]) -> None:
         """Add what was launched in each of some events."""
         for place, figure in enumerate(_LAUNCHED):
-            self.add(figure, launched.sums[place, bounds[1]] - launched.sums[place, bounds[0]], rows)
-        self.add("reach", launched.reach(*bounds), rows)
+            self.add(figure, launched.sums[place, bounds[1]] - launched.sums[place, bounds[0]], keys)
+        self.add("reach", launched.reach(*bounds), keys)
 
     def of(self, figure: str) -> Times:
         """A figure by key."""
-        return self._sums[figure]
+        return self._sums[figure][self.keys]
 
-    def at(self, place: int) -> dict[str, int]:
-        """The figures of a key."""
-        return {figure: int(values[place]) for figure, values in self._sums.items()}
+    def each(self) -> list[tuple[int, int, dict[str, int]]]:
+        """Each key, how many events it has, and its figures."""
+        keys = self.keys
+        columns = [self._sums[figure][keys].tolist() for figure in _FIGURES]
+        figures = (dict(zip(_FIGURES, row, strict=True)) for row in zip(*columns, strict=True))
+        return list(zip(keys.tolist(), self.counts.tolist(), figures, strict=True))
 
 
 def _is_step(trace: Trace, rank: int, rows: Times) -> Mask:
     """Which of the host events are the steps of the rank: these have tables of their own."""
     host, steps = trace["host_events"], trace["steps"]
     own = np.flatnonzero(steps["rank"] == rank)
-    start = steps["start"][own]
-    place = np.minimum(np.searchsorted(start, host["start"][rows]), max(len(own) - 1, 0))
-    if not len(own):
+    found = np.asarray(trace.names.matching(kinds.is_step_range)[host["name"][rows]], np.bool_)
+    named = rows[found]
+    if not len(own) or not len(named):
         return np.zeros(len(rows), np.bool_)
-    same = (start[place] == host["start"][rows]) & (steps["end"][own][place] == host["end"][rows])
-    return np.asarray(same & trace.names.matching(kinds.is_step_range)[host["name"][rows]], np.bool_)
+    start = steps["start"][own]
+    place = np.minimum(np.searchsorted(start, host["start"][named]), len(own) - 1)
+    found[found] = (start[place] == host["start"][named]) & (steps["end"][own][place] == host["end"][named])
+    return found
 
 
 def _operators(trace: Trace, sums: _Sums, known: bool) -> list[OperatorEntry]:
-    entries: list[OperatorEntry] = []
-    for index in np.flatnonzero(sums.keys % 2).tolist():
-        own = sums.at(index)
-        entries.append({
-            "name": trace.names[int(sums.keys[index]) // 2], "count": int(sums.counts[index]), "host_ns": own["host"],
-            "host_self_ns": own["host_self"],
+    return [
+        {
+            "name": trace.names[key // 2], "count": count, "host_ns": own["host"], "host_self_ns": own["host_self"],
             "device_ns": own["compute"] + own["communication"] + own["memory"] if known else None,
             "device_self_ns": own["device_self"] if known else None, "kernels": own["kernels"] if known else None,
-        })  # fmt: skip
-    return entries
+        }
+        for key, count, own in sums.each() if key % 2
+    ]  # fmt: skip
 
 
-def _ranges(trace: Trace, rank: int, sums: _Sums, longest: Times, known: bool) -> list[RangeEntry]:
+def _ranges(trace: Trace, rank: int, sums: _Sums, known: bool) -> list[RangeEntry]:
     places = np.flatnonzero(sums.keys % 2 == 0)
     busy = sums.of("compute") + sums.of("communication") + sums.of("memory")
     weight = np.maximum(sums.of("host"), busy)[places]
+    each, longest = sums.each(), sums.longest
     entries: list[RangeEntry] = []
     for index in places[np.argsort(-weight, kind="stable")[:RANGES_KEPT]].tolist():
-        own, count = sums.at(index), int(sums.counts[index])
-        name = trace.names[int(sums.keys[index]) // 2]
+        key, count, own = each[index]
+        name = trace.names[key // 2]
         entries.append({
             "rank": rank, "name": name.removeprefix(_MODULE), "kind": "module" if name.startswith(_MODULE) else "range",
             "phase": kinds.phase(name) or None, "count": count, "host_ns": own["host"],

@@ -52,7 +52,7 @@ def _part(trace: Trace, rank: int, views: Sequence[LaneView]) -> RankPart:
         rows = rows[(host["start"][rows] >= window[0]) & (host["start"][rows] < window[1])]
     real = [view for view in views if view.lane.device != NA]
     events = np.concatenate([of_lane(trace, view) for view in real]) if real else np.empty(0, np.int64)
-    return RankPart(rank, tuple(views), window, rows, np.sort(events), bool(real))
+    return RankPart(rank, tuple(views), window, rows, np.sort(events, kind="stable"), bool(real))
 
 
 def of_lane(trace: Trace, view: LaneView) -> Times:

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.fuzz`: mutated traces through the native scanner, under AddressSanitizer."""
+"""`python -m benchmarks.fuzz`: mutated traces through the native scanner, arbitrary spans through its sweeps, under
+AddressSanitizer."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ import click
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "gpuscope" / "native"
 SAMPLES = HERE.parents[1] / "sample_traces"
+DRIVERS = {"fuzz_scan": ("kineto_scan.c",), "fuzz_spans": ("kernels.c", "spans.c")}
+"""And the sources that each tries."""
 FLAGS = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
@@ -22,15 +25,19 @@ FLAGS = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize
 @click.option("--seed", default=1, show_default=True, help="Of the random numbers.")
 @click.option("--compiler", default="cc", show_default=True)
 def main(seeds: tuple[Path, ...], seconds: int, seed: int, compiler: str) -> None:
-    """Mutate SEEDS (by default two sample traces) and scan the pieces until the time is over or something is found."""
+    """Mutate SEEDS (by default two sample traces) and scan the pieces until the time is over or something is found;
+    then the same time for spans."""
     seeds = seeds or (SAMPLES / "ddp_healthy" / "rank0.json.gz", SAMPLES / "ddp_slow_rank" / "rank1.json.gz")
     with tempfile.TemporaryDirectory(prefix="gpuscope-fuzz-") as folder:
-        program = Path(folder, "fuzz_scan")
-        sources = [HERE / "fuzz_scan.c", NATIVE / "kineto_scan.c"]
-        subprocess.run([compiler, *FLAGS, "-o", str(program), *map(str, sources)], check=True)
         plain = [_plain(path, Path(folder, f"{number}.json")) for number, path in enumerate(seeds)]
-        done = subprocess.run([str(program), str(seconds), str(seed), *map(str, plain)], check=False)
-    sys.exit(done.returncode)
+        for name, sources in DRIVERS.items():
+            program = Path(folder, name)
+            own = [HERE / f"{name}.c", *(NATIVE / source for source in sources)]
+            subprocess.run([compiler, *FLAGS, "-o", str(program), *map(str, own)], check=True)
+            given = [str(seconds), str(seed), *map(str, plain)]
+            done = subprocess.run([str(program), *given], check=False)
+            if done.returncode:
+                sys.exit(done.returncode)
 
 
 def _plain(path: Path, target: Path) -> Path:

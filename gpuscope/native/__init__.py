@@ -16,3 +16,10 @@ if os.environ.get("GPUSCOPE_NATIVE") != "0":
         core = import_module("gpuscope.native._core")
     except ImportError:  # no compiler when it was installed
         core = None
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system, where the C library would keep it: reading a large trace leaves more of it
+    behind, in small pieces, than the trace takes."""
+    if core is not None:
+        core.release_memory()

@@ -2,6 +2,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 typedef const uint8_t *place;
 
@@ -177,6 +180,22 @@ static inline int ends_run(uint8_t letter)
 /* Past the letters of a string up to its quote, a backslash or a control character; `end` where there is none. */
 static inline place run(place at, place end, uint64_t *high)
 {
+#if defined(__SSE2__) && defined(__GNUC__)
+    const __m128i quotes = _mm_set1_epi8('"'), backs = _mm_set1_epi8('\\'), controls = _mm_set1_epi8(0x1f);
+    while (end - at >= 16) {
+        __m128i word = _mm_loadu_si128((const __m128i *)(const void *)at);
+        __m128i ends = _mm_or_si128(_mm_cmpeq_epi8(word, quotes), _mm_cmpeq_epi8(word, backs));
+        ends = _mm_or_si128(ends, _mm_cmpeq_epi8(_mm_min_epu8(word, controls), word));
+        unsigned stop = (unsigned)_mm_movemask_epi8(ends), above = (unsigned)_mm_movemask_epi8(word);
+        if (stop) {
+            int letters = __builtin_ctz(stop);
+            *high |= above & ((1u << letters) - 1);
+            return at + letters;
+        }
+        *high |= above;
+        at += 16;
+    }
+#endif
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && defined(__GNUC__)
     while (end - at >= 8) {
         uint64_t word;
@@ -459,6 +478,7 @@ unusual:
 
 typedef struct {
     int64_t correlation, stream, device, bytes, graph, now, before;
+    int shaped;
 } arguments;
 
 typedef struct {
@@ -468,7 +488,7 @@ typedef struct {
     int64_t start, duration;
 } event;
 
-static const arguments NO_ARGUMENTS = {GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA};
+static const arguments NO_ARGUMENTS = {GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, 0};
 
 #define IS(word) (found.length == sizeof(word) - 1 && memcmp(letters, word, sizeof(word) - 1) == 0)
 
@@ -486,8 +506,10 @@ static place arguments_of(place at, place end, place text, int8_t route, argumen
             return NULL;
         place letters = text + found.at;
         int64_t *target = NULL;
-        if (route == GS_OP)
+        if (route == GS_OP) {
             target = IS("External id") ? &into->now : IS("external id") ? &into->before : NULL;
+            into->shaped |= IS("Input Dims");
+        }
         else if (IS("correlation"))
             target = &into->correlation;
         else if (device)
@@ -654,6 +676,7 @@ static enum gs_status keep(const scan *in, const event *one, const arguments *ow
         rows->stream[row] = own->stream, rows->device[row] = own->device;
         rows->bytes[row] = own->bytes, rows->graph[row] = own->graph;
     }
+    block->shaped += route == GS_OP && own->shaped;
     int64_t id = own->now != GS_NA ? own->now : own->before;
     return route != GS_OP || id == GS_NA || external_add(block, id) ? GS_OK : GS_NO_MEMORY;
 }

@@ -56,6 +56,7 @@ enum { GS_CATEGORIES = 64 };
 
 typedef struct {
     uint64_t events;         /* of every phase */
+    uint64_t shaped;         /* operators with recorded inputs */
     gs_rows host, device, sync;
     gs_distinct names, host_threads, device_rows;
     int64_t *external_ids;   /* of operators that have one */

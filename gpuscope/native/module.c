@@ -5,10 +5,14 @@
 
 #include <stdlib.h>
 #include <string.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "kernels.h"
 #include "kineto_scan.h"
 #include "longest_path.h"
+#include "spans.h"
 #include "sqlite_columns.h"
 
 /* ---- helpers ---- */
@@ -93,6 +97,7 @@ static PyObject *block_dict(const gs_block *block, const char *text)
 {
     PyObject *dict = PyDict_New();
     if (dict && put(dict, "events", PyLong_FromUnsignedLongLong(block->events))
+        && put(dict, "shaped", PyLong_FromUnsignedLongLong(block->shaped))
         && put(dict, "host", rows_dict(&block->host, 0)) && put(dict, "device", rows_dict(&block->device, 1))
         && put(dict, "sync", rows_dict(&block->sync, 0))
         && put(dict, "names", COPIED(block->names.items, block->names.count))
@@ -452,6 +457,72 @@ static PyObject *py_parents(PyObject *self, PyObject *args)
     return result;
 }
 
+/* ---- sets of spans ---- */
+
+static int take_set(buffers *all, PyObject *start, PyObject *end, gs_spans_of *spans)
+{
+    spans->count = SIZE_MAX;
+    return (spans->start = take(all, start, 8, &spans->count)) && (spans->end = take(all, end, 8, &spans->count));
+}
+
+/* Room for so many spans: two bytearrays, or NULL. */
+static PyObject *set_of(size_t count, int64_t *columns[2])
+{
+    PyObject *start = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(count * 8));
+    PyObject *end = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(count * 8));
+    PyObject *pair = start && end ? PyTuple_Pack(2, start, end) : NULL;
+    if (pair) {
+        columns[0] = (int64_t *)(void *)PyByteArray_AsString(start);
+        columns[1] = (int64_t *)(void *)PyByteArray_AsString(end);
+    }
+    Py_XDECREF(start);
+    Py_XDECREF(end);
+    return pair;
+}
+
+static PyObject *py_union(PyObject *self, PyObject *args)
+{
+    PyObject *start, *end, *result = NULL;
+    buffers all = {.taken = 0};
+    gs_spans_of spans;
+    int64_t *into[2], count;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OO:union", &start, &end))
+        return NULL;
+    if (take_set(&all, start, end, &spans)) {
+        Py_BEGIN_ALLOW_THREADS
+        count = gs_union(&spans, NULL, NULL, 0);
+        Py_END_ALLOW_THREADS
+        if (count < 0)
+            result = Py_NewRef(Py_None);
+        else if ((result = set_of((size_t)count, into)))
+            gs_union(&spans, into[0], into[1], (size_t)count);
+    }
+    release(&all);
+    return result;
+}
+
+static PyObject *py_intersect(PyObject *self, PyObject *args)
+{
+    PyObject *columns[4], *result = NULL;
+    buffers all = {.taken = 0};
+    gs_spans_of a, b;
+    int64_t *into[2];
+    size_t count;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOOO:intersect", &columns[0], &columns[1], &columns[2], &columns[3]))
+        return NULL;
+    if (take_set(&all, columns[0], columns[1], &a) && take_set(&all, columns[2], columns[3], &b)) {
+        Py_BEGIN_ALLOW_THREADS
+        count = gs_intersect(&a, &b, NULL, NULL, 0);
+        Py_END_ALLOW_THREADS
+        if ((result = set_of(count, into)))
+            gs_intersect(&a, &b, into[0], into[1], count);
+    }
+    release(&all);
+    return result;
+}
+
 /* ---- operations in order ---- */
 
 static PyObject *py_in_order(PyObject *self, PyObject *args)
@@ -580,6 +651,19 @@ static PyObject *py_longest_path(PyObject *self, PyObject *args)
     return result;
 }
 
+/* ---- release_memory() ---- */
+
+static PyObject *py_release_memory(PyObject *self, PyObject *args)
+{
+    (void)self, (void)args;
+#ifdef __GLIBC__
+    Py_BEGIN_ALLOW_THREADS
+    malloc_trim(0);
+    Py_END_ALLOW_THREADS
+#endif
+    Py_RETURN_NONE;
+}
+
 /* ---- the module ---- */
 
 static PyMethodDef methods[] = {
@@ -588,6 +672,9 @@ static PyMethodDef methods[] = {
     {"innermost", py_innermost, METH_VARARGS, "innermost(start, end, thread, candidates, threads, at_thread, at) -> rows"},
     {"in_order", py_in_order, METH_VARARGS, "in_order(stream, issue, waits, lasts, recorded_end, free, low, least) -> (start, end)"},
     {"sqlite_columns", py_sqlite_columns, METH_VARARGS, "sqlite_columns(functions, uri, query, out, width, offset, rows) -> rows"},
+    {"release_memory", py_release_memory, METH_NOARGS, "release_memory(): freed memory goes back to the system"},
+    {"union", py_union, METH_VARARGS, "union(start, end) -> (start, end), or None where they are not in order of start"},
+    {"intersect", py_intersect, METH_VARARGS, "intersect(start, end, other_start, other_end) -> (start, end)"},
     {"parents", py_parents, METH_VARARGS, "parents(start, end, thread, candidates, threads) -> rows"},
     {"longest_path", py_longest_path, METH_VARARGS,
      "longest_path(src, dst, lag, dur, start, end): sets start and end, int64; how many nodes no circle holds back"},

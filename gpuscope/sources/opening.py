@@ -12,6 +12,7 @@ import numpy as np
 
 from gpuscope.cache import second_look
 from gpuscope.errors import InputError, UsageError
+from gpuscope.native import release_memory
 from gpuscope.sources import nodes, remote, run_manifest
 from gpuscope.sources.records import files_of, is_timeline, records_below, records_beside
 from gpuscope.sources.restarts import last_attempt
@@ -32,6 +33,9 @@ from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
 
 PathLike = str | os.PathLike[str]
+
+LARGE = 32 << 20
+"""Bytes of a file that leave so much freed memory behind that giving it back pays."""
 
 NOTHING_RECORDED = "record fewer steps sooner (--wait, --warmup, --active), or --whole where no optimizer steps"
 
@@ -220,6 +224,8 @@ def read_file(item: Input, options: ReadOptions) -> Trace:
             options.advance(item.path.stat().st_size)
         return _with_manifest(kept, item.path)
     trace = _read(item, options)
+    if item.size >= LARGE:
+        release_memory()
     second_look.keep(key, trace)
     return _with_manifest(trace, item.path)
 

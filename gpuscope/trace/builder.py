@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from gpuscope.recorded_environment import kept_facts
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.row_order import order_rows, select_rows
 from gpuscope.trace.columns.table import Array, Table, Times, concatenated
 from gpuscope.trace.cpu_run import host_device
 from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
 from gpuscope.trace.naming import kinds
-from gpuscope.trace.naming.communication_ops import name_operations
+from gpuscope.trace.naming.communication_ops import from_launching_ranges
 from gpuscope.trace.problems import Problem, Severity, merged
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
 from gpuscope.trace.steps import KERNEL_SEQUENCE, find_steps
@@ -89,7 +90,7 @@ class TraceBuilder:
         for name in ("ranks", "syncs", "collectives", "steps", "operations", "flight_records", "memory_samples"):
             order_rows(data, name)
         self._link(data)
-        data["collectives"] = name_operations(data, self.names)
+        data["collectives"] = from_launching_ranges(data, self.names)
         data["steps"] = self._steps(data)
         trace = Trace(data, self.names, self.sources, merged(self._problems))
         trace.check()
@@ -145,7 +146,7 @@ class TraceBuilder:
     def _with_host_devices(self, data: dict[str, Table]) -> Table:
         device, host = data["device_events"], data["host_events"]
         tables = [device]
-        for rank in sorted(self._host_is_device - set(np.unique(device["rank"]).tolist())):
+        for rank in sorted(self._host_is_device - set(distinct_values(device["rank"]).tolist())):
             rows = np.flatnonzero(host["rank"] == rank)
             work = host_device.work(host, self.names, rows) if len(rows) else {"start": np.empty(0, np.int64)}
             count = len(work["start"])

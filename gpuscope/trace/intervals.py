@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpuscope.native import core
 from gpuscope.trace.columns.table import Array, Times
 
 
@@ -31,6 +32,12 @@ EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 def union(start: Array, end: Array) -> Spans:
     """Merge any spans, in any order, overlapping or empty, into a set."""
+    if core is not None:
+        found = core.union(*(np.ascontiguousarray(side, np.int64) for side in (start, end)))
+        if found is None:
+            order = np.argsort(start, kind="stable")
+            found = core.union(*(np.ascontiguousarray(side[order], np.int64) for side in (start, end)))
+        return _set(found)
     keep = end > start
     if not keep.all():
         start, end = start[keep], end[keep]
@@ -43,6 +50,11 @@ def union(start: Array, end: Array) -> Spans:
     first = np.concatenate(([True], start[1:] > reach[:-1]))
     last = np.concatenate((first[1:], [True]))
     return Spans(np.ascontiguousarray(start[first], np.int64), np.ascontiguousarray(reach[last], np.int64))
+
+
+def _set(columns: tuple[bytearray, bytearray]) -> Spans:
+    """A set that the native core made."""
+    return Spans(*(np.frombuffer(column, np.int64) for column in columns)) if columns[0] else EMPTY
 
 
 def join(*sets: Spans) -> Spans:
@@ -81,6 +93,8 @@ def intersect(a: Spans, b: Spans) -> Spans:
     """A ∩ B."""
     if not len(a.start) or not len(b.start):
         return EMPTY
+    if core is not None:
+        return _set(core.intersect(*(np.ascontiguousarray(side, np.int64) for side in (*a, *b))))
     # For each span of A, the run of spans of B that touch it; then one output span per pair.
     first = np.searchsorted(b.end, a.start, "right")
     last = np.searchsorted(b.start, a.end, "left")

@@ -73,7 +73,7 @@ def host_activity(trace: Trace, rank: int, thread: int, start: int, end: int) ->
     low, high = np.searchsorted(host["rank"], [rank, rank + 1])
     high = low + int(np.searchsorted(host["start"][low:high], end, "left"))
     steps = trace.names.matching(lambda name: name.startswith("ProfilerStep"))
-    rows = np.arange(low, high)[(host["thread"][low:high] == thread) & ~steps[host["name"][low:high]]]
+    rows = low + np.flatnonzero((host["thread"][low:high] == thread) & ~steps[host["name"][low:high]])
     cover = np.minimum(host["end"][rows], end) - np.maximum(host["start"][rows], start)
     if not len(rows) or int(cover.max()) <= 0:
         return NA, 0

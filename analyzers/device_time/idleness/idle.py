@@ -200,7 +200,7 @@ def _own_work(trace: Trace, view: LaneView, gaps: Gaps, rows: Times, blocking: T
         return {"launch": left}
     threads = distinct_values(np.concatenate([gaps.thread, *(own.threads for own in turns)])).tolist()
     host_of = [next((place for place, own in enumerate(turns) if thread in own.threads), 0) for thread in threads]
-    covered = [_covered_by(trace, thread, rows) for thread in threads]
+    covered = _covered(trace, threads, rows)
     stretches = [
         _long_stretches(trace, view, own, join(*(covered[threads.index(t)] for t in own.threads.tolist())))
         for own in turns
@@ -226,12 +226,12 @@ def _where(gaps: Gaps, picked: Mask) -> Spans:
     return Spans(gaps.start[picked], gaps.end[picked])
 
 
-def _covered_by(trace: Trace, thread: int, rows: Times) -> Spans:
-    """Where a thread was in a loader, collector, allocator or file call."""
+def _covered(trace: Trace, threads: Sequence[int], rows: Times) -> list[Spans]:
+    """Where each thread was in a loader, collector, allocator or file call."""
     host = trace["host_events"]
-    own = rows[host["thread"][rows] == thread]
-    picked = np.concatenate([_named(trace, own, categories, predicate) for _, (categories, predicate) in covering()])
-    return union(host["start"][picked], host["end"][picked])
+    named = np.concatenate([_named(trace, rows, categories, predicate) for _, (categories, predicate) in covering()])
+    own = (named[host["thread"][named] == thread] for thread in threads)
+    return [union(host["start"][picked], host["end"][picked]) for picked in own]
 
 
 def _long_stretches(trace: Trace, view: LaneView, own: Turns, covered: Spans) -> Spans:
@@ -318,7 +318,7 @@ def _first_of_each(spans: Spans, gaps: Gaps, wanted: Times) -> Spans:
 def _work(trace: Trace, view: LaneView, threads: Sequence[int], host_of: Sequence[int]) -> tuple[Work, Times]:
     """A lane's operations as the replay takes them, and their rows (ascending, like their starts)."""
     device, host = trace["device_events"], trace["host_events"]
-    rows = np.sort(view.rows)
+    rows = np.sort(view.rows, kind="stable")
     start, end, launch = device["start"][rows], device["end"][rows], device["launch"][rows]
     known = launch != NA
     row = np.where(known, launch, 0)

@@ -101,10 +101,10 @@ def _run(work: Work, waits: Times, low: int, high: int, issue: Times) -> tuple[T
     for, and keeps its duration. The first one starts as recorded.
     """
     streams = int(work.stream.max(initial=0)) + 1
-    free = [NA] * streams  # ends of the last operation of each stream
+    latest = np.full(streams, NA, np.int64)  # ends of the last operation of each stream
     earlier = slice(max(0, low - 4096), low)
-    for stream, ended in zip(work.stream[earlier].tolist(), work.end[earlier].tolist(), strict=True):
-        free[stream] = max(free[stream], ended)
+    np.maximum.at(latest, work.stream[earlier], work.end[earlier])
+    free = latest.tolist()
     reach = max(free)
     begin = int(work.start[low])
     if reach == NA:

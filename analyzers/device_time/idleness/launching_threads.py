@@ -89,7 +89,7 @@ def _inside(host: Table, calls: Times, launches: Times) -> float:
     """Share of the calls in which a launch begins."""
     if not len(calls):
         return 0.0
-    starts = np.sort(host["start"][launches])
+    starts = np.sort(host["start"][launches], kind="stable")
     first = np.searchsorted(starts, host["start"][calls], "right")
     last = np.searchsorted(starts, host["end"][calls], "left")
     return float((last > first).mean())
@@ -138,8 +138,8 @@ def queue_length(trace: Trace, view: LaneView, at: Times) -> Times:
     rows = view.rows[device["launch"][view.rows] != NA]
     launch = device["launch"][rows]
     calls = distinct_values(launch)  # the nodes of a graph are one launch
-    issued = np.sort(host["start"][calls])
-    ended = np.full(len(host), NA, np.int64)
-    np.maximum.at(ended, launch, device["end"][rows])
-    done = np.sort(ended[calls])
+    issued = np.sort(host["start"][calls], kind="stable")
+    ended = np.full(len(calls), NA, np.int64)
+    np.maximum.at(ended, np.searchsorted(calls, launch), device["end"][rows])
+    done = np.sort(ended, kind="stable")
     return np.searchsorted(issued, at, "left") - np.searchsorted(done, at, "right")

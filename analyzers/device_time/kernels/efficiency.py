@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -39,16 +40,24 @@ class _Products:
     duration: Times
     known: Mask
     flops: Array
+    counted: Times
+    """Places of those that have FLOPs."""
     precision: list[str | None]
+    """Of these."""
 
-    @property
+    @cached_property
     def sums(self) -> dict[str | None, float]:
         """FLOPs by precision, the most first; empty where none are known."""
         sums: dict[str | None, float] = {}
-        for flops, precision in zip(self.flops.tolist(), self.precision, strict=True):
-            if flops:
-                sums[precision] = sums.get(precision, 0.0) + flops
+        for flops, precision in zip(self.flops[self.counted].tolist(), self.precision, strict=True):
+            sums[precision] = sums.get(precision, 0.0) + flops
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def ideal(self, peaks: dict[str, float]) -> Array:
+        """Seconds that each kernel's work would take at the peak of its precision; 0 where that is not known."""
+        rates = np.full(len(self.flops), np.inf)
+        rates[self.counted] = [peaks.get(precision or "", np.inf) for precision in self.precision]
+        return np.asarray(self.flops / rates)
 
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
@@ -70,8 +79,7 @@ def _lane(trace: Trace, view: LaneView) -> EfficiencyEntry | None:
     model = device_models(trace).get(view.key, "")
     peaks = peaks_of(model)
     sums = found.sums
-    # Seconds that each kernel's work would take at the peak of its precision; 0 where that is not known.
-    ideal = found.flops / np.array([peaks.get(precision or "", np.inf) for precision in found.precision], np.float64)
+    ideal = found.ideal(peaks)
     spent = sum(step.end - step.start for step in steps)
     flops, needed = float(found.flops.sum()), float(ideal.sum())
     coverage = _coverage(found, peaks)
@@ -110,9 +118,11 @@ def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Produc
     start = device["start"][rows]
     step = np.searchsorted(begins, start, "right") - 1
     chosen = np.flatnonzero(is_multiplying(facts.category[rows]) & (step >= 0) & (start < ends[np.maximum(step, 0)]))
+    picked = rows[chosen]
+    counted = np.flatnonzero(work.flops[picked])
     return _Products(
-        step[chosen], (device["end"][rows] - start)[chosen], work.known[rows[chosen]], work.flops[rows[chosen]],
-        [work.precision[row] for row in rows[chosen].tolist()],
+        step[chosen], (device["end"][rows] - start)[chosen], work.known[picked], work.flops[picked],
+        counted, [work.precision[row] for row in picked[counted].tolist()],
     )  # fmt: skip
 
 
@@ -124,8 +134,8 @@ def _coverage(found: _Products, peaks: dict[str, float]) -> float | None:
     whole = int(found.duration.sum())
     known = found.known
     if peaks:
-        pairs = zip(found.flops.tolist(), found.precision, strict=True)
-        known = known & np.array([not flops or precision in peaks for flops, precision in pairs], np.bool_)
+        known = known.copy()
+        known[found.counted] &= np.array([precision in peaks for precision in found.precision], np.bool_)
     return int(found.duration[known].sum()) / whole if whole else None
 
 

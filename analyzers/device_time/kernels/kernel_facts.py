@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -57,14 +58,17 @@ class KernelFacts:
 
 
 _KNOWN: WeakKeyDictionary[Trace, KernelFacts] = WeakKeyDictionary()
+_FINDING = Lock()
+"""Several analyses need them, which may run at once."""
 
 
 def kernel_facts(trace: Trace) -> KernelFacts:
     """The facts of a trace's device events, found at the first call."""
-    found = _KNOWN.get(trace)
-    if found is None:
-        found = _KNOWN[trace] = _facts(trace)
-    return found
+    with _FINDING:
+        found = _KNOWN.get(trace)
+        if found is None:
+            found = _KNOWN[trace] = _facts(trace)
+        return found
 
 
 def _facts(trace: Trace) -> KernelFacts:

@@ -158,6 +158,8 @@ class CollectiveEntry(TypedDict):
     group: str | None
     count: int
     bytes: int | None
+    size_basis: str | None
+    """What sizes among them are estimated from; None where all are recorded, or none is known."""
     dur_ns: int
     wait_ns: int | None
     transfer_ns: int | None

@@ -117,6 +117,8 @@ class Block:
     device: Rows | None = None
     host: Rows | None = None
     sync: Rows | None = None
+    shaped: bool = True
+    """Whether operators may have recorded inputs."""
     operator_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     metadata: Sequence[Metadata] = ()
     instants: Sequence[Instant] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -53,7 +54,9 @@ class _Texts(dict[bytes, int]):
         self._names = builder.names
 
     def __missing__(self, text: bytes) -> int:
-        value = msgspec.json.decode(text)
+        value: Any = 0
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # of an event only its marks were read
+            value = msgspec.json.decode(text)
         if not (value is None or (isinstance(value, list) and all(map(_is_input, value)))):
             self.unusable += 1
             value = []
@@ -121,7 +124,7 @@ class EventColumns:
         if block.device is not None:
             self._device(block.device)
         if block.host is not None:
-            self._host(block.host, block.operator_ids)
+            self._host(block.host, block.operator_ids, block.shaped)
         if block.sync is not None:
             self._sync(block.sync)
 
@@ -164,6 +167,8 @@ class EventColumns:
 
     def _graph_nodes(self, rows: Rows, first: int) -> None:
         own = np.flatnonzero(rows.columns["graph"] != NA)
+        if not len(own):
+            return
         ids = node_ids(rows.texts(own.tolist()))
         known = ids != NA
         self.has_short_nodes |= bool((ids[known] <= NODE_BITS).any())
@@ -179,23 +184,28 @@ class EventColumns:
         whole = {name: np.concatenate([columns[name] for columns in device]) for name in names}
         self.dependencies += joined(flows, whole, np.flatnonzero(whole["graph"] != NA))
 
-    def _host(self, rows: Rows, operator_ids: npt.NDArray[np.int64]) -> None:
+    def _host(self, rows: Rows, operator_ids: npt.NDArray[np.int64], shaped: bool) -> None:
         columns, name = rows.columns, rows.columns["name"]
-        gloo = (rows.route == Category.ANNOTATION) & (self._is_gloo(name) != 0)
-        columns["category"] = np.where(gloo, np.int8(Category.COMMUNICATION), rows.route)
+        annotations = np.flatnonzero(rows.route == Category.ANNOTATION)
+        gloo = annotations[self._is_gloo(name[annotations]) != 0]
+        columns["category"] = rows.route.copy()
+        columns["category"][gloo] = Category.COMMUNICATION
         self.operator_ids.append(operator_ids)
         first = self._append("host_events", len(rows), columns)
-        own = np.flatnonzero(gloo).tolist()
+        own = gloo.tolist()
         inputs = decode_arguments(rows.texts(own), GlooArguments)
         names = self._builder.names
         self.host_collectives += [(first + i, a, names[name[i]]) for i, a in zip(own, inputs, strict=True)]
         self._communication(rows, first)
-        shapes = rows.shapes(np.flatnonzero(self._is_shaped(name) != 0).tolist())
-        shaped = {"dims": shapes.dims, "types": shapes.types, "concrete": shapes.concrete}
-        self._builder.add("shapes", len(shapes.rows), {"event": np.array(shapes.rows, np.int64) + first, **shaped})
+        asked = np.flatnonzero(rows.route != Category.OP) if not shaped else np.arange(len(rows))
+        shapes = rows.shapes(asked[self._is_shaped(name[asked]) != 0].tolist())
+        inputs_of = {"dims": shapes.dims, "types": shapes.types, "concrete": shapes.concrete}
+        self._builder.add("shapes", len(shapes.rows), {"event": np.array(shapes.rows, np.int64) + first, **inputs_of})
 
     def _communication(self, rows: Rows, first: int) -> None:
         code = self._builder.names.find(RANGE)
+        if code == NO_NAME:
+            return
         own = np.flatnonzero((rows.columns["name"] == code) & (rows.route == Category.OP)).tolist()
         told = decode_arguments(rows.texts(own), CommunicationArguments)
         self.communication += [(first + i, arguments) for i, arguments in zip(own, told, strict=True)]

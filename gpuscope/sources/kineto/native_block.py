@@ -49,11 +49,14 @@ class Native:
 
     def block(self, found: Scanned, text: bytes | memoryview) -> tuple[int, Block] | None:
         """How many events there are, and the columns; None where some event does not decode after all."""
-        block = Block(other=_lowered(found["other"]))
+        block = Block(other=_lowered(found["other"]), shaped=found["shaped"] > 0)
         try:
-            block.metadata = _metadata.decode(_array(text, found["metadata"]))
-            block.instants = _instants.decode(_array(text, found["memory"]))
-            block.counters = _counters.decode(_array(text, found["counters"]))
+            if found["metadata"]:
+                block.metadata = _metadata.decode(_array(text, found["metadata"]))
+            if found["memory"]:
+                block.instants = _instants.decode(_array(text, found["memory"]))
+            if found["counters"]:
+                block.counters = _counters.decode(_array(text, found["counters"]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         names = _codes(self._name_codes, text, found["names"], self._name)

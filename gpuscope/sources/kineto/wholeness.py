@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuscope.sources.kineto.event_arguments import as_list
+from gpuscope.trace.columns.distinct import distinct_values
+
 _TRIMMED = 0.01
 """Part of the ids left out at each end: a thread that idled since before the recording has ids far from the rest."""
 _LOGS = ("WARNING", "ERROR")
@@ -26,8 +29,7 @@ def operator_ids(blocks: Sequence[npt.NDArray[np.int64]]) -> dict[str, int]:
 
     The framework numbers operators one by one, so that a whole recording holds nearly all ids of its range.
     """
-    ids = np.sort(np.concatenate(blocks)) if blocks else np.empty(0, np.int64)
-    ids = ids[np.diff(ids, prepend=ids[:1] - 1) != 0]  # as numpy.unique, which hashes, and is slower by far
+    ids = distinct_values(np.concatenate(blocks)) if blocks else np.empty(0, np.int64)
     cut = int(len(ids) * _TRIMMED)
     kept = ids[cut : len(ids) - cut]
     if not len(kept):
@@ -37,7 +39,7 @@ def operator_ids(blocks: Sequence[npt.NDArray[np.int64]]) -> dict[str, int]:
 
 def dropped(header: Mapping[str, Any]) -> int:
     """Records that libkineto says it dropped, as the log lines in the file's header have it; 0 where it says none."""
-    lines = [line for key in _LOGS for line in (header.get(key) or []) if isinstance(line, str)]
+    lines = [line for key in _LOGS for line in as_list(header.get(key)) if isinstance(line, str)]
     return dropped_in(lines)
 
 

@@ -10,14 +10,16 @@ from gpuscope.trace.columns.table import Array, Mask, Times, constant, is_consta
 
 _TABLE = 1 << 22
 """Values that lie no further apart than this are counted in a table rather than sorted."""
+_SPREAD = 32
+"""Most room in such a table per value: beyond, a few values are sorted sooner."""
 
 
 def distinct_values(values: Array) -> Array:
     """The distinct values, ascending, as `numpy.unique`, which hashes them and takes several times as long."""
-    if len(values) < 2:
-        return values.copy()
+    if len(values) < 2 or is_constant(values):
+        return values[:1].copy()
     low, high = int(values.min()), int(values.max())
-    if high - low < min(_TABLE, 4 * len(values)):
+    if high - low < min(_TABLE, _SPREAD * len(values)):
         present = np.zeros(high - low + 1, np.bool_)
         present[values - low] = True
         return np.asarray(np.flatnonzero(present) + low, values.dtype)

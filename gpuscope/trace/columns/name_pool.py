@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from threading import Lock
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -16,6 +17,7 @@ NO_NAME = -1
 
 
 _NONE = np.empty(0, np.bool_)
+_INTERNING = Lock()
 
 
 class _Interned(dict[str, int]):
@@ -24,9 +26,12 @@ class _Interned(dict[str, int]):
         self.names: list[str] = []
 
     def __missing__(self, name: str) -> int:
-        code = self[name] = len(self)
-        self.names.append(name)
-        return code
+        with _INTERNING:
+            code = self.get(name)  # another thread may have been quicker
+            if code is None:
+                self.names.append(name)
+                code = self[name] = len(self)
+            return code
 
 
 class NamePool:

@@ -7,6 +7,7 @@ collective, and an operator that only mentions one in its template arguments is 
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from gpuscope.trace.naming.communication_kernels import communication
 
@@ -153,6 +154,7 @@ def is_step_range(name: str) -> bool:
     return _STEP_RANGE.search(name) is not None
 
 
+@cache
 def phase(name: str) -> str:
     """The phase of a training step that a range or operator names: data, forward, backward, optimizer, checkpoint;
     "" for any other and for one that names several (`forward-backward`)."""

@@ -11,7 +11,9 @@ from helpers.kineto import Event, call, kernel, note, op, write
 import gpuscope
 
 
-def rank(folder: Path, number: int, begin: int, dur: int, rows: int, *, loads: int = 0, extra: int = 0) -> None:
+def rank(
+    folder: Path, number: int, begin: int, dur: int, rows: int, *, loads: int = 0, extra: int = 0, world: int = 2
+) -> None:
     """In each step of 1000 one product of `rows` × 64, from `begin` for `dur`; the all-reduce ends at 400 for all."""
     events: list[Event] = []
     for step in range(6):
@@ -30,7 +32,7 @@ def rank(folder: Path, number: int, begin: int, dur: int, rows: int, *, loads: i
             ]  # fmt: skip
         if loads:
             events.append(note(at + 10, loads, "enumerate(DataLoader)#x"))
-    write(folder / f"rank{number}.json", *events, rank=number, world_size=2)
+    write(folder / f"rank{number}.json", *events, rank=number, world_size=world)
 
 
 @pytest.mark.parametrize(
@@ -59,3 +61,12 @@ def test_an_operation_that_no_other_rank_runs_is_named(tmp_path: Path) -> None:
     (entry,) = gpuscope.analyze(tmp_path).report["stragglers"]
     assert (entry["reason"], entry.get("own_operation")) == ("data", "aten::bmm")
     assert "1 aten::bmm per step, which the other rank doesn't run" in entry["reason_why"]
+
+
+def test_what_a_second_rank_runs_too_is_not_the_first_ones_alone(tmp_path: Path) -> None:
+    """As on the last stage of a pipeline: the median of the others has none."""
+    for number, extra in enumerate((0, 0, 60, 50)):
+        rank(tmp_path, number, begin=35 + extra, dur=100, rows=64, extra=extra, world=4)
+    for entry in gpuscope.analyze(tmp_path).report["stragglers"]:
+        assert "own_operation" not in entry
+        assert "no other rank" not in entry["reason_why"]

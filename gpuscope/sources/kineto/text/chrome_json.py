@@ -400,7 +400,7 @@ class Document:
 
 def _last_cuts(buffer: bytes, limit: int) -> list[tuple[int, int]]:
     """The last few (end of an event, start of the next) before `limit`, the last first."""
-    window = 1 << 16
+    window = 1 << 13
     while True:
         base = max(0, limit - window)
         found = list(_BETWEEN.finditer(buffer, base, limit))

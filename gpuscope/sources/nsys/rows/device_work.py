@@ -150,12 +150,14 @@ def _pick(codes: list[int], inverse: Array) -> Codes:
 def _graphs_without_nodes(events: Events) -> Rows:
     """Graph-level rows, but for the launches whose nodes were recorded as well."""
     rows = events[GRAPH]
-    nodes: set[tuple[int, int]] = set()
-    for table in (KERNEL, MEMCPY, MEMSET):
-        own = take(events[table], events[table]["graphNodeId"] > 0)
-        nodes.update(zip(own["process"].tolist(), own["correlationId"].tolist(), strict=True))
-    launches = zip(rows["process"].tolist(), rows["correlationId"].tolist(), strict=True)
-    return take(rows, np.array([launch not in nodes for launch in launches], np.bool_))
+    graphs = len(rows["start"])
+    if not graphs:
+        return rows
+    nodes = [take(events[table], events[table]["graphNodeId"] > 0) for table in (KERNEL, MEMCPY, MEMSET)]
+    _, process = distinct(np.concatenate([own["process"] for own in (rows, *nodes)]))
+    # Correlation ids have 32 bits.
+    launch = (process << 33) + np.concatenate([own["correlationId"] for own in (rows, *nodes)])
+    return take(rows, ~np.isin(launch[:graphs], launch[graphs:]))
 
 
 def _graph_names(rows: Rows, names: NamePool) -> Codes:
