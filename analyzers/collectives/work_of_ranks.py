@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Table, Times
+from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA
 
 SAME_WORK = 0.05
@@ -45,6 +45,8 @@ class Longer:
     """How often it does that, per step."""
     usual: Array
     """How often its median peer does."""
+    alone: Mask
+    """Whether no other rank does it at all."""
 
     def told_apart(self, place: int) -> bool:
         """Whether shapes or counts are known well enough, for a rank, to tell slower work from more of it."""
@@ -101,6 +103,7 @@ class WorkOfRanks:
         size = len(self.ranks)
         slower, more, known, count_of_worst, usual_of_worst = (np.zeros(size) for _ in range(5))
         most, worst = np.full(size, -np.inf), np.full(size, NO_NAME, np.int64)
+        alone = np.zeros(size, np.bool_)
         for one in self._operations():
             count, spent = (np.bincount(one.place, weights=of, minlength=size) for of in (one.count, one.spent))
             usual = medians_of_others(count)
@@ -118,7 +121,8 @@ class WorkOfRanks:
             larger = does & (excess > most)
             most[larger], worst[larger] = excess[larger], one.operation
             count_of_worst[larger], usual_of_worst[larger] = count[larger], usual[larger]
-        return Longer(slower, more, known, worst, count_of_worst, usual_of_worst)
+            alone[larger] = does.sum() == 1
+        return Longer(slower, more, known, worst, count_of_worst, usual_of_worst, alone)
 
     def elements(self, operation: int, rank: int) -> tuple[int, int]:
         """Elements of the largest inputs of an operation on a rank, and the median of those of the others; 0 where

@@ -66,7 +66,8 @@ def _points(fig: go.Figure, key: Series, rows: Sequence[BandwidthEntry], colour:
 def _hover(row: BandwidthEntry) -> str:
     lines = [
         _name((row["op"], row["group"])),
-        f"{units.memory(row['bytes'])}, {units.duration(row['dur_ns'])}, {row['count']} times",
+        ("≈ " if row["size_basis"] else "")
+        + f"{units.memory(row['bytes'])}, {units.duration(row['dur_ns'])}, {row['count']} times",
         f"busbw {units.bandwidth(row['busbw_gbps'])}"
         + (" or more: the time holds waiting" if row["lower_bound"] else ""),
     ]

@@ -291,7 +291,7 @@ def _read_json(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if path.stat().st_size == 0:
             return None
         raise InputError(f"{path} can't be read: {error}") from None

@@ -156,6 +156,11 @@ def _loose_columns(texts: Sequence[msgspec.Raw]) -> dict[str, Column]:
     }
 
 
+def as_list(value: Any) -> list[Any]:
+    """A list of the file's header as it is; nothing where something else stands there."""
+    return value if isinstance(value, list) else []
+
+
 def integer(value: Any) -> int:
     """An integer that stands as number or text (`"stream 7"`), else `NA`."""
     if isinstance(value, int):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -53,7 +54,9 @@ class _Texts(dict[bytes, int]):
         self._names = builder.names
 
     def __missing__(self, text: bytes) -> int:
-        value = msgspec.json.decode(text)
+        value: Any = 0
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # of an event only its marks were read
+            value = msgspec.json.decode(text)
         if not (value is None or (isinstance(value, list) and all(map(_is_input, value)))):
             self.unusable += 1
             value = []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope.sources.kineto.collective_rows import add_collectives, add_gloo_collectives
-from gpuscope.sources.kineto.event_arguments import integer
+from gpuscope.sources.kineto.event_arguments import as_list, integer
 from gpuscope.sources.kineto.event_columns import UNDIRECTED, EventColumns
 from gpuscope.sources.kineto.launched_collectives import with_launch_arguments
 from gpuscope.sources.kineto.wholeness import dropped, operator_ids
@@ -109,7 +109,7 @@ class RecordedRun:
                 "backend": code(str(info["backend"])) if info.get("backend") else NO_NAME,
             }
             builder.add("ranks", 1, values)
-        for group in info.get("pg_config") or []:
+        for group in as_list(info.get("pg_config")):
             if isinstance(group, dict):
                 self._group(group)
 
@@ -151,10 +151,8 @@ def _rank(info: dict[str, Any], path: Path) -> int:
 
 
 def _device_names(header: dict[str, Any]) -> dict[int, str]:
-    properties = header.get("deviceProperties")
-    if not isinstance(properties, list):
-        return {}
-    return {integer(p.get("id")): str(p.get("name")) for p in properties if isinstance(p, dict) and p.get("name")}
+    properties = [one for one in as_list(header.get("deviceProperties")) if isinstance(one, dict)]
+    return {integer(one.get("id")): str(one["name"]) for one in properties if one.get("name")}
 
 
 def _trained_on_cpu(

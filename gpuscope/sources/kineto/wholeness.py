@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuscope.sources.kineto.event_arguments import as_list
 from gpuscope.trace.columns.distinct import distinct_values
 
 _TRIMMED = 0.01
@@ -38,7 +39,7 @@ def operator_ids(blocks: Sequence[npt.NDArray[np.int64]]) -> dict[str, int]:
 
 def dropped(header: Mapping[str, Any]) -> int:
     """Records that libkineto says it dropped, as the log lines in the file's header have it; 0 where it says none."""
-    lines = [line for key in _LOGS for line in (header.get(key) or []) if isinstance(line, str)]
+    lines = [line for key in _LOGS for line in as_list(header.get(key)) if isinstance(line, str)]
     return dropped_in(lines)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 
 @dataclass(slots=True)
@@ -21,8 +22,8 @@ class Slice:
     name: int
     """Its code in the pool of names."""
     category: str
-    event: Any
-    """The message, where what it says is wanted later."""
+    told: msgspec.Raw | None
+    """Its arguments as JSON, where they are wanted later: a message takes several times their room."""
     number: int
     """Of a CUDA call its correlation id, of an operator its External id; `NA` where there is none."""
     end: int = 0

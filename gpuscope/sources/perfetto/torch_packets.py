@@ -156,7 +156,8 @@ class TorchPackets:
             number = _annotated(event, b"correlation")
         elif category == "cpu_op":
             number = _annotated(event, b"External id")
-        return Slice(time, event.track_uuid, name, category, event if wanted else None, number)
+        told = as_json(arguments(event.debug_annotations)) if wanted else None
+        return Slice(time, event.track_uuid, name, category, told, number)
 
     def _is_wanted(self, code: int) -> bool:
         """Whether arguments of slices of that name are used."""
@@ -192,10 +193,9 @@ class TorchPackets:
     def _host_rows(self, slices: Sequence[tuple[int, Slice]]) -> Rows | None:
         if not slices:
             return None
-        texts = [as_json(arguments(one.event.debug_annotations)) if one.event is not None else msgspec.Raw(b"{}")
-                 for _, one in slices]  # fmt: skip
+        texts = [msgspec.Raw(b"{}") if one.told is None else one.told for _, one in slices]
         for (_, one), told in zip(slices, texts, strict=True):
-            if one.event is not None and self._builder.names[one.name] == RANGE:
+            if one.told is not None and self._builder.names[one.name] == RANGE:
                 self._learn_world(msgspec.json.decode(told))
         threads, tracks = self._columns.threads, self._tracks
 
@@ -327,7 +327,7 @@ def _times(slices: Sequence[Slice]) -> dict[str, Any]:
 def _sync_rows(slices: Sequence[tuple[int, Slice]]) -> Rows | None:
     if not slices:
         return None
-    texts = [as_json(arguments(one.event.debug_annotations)) for _, one in slices]
+    texts = [one.told or msgspec.Raw(b"{}") for _, one in slices]
     route = np.full(len(slices), Work.SYNC, np.int8)
     columns = _times([one for _, one in slices])
     return Rows(route, columns, lambda rows: [texts[row] for row in rows], lambda rows: Shapes())  # noqa: ARG005
