@@ -174,7 +174,9 @@ def _table(trace: Trace, matched: Matched, measured: Waits) -> list[CollectiveEn
     for value, low, high in zip(keys.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         op, code = trace.names[value // width], value % width - 1
         group = trace.names[code] if code != NO_NAME else None
-        entries.append(_entry(table, matched, measured, op, group, order[low:high]))
+        rows = order[low:high]
+        basis = next((trace.names[code] for code in np.unique(table["size_basis"][rows]).tolist() if code >= 0), None)
+        entries.append({**_entry(table, matched, measured, op, group, rows), "size_basis": basis})
     return sorted(entries, key=lambda entry: -entry["dur_ns"])
 
 
@@ -197,7 +199,8 @@ def _entry(table: Table, matched: Matched, measured: Waits, op: str, group: str 
     factor = busbw_factor(op, members) if members != NA else None
     rate = algbw(total, time) if total is not None else None
     return {
-        "op": op, "group": group, "count": len(representative), "bytes": total, "dur_ns": int(duration.sum()),
+        "op": op, "group": group, "count": len(representative), "bytes": total, "size_basis": None,
+        "dur_ns": int(duration.sum()),
         "wait_ns": wait, "transfer_ns": transfer, "algbw_gbps": rate,
         "busbw_gbps": rate * factor if rate is not None and factor is not None else None,
         "lower_bound": rate is not None and transfer is None,

@@ -105,7 +105,7 @@ def command(
         asked = {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps, "partial": partial}
         files = [item.path for item in items if not item.url]
         remote = [f"{item.url} {item.url_bytes} {item.url_version}" for item in items if item.url]
-        run = keep(report, files, paths, asked, store, label, remote)
+        run = keep(report, files, paths, asked, store, label, remote, reader.cache)
     if as_json:
         from gpuscope.report.json_report import dumps
 

@@ -108,7 +108,8 @@ def _collectives(trace: Trace, found: Groups, rows: Times, reason: Array) -> tup
     group = found.of_row[rows]
     number = np.where(found.numbered[group], table["seq"][rows], NA)
     unnumbered = np.flatnonzero(~found.numbered[group])
-    token = table["op"].astype(np.int64) * 1_000_003 + np.where(table["bytes"] == NA, -1, table["bytes"])
+    size = _comparable_sizes(table, trace.names)
+    token = table["op"].astype(np.int64) * 1_000_003 + np.where(size == NA, -1, size)
     number[unnumbered] = numbers_by_order(trace, rows[unnumbered], group[unnumbered], token[rows[unnumbered]])
     return _instances(trace, found, rows, group, number, found.members[group], reason, p2p=False)
 
@@ -197,7 +198,7 @@ def _uneven(group: Times, number: Times, first: Times, sizes: Times) -> Mask:
 
 def _agree(table: Table, rows: Times, first: Times, p2p: bool, names: NamePool) -> Mask:
     """Per instance, whether its rows are one operation of one size, as far as these are recorded."""
-    size = table["bytes"][rows]
+    size = _comparable_sizes(table, names)[rows]
     highest = np.maximum.reduceat(size, first)
     lowest = np.minimum.reduceat(np.where(size == NA, np.iinfo(np.int64).max, size), first)
     op = table["op"][rows]
@@ -206,8 +207,13 @@ def _agree(table: Table, rows: Times, first: Times, p2p: bool, names: NamePool) 
         same = sends <= 1
     else:
         same = np.maximum.reduceat(op, first) == np.minimum.reduceat(op, first)
-    own = op[first] == names.find("all_to_all")  # each rank records its own share where these differ
-    return np.asarray(same & (own | (highest == NA) | (highest == lowest)))
+    return np.asarray(same & ((highest == NA) | (highest == lowest)))
+
+
+def _comparable_sizes(table: Table, names: NamePool) -> Times:
+    """Bytes per row as all its ranks record them, else NA: not estimates, nor an all-to-all's, whose shares differ."""
+    own = (table["op"] == names.find("all_to_all")) | table.known("size_basis")
+    return np.where(own, NA, table["bytes"])
 
 
 def _changes(*keys: Times) -> Times:

@@ -73,22 +73,33 @@ class LinkSpeed:
 @dataclass(frozen=True)
 class Algorithm:
     """Collectives by another NCCL algorithm or protocol, or over more channels; None keeps what is. `op` limits it
-    to one operation (`all_reduce`…)."""
+    to one operation (`all_reduce`…). `unasked`: by what NCCL's cost model chooses for each message by itself."""
 
     algorithm: str | None = None
     protocol: str | None = None
     channels: int | None = None
     op: str | None = None
+    unasked: bool = False
+
+
+@dataclass(frozen=True)
+class LineRate:
+    """Transfers over links that carry what healthy ones do, by number of ranks in the group their line rate per GPU and
+    direction in GB/s: what a fallback to a slower way (host memory, sockets) kept them from."""
+
+    rates: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
 class MeasuredTransfers:
     """Collectives of `op` over `group_size` ranks at the times that something else measured: per size in bytes the
-    factor on the transfer, at best and at worst."""
+    factor on the transfer, at best and at worst. `published` names the source where that is no measurement of the run's
+    own machine."""
 
     op: str
     group_size: int
     factors: tuple[tuple[int, float, float], ...]
+    published: str = ""
 
 
 @dataclass(frozen=True)
@@ -236,6 +247,7 @@ Change = (
     | WireBytes
     | LinkSpeed
     | Algorithm
+    | LineRate
     | MeasuredTransfers
     | LoaderWorkers
     | PinnedCopies

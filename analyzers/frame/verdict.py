@@ -21,6 +21,10 @@ WHOLE_WINDOW = 0.8
 """Confidence that remains where the whole window is judged, warm-up and all."""
 TOLD = 0.9
 """A doubt that leaves no more than this of the confidence is told as a limit of the verdict."""
+SIZES_ESTIMATED = "sizes_estimated"
+"""Code of the problem that message sizes are estimated."""
+ESTIMATED_SIZES = 0.9
+"""Confidence that remains in latency or bandwidth where the sizes that tell them apart are estimated."""
 ASSUMED_WORLD = 0.9
 """What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
 
@@ -56,6 +60,8 @@ class Evidence:
     """What a what-if on the job's operations found; it makes the verdict where nothing but operations is known."""
     world_assumed: bool = False
     """Whether the ranks in the files are only assumed to be the whole job."""
+    sizes_estimated: bool = False
+    """Whether message sizes are estimated, not recorded."""
     waits_without_core: float = 0.0
     """Share of the waiting for late ranks that others' threads may have caused by holding the cores."""
     contradiction: str = ""
@@ -220,6 +226,8 @@ def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> 
     )
     if cause is not None and cause in evidence.assumed:
         doubts.append(Doubt(0.7, f"{cause_label(cause)} is inferred from assumed link speeds"))
+    if cause in ("latency", "bandwidth") and evidence.sizes_estimated:
+        doubts.append(Doubt(ESTIMATED_SIZES, "the sizes of messages are estimated, not recorded"))
     world = evidence.world_size
     if world is not None and len(evidence.ranks) < world:
         present = len(evidence.ranks)

@@ -64,7 +64,9 @@ class Costs:
     def basis(self, graph: Graph, calls: list[int]) -> str:
         """What the models of some calls rest on."""
         found = sorted({self.model(graph, call).basis for call in calls})
-        return "transfer times " + ", ".join(found)
+        estimated = sorted({graph.calls[call].size_basis for call in calls} - {""})
+        sizes = f"; message sizes estimated from {' and '.join(estimated)}" if estimated else ""
+        return "transfer times " + ", ".join(found) + sizes
 
 
 def bus_bytes(graph: Graph, call: int, nbytes: float | None = None, members: int | None = None) -> float | None:

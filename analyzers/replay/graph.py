@@ -128,6 +128,8 @@ class Call:
     """ns of the training thread that issuing it took; 0 where it is not the device."""
     gradients: tuple[Gradient, ...] = ()
     """What it holds, in the order in which it became ready; empty where that is not recorded."""
+    size_basis: str = ""
+    """What `bytes` is estimated from; empty where it is recorded."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from gpuscope.analyzers.device_time.thinned import why_thinned
+from gpuscope.analyzers.facts.message_sizes.estimated_sizes import ESTIMATED_SIZES
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, run_one
 from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
 from gpuscope.analyzers.frame.self_check import breaches_without_causes
@@ -126,8 +127,11 @@ def _fetched(item: Input, options: Options, keep: Callable[[Trace], None]) -> Pa
 
 def reduce_trace(trace: Trace, options: Options) -> Part:
     """Analyse the lanes of one file's trace; what stays of it grows with its collectives, not its events."""
+    sized = run_one(ESTIMATED_SIZES, trace, trace, ())
+    trace = trace.with_table(sized.tables.pop("collectives", trace["collectives"]))
     lanes = views(trace, options.steps)
     results = results_of(trace, lanes, alone=options.files == 1)
+    results += [sized] if sized.problems or sized.status == "failed" else []
     summaries = [summarise(trace, view, why_thinned(trace, view), work_done_once(trace, view)) for view in lanes]
     reduced = trace.reduced()
     for table in (table for result in results for table in result.tables.values()):

@@ -10,19 +10,36 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
+from gpuscope.cache import second_look
+from gpuscope.cache.content_key import content_key
 
-def run_key(files: Iterable[Path], options: Mapping[str, Any], remote: Iterable[str] = ()) -> str:
+
+def run_key(files: Iterable[Path], options: Mapping[str, Any], remote: Iterable[str] = (), cache: bool = False) -> str:
     """A hash of the files' content (directories: of all that is in them) and of the options.
 
     Neither names nor their order count: the same traces copied elsewhere are the same run. Of files on other machines
     `remote` has, in place of their content, what identifies it: URL, size, and the version that the storage gives.
+    `cache` keeps the hash of a large file in the user's cache directory, where it is looked up the next time.
     Raises `OSError`.
     """
+    content = _known_content if cache else _content
     # SHA-256 for its speed, since processors have instructions for it; and in threads, since hashing lets go of the
     # interpreter's lock.
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        contents = sorted([*pool.map(_content, files), *map(_digest, remote)])
+        contents = sorted([*pool.map(content, files), *map(_digest, remote)])
     return _digest("\n".join([*contents, json.dumps(options, sort_keys=True)]))
+
+
+def _known_content(path: Path) -> str:
+    """As `_content`, which reads all of it; of a large file only the first time."""
+    if path.is_dir() or path.stat().st_size < second_look.WORTH:
+        return _content(path)
+    key = content_key(path, "sha256")
+    found = second_look.kept(key, str)
+    if found is None:
+        found = _content(path)
+        second_look.keep(key, found)()
+    return found
 
 
 def _content(path: Path) -> str:

@@ -16,7 +16,7 @@ from gpuscope.trace.columns.table import Array, Table, Times, concatenated
 from gpuscope.trace.cpu_run import host_device
 from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
 from gpuscope.trace.naming import kinds
-from gpuscope.trace.naming.communication_ops import name_operations
+from gpuscope.trace.naming.communication_ops import from_launching_ranges
 from gpuscope.trace.problems import Problem, Severity, merged
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
 from gpuscope.trace.steps import KERNEL_SEQUENCE, find_steps
@@ -90,7 +90,7 @@ class TraceBuilder:
         for name in ("ranks", "syncs", "collectives", "steps", "operations", "flight_records", "memory_samples"):
             order_rows(data, name)
         self._link(data)
-        data["collectives"] = name_operations(data, self.names)
+        data["collectives"] = from_launching_ranges(data, self.names)
         data["steps"] = self._steps(data)
         trace = Trace(data, self.names, self.sources, merged(self._problems))
         trace.check()

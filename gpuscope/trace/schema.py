@@ -263,6 +263,7 @@ COLLECTIVES = TableSchema(
         Column("group_ranks", "name", "ranks in the group, as recorded", True),
         Column("seq", "int", "sequence number within the group", True),
         Column("bytes", "int", "size of the whole array, as nccl-tests counts it", True),
+        Column("size_basis", "name", "what `bytes` is estimated from; absent where it is recorded", True),
         Column("received", "int", "of an all-to-all: bytes that this rank receives", True),
         Column("dtype", "name", "element type", True),
         Column("peer", "int", "the other rank of a point-to-point operation", True),

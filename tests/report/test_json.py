@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuscope.report.json_report import dumps
 from gpuscope.report.schema.document import Report
@@ -32,3 +35,16 @@ def test_keys_stand_as_declared_however_they_were_built(healthy: Report) -> None
     shuffled = dict(reversed(healthy.items()))
     declared = [key for key in Report.__annotations__ if key in healthy]
     assert list(json.loads(dumps(shuffled))) == declared  # type: ignore[arg-type]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_indented_as_python_does_it(value: Any) -> None:
+    document: Any = {"schema_version": value}
+    assert dumps(document) == json.dumps(document, indent=2)

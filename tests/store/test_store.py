@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import gpuscope
+from gpuscope.cache import second_look
 from gpuscope.errors import InputError, UsageError
 from gpuscope.report.schema.document import Report
+from gpuscope.store import identity
 from gpuscope.store.identity import run_key
 from gpuscope.store.keep import keep
 from gpuscope.store.store import opened
@@ -91,6 +93,21 @@ def test_identity_is_content_and_options_not_names(tmp_path: Path) -> None:
     assert run_key([a, b], {}) == run_key([b, c], {})
     assert run_key([a, b], {}) != run_key([a, d], {})
     assert run_key([a], {"steps": None}) != run_key([a], {"steps": (1, 2)})
+
+
+def test_the_hash_of_a_large_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    large, copy = tmp_path / "large", tmp_path / "copy"
+    large.write_bytes(b"x" * second_look.WORTH)
+    copy.write_bytes(large.read_bytes())
+    read: list[Path] = []
+    content = identity._content
+    monkeypatch.setattr(identity, "_content", lambda path: read.append(path) or content(path))
+    key = run_key([large], {}, cache=True)
+    assert run_key([large], {}, cache=True) == run_key([copy], {}) == key
+    assert read == [large, copy]
+    large.write_bytes(b"y" * second_look.WORTH)
+    assert run_key([large], {}, cache=True) != key
 
 
 def test_deleting_a_run_takes_its_rows_along(path: Path, report: Report) -> None:

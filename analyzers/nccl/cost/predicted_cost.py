@@ -11,7 +11,8 @@ from math import sqrt
 
 from gpuscope.analyzers.collectives.message_cost import CostModel
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
-from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place, available, bandwidth, latency_ns
+from gpuscope.analyzers.nccl.cost.cost_constants import BASE_LATENCY, PROTOCOLS
+from gpuscope.analyzers.nccl.cost.cost_model import RING_STEPS, Choice, Place, available, bandwidth, latency_ns
 from gpuscope.hardware.bus_bandwidth import busbw_factor
 
 SPREAD = sqrt(2)
@@ -39,17 +40,43 @@ def changed(now: Choice, change: Algorithm) -> Choice:
     )
 
 
+def has_algorithms(op: str) -> bool:
+    """Whether NCCL chooses between algorithms for an operation: not for sends and what is made of them."""
+    return op in RING_STEPS
+
+
+def chosen_unasked(op: str, nbytes: int, place: Place, now: Choice, fitted: CostModel) -> Choice:
+    """What NCCL's cost model chooses by itself, over links that carry what they carry by `now`: the least time.
+
+    NCCL takes LL128 where the platform has it, which is within NVLink (`ncclTopoTuneModel`).
+    """
+    factor = busbw_factor(op, place.ranks)
+    moved = fitted.beta * (factor or 0.0) * nbytes
+    if moved <= 0 or not available(op, now, place):
+        return now
+    links = nbytes / moved / bandwidth(op, nbytes, now, place, 1.0)
+    candidates = [
+        Choice(algorithm, protocol, now.channels) for algorithm in BASE_LATENCY for protocol in PROTOCOLS
+        if protocol != "ll128" or place.nvlink
+    ]  # fmt: skip
+    return min(
+        (one for one in candidates if available(op, one, place)),
+        key=lambda one: latency_ns(op, nbytes, one, place) + nbytes / bandwidth(op, nbytes, one, place, links),
+    )
+
+
 def predict(
-    op: str, nbytes: int, place: Place, now: Choice | None, then: Choice | None, fitted: CostModel
+    op: str, nbytes: int, place: Place, now: Choice | None, then: Choice | None, fitted: CostModel, forced: bool = True
 ) -> Estimate | Refused:
     """What `op` over an array of `nbytes` takes by `then`, given the costs fitted while NCCL chose `now`.
 
     Unchanged, it is the fit with its own error. Another algorithm or protocol scales the fit's α and β by the
     ratios of NCCL's model, within `SPREAD`. Fewer channels carry between their share and all of the bandwidth,
-    more channels between all of it and their share: a trace of one setting does not show which.
+    more channels between all of it and their share: a trace of one setting does not show which. `forced`: whether a
+    variable makes NCCL choose `then`, which it must not for LL128.
     """
     factor = busbw_factor(op, place.ranks)
-    refusal = _refusal(op, place, now, then, fitted, factor)
+    refusal = _refusal(op, place, now, then, fitted, factor, forced)
     if refusal is not None or now is None or then is None or factor is None or fitted.error is None:
         return refusal or Refused("nothing to predict from")
     same = (now.algorithm, now.protocol) == (then.algorithm, then.protocol)
@@ -69,7 +96,13 @@ def predict(
 
 
 def _refusal(
-    op: str, place: Place, now: Choice | None, then: Choice | None, fitted: CostModel, factor: float | None
+    op: str,
+    place: Place,
+    now: Choice | None,
+    then: Choice | None,
+    fitted: CostModel,
+    factor: float | None,
+    forced: bool,
 ) -> Refused | None:
     if now is None or then is None:
         return Refused(
@@ -78,7 +111,7 @@ def _refusal(
         )
     if fitted.assumed:
         return Refused(f"the cost of {op} is not fitted ({fitted.basis}): record messages of at least three sizes")
-    if then.protocol == "ll128" and now.protocol != "ll128":
+    if forced and then.protocol == "ll128" and now.protocol != "ll128":
         return Refused("LL128 is never forced: where the platform does not support it, it corrupts data")
     if factor is None or not available(op, now, place):
         return Refused(f"NCCL's model has no {now.algorithm}/{now.protocol} for {op} over {place.ranks} ranks")

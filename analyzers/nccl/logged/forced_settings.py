@@ -183,7 +183,11 @@ def _channels(seen: Variables, _: Situation) -> Iterator[Forced]:
                     "512", "channels")  # fmt: skip
 
 
-def _choice(seen: Variables, _: Situation) -> Iterator[Forced]:
+def _choice(seen: Variables, where: Situation) -> Iterator[Forced]:
+    if _off(seen.get("NCCL_PAT_ENABLE")) and where.ranks > 1 and where.hosts == where.ranks:
+        yield _made(seen, "NCCL_PAT_ENABLE", "all-gathers and reduce-scatters between hosts of one rank each take as "
+                    "many steps as there are ranks, not their logarithm (the default, 2, is automatic)",
+                    "choice")  # fmt: skip
     for name, what in (("NCCL_ALGO", "algorithm"), ("NCCL_PROTO", "protocol")):
         value = seen.get(name)
         if value is None:

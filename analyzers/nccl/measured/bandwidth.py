@@ -76,7 +76,8 @@ def _entry(
     chosen = series.chosen(own)
     return {
         "tool": series.tool, "run": series.run, "op": series.op, "group": series.group, "bytes": nbytes,
-        "group_size": series.group_size, "variant": variant, "count": count, "dur_ns": round(mean),
+        "size_basis": series.estimated.get(nbytes), "group_size": series.group_size, "variant": variant,
+        "count": count, "dur_ns": round(mean),
         "algbw_gbps": _finite(algbw(nbytes, mean)), "busbw_gbps": bus,
         "lower_bound": series.lower_bound or nbytes in series.waiting,
         "algorithm": chosen.algorithm if chosen else None, "protocol": (chosen.protocol or None) if chosen else None,

@@ -53,6 +53,8 @@ class Series:
     """Whether all its times include waiting."""
     waiting: set[int] = field(default_factory=set)
     """Sizes whose times do."""
+    estimated: dict[int, str] = field(default_factory=dict)
+    """Of sizes that are not recorded: what they are estimated from."""
     bytes: list[int] = field(default_factory=list)
     dur: list[int] = field(default_factory=list)
     count: list[int] = field(default_factory=list)
@@ -128,6 +130,7 @@ def _of_trace(facts: RunFacts, choices: Choices) -> list[Series]:
             series = _series(found, trace, placement, key, row, groups.ranks[key[1]], groups.members)
             nbytes = int(table["bytes"][row])
             series.add(nbytes, transfer, choice=chosen.of(row, key[0], nbytes, series.group_size))
+            _mark(series, trace, row)
     for row in sized[matched.of_row[sized] == NA].tolist():
         lone[_op(trace, row), int(groups.of_row[row])].append(row)
     for key, rows in lone.items():
@@ -138,7 +141,15 @@ def _of_trace(facts: RunFacts, choices: Choices) -> list[Series]:
             nbytes, dur = int(table["bytes"][row]), int(table["end"][row] - table["start"][row])
             series.add(nbytes, dur, choice=chosen.of(row, key[0], nbytes, series.group_size))
             series.lower_bound = True
+            _mark(series, trace, row)
     return sorted(found.values(), key=lambda series: (series.op, series.group or ""))
+
+
+def _mark(series: Series, trace: Trace, row: int) -> None:
+    """Note what a row's size is estimated from, if it is."""
+    basis = int(trace["collectives"]["size_basis"][row])
+    if basis != NO_NAME:
+        series.estimated[int(trace["collectives"]["bytes"][row])] = trace.names[basis]
 
 
 def _op(trace: Trace, row: int) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls, queue_waits
 from gpuscope.analyzers.device_time.kernels.kernel_facts import KernelFacts, kernel_facts
 from gpuscope.analyzers.device_time.stream_waits import node_waits, recorded_waits
+from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradient_hooks
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.host_time.blocking_sites import sites
 from gpuscope.analyzers.replay.graph import (
@@ -35,7 +36,6 @@ from gpuscope.analyzers.replay.record.graph_builder import (
     Point,
     backward,
     causes,
-    gradient_hooks,
     median,
     not_before,
 )
@@ -321,10 +321,12 @@ def call_of(trace: Trace, row: int, behind: bool) -> Call:
     """A row of `collectives` as a call."""
     table, names = trace["collectives"], trace.names
     size, members, group = int(table["bytes"][row]), int(table["group_size"][row]), int(table["group"][row])
+    basis = int(table["size_basis"][row])
     return Call(
         rank=int(table["rank"][row]), op=names[int(table["op"][row])], start=int(table["start"][row]),
         end=int(table["end"][row]), bytes=None if size == NA else size,
         group="" if group == NO_NAME else names[group], group_size=None if members == NA else members, backward=behind,
+        size_basis="" if basis == NO_NAME else names[basis],
     )  # fmt: skip
 
 

@@ -1,21 +1,15 @@
-"""Which gradients a bucket holds, and when each was there: what other buckets rest on.
-
-DDP's reducer hooks on the accumulation of each gradient; operators recorded with their shapes give its elements
-(torch/csrc/autograd/functions/accumulate_grad.h, torch/csrc/distributed/c10d/reducer.cpp).
-"""
+"""Which gradients a bucket holds, and when each was there: what other buckets rest on."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from math import prod
 
 import numpy as np
 
+from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import accumulated, in_hooks
 from gpuscope.analyzers.replay.graph import Call, Gradient
-from gpuscope.analyzers.replay.record.graph_builder import in_hooks
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import Spans
 from gpuscope.trace.trace import Trace
@@ -23,27 +17,6 @@ from gpuscope.trace.trace import Trace
 ELEMENT_BYTES = (1, 2, 4, 8)
 PADDING = 0.02
 """By which a bucket's bytes may exceed those of its gradients: alignment."""
-
-
-def accumulated(trace: Trace, rank: int) -> tuple[Times, Times]:
-    """When a rank accumulated gradients, in ns, ascending, and how many elements each had; shape (n,) each."""
-    host, shapes = trace["host_events"], trace["shapes"]
-    named = trace.names.matching(lambda name: name == "torch::autograd::AccumulateGrad")
-    events = shapes["event"]
-    own = np.flatnonzero(named[host["name"][events]] & (host["rank"][events] == rank))
-    counts = {code: _elements(trace.names[code]) for code in np.unique(shapes["dims"][own]).tolist()}
-    at = host["start"][events[own]]
-    order = np.argsort(at, kind="stable")
-    elements = np.array([counts[code] for code in shapes["dims"][own].tolist()], np.int64)
-    return at[order], elements[order]
-
-
-def _elements(dims: str) -> int:
-    """Of the first input; 0 where it is not recorded."""
-    try:
-        return prod(int(size) for size in json.loads(dims)[0])
-    except (ValueError, TypeError, IndexError):
-        return 0
 
 
 def with_gradients(
@@ -56,7 +29,8 @@ def with_gradients(
     taken to send them in the order in which they became ready. Where recorded gradients do not make up a call's bytes,
     they stay unknown.
     """
-    at, elements = accumulated(trace, rank)
+    gradients_of = accumulated(trace, rank)
+    at, elements = gradients_of.at, gradients_of.elements
     hooked = in_hooks(hooks, issued)
     reducing = [
         place for place in np.argsort(issued, kind="stable").tolist()

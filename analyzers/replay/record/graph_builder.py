@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpuscope.analyzers.device_time.host_cause import covering
+from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import EVALUATED, in_hooks
 from gpuscope.analyzers.replay.graph import CAUSES, NONE, Call, Edge, Graph, Node, edge_columns, node_columns
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union
 from gpuscope.trace.schema import Category
 from gpuscope.trace.trace import Trace
 
-_BACKWARD = ("autograd::engine::evaluate_function", "gpuscope::backward")
+_BACKWARD = (EVALUATED, "gpuscope::backward")
 
 
 @dataclass(frozen=True)
@@ -129,20 +130,6 @@ def median(values: Times, otherwise: int) -> int:
 def mean(values: Sequence[int], otherwise: int) -> int:
     """The mean, or `otherwise` of nothing."""
     return round(sum(values) / len(values)) if values else otherwise
-
-
-def gradient_hooks(trace: Trace, rows: Times) -> Spans:
-    """When hooks on accumulated gradients ran: what they issue (DDP's reducer) is waited for behind the backward."""
-    host = trace["host_events"]
-    named = trace.names.matching(lambda name: name.startswith(_BACKWARD[0]) and name.endswith("AccumulateGrad"))
-    picked = rows[named[host["name"][rows]]]
-    return union(host["start"][picked], host["end"][picked])
-
-
-def in_hooks(hooks: Spans, issued: Times) -> Mask:
-    """Per collective, whether a gradient's hook issued it."""
-    # Issued as the hook's operator ends, by the profiler's rounding at its very end.
-    return np.asarray((measure_within(hooks, issued, issued + 1) > 0) | (measure_within(hooks, issued - 1, issued) > 0))
 
 
 def not_before(hooks: Spans, issued: Times, step: Times) -> Times:

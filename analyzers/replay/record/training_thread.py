@@ -11,6 +11,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradient_hooks, in_hooks
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node
 from gpuscope.analyzers.replay.record.device_graph import call_of
@@ -20,8 +21,6 @@ from gpuscope.analyzers.replay.record.graph_builder import (
     Point,
     backward,
     causes,
-    gradient_hooks,
-    in_hooks,
     mean,
     not_before,
 )

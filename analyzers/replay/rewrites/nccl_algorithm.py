@@ -9,7 +9,8 @@ import numpy as np
 
 from gpuscope.analyzers.collectives.message_cost import CostModel, fit
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
-from gpuscope.analyzers.nccl.cost.predicted_cost import changed, predict
+from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place
+from gpuscope.analyzers.nccl.cost.predicted_cost import Estimate, changed, chosen_unasked, has_algorithms, predict
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
@@ -29,15 +30,16 @@ def algorithm(graph: Graph, change: Algorithm, setting: Setting) -> Rewritten:
         size = bus_bytes(graph, call)
         if (change.op is not None and own.op != change.op) or not size or not own.bytes or (own.group_size or 0) < 2:
             continue
+        if change.unasked and not has_algorithms(own.op):
+            continue
         if setting.nccl is None:
             raise UnreplayableError("NCCL's choices are not recorded: record with NCCL_DEBUG=INFO")
         place = setting.nccl.place(own.group_size or 0)
         if isinstance(place, Refused):
             raise UnreplayableError(place.why)
         now = setting.nccl.choice(own.op, own.bytes, own.group_size or 0)
-        then = changed(now, change) if now is not None else None
         model = models[call]
-        predicted = predict(own.op, own.bytes, place, now, then or now, model)
+        predicted = _predicted(own.op, own.bytes, place, now, change, model)
         if isinstance(predicted, Refused):
             raise UnreplayableError(predicted.why)
         ratio[call] = {-1: predicted.low, 0: predicted.ns, 1: predicted.high}[setting.bias] / max(
@@ -47,6 +49,15 @@ def algorithm(graph: Graph, change: Algorithm, setting: Setting) -> Rewritten:
     if not ratio:
         raise UnreplayableError(f"the replayed steps hold no {change.op or 'collective'} of known size")
     return Rewritten(rescaled(graph, found, ratio), "; ".join(sorted(basis)))
+
+
+def _predicted(
+    op: str, nbytes: int, place: Place, now: Choice | None, change: Algorithm, model: CostModel
+) -> Estimate | Refused:
+    """What an operation takes after the change."""
+    if now is None or not change.unasked:
+        return predict(op, nbytes, place, now, None if now is None else changed(now, change), model)
+    return predict(op, nbytes, place, now, chosen_unasked(op, nbytes, place, now, model), model, forced=False)
 
 
 def _models(graph: Graph, found: Costs, setting: Setting) -> dict[int, CostModel]:

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from statistics import fmean, median
 
 import numpy as np
@@ -75,24 +74,28 @@ class Delays:
         others = [delay for kinds, delay in self.message.items() if kinds[0] == kind]
         return fmean(others) if others else 0.0
 
-    def between(self, stage: int, first: str, second: str) -> float:
-        """The pause between computations of two kinds. Of kinds that never follow each other there: where a message is
-        received in it, what such pauses take; else what follows the first kind otherwise (on the last stage the loss),
-        else what any do, on this stage if there is any."""
+    def between(self, stage: int, first: str, second: str, behind: str = "") -> float:
+        """The pause between computations of two kinds; the sender of a message for the second then computes `behind`.
+
+        Of kinds that never follow each other there: what follows the first kind otherwise (on the last stage the loss),
+        else what any do, on this stage if there is any. Where a message is received in it, that message too, unless
+        such pauses are shorter.
+        """
         own = self.pause[stage]
         if first + second in own:
             return own[first + second]
-        fed = self._fed(stage, second)
-        alike = [
-            {kinds: ns for kinds, ns in seen.items() if self._fed(at, kinds[1]) == fed}
+        fed = [ns for at, seen in enumerate(self.pause) for kinds, ns in seen.items() if self._fed(at, kinds[1])]
+        alone = [
+            {kinds: ns for kinds, ns in seen.items() if not self._fed(at, kinds[1])}
             for at, seen in enumerate(self.pause)
         ]
-        others = [] if fed else [ns for kinds, ns in alike[stage].items() if kinds[0] == first]
-        others = others or list(alike[stage].values()) or [ns for seen in alike for ns in seen.values()]
-        if others or not fed:
-            return fmean(others) if others else 0.0
-        waited = [ns for kinds, ns in self.message.items() if kinds[0] == second]
-        return fmean(waited) if waited else 0.0
+        others = [ns for kinds, ns in alone[stage].items() if kinds[0] == first] or list(alone[stage].values())
+        others = others or [ns for seen in alone for ns in seen.values()]
+        pause = fmean(others) if others else 0.0
+        if not self._fed(stage, second):
+            return pause
+        received = pause + self.arriving(second, behind)
+        return min(received, fmean(fed)) if fed else received
 
     def _fed(self, stage: int, kind: str) -> bool:
         """Whether computations of a kind get messages on a stage."""
@@ -383,15 +386,14 @@ def laid_out(tasks: Plan, delays: Delays) -> Replayed:
     behind = _behind(tasks)
     edges: list[tuple[int, int, int, int]] = []
     for stage, own in enumerate(tasks):
-        edges += [
-            (place[a.key], place[b.key], round(delays.between(stage, a.kind, b.kind)), Edge.PROGRAM)
-            for a, b in pairwise(own)
-        ]
-        for task in own:
+        for before, task in zip((None, *own[:-1]), own, strict=True):
             there = _other(task.kind, task.model_chunk, task.micro_batch, last_chunk)
+            then = behind.get(there, "") if there is not None else ""
+            if before is not None:
+                lag = round(delays.between(stage, before.kind, task.kind, then))
+                edges.append((place[before.key], place[task.key], lag, Edge.PROGRAM))
             if there in place:
-                lag = round(delays.arriving(task.kind, behind[there]))
-                edges.append((place[there], place[task.key], lag, Edge.EVENT))
+                edges.append((place[there], place[task.key], round(delays.arriving(task.kind, then)), Edge.EVENT))
             if task.kind != "F" and ("F", task.model_chunk, task.micro_batch) in place:
                 edges.append((place["F", task.model_chunk, task.micro_batch], place[task.key], 0, Edge.EVENT))
     dur = np.array([round(task.dur) for own in tasks for task in own], np.int64)

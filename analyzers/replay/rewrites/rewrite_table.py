@@ -26,6 +26,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.WireBytes: transfer_cost.wire_bytes,
     changes.LinkSpeed: transfer_cost.link_speed,
     changes.Algorithm: nccl_algorithm.algorithm,
+    changes.LineRate: transfer_cost.line_rate,
     changes.MeasuredTransfers: transfer_cost.measured_transfers,
     changes.MoreRanks: transfer_cost.more_ranks,
     changes.LoaderWorkers: loader_workers.loader_workers,

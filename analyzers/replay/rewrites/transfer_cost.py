@@ -7,12 +7,15 @@ from collections.abc import Hashable, Iterable, Iterator
 
 import numpy as np
 
-from gpuscope.analyzers.frame.changes import LinkSpeed, MeasuredTransfers, MoreRanks, WireBytes
+from gpuscope.analyzers.frame.changes import LineRate, LinkSpeed, MeasuredTransfers, MoreRanks, WireBytes
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, nodes_by_call
 
 GRADIENT_OPS = ("all_reduce", "reduce_scatter")
+REACHED = {-1: 0.85, 0: 0.7, 1: 0.5}
+"""Share of its line rate that a healthy link carries, by case: NCCL's own figures (`usable` of
+gpuscope/hardware/links.toml) are 0.7 to 0.85 of it, and below half of it a link counts as unhealthy."""
 
 
 def gradients(graph: Graph) -> list[int]:
@@ -89,6 +92,25 @@ def link_speed(graph: Graph, change: LinkSpeed, setting: Setting) -> Rewritten:
     )  # fmt: skip
 
 
+def line_rate(graph: Graph, change: LineRate, setting: Setting) -> Rewritten:
+    """The bytes at what a healthy link of that rate carries; the fixed cost stays, though a shorter way has less."""
+    found, rates = costs(graph, setting), dict(change.rates)
+    ratio: dict[int, float] = {}
+    for calls in alike(graph, range(len(graph.calls))):
+        size, rate = bus_bytes(graph, calls[0]), rates.get(graph.calls[calls[0]].group_size or 0)
+        if size and rate:
+            fixed = _fixed_share(graph, found, calls[0], size, setting.bias)
+            moved = (1 - fixed) * found.model(graph, calls[0]).expected(size)
+            then = size / (rate * REACHED[setting.bias])  # a GB/s is a byte per ns
+            ratio |= dict.fromkeys(calls, fixed + (1 - fixed) * min(1.0, then / max(moved, 1.0)))
+    if not ratio:
+        raise UnreplayableError("the replayed steps hold no collective of known size over links of known rate")
+    basis = f"; then links at {REACHED[1]:.0%} to {REACHED[-1]:.0%} of their line rate, with the fixed cost as it is"
+    return Rewritten(
+        rescaled(graph, found, ratio), found.basis(graph, list(ratio)) + basis, "assumed", found.lacking(graph, ratio)
+    )
+
+
 def wire_bytes(graph: Graph, change: WireBytes, setting: Setting) -> Rewritten:
     """Gradient transfers with fewer bytes. Casting and compressing cost compute, which the trace doesn't record."""
     if not change.factor > 0:
@@ -118,6 +140,8 @@ def measured_transfers(graph: Graph, change: MeasuredTransfers, setting: Setting
             ratio[call] = {-1: best, 0: (best + worst) / 2, 1: worst}[setting.bias]
     if not ratio:
         raise UnreplayableError(f"the replayed steps hold no {change.op} of these sizes over {change.group_size} ranks")
+    if change.published:
+        return Rewritten(rescaled(graph, found, ratio), f"transfer times as published: {change.published}", "assumed")
     return Rewritten(rescaled(graph, found, ratio), "transfer times as measured for another choice")
 
 

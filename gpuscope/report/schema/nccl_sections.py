@@ -18,6 +18,8 @@ class BandwidthEntry(TypedDict):
     group: str | None
     """The group's description, else its name; None where the tool records none."""
     bytes: int
+    size_basis: str | None
+    """What the size is estimated from; None where it is recorded."""
     group_size: int
     variant: str | None
     count: int

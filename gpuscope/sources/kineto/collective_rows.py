@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
 from typing import Any
 
 import msgspec
@@ -12,23 +11,8 @@ from gpuscope.sources.kineto.event_arguments import CommunicationArguments, Gloo
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming import kinds
+from gpuscope.trace.naming.dtypes import item_bytes, total_bytes
 from gpuscope.trace.schema import NA
-
-_ITEM_BYTES = {
-    "bool": 1, "byte": 1, "char": 1, "uint8": 1, "int8": 1, "unsigned char": 1, "signed char": 1,
-    "short": 2, "half": 2, "bfloat16": 2, "float16": 2, "c10::half": 2, "c10::bfloat16": 2, "int16": 2,
-    "fp16": 2, "bf16": 2, "bfp16": 2,
-    "int": 4, "float": 4, "float32": 4, "int32": 4, "fp32": 4, "uint32": 4,
-    "long": 8, "double": 8, "long int": 8, "int64": 8, "float64": 8, "complexfloat": 8, "c10::complex<float>": 8,
-    "fp64": 8, "uint64": 8,
-    "complexdouble": 16, "c10::complex<double>": 16,
-}  # fmt: skip
-
-
-def item_bytes(dtype: str) -> int:
-    """Bytes per element of a dtype as profilers name it, or `NA`."""
-    key = dtype.strip().lower()
-    return 1 if key.startswith("float8") else _ITEM_BYTES.get(key, NA)
 
 
 def add_collectives(builder: TraceBuilder, rank: int, found: Iterable[tuple[int, CommunicationArguments, str]]) -> None:
@@ -126,12 +110,4 @@ def _ranks(value: Any) -> str | None:
 
 
 def _input_bytes(arguments: GlooArguments) -> int:
-    if not isinstance(arguments.dims, list) or not isinstance(arguments.types, list):
-        return NA
-    total = 0
-    for dims, dtype in zip(arguments.dims, arguments.types, strict=False):
-        item = item_bytes(str(dtype))
-        if item == NA or not isinstance(dims, list) or not all(isinstance(d, int) for d in dims):
-            return NA
-        total += prod(dims) * item
-    return total or NA
+    return total_bytes(arguments.dims, arguments.types) or NA

@@ -106,6 +106,8 @@ def named_collective(identifier: str) -> str:
 
 _CHOICE = re.compile(r"(?i)_(TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|NVLS_TREE|NVLS|PAT)_(LL128|LL|SIMPLE)(?:_|$)")
 _EXACT = re.compile(r"(?i)_(?:TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|NVLS_TREE|NVLS|PAT)_(?:LL128|SIMPLE)(?:_|$)")
+_SENDS = "SendRecv"
+"""The kernel of point-to-point operations, which have no algorithm; its name has one all the same."""
 _SYMMETRIC = re.compile(_START + r"ncclSymk?DevKernel_")
 
 
@@ -119,7 +121,7 @@ def kernel_algorithm(kernel: str, op: str, exact: bool = False) -> tuple[str | N
     names has other protocols in them, and then (`exact`) all are meant.
     """
     match = _CHOICE.search(qualified_name(kernel))
-    if match is None:
+    if match is None or _SENDS in kernel:
         return None, None
     algorithm, protocol = match[1].lower(), match[2].lower()
     if exact or protocol != "ll":
@@ -128,10 +130,28 @@ def kernel_algorithm(kernel: str, op: str, exact: bool = False) -> tuple[str | N
 
 
 def exact_names(kernels: Iterable[str]) -> bool:
-    """Whether a library of NCCL with exact kernel names was used: some name has a protocol besides LL."""
-    return any(_EXACT.search(name) for name in kernels if "ernel" in name)
+    """Whether a library of NCCL with exact kernel names was used: some name has a protocol besides LL. The one kernel
+    of sends is `…SendRecv_RING_SIMPLE…` in all of them."""
+    return any(_EXACT.search(name) for name in kernels if "ernel" in name and _SENDS not in name)
 
 
 def symmetric(kernel: str) -> bool:
     """Whether it is one of NCCL's kernels for symmetric memory (src/device/symmetric/generate.py)."""
     return _SYMMETRIC.search(qualified_name(kernel)) is not None
+
+
+_ELEMENT = re.compile(
+    r"(?i)_(?:Sum|Prod|Min|Max|MinMax|Avg|PreMulSum|SumPostDiv)_"
+    r"(?:__nv_|rccl_|hip_)?(?:(?P<named>double|float|half|bfloat16)|(?:bf|f|u?int|u|i)(?P<bits>8|16|32|64))(?![a-z0-9])"
+)
+_NAMED = {"double": 8, "float": 4, "half": 2, "bfloat16": 2}
+
+
+@cache
+def kernel_item_bytes(kernel: str) -> int | None:
+    """Bytes of an element that a reduction's kernel adds up, by its name (`…_Sum_f32_RING_LL`, `…_RING_LL_Sum_half`);
+    None where the name does not say."""
+    match = _ELEMENT.search(kernel.partition("(")[0] + "_")
+    if match is None:
+        return None
+    return _NAMED[match["named"].lower()] if match["named"] else int(match["bits"]) // 8

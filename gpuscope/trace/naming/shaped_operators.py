@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
+NCCL_RANGES = ("nccl:", "rccl:")
+"""How PyTorch names the ranges around its calls of NCCL."""
 _COMPUTES = re.compile(
     r"aten::(mm|addmm|bmm|baddbmm|addbmm|matmul|linear|_addmm_activation|_int_mm|_?(scaled_)?(grouped_)?mm(_v2)?"
     r"|_?convolution(_backward)?(_overrideable)?|_?scaled_dot_product\w*|_(flash|efficient|cudnn)_attention\w*)(\.\w+)?$"
@@ -36,5 +38,5 @@ def moves(name: str) -> bool:
 
 
 def is_shaped(name: str) -> bool:
-    """Whether the shapes of an operator's inputs are of use."""
-    return computes(name) or moves(name)
+    """Whether the shapes of an operator's inputs are of use; those of a call of NCCL are its message's size."""
+    return computes(name) or moves(name) or name.startswith(NCCL_RANGES)

@@ -46,7 +46,7 @@ def nccl(*transports: tuple[str, bool], ports: tuple[tuple[str, str], ...] = (),
 def row(**changed: Any) -> dict[str, Any]:
     usual = {"tool": "trace", "run": None, "op": "all_reduce", "group": "dp", "dur_ns": 1000, "count": 8,
              "bytes": 4 * MIB, "group_size": 16, "algorithm": "ring", "protocol": "simple", "channels": 16,
-             "link": None, "efficiency_frac": None}  # fmt: skip
+             "link": None, "peak_gbps": None, "efficiency_frac": None}  # fmt: skip
     return usual | changed
 
 

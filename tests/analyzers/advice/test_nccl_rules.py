@@ -85,6 +85,7 @@ def nccl(transports: tuple[tuple[str, bool], ...] = (), **environment: str) -> d
 
 def row(**changed: Any) -> dict[str, Any]:
     usual = {"tool": "trace", "op": "all_reduce", "group": "dp", "dur_ns": 1, "count": 1, "algorithm": "ring",
+             "peak_gbps": None, "link": None,
              "protocol": "ll", "channels": 16}  # fmt: skip
     return usual | changed
 

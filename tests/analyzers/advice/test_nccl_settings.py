@@ -47,6 +47,8 @@ INSIDE = [said("Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct", pid=100)]
         ({"NCCL_NVLS_ENABLE": "0"}, 1, {}, "A100 has no NVLS"),
         ({"NCCL_BUFFSIZE": "1048576", "NCCL_NTHREADS": "512"}, 1, {"NCCL_BUFFSIZE": "nccl_buffer"}, "512 is usual"),
         ({"NCCL_PROTO": "LL128"}, 1, {"NCCL_PROTO": "nccl_choice"}, ""),
+        ({"NCCL_PAT_ENABLE": "0"}, 2, {"NCCL_PAT_ENABLE": "nccl_choice"}, ""),
+        ({"NCCL_PAT_ENABLE": "0"}, 1, {}, "PAT is for hosts of one rank each"),
         ({"NCCL_TOPO_FILE": "/etc/topo.xml"}, 1, {"NCCL_TOPO_FILE": "nccl_topology"}, ""),
         ({"NCCL_CHECK_POINTERS": "1"}, 1, {"NCCL_CHECK_POINTERS": "nccl_checks"}, ""),
         ({"NCCL_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "INFO", "NCCL_TOPO_DUMP_FILE": "t.xml"}, 2, {}, "no loss"),

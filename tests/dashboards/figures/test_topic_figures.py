@@ -36,7 +36,7 @@ def measured(nbytes: int, busbw: float, **more: Any) -> BandwidthEntry:
         "tool": "trace", "op": "all_reduce", "group": None, "bytes": nbytes, "group_size": 2, "variant": None,
         "count": 3, "dur_ns": 1000, "algbw_gbps": busbw, "busbw_gbps": busbw, "lower_bound": False, "algorithm": None,
         "protocol": None, "channels": None, "peak_gbps": None, "link": None, "peak_basis": "", "efficiency_frac": None,
-        "wrong": None,
+        "wrong": None, "size_basis": None,
     }  # fmt: skip
     return cast(BandwidthEntry, row | more)
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.kineto import call, copy, kernel, note, op, span, write
+from helpers.kineto import Event, call, copy, kernel, note, op, span, write
 
 import gpuscope
 from gpuscope.errors import UsageError
@@ -191,3 +191,32 @@ def test_the_range_around_a_launch_names_the_operation(tmp_path: Path) -> None:
         call(60, 2, 3), kernel(70, 5, 3, name=kernel_name),
     )  # fmt: skip
     assert gpuscope.open_trace(path).tables["collectives"]["op"].tolist() == ["all_to_all", "send", "send_recv"]
+
+
+def test_the_range_around_a_launch_holds_what_it_sends(tmp_path: Path) -> None:
+    """Before torch 2.2 no kernel carries arguments, but the inputs of the range around its launch are recorded: of all
+    operations but a gather the whole array. A range around two kernels leaves both sizes open, and so does one of
+    another operation than the kernel's: correlation ids of a thinned recording lead astray."""
+
+    def ranged(ts: int, name: str, dims: list[list[int]], dtype: str, *correlations: int) -> list[Event]:
+        inputs = {"Input Dims": dims, "Input type": [dtype]}
+        launches = [call(ts + 2 + 2 * i, 1, number) for i, number in enumerate(correlations)]
+        by = {"nccl:all_to_all": "SendRecv_RING_SIMPLE_Sum_int8_t", "nccl:all_reduce": "AllReduce_RING_LL_Sum_float"}
+        of = f"ncclKernel_{by.get(name, 'AllGather_RING_LL_Sum_int8_t')}(ncclWorkElem)"
+        kernels = [kernel(ts + 20 + i, 1, number, name=of) for i, number in enumerate(correlations)]
+        return [span("user_annotation", name, ts, 10, **inputs), *launches, *kernels]
+
+    path = write(
+        tmp_path / "r.json",
+        *ranged(0, "nccl:all_to_all", [[8, 1024]], "float", 1),
+        *ranged(100, "nccl:_all_gather_base", [[256]], "float", 2),
+        *ranged(200, "nccl:all_reduce", [[256]], "c10::BFloat16", 3),
+        *ranged(300, "nccl:all_reduce", [[256]], "", 4),
+        *ranged(400, "nccl:all_reduce", [[256]], "float", 5, 6),
+        span("user_annotation", "nccl:all_reduce", 500, 10, **{"Input Dims": [[256]], "Input type": ["float"]}),
+        call(505, 1, 7), kernel(520, 1, 7, name="ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"),
+    )  # fmt: skip
+    table = gpuscope.open_trace(path).tables["collectives"]
+    assert table["op"].tolist() == ["all_to_all", "all_gather", *["all_reduce"] * 4, "send_recv"]
+    assert table["bytes"].fillna(-1).tolist() == [32_768, -1, 512, -1, -1, -1, -1]
+    assert table["dtype"].tolist()[0] == "float"

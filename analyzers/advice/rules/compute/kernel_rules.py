@@ -127,7 +127,8 @@ def _optimizer(case: Case, finding: FindingEntry) -> Proposal:
         action="Take the optimizer's fused implementation",
         why=f"{cost(finding)}; one kernel updates parameters and states in a single pass over memory",
         setting=setting or python("torch.optim.AdamW.fused", "True  # also of Adam, SGD and Adagrad"),
-        risk="needs all parameters on the device, in floating point; results differ in rounding",
+        risk="needs all parameters on the device, in floating point; results differ in rounding. An optimizer that has "
+        "none takes foreach=True: a kernel per operation over many parameters",
         verify="record again: kernels named FusedAdam… in place of multi_tensor_apply and elementwise ones",
         changes=(FusedOptimizer(),),
     )
@@ -156,7 +157,8 @@ RULE = Rule(
             "`scaled_dot_product_attention`, Transformers `attn_implementation`, Megatron `--attention-backend`",
         ),
         Knob("hopper_attention", ("flash_attention_2",), "`sdpa_kernel(SDPBackend.CUDNN_ATTENTION)`, FlashAttention 3"),
-        Knob("fused_optimizer", ("optimizer_passes",), "`torch.optim.AdamW(fused=True)` and its kin"),
+        Knob("fused_optimizer", ("optimizer_passes",), "`torch.optim.AdamW(fused=True)` and its kin; "
+             "`foreach=True` where there is none"),
     ),
     propose,
 )  # fmt: skip

@@ -103,23 +103,18 @@ def _module_loading(case: Case, finding: FindingEntry, shown: str) -> Iterator[P
     work = [word.strip(",") for word in shown.split()]
     first = next((word for word in work if kinds.is_launch_call(word) or word.lower().startswith(LOADS)), "")
     if finding["code"] == "warmup" and kinds.is_launch_call(first):
-        yield _proposal(
-            finding,
-            code="module_loading",
-            action="Load kernels when the program starts, not at their first launch within a step",
-            setting=env("CUDA_MODULE_LOADING", "EAGER"),
-            risk="the program starts later and holds all code in device memory",
-            verify="record the first steps again: no launch takes a millisecond",
-        )
+        value, action = "EAGER", "Load kernels when the program starts, not at their first launch within a step"
+        risk = "the program starts later and holds all code in device memory"
+        verify = "record the first steps again: no launch takes a millisecond"
     elif finding["code"] == "startup" and first.lower().startswith(LOADS):
-        yield _proposal(
-            finding,
-            code="module_loading",
-            action="Load kernels at their first use, not all of them at the start (the default since CUDA 12.2)",
-            setting=env("CUDA_MODULE_LOADING", "LAZY"),
-            risk="the first launch of each kernel takes longer",
-            verify="record the start again: cuModuleLoad and cuLibraryLoad take less",
-        )
+        value = "LAZY"
+        action = "Load kernels at their first use, not all of them at the start (the default since CUDA 12.2)"
+        risk = "the first launch of each kernel takes longer"
+        verify = "record the start again: cuModuleLoad and cuLibraryLoad take less"
+    else:
+        return
+    setting = env("CUDA_MODULE_LOADING", value)
+    yield _proposal(finding, code="module_loading", action=action, setting=setting, risk=risk, verify=verify)
 
 
 def _searching(case: Case, finding: FindingEntry) -> Proposal:

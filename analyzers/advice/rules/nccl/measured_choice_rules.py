@@ -8,6 +8,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from gpuscope.analyzers.advice.framework_settings import config, env
+from gpuscope.analyzers.advice.logged_nccl import older_than
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Change, MeasuredTransfers, Predicted, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import algorithm_name, protocol_name
@@ -89,7 +90,7 @@ def _by_size(
     algorithm, protocol = str(best["faster_algorithm"]), str(best["faster_protocol"])
     words = f"{algorithm}/{protocol}"
     forced = {"NCCL_ALGO": algorithm_name(algorithm), "NCCL_PROTO": protocol_name(protocol)}
-    old = _too_old(case)
+    old = older_than(case, TUNER_PLUGINS)
     trial = comparison(op, sizes, ranks, [Variant("default", {}), Variant(words.replace("/", "_"), forced)])
     return Proposal(
         code="nccl_by_size",
@@ -105,15 +106,6 @@ def _by_size(
         verify=f"{trial}; or {search(op, sizes, ranks)}",
         **_outcome(case, known, used)._asdict(),
     )
-
-
-def _too_old(case: Case) -> str:
-    """The version of NCCL, where it has no tuner plugins; else empty."""
-    versions = case.report["nccl"]["versions"] if "nccl" in case.report else []
-    parsed = [tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
-              for version in versions]  # fmt: skip
-    old = [version for version, numbers in zip(versions, parsed, strict=True) if numbers and numbers < TUNER_PLUGINS]
-    return old[0] if old else ""
 
 
 def _between_runs(

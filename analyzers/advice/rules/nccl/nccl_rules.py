@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpuscope.analyzers.advice.framework_settings import cost, env, python
+from gpuscope.analyzers.advice.logged_nccl import at_best, costliest, variable
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import MOST_CTAS, UNSET, algorithm_name, for_operation, wrong
@@ -39,20 +40,8 @@ def _nccl(case: Case) -> bool:
     return "nccl" in case.report or any("nccl" in kernel["name"].lower() for kernel in case.report.get("kernels", ()))
 
 
-def _variable(case: Case, name: str) -> str | None:
-    """A variable's value as NCCL's log says it was set."""
-    set_value = case.report["nccl"]["environment"] if "nccl" in case.report else []
-    return next((variable["value"] for variable in set_value if variable["name"] == name), None)
-
-
-def _costliest(case: Case) -> BandwidthEntry | None:
-    """The operation, group and size of the trace that takes most time."""
-    rows = [row for row in case.report.get("bandwidth", ()) if row["tool"] == "trace" and row["op"] in _ALTERNATIVES]
-    return max(rows, key=lambda row: row["dur_ns"] * row["count"], default=None)
-
-
 def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    row = _costliest(case)
+    row = costliest(case, _ALTERNATIVES)
     if row is None:
         return
     if row["algorithm"] is None or row["protocol"] is None:
@@ -66,9 +55,9 @@ def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             outcome=Refused("nothing to gain by itself: it lets the next report predict other choices"),
         )
         return
-    if _variable(case, "NCCL_ALGO") is None:
+    if variable(case, "NCCL_ALGO") is None:
         yield from _algorithms(finding, row)
-    if _variable(case, "NCCL_PROTO") is None:
+    if variable(case, "NCCL_PROTO") is None:
         yield from _protocols(finding, row)
     if finding["code"] == "bandwidth":
         yield from _channels(case, finding, row)
@@ -130,7 +119,7 @@ def _channels(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterato
 
 def _switches(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
     """NVLS that somebody has switched off. It is left to NCCL, never forced: that fails where it is not supported."""
-    if _variable(case, "NCCL_NVLS_ENABLE") != "0":
+    if variable(case, "NCCL_NVLS_ENABLE") != "0":
         return
     yield Proposal(
         code="nccl_nvls",
@@ -149,7 +138,7 @@ def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     between = [one["transport"] for one in transports if one["same_node"] is False]
     if not any(one.startswith("NET/") for one in between):
         return
-    if _variable(case, "NCCL_BUFFSIZE") is None:
+    if variable(case, "NCCL_BUFFSIZE") is None:
         yield Proposal(
             code="nccl_buffer",
             action="Give each of NCCL's connections 8 MiB of buffer instead of 4",
@@ -159,9 +148,10 @@ def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             verify="nccl-tests at the job's sizes with both values, then " + _VERIFY,
             outcome=Refused(
                 "a trace can't predict the gain of a larger buffer: measure with nccl-tests or gpuscope bench"
+                + at_best(case)
             ),
         )
-    if any(one.startswith("NET/IB") for one in between) and _variable(case, "NCCL_COLLNET_ENABLE") is None:
+    if any(one.startswith("NET/IB") for one in between) and variable(case, "NCCL_COLLNET_ENABLE") is None:
         yield Proposal(
             code="nccl_collnet",
             action="Let the InfiniBand switches reduce (SHARP)",
@@ -177,7 +167,7 @@ def _allowed_channels(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """A limit in one host's environment makes it have fewer channels than the others."""
     most = max((entry["channels"] or 0 for entry in case.report["nccl"]["communicators"]), default=0)
     for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"):
-        set_value = _variable(case, name)
+        set_value = variable(case, name)
         if set_value is not None and set_value.isdecimal() and int(set_value) < most <= MOST_CTAS:
             yield Proposal(
                 code="nccl_channels",

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, env, python
+from gpuscope.analyzers.advice.logged_nccl import at_best, costliest, variable
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.analyzers.nccl.trial_commands import Variant, comparison
 from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.schema.nccl_sections import BandwidthEntry, Nccl
+from gpuscope.report.schema.nccl_sections import Nccl
 
 QUEUE_PAIRS = 4
 BOTH = "nccl-tests at the job's sizes with and without it, as the suggestion's command does; then the job's busbw"
@@ -22,7 +23,7 @@ CHUNK = 256 << 10
 LARGE = 1 << 20
 _SENT = ("send_recv", "all_to_all")
 """Operations that NCCL carries out by sends."""
-_MEASURE = Refused("a trace of one setting can't predict another: the commands under «verify» measure both")
+_MEASURE = "a trace of one setting can't predict another: the commands under «verify» measure both"
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -43,14 +44,10 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield from _rdma(case, finding, nccl)
 
 
-def _set(nccl: Nccl, name: str) -> bool:
-    return any(one["name"] == name for one in nccl["environment"])
-
-
 def _sockets(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
     """More threads and sockets per connection, where there is no RDMA to use instead."""
     names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
-    if any(port["link_layer"] for port in nccl["ports"]) or any(_set(nccl, name) for name in names):
+    if any(port["link_layer"] for port in nccl["ports"]) or any(variable(case, name) is not None for name in names):
         return
     yield _network(
         case, finding, nccl, "nccl_sockets", dict.fromkeys(names, "4"),
@@ -62,15 +59,16 @@ def _sockets(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal
 
 def _rdma(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
     roce = any(port["link_layer"] == "RoCE" for port in nccl["ports"])
-    if roce and not _set(nccl, "NCCL_IB_QPS_PER_CONNECTION"):
+    if roce and variable(case, "NCCL_IB_QPS_PER_CONNECTION") is None:
         yield _network(
             case, finding, nccl, "nccl_queue_pairs", {"NCCL_IB_QPS_PER_CONNECTION": str(QUEUE_PAIRS)},
             action=f"Use {QUEUE_PAIRS} queue pairs per connection (RoCE)",
             why="switches spread flows over their links by queue pair, and one flow takes one link; the default is 1",
             risk="more queue pairs cost memory of the card, and small messages may take longer",
         )  # fmt: skip
-    row = _costliest(case)
-    if row is not None and row["op"] in _SENT and row["bytes"] >= LARGE and not _set(nccl, "NCCL_P2P_NET_CHUNKSIZE"):
+    row = costliest(case)
+    large = row is not None and row["op"] in _SENT and row["bytes"] >= LARGE
+    if row is not None and large and variable(case, "NCCL_P2P_NET_CHUNKSIZE") is None:
         yield _network(
             case, finding, nccl, "nccl_chunks", {"NCCL_P2P_NET_CHUNKSIZE": str(CHUNK)},
             action=f"Send {row['op']} between hosts in chunks of 256 KiB",
@@ -85,7 +83,7 @@ def _network(
 ) -> Proposal:  # fmt: skip
     """Variables to set together, with the commands that measure the job's costliest operation with and without them."""
     ranks = max((one["size"] for one in nccl["communicators"]), default=2)
-    row = _costliest(case)
+    row = costliest(case)
     op, size = (row["op"], row["bytes"]) if row is not None else ("all_reduce", 64 << 20)
     (first, value), *others = settings.items()
     return Proposal(
@@ -95,13 +93,8 @@ def _network(
         setting=env(first, " ".join([value, *(f"{name}={own}" for name, own in others)])),
         risk=risk,
         verify=comparison(op, [size], ranks, [Variant("as_is", {}), Variant(code, settings)]),
-        outcome=_MEASURE,
+        outcome=Refused(_MEASURE + at_best(case)),
     )
-
-
-def _costliest(case: Case) -> BandwidthEntry | None:
-    rows = [row for row in case.report.get("bandwidth", ()) if row["tool"] == "trace"]
-    return max(rows, key=lambda row: row["dur_ns"] * row["count"], default=None)
 
 
 def _congestion(finding: FindingEntry) -> Proposal:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from gpuscope.analyzers.advice.framework_settings import config, cost, env, in_dialect, python
+from gpuscope.analyzers.advice.logged_nccl import at_least, costliest, variable
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.frame.changes import Change, MeasuredTransfers, Refused
 from gpuscope.report.schema.document import FindingEntry, Setting
 from gpuscope.report.schema.nccl_sections import BandwidthEntry
 from gpuscope.trace.naming.communication_kernels import symmetric
@@ -26,6 +29,13 @@ SWITCHED = ("NVLink 4", "NVLink 5")
 """Generations whose switches reduce (Hopper and later)."""
 WORTH = (1 << 10, 64 << 20)
 """Bytes of messages that symmetric memory is faster for."""
+SPEEDUPS = {
+    "all_gather": {2 << 20: 1.86, 8 << 20: 1.59, 32 << 20: 1.25, 128 << 20: 1.06},
+    "reduce_scatter": {2 << 20: 1.72, 8 << 20: 1.63, 32 << 20: 1.12},
+}
+"""By operation and bytes of the array, ring's time by that of symmetric memory's kernels: the shortest over the ranks,
+8 H100, bf16 (NVIDIA/Megatron-LM pull request 5596)."""
+MEASURED_ON = "18 × NVLink 4"
 OVERLAPPED = 0.3
 """Share of communication beside compute from which the SMs it takes are worth freeing."""
 _SYMMETRIC_OPS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -37,7 +47,7 @@ _TRY = Refused("what fewer copies and SMs gain beside this compute is in no trac
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """Only where NVLink joins the costliest group and NCCL's version, which its log gives, has it."""
-    row = _costliest(case)
+    row = costliest(case)
     if row is None or "NVLink" not in (row["link"] or "") or any(symmetric(name) for name in _kernels(case)):
         return
     if case.program == "pytorch" and parallelism_of(row["group"] or "") == "tp":
@@ -45,14 +55,14 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield _tensor_overlap(finding, row)
         elif row["op"] in _SHARDED:
             yield from _async_tensor_parallel(case, finding, row)
-    if row["op"] in _SYMMETRIC_OPS and WORTH[0] <= row["bytes"] <= WORTH[1] and _has(case, WINDOWS):
+    if row["op"] in _SYMMETRIC_OPS and WORTH[0] <= row["bytes"] <= WORTH[1] and at_least(case, WINDOWS):
         yield from _windows(case, finding, row)
-    if row["op"] in _SHARDED and (row["op"] != "all_gather" or not _has(case, WINDOWS)):
+    if row["op"] in _SHARDED and (row["op"] != "all_gather" or not at_least(case, WINDOWS)):
         yield from _user_buffers(case, finding, row)
-    if _overlapped(case) >= OVERLAPPED and not _set(case, "NCCL_CTA_POLICY"):
-        if row["op"] in _ENGINE_OPS and _has(case, COPY_ENGINES):
+    if _overlapped(case) >= OVERLAPPED and variable(case, "NCCL_CTA_POLICY") is None:
+        if row["op"] in _ENGINE_OPS and at_least(case, COPY_ENGINES):
             yield from _copy_engines(case, finding, row)
-        elif _has(case, WINDOWS):
+        elif at_least(case, WINDOWS):
             yield _efficiency(case, finding)
 
 
@@ -104,8 +114,29 @@ def _windows(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator
         setting=setting,
         risk="buffers come from a pool of their own: more device memory; setting them up takes seconds once",
         verify="kernels are named ncclSymkDevKernel_…; bandwidth[] shows the gain by size",
-        outcome=_TRY,
+        changes=_published(case, row),
+        outcome=None if _published(case, row) else _TRY,
     )
+
+
+def _published(case: Case, row: BandwidthEntry) -> tuple[Change, ...]:
+    """Where the machine is like the one that was measured, the published speed-ups, give or take half of their gain."""
+    speedups = SPEEDUPS.get(row["op"])
+    if speedups is None or (row["link"] or "") != MEASURED_ON:
+        return ()
+    sizes = {
+        one["bytes"] for one in case.report.get("bandwidth", ())
+        if (one["tool"], one["op"], one["group_size"]) == ("trace", row["op"], row["group_size"])
+    }  # fmt: skip
+    known = [float(size) for size in speedups]
+    factors = []
+    for size in sorted(size for size in sizes if known[0] <= size <= known[-1]):
+        gain = float(np.interp(np.log(size), np.log(known), list(speedups.values()))) - 1
+        factors.append((size, 1 / (1 + 1.5 * gain), 1 / (1 + 0.5 * gain)))
+    if not factors:
+        return ()
+    published = "8 H100 by symmetric memory (NVIDIA/Megatron-LM pull request 5596), the gain half of that to half more"
+    return (MeasuredTransfers(row["op"], row["group_size"], tuple(factors), published),)
 
 
 def _user_buffers(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
@@ -113,7 +144,7 @@ def _user_buffers(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Ite
     setting = in_dialect(
         case, {"fsdp2": python("FSDPModule.set_allocate_memory_from_process_group_for_comm", "(True)")}
     )
-    if setting is not None and _has(case, USER_BUFFERS) and (row["link"] or "").endswith(SWITCHED):
+    if setting is not None and at_least(case, USER_BUFFERS) and (row["link"] or "").endswith(SWITCHED):
         yield Proposal(
             code="nccl_user_buffers",
             action=f"Let NCCL's own allocator hold the staging buffers of {row['op']}",
@@ -152,7 +183,7 @@ def _copy_engines(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Ite
 
 
 def _efficiency(case: Case, finding: FindingEntry) -> Proposal:
-    by_name = _has(case, NAMED_POLICIES)
+    by_name = at_least(case, NAMED_POLICIES)
     return Proposal(
         code="nccl_cta_policy",
         action="Let NCCL use as few SMs as carry its messages well",
@@ -165,24 +196,8 @@ def _efficiency(case: Case, finding: FindingEntry) -> Proposal:
     )
 
 
-def _costliest(case: Case) -> BandwidthEntry | None:
-    rows = [row for row in case.report.get("bandwidth", ()) if row["tool"] == "trace"]
-    return max(rows, key=lambda row: row["dur_ns"] * row["count"], default=None)
-
-
 def _kernels(case: Case) -> Sequence[str]:
     return [kernel["name"] for kernel in case.report.get("kernels", ())]
-
-
-def _set(case: Case, name: str) -> bool:
-    return "nccl" in case.report and any(one["name"] == name for one in case.report["nccl"]["environment"])
-
-
-def _has(case: Case, version: tuple[int, int]) -> bool:
-    """Whether NCCL is known to be at least that new; unknown is no."""
-    known = case.report["nccl"]["versions"] if "nccl" in case.report else []
-    parsed = [tuple(int(part) for part in one.split("+")[0].split(".")[:2] if part.isdecimal()) for one in known]
-    return bool(parsed) and min(parsed) >= version
 
 
 def _overlapped(case: Case) -> float:

@@ -100,6 +100,8 @@ def _bandwidth(entries: Sequence[BandwidthEntry], writer: Writer) -> None:
         shown = rows[:ROWS_SHOWN] if measured else _costliest(rows)
         _bandwidth_table(shown, len(tools) > 1 and measured, writer)
         _more(len(rows), writer, len(shown))
+        for basis in dict.fromkeys(row["size_basis"] for row in rows if row["size_basis"]):
+            writer.line(writer.text(f"≈ size estimated from {basis}, not recorded", "dim"), hang=2)
         _peaks(rows, writer)
 
 
@@ -122,7 +124,7 @@ def _bandwidth_table(rows: Sequence[BandwidthEntry], several: bool, writer: Writ
         bound = "≥ " if row["lower_bound"] and row["busbw_gbps"] is not None else ""
         cells = [
             str(row["group_size"]) if row["group_size"] else units.NONE,
-            units.size(row["bytes"]),
+            ("≈ " if row["size_basis"] else "") + units.size(row["bytes"]),
             units.count(row["count"]),
             units.duration(row["dur_ns"]),
             *([units.bandwidth(row["algbw_gbps"])] if timed else []),
@@ -140,7 +142,7 @@ def _choice(row: BandwidthEntry) -> str:
     if row["algorithm"] is None:
         return units.NONE
     channels = f" ×{row['channels']}" if row["channels"] else ""
-    return f"{row['algorithm']}/{row['protocol']}{channels}"
+    return "/".join(part for part in (row["algorithm"], row["protocol"]) if part) + channels
 
 
 def _peaks(rows: Sequence[BandwidthEntry], writer: Writer) -> None:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.sources.kineto.collective_rows import item_bytes
 from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.sources.nsys.rows.event_tables import NVTX, Events
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.naming.dtypes import item_bytes
 from gpuscope.trace.schema import NA
 
 _HEADER = struct.Struct("<QQQQ")

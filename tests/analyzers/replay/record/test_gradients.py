@@ -11,9 +11,10 @@ import pytest
 from helpers.kineto import Event, op, write
 
 import gpuscope
+from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradient_hooks
 from gpuscope.analyzers.replay.graph import Call, Gradient
 from gpuscope.analyzers.replay.record.gradients import with_gradients
-from gpuscope.analyzers.replay.record.graph_builder import gradient_hooks, not_before
+from gpuscope.analyzers.replay.record.graph_builder import not_before
 from gpuscope.trace.intervals import Spans
 from gpuscope.trace.trace import Trace
 

@@ -110,7 +110,8 @@ def test_times_differ_after_a_change_as_they_did() -> None:
 
 def test_a_message_that_was_sent_before_is_received_in_the_pause() -> None:
     """Stage 1 is slow and receives F1 in its pause of 6, where others take 1. Even, stage 0 no longer waits for its
-    second gradient, and receives it within a pause as long."""
+    second gradient, and receives it within a pause of its own, 1, and the 6 that the message takes; no longer than such
+    pauses take elsewhere."""
     slow = flush("F0:0-10 F1:11-21 B0:126-136 B1:167-177", "F0:16-46 F1:52-82 B0:90-120 B1:121-151")
     assert delays_of(slow).pause == [{"FF": 1}, {"FF": 6, "FB": 8, "BB": 1}]
     assert [delays_of(slow).between(0, "B", "B"), delays_of(slow).between(1, "B", "F")] == [6, 6]

@@ -1,0 +1,1 @@
+"""Sizes of messages that nothing recorded: estimated from what they carry."""
