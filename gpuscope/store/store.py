@@ -19,8 +19,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
+import msgspec
+
 from gpuscope.errors import InputError, UsageError
 from gpuscope.report.json_report import dumps
+from gpuscope.report.published.info_document import StoredRun
 from gpuscope.report.schema.document import Report
 from gpuscope.sources.remote import is_url
 from gpuscope.store.rows import run_row, section_rows
@@ -82,11 +85,16 @@ class Store:
             f"SELECT {columns} FROM runs WHERE {where} ORDER BY analysed_at DESC, id DESC LIMIT ?",
             [*parameters, -1 if limit is None else limit],
         )
-        return [
+        rows = [
             {**row, "paths": self._parsed(row["paths"], list), "options": self._parsed(row["options"], dict),
              "abstained": bool(row["abstained"])}
             for row in found
         ]  # fmt: skip
+        try:
+            msgspec.convert(rows, list[StoredRun])
+        except msgspec.ValidationError as error:
+            raise InputError(f"{self.path}: a stored run is damaged: {error}", hint=_AGAIN) from error
+        return rows
 
     def report(self, run: int) -> Report:
         """The report of a run. Raises `UsageError` where there is no such run."""
@@ -160,7 +168,7 @@ def opened(path: Path, write: bool = False) -> Iterator[Store]:
             yield store
         finally:
             connection.close()
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:  # a damaged page may hold no UTF-8
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: the run store can't be {'written' if write else 'read'}: {reason}") from error
 
