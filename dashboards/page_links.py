@@ -13,6 +13,7 @@ from gpuscope.dashboards.page import Shown
 from gpuscope.dashboards.state import View
 from gpuscope.report.schema.document import Evidence
 from gpuscope.report.view import arrangement, units
+from gpuscope.report.view.short_kernels import short_kernel
 
 FINDING = "finding"
 """Parameter of the address: the finding pinned above the timeline, by its place among those shown."""
@@ -53,7 +54,7 @@ def meanwhile_link(evidence: Evidence, rank: int, shown: Shown, finding: int) ->
     both = view.ranks | {rank, evidence["rank"]} if view.ranks is not None else None
     extra = {**view.extra, "mark": f"{span[0]}:{span[1]}", FINDING: str(finding)}
     href = view.link("/timeline", window=around(*span), event=ref, ranks=both, extra=extra)
-    text = f"rank {rank} runs {units.crop(units.clean(one.name), NAME)} for {units.duration(one.duration)}"
+    text = f"rank {rank} runs {units.clean(short_kernel(one.name, NAME))} for {units.duration(one.duration)}"
     return dmc.Anchor(text, href=href, size="sm", className="evidence meanwhile")
 
 
@@ -61,7 +62,7 @@ def evidence_link(evidence: Evidence, shown: Shown, finding: int | None = None) 
     """A piece of evidence as text, with a link if there is a timeline."""
     place = arrangement.place_ns(evidence, arrangement.starts(shown.run.report))
     at = "" if place is None else f" at {units.offset(place)}"
-    name = units.crop(units.clean(evidence["name"]), NAME)
+    name = units.clean(short_kernel(evidence["name"], NAME))
     text = f"rank {evidence['rank']}{at} for {units.duration(evidence['dur_ns'])}: {name}"
     note = dmc.Text(units.clean(evidence["note"]), size="xs", c="dimmed") if evidence["note"] else None
     events = shown.run.events

@@ -16,7 +16,7 @@ from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
 
 
-def empty(what: str, how: str) -> Component:
+def empty(what: str, how: Any) -> Component:
     """A placeholder: what is missing, and how to record it."""
     return dmc.Alert(how, title=what, color="gray", variant="light", className="empty")
 
@@ -87,7 +87,7 @@ def figure(fig: go.Figure | dict[str, Any], name: str, height: int = 320, **more
         "showSendToCloud": False,  # plotly's own button would upload the figure
         "responsive": True,
         "toImageButtonOptions": {"format": "png", "filename": name, "scale": 2},
-        "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+        "modeBarButtons": [["toImage", "resetScale2d"]],  # a drag zooms, a double click undoes it
     } | more.pop("config", {})
     graph = dcc.Graph(figure=fig, config=config, style={"height": height}, **more)
     if not (isinstance(more.get("id"), dict) or more.get("id") == ids.RANKS_HEATMAP):
@@ -99,7 +99,7 @@ def figure(fig: go.Figure | dict[str, Any], name: str, height: int = 320, **more
 
 def column(name: str, title: str, **more: Any) -> dict[str, Any]:
     """A text column of `grid`."""
-    return {"field": name, "headerName": title, **more}
+    return {"field": name, "headerName": title, "minWidth": 110, **more}
 
 
 def number(name: str, title: str, shown: str, **more: Any) -> dict[str, Any]:
@@ -107,6 +107,7 @@ def number(name: str, title: str, shown: str, **more: Any) -> dict[str, Any]:
     return {
         "field": name,
         "headerName": title,
+        "minWidth": 100,
         "type": "rightAligned",
         "filter": "agNumberColumnFilter",
         "valueFormatter": {"function": f"params.data ? params.data.{shown} : ''"},
@@ -135,6 +136,8 @@ def grid(
             "sortable": True,
             "filter": True,
             "resizable": True,
+            "wrapHeaderText": True,
+            "autoHeaderHeight": True,
             "suppressHeaderFilterButton": len(rows) <= 12,  # nobody filters a dozen rows, and names need the room
         }
         | more.pop("defaultColDef", {}),

@@ -57,7 +57,7 @@ def template(dark: bool) -> go.layout.Template:
             "xaxis": axis,
             "yaxis": axis,
             "margin": {"l": 60, "r": 28, "t": 56, "b": 40},
-            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1, "x": 0},
+            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1, "x": 0, "maxheight": 0.6, "font": {"size": 11}},
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": text, "activecolor": palette.BLUE},
             "hoverlabel": {"font": {"family": FONT}, "align": "left", "namelength": -1},
             "colorscale": {"sequential": SEQUENTIAL},

@@ -9,14 +9,15 @@ beyond its peers' rate, is `cores`: other threads held them, and neither the ran
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from gpuscope.analyzers.collectives.lateness import beyond_peers
 from gpuscope.analyzers.collectives.work_of_ranks import MOST, SAME_WORK, Longer, WorkOfRanks, medians_of_others
-from gpuscope.analyzers.facts.core_waits import CoreTimes
+from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
+from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import GpuClocks, lower_clock
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import cause_label
 from gpuscope.trace.columns.table import Array
@@ -37,10 +38,12 @@ class Reasoned:
 
 
 def reasons(
-    trace: Trace, late: Mapping[int, int], host: Mapping[int, Mapping[str, float]], cores: Mapping[int, CoreTimes]
-) -> dict[int, Reasoned]:
+    trace: Trace, late: Mapping[int, int], host: Mapping[int, Mapping[str, float]], cores: Mapping[int, CoreTimes],
+    clocks: Mapping[int, GpuClocks],
+) -> dict[int, Reasoned]:  # fmt: skip
     """Why each late rank is late. `late` is by how much, ns per step; `host` the time per step (ns) that each
-    rank's device idles for each cause of class cpu; `cores` what its training thread had of a core, where counted."""
+    rank's device idles for each cause of class cpu; `cores` what its training thread had of a core, and `clocks` those
+    of its GPU, where recorded."""
     work = WorkOfRanks(trace["work"])
     if cores:  # waits for cores delay all ranks in turns: what the peers are late too is nobody's own lateness
         late = _beyond_median(late, trace.ranks)
@@ -55,6 +58,8 @@ def reasons(
             alone if place is None
             else _reason(trace, work, place, lateness, idle, waited, without_core.get(rank, 0.0))
         )  # fmt: skip
+        if found[rank].reason == "device" and (clock := lower_clock(rank, clocks)):
+            found[rank] = replace(found[rank], why=f"{found[rank].why}; {clock}")
     return found
 
 

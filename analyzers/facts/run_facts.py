@@ -9,7 +9,8 @@ from typing import Protocol
 
 from gpuscope.analyzers.facts import assumed_world, clocks, matching
 from gpuscope.analyzers.facts.clocks import Clocks
-from gpuscope.analyzers.facts.core_waits import CoreTimes, core_times
+from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes, core_times
+from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import GpuClocks, gpu_clocks
 from gpuscope.analyzers.facts.host_links import Host, hosts
 from gpuscope.analyzers.facts.matching import Matched
 from gpuscope.analyzers.facts.pipeline_facts.assembled import assembled
@@ -76,6 +77,13 @@ class RunFacts:
         """What each rank's training thread had of a core, by rank and step; only ranks of which it was counted."""
         counted = {rank: core_times(self.trace, rank) for rank in self.trace.ranks}
         return {rank: steps for rank, steps in counted.items() if steps}
+
+    @cached_property
+    def gpu_clocks(self) -> Mapping[int, GpuClocks]:
+        """Clocks and power of each rank's GPU in the judged steps; only ranks of which they were sampled."""
+        steps = [step for step in self.steady.steps if self.steady.judged(step)]
+        found = {rank: gpu_clocks(self.trace, rank, steps) for rank in self.trace.ranks}
+        return {rank: own for rank, own in found.items() if own is not None}
 
     @cached_property
     def stages(self) -> StageMap | None:

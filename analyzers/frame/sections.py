@@ -143,6 +143,7 @@ MEMORY = Section[list[memory_section.MemoryEntry]]("memory")
 HOST_CALLS = Section[list[HostCallsEntry]]("host_calls", every)
 KERNELS = Section[list[KernelEntry]]("kernels", merge_kernels)
 COMPUTE = Section[list[compute_section.ComputeEntry]]("compute", every)
+POWER = Section[list[compute_section.PowerEntry]]("power")
 EFFICIENCY = Section[list[document.EfficiencyEntry]]("efficiency", every)
 KERNEL_RANKS = Section[list[KernelRankEntry]]("kernel_ranks", merge_kernel_ranks)
 OPERATORS = Section[list[OperatorEntry]]("operators", merge_operators)
@@ -158,8 +159,8 @@ GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, WAITS_WITHOUT_CORE, SLOWDOWN, REPLAY,
     PIPELINE, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS, DEVICE_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY,
-    HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, KERNEL_RANKS, OPERATORS, RANGES, PHASES, API_CALLS, COPIES, LAUNCHES,
-    QUEUES, STREAMS, GAPS,
+    HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, POWER, KERNEL_RANKS, OPERATORS, RANGES, PHASES, API_CALLS, COPIES,
+    LAUNCHES, QUEUES, STREAMS, GAPS,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 

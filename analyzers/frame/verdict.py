@@ -21,8 +21,6 @@ WHOLE_WINDOW = 0.8
 """Confidence that remains where the whole window is judged, warm-up and all."""
 TOLD = 0.9
 """A doubt that leaves no more than this of the confidence is told as a limit of the verdict."""
-SIZES_ESTIMATED = "sizes_estimated"
-"""Code of the problem that message sizes are estimated."""
 ESTIMATED_SIZES = 0.9
 """Confidence that remains in latency or bandwidth where the sizes that tell them apart are estimated."""
 ASSUMED_WORLD = 0.9

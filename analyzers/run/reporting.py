@@ -243,7 +243,7 @@ def _weigh(
         why_whole=facts.steady.why_whole,
         thinned=next((lane.thinned for lane in lanes if lane.thinned), ""),
         assumed=[cause for result in results for cause in result.assumed],
-        sizes_estimated=verdict.count_problem(problems, verdict.SIZES_ESTIMATED) > 0,
+        sizes_estimated=verdict.count_problem(problems, "sizes_estimated") > 0,
         why_no_device="; ".join(reasons) or _no_timeline(trace),
         hung=any(finding["code"] == "hang" for result in results for finding in result.findings),
         waits_matched=bool({"straggler", "pipeline_bubble"} & set(totals)),

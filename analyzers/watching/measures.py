@@ -25,7 +25,7 @@ class MeasuredStep:
     end_ns: int
     step_ns: int
     exposed_ns: int | None
-    """Exposed communication; None where it is not measured."""
+    """Exposed communication; None where it is not measured, or measured as longer than the step."""
     data_wait_ns: int
     first: bool
     """The first after a (re)start: it also allocates, connects and compiles."""
@@ -117,10 +117,13 @@ def _line(line: bytes) -> dict[str, Any] | None:
 def _step(found: Mapping[str, Any]) -> MeasuredStep | None:
     """A line as a step; None if it is not one."""
     try:
+        length, exposed = int(found["step_ns"]), _whole(found.get("exposed_communication_ns"))
+        if exposed is not None and not 0 <= exposed <= length:
+            exposed = None  # DDP's reducer compares clock readings of several threads: at times it is off
         return MeasuredStep(
-            int(found["step"]), int(found["rank"]), int(found["end_ns"]), int(found["step_ns"]),
-            _whole(found.get("exposed_communication_ns")), int(found.get("data_wait_ns") or 0),
-            bool(found.get("first")), _number(found.get("tokens_per_s")), _number(found.get("loss")),
+            int(found["step"]), int(found["rank"]), int(found["end_ns"]), length, exposed,
+            int(found.get("data_wait_ns") or 0), bool(found.get("first")),
+            _number(found.get("tokens_per_s")), _number(found.get("loss")),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None

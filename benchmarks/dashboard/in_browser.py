@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 NOW = "window.gpuscopeTimeline?.current"
 COMPLETE = f"return Boolean({NOW}?.root.isConnected && {NOW}.complete())"
@@ -37,38 +38,47 @@ class Painted:
 
 def in_browser(address: str, token: str, zooms: int) -> Painted | None:
     """Measured in a headless Chromium; None without one."""
-    chromium, driver_path = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver_path is None:
+    driver = chromium()
+    if driver is None:
         return None
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for switch in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1400,1000"):
-        options.add_argument(f"--{switch}")
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
     driver.set_script_timeout(60)
     try:
         paints = []
-        for _ in range(4):  # the first time, the browser gets the scripts
+        for query in (f"?token={token}", "", "", ""):  # the first time, the browser gets the scripts
             begun = time.perf_counter()
-            driver.get(f"{address}/timeline?token={token}")
-            _until(lambda: driver.execute_script(COMPLETE))
+            driver.get(f"{address}/timeline{query}")
+            until(lambda: driver.execute_script(COMPLETE))
             paints.append(time.perf_counter() - begun)
         requests = driver.execute_async_script(WHEEL)
         driver.get(f"{address}/timeline?run=1")
-        _until(lambda: driver.execute_script(COMPLETE))
+        until(lambda: driver.execute_script(COMPLETE))
         driver.execute_script(f"{NOW}.show(...{NOW}.setup.bounds)")
-        _until(lambda: driver.execute_script(COMPLETE))
+        until(lambda: driver.execute_script(COMPLETE))
         found = [driver.execute_async_script(ZOOM) / 1e3 for _ in range(zooms)]
         return Painted(sorted(paints[1:])[1], found, requests)
     finally:
         driver.quit()
 
 
-def _until(ask: Callable[[], bool]) -> None:
+def chromium(width: int = 1400, height: int = 1000) -> Any | None:
+    """Selenium's driver of a headless Chromium with a window of this size; None without one."""
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if program is None or driver is None:
+        return None
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    size = f"window-size={width},{height}"
+    for switch in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", size):
+        options.add_argument(f"--{switch}")
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+
+
+def until(ask: Callable[[], bool]) -> None:
+    """Wait for something. Raises `TimeoutError` after two minutes."""
     begun = time.perf_counter()
     while not ask():
         if time.perf_counter() - begun > 120:
-            raise TimeoutError("the timeline is not drawn")
+            raise TimeoutError("the page is not drawn")
         time.sleep(0.005)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 
 import numpy as np
 
 from gpuscope.dashboards.data.rows.counter_tracks import CounterTrack, counter_tracks
 from gpuscope.dashboards.data.rows.run_clock import RunClock
-from gpuscope.dashboards.data.rows.tracks import Track, tracks
+from gpuscope.dashboards.data.rows.tracks import STEP, Track, tracks
 from gpuscope.report.schema.document import Evidence, Report
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
@@ -28,6 +29,8 @@ class Events:
         """Counters of links: rows of the timeline too, numbered after `tracks`."""
         self.shown_names: dict[int, str] = {}
         """Names as they were sent, by code: kept so that each is put into words once."""
+        self.short_names: dict[int, str] = {}
+        """The short form of names that have one, else an empty text, by code."""
         self.tracks_of_thread = _by_thread(trace, self.tracks)
         table = trace["collectives"]
         device = trace["device_events"]
@@ -37,6 +40,11 @@ class Events:
         filled = [track for track in self.tracks if len(track)]
         self.first = min((int(track.start[0]) for track in filled), default=0)
         self.last = max((int(track.reach[-1]) for track in filled), default=1)
+
+    @cached_property
+    def looks(self) -> set[int]:
+        """What kinds of events there are (`Track.look`)."""
+        return {look for look in range(STEP + 1) if any(bool((track.look == look).any()) for track in self.tracks)}
 
     @property
     def window(self) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import Any
 from gpuscope.dashboards.data.event_details import Details, Event
 from gpuscope.dashboards.data.events import Events
 from gpuscope.report.view import units
+from gpuscope.report.view.short_kernels import short_kernel
 
 MOST_ARROWS = 12
 
@@ -27,8 +28,8 @@ def flows(found: Details, events: Events) -> dict[str, Any] | None:
     return {
         "ref": own.ref, "event": event, "launches": [one for one in launches if one["from"] and one["to"]],
         "ranks": [placed for placed in (_placed(one, events) for one in group) if placed],
-        "said": f"{units.clean(own.name)}, rank {own.rank}, {own.where}, {units.duration(own.duration)} at "
-                f"{units.offset(own.shown - events.first)}",
+        "said": f"{units.clean(short_kernel(own.name))}, rank {own.rank}, {own.where}, "
+                f"{units.duration(own.duration)} at {units.offset(own.shown - events.first)}",
     }  # fmt: skip
 
 

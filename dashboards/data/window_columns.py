@@ -7,7 +7,7 @@ then the columns of `COLUMNS` one after the other, each padded to a multiple of 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,13 @@ from gpuscope.dashboards.data.rows.counter_tracks import CounterTrack, counter_d
 from gpuscope.dashboards.data.rows.detail_levels import Window, detail
 from gpuscope.dashboards.data.rows.tracks import Track
 from gpuscope.report.view import units
+from gpuscope.report.view.short_kernels import plain_call, short_kernel
 from gpuscope.trace.columns.table import Array, Times
 
 TILE = 512
 """Cells of a tile: windows begin and end at multiples of it, so that a tile is asked for once."""
 NAME = 160
-"""Cells of a name sent; the details of an event have all of it."""
+"""Cells of a name sent, which a search looks at; the details of an event have all of it."""
 COLUMNS = (
     ("start", "<f8"), ("end", "<f8"), ("row", "<u4"), ("name", "<u4"), ("look", "u1"),
     ("at", "<u4"), ("busy", "<u2"), ("count", "<u4"), ("cellRow", "<u4"), ("cellName", "<u4"), ("cellLook", "u1"),
@@ -40,7 +41,7 @@ def window_columns(events: Events, tracks: Sequence[int], level: int, first: int
     """The tiles [first, last) of some tracks. A tile's number is counted from the run's first event."""
     window = Window(events.first + ((first * TILE) << level), level, (last - first) * TILE)
     held: dict[str, list[Array]] = {name: [] for name, _ in COLUMNS}
-    counts = []
+    counts, kernels = [], [np.empty(0, np.int64)]
     for number in tracks:
         counter = number - len(events.tracks)
         one = (
@@ -49,11 +50,15 @@ def window_columns(events: Events, tracks: Sequence[int], level: int, first: int
             else _track(events, events.tracks[number], window)
         )
         counts.append([number, len(one["start"]), len(one["at"])])
+        if counter < 0 and events.tracks[number].table == "device_events":
+            kernels += [one["name"], one["cellName"]]
         for name in held:
             held[name].append(one[name])
     joined = {name: np.concatenate(parts) if parts else np.empty(0) for name, parts in held.items()}
     codes = _distinct(np.concatenate((joined["name"], joined["cellName"])).astype(np.int64))
-    header = {"level": level, "first": first, "last": last, "tracks": counts, "names": _names(events, codes)}
+    short = _short_names(events, codes, set(_distinct(np.concatenate(kernels))))
+    names = _names(events, codes)
+    header = {"level": level, "first": first, "last": last, "tracks": counts, "names": names, "short": short}
     text = json.dumps(header, separators=(",", ":")).encode(errors="backslashreplace")
     text += b" " * (-(len(text) + 4) % 8)
     return np.uint32(len(text)).tobytes() + text + b"".join(_packed(joined[name], kind) for name, kind in COLUMNS)
@@ -110,6 +115,17 @@ def _names(events: Events, codes: Sequence[int]) -> dict[int, str]:
             step = code - len(pool)
             known[code] = f"step {step}" if step >= 0 else units.crop(units.clean(pool[code]), NAME)
     return {code: known[code] for code in codes}
+
+
+def _short_names(events: Events, codes: Sequence[int], kernels: Set[int]) -> dict[int, str]:
+    """What is written on the events, where that is not the name itself: C++ and autograd's names, shortened."""
+    pool, known = events.trace.names, events.short_names
+    for code in codes:
+        if code not in known and code < len(pool):
+            name = pool[code]
+            found = short_kernel(name) if code in kernels else plain_call(name)
+            known[code] = units.clean(found) if found != name else ""
+    return {code: short for code in codes if (short := known.get(code))}
 
 
 def overview(events: Events, tracks: Sequence[Track], columns: int) -> list[dict[str, Any]]:

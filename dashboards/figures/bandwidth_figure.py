@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
+from gpuscope.dashboards.log_axis import log_range
 from gpuscope.dashboards.plain_text import plain
 from gpuscope.hardware.bus_bandwidth import busbw_factor
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry
@@ -36,11 +37,18 @@ def against_size(rows: Sequence[BandwidthEntry], fits: Sequence[FitEntry], dark:
             if (fit["op"], fit["group"]) == key and fit["alpha_ns"] is not None and fit["busbw_gbps"]:
                 _curve(fig, key, fit, [row["bytes"] for row in own], colour)
     _peaks(fig, drawn)
-    fig.update_layout(template=theme.template(dark), hovermode="closest")
+    fig.update_layout(template=theme.template(dark), hovermode="closest", showlegend=True)
     sizes = [row["bytes"] for row in drawn]
     ticks = _powers(sizes)
-    fig.update_xaxes(title="message size", type="log", tickvals=ticks, ticktext=[units.memory(size) for size in ticks])
-    fig.update_yaxes(title="busbw (GB/s)", type="log", tickformat="~g")
+    fig.update_xaxes(
+        title="message size",
+        type="log",
+        tickvals=ticks,
+        ticktext=[units.memory(size) for size in ticks],
+        range=log_range(ticks, 0.3),
+    )
+    drawn_rates = [rate for row in drawn for rate in (row["busbw_gbps"], row["peak_gbps"]) if rate]
+    fig.update_yaxes(title="busbw (GB/s)", type="log", tickformat="~g", range=log_range(drawn_rates), dtick="D2")
     return fig
 
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from gpuscope.dashboards import theme
 from gpuscope.report.schema.document import RankEntry
 from gpuscope.report.view import arrangement, palette, units
-from gpuscope.report.view.causes import CAUSES, Cause, cause_label
+from gpuscope.report.view.causes import CAUSES, Cause
 from gpuscope.report.view.vocabulary import PARTS
 
 
@@ -43,7 +43,7 @@ def pieces(ranks: Sequence[RankEntry]) -> list[Piece]:
     for cause in (cause for cause in CAUSES if cause.idle):
         values = [idle_of(entry, cause) for entry in ranks]
         rest = [left - value for left, value in zip(rest, values, strict=True)]
-        found.append(Piece(f"idle: {cause_label(cause.code)}", cause.look.colour, cause.look.fill, values, cause.code))
+        found.append(Piece(f"idle: {cause.label}", cause.look.colour, cause.look.fill, values, cause.code))
     # A pipeline stage without work is idle by a cause of another class.
     found.append(Piece("idle: other classes' causes", palette.GREY, "-", [max(left, 0) for left in rest]))
     return [piece for piece in found if any(piece.values)]

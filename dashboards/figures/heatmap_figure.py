@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from gpuscope.dashboards import theme
 from gpuscope.report.view import units
 
-WRITTEN = 120
-"""Cells that are wide enough to show their number."""
+WRITTEN = 10
+"""Steps of which each cell is wide enough to show its number."""
 
 
 DIVERGING = ((0.0, "#2166AC"), (0.5, "#F7F7F7"), (1.0, "#B35806"))
@@ -44,7 +44,7 @@ def heatmap(cells: Mapping[tuple[int, int], int], what: str, dark: bool, deviati
             z=[[scaled.get((rank, step)) for step in steps] for rank in ranks],
             text=[[_text(cells.get((rank, step)), off.get((rank, step))) for step in steps] for rank in ranks],
             hovertemplate="rank %{y}, step %{x}<br>" + what + ": %{text}<extra></extra>",
-            texttemplate="%{text}" if len(cells) <= WRITTEN else None,
+            texttemplate="%{text}" if len(steps) <= WRITTEN else None,
             xgap=1 if len(steps) <= 100 else 0,
             ygap=1 if len(ranks) <= 64 else 0,
             **scale,

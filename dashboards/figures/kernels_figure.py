@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
+from gpuscope.dashboards.log_axis import log_range
 from gpuscope.dashboards.plain_text import plain
 from gpuscope.report.schema.document import KernelEntry
 from gpuscope.report.view import palette, units
+from gpuscope.report.view.short_kernels import short_kernel
 
 NAME = 80
 
@@ -64,13 +66,15 @@ def rates(kernels: Sequence[KernelEntry], peaks: Mapping[str, float], dark: bool
             annotation_position="top left",
         )  # fmt: skip
     fig.update_layout(template=theme.template(dark))
-    fig.update_xaxes(title="mean time of a kernel (µs)", type="log")
-    fig.update_yaxes(title="achieved TFLOP/s", type="log")
+    times = [kernel["mean_ns"] / 1000 for kernel in rated]
+    speeds = [*((kernel["flops_per_s"] or 0) / 1e12 for kernel in rated), *(peak / 1e12 for peak in peaks.values())]
+    fig.update_xaxes(title="mean time of a kernel (µs)", type="log", range=log_range(times), dtick="D2")
+    fig.update_yaxes(title="achieved TFLOP/s", type="log", tickformat="~g", range=log_range(speeds), dtick="D2")
     return fig
 
 
 def _rate_hover(kernel: KernelEntry) -> str:
-    name = plain(units.crop(kernel["name"], NAME))
+    name = plain(short_kernel(kernel["name"], NAME))
     return (
         f"{name}<br>{units.flop_rate(kernel['flops_per_s'])}, mean {units.duration(kernel['mean_ns'])}, "
         f"{units.share(kernel['share_frac'])} of device time"

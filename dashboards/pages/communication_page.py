@@ -40,21 +40,31 @@ def _bandwidth(shown: Shown) -> Iterator[Component]:
         "Bus bandwidth against message size",
         parts.figure(bandwidth_figure.against_size(rows, fits, shown.dark), "bandwidth", 420),
         note="Points: measured (open: at least that, since the time holds waiting). "
-        "Dashed: the fit T(S) = α + S·factor/B. Dotted: the link's peak.",
+        "Dashed, where there is one: the fit T(S) = α + S·factor/B. Dotted: the link's peak.",
         corner=parts.csv_link(shown.run.key, "bandwidth"),
     )
     if fits:
-        yield parts.card("Fits", _fits(fits, shown.dark))
+        yield parts.card("Fits", *_fits(fits, shown.dark))
 
 
-def _fits(fits: list[FitEntry], dark: bool) -> Component:
+def _fits(fits: list[FitEntry], dark: bool) -> Iterator[Component]:
+    """What was fitted as a table, and a sentence for each series that was not."""
+    fitted = [fit for fit in fits if fit["alpha_ns"] is not None or fit["busbw_gbps"] is not None]
+    if fitted:
+        yield _fit_table(fitted, dark)
+    missing = [fit for fit in fits if fit not in fitted]
+    if missing:
+        names = (f"{fit['op']} · {fit['group']}" if fit["group"] else fit["op"] for fit in missing)
+        yield parts.sentences([f"{name}: {fit['why']}" for name, fit in zip(names, missing, strict=True)])
+
+
+def _fit_table(fits: list[FitEntry], dark: bool) -> Component:
     rows = [
         {
             "op": fit["op"], "group": units.clean(fit["group"] or ""), "sizes": fit["sizes"], "alpha": fit["alpha_ns"],
             "alpha_text": _with_error(units.duration(fit["alpha_ns"]), units.duration(fit["alpha_error_ns"])),
             "busbw": fit["busbw_gbps"],
             "busbw_text": _with_error(units.bandwidth(fit["busbw_gbps"]), units.bandwidth(fit["busbw_error_gbps"])),
-            "why": units.clean(fit["why"]),
         }
         for fit in fits
     ]  # fmt: skip
@@ -63,7 +73,6 @@ def _fits(fits: list[FitEntry], dark: bool) -> Component:
         parts.column("sizes", "distinct sizes", type="rightAligned"),
         parts.number("alpha", "α, fixed cost", "alpha_text"),
         parts.number("busbw", "B, busbw without it", "busbw_text"),
-        parts.column("why", "why there is none", flex=1),
     ]  # fmt: skip
     return parts.grid(rows, columns, "fits", dark)
 

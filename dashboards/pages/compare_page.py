@@ -31,6 +31,8 @@ JOB = "job"
 PAST = "past"
 """Number of a run of the store to compare with."""
 SWAP = "swap"
+JOBS = 20
+"""Jobs of the store that are offered, those with most runs first."""
 COLOURS = {"improvement": "green", "regression": "red", "neutral": "yellow"}
 
 
@@ -149,7 +151,7 @@ def _causes(diff: Diff, dark: bool) -> Component:
         {"cause": cause_label(row["cause"]), **_times(row["before_ns"], row["after_ns"])} for row in moved
     ]  # fmt: skip
     return parts.card(
-        "Causes that moved", parts.grid(rows, [parts.column("cause", "cause"), *_COLUMNS], "causes", dark)
+        "Causes that moved", parts.grid(rows, [parts.column("cause", "cause", minWidth=240), *_COLUMNS], "causes", dark)
     )
 
 
@@ -162,11 +164,14 @@ def _kernels(diff: Diff, dark: bool) -> Component:
         for row, short in zip(diff["kernels"], short_kernels([row["name"] for row in diff["kernels"]]), strict=True)
     ]  # fmt: skip
     columns = [
-        parts.column("short", "kernel", flex=2, tooltipField="name"),
+        parts.column("short", "kernel", flex=2, minWidth=240, tooltipField="name"),
         parts.column("category", "category"),
         *_COLUMNS,
     ]
-    return parts.card("Kernels that moved", parts.grid(rows, columns, "kernels-compared", dark))
+    return parts.card(
+        "Kernels that moved",
+        parts.grid(rows, columns, "kernels-compared", dark, defaultColDef={"suppressHeaderFilterButton": True}),
+    )
 
 
 _COLUMNS = (
@@ -204,7 +209,8 @@ def _history(shown: Shown) -> Iterator[Component]:
         names = run_history.jobs(store)
         job = shown.view.extra.get(JOB) or _own(shown, names)
         if job not in names:
-            yield parts.empty("No history of this run", f"The store {store} holds no run of it. {how}")
+            words = [f"The store {store} holds no run of it. {how}", _jobs(shown, names, job)]
+            yield parts.empty("No history of this run", words)
             return
         points = run_history.trend_of(store, job)
     except GpuscopeError as error:
@@ -215,24 +221,30 @@ def _history(shown: Shown) -> Iterator[Component]:
     body: list[Any] = [
         parts.figure(figures.trend(points, shown.dark, places), "history", 360, id=parts.lead("history"))
     ]
-    if len(names) > 1:
-        links = [
-            dmc.Anchor(
-                units.crop(units.clean(name), 60), size="sm", fw=700 if name == job else None,
-                href=shown.view.link("/compare", extra={**shown.view.extra, JOB: name}),
-            )
-            for name in names[:20]
-        ]  # fmt: skip
-        body.append(dmc.Group(links, gap="md", mt="xs"))
+    body.append(_jobs(shown, names, job))
     note = f"{units.clean(job)}: step time of its stored runs with the 95 % interval; marks show changes. "
     note += "Click a run to compare with it."
     yield parts.card("History", *body, note=note)
 
 
+def _jobs(shown: Shown, names: Sequence[str], job: str) -> Component | None:
+    """Links to the histories of other jobs, on demand."""
+    links = [
+        html.Li(dmc.Anchor(units.crop(units.clean(name), 100), size="sm",
+                           href=shown.view.link("/compare", extra={**shown.view.extra, JOB: name})))
+        for name in names[:JOBS] if name != job
+    ]  # fmt: skip
+    if not links:
+        return None
+    return html.Details(
+        [html.Summary("Other jobs of the store"), html.Ul(links, className="links")], className="missing"
+    )
+
+
 def _own(shown: Shown, names: Sequence[str]) -> str:
-    """The job of the run shown, by its paths; else the one with most runs."""
+    """The job of the run shown, by its paths; empty where the store has none."""
     paths = [source["path"] for source in shown.run.report["trace"]["sources"]]
-    return next((name for name in names if any(path.startswith(name) for path in paths)), names[0] if names else "")
+    return next((name for name in names if any(path.startswith(name) for path in paths)), "")
 
 
 PAGE = Page("/compare", "Compare and history", 9, layout)

@@ -16,9 +16,8 @@ from gpuscope.dashboards.data.range_statistics import RangeStatistics
 from gpuscope.dashboards.page_links import around
 from gpuscope.dashboards.state import View
 from gpuscope.report.view import units
-from gpuscope.report.view.short_kernels import short_kernels
+from gpuscope.report.view.short_kernels import short_kernel, short_kernels
 
-NAME = 110
 SHORT = 44
 """Cells of a kernel's name in the drawer's table."""
 _BYTES = {"bytes"}
@@ -27,10 +26,11 @@ _BYTES = {"bytes"}
 def link(event: Event, events: Events, view: View, window: tuple[int, int] | None = None) -> Component:
     """An event as text, with a link to it in the timeline."""
     at = units.offset(event.shown - events.first)
-    text = f"rank {event.rank} {event.where} at {at} for {units.duration(event.duration)}: {event.name}"
+    name = units.clean(short_kernel(event.name))
+    text = f"rank {event.rank} {event.where} at {at} for {units.duration(event.duration)}: {name}"
     ranks = view.ranks if view.has_rank(event.rank) else None
     href = view.link("/timeline", window=window or around(*event.span), event=event.ref, ranks=ranks)
-    return dmc.Anchor(units.crop(units.clean(text), NAME + 60), href=href, size="sm", className="event")
+    return dmc.Anchor(text, href=href, size="sm", className="event")
 
 
 def panel(found: Details, events: Events, view: View) -> Component:
@@ -61,11 +61,15 @@ def panel(found: Details, events: Events, view: View) -> Component:
         rows.append((f"launched {found.launched_count}", html.Div([
             _list(found.launched, events, view), dmc.Text(f"and {more} more", size="sm") if more else None,
         ])))  # fmt: skip
+    short = units.clean(short_kernel(event.name))
+    if short != units.clean(event.name):
+        rows.append(("whole name", event.name))
+    body: list[Component] = [html.H3(short, className="drawer-title"), parts.facts(rows)]
     if found.collective:
-        rows += [(f"collective {key.replace('_', ' ')}", _value(key, value)) for key, value in found.collective]
-        rows.append(("on other ranks", _partners(found, events, view)))
-    title = html.H3(units.crop(units.clean(event.name), NAME), className="drawer-title")
-    return html.Div([title, parts.facts([("name", event.name), *rows])])
+        of_all = [(key.replace("_", " "), _value(key, value)) for key, value in found.collective]
+        of_all.append(("on other ranks", _partners(found, events, view)))
+        body += [html.H4("Collective", className="drawer-title"), parts.facts(of_all)]
+    return html.Div(body)
 
 
 def range_panel(found: RangeStatistics, events: Events, view: View) -> Component:
@@ -81,7 +85,7 @@ def range_panel(found: RangeStatistics, events: Events, view: View) -> Component
         )])
         for rank, one in found.ranks
     ]  # fmt: skip
-    columns = dmc.TableTr([dmc.TableTh(name) for name in ("", "compute", "exposed comm.", "exposed mem.", "idle")])
+    columns = dmc.TableTr([dmc.TableTh(name) for name in ("", "compute", "comm.", "memory", "idle")])
     kernels = [
         dmc.TableTr([
             dmc.TableTd(dmc.Anchor(
@@ -96,7 +100,8 @@ def range_panel(found: RangeStatistics, events: Events, view: View) -> Component
     return html.Div([
         head,
         dmc.Table([dmc.TableThead(columns), dmc.TableTbody(shares)], verticalSpacing=2, className="range-ranks"),
-        dmc.Text(f"{units.plural(found.events, 'device event')}, clipped at the range.", size="sm", my="xs"),
+        dmc.Text(f"{units.plural(found.events, 'device event')}, clipped at the range; communication and "
+                 "memory where nothing is computed.", size="sm", my="xs"),
         dmc.Table([dmc.TableThead(of_kernels), dmc.TableTbody(kernels)], verticalSpacing=2, className="range-kernels"),
         dmc.Anchor("All kernels of this range", size="sm", href=view.link(
             "/kernels", window=found.window, event="", extra={**view.extra, "range": "", WITHIN: "window"})),

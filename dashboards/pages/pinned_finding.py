@@ -11,6 +11,7 @@ from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.page import Shown
 from gpuscope.dashboards.page_links import FINDING, timeline_view
 from gpuscope.report.view import arrangement, units
+from gpuscope.report.view.short_kernels import short_kernel
 
 EVIDENCE = 6
 
@@ -24,7 +25,7 @@ def pinned(shown: Shown, events: Events) -> Component | None:
     finding = found[int(asked)]
     links = [
         dmc.Anchor(
-            f"rank {one['rank']}: {units.crop(units.clean(one['name']), 40)}, {units.duration(one['dur_ns'])}",
+            f"rank {one['rank']}: {units.clean(short_kernel(one['name'], 40))}, {units.duration(one['dur_ns'])}",
             href=timeline_view(one, events, shown.view, int(asked)), size="xs", className="evidence",
         )
         for one in finding["evidence"][:EVIDENCE]

@@ -95,11 +95,11 @@ def _stragglers(shown: Shown) -> Component:
         for one in found
     ]  # fmt: skip
     columns = [
-        parts.column("rank", "rank", type="rightAligned", maxWidth=100),
+        parts.column("rank", "rank", type="rightAligned", minWidth=70, maxWidth=100),
         parts.number("caused", "caused wait", "caused_text"),
         parts.number("each", "per step", "each_text"),
         parts.number("root", "root cause of", "root_text"),
-        parts.column("recurrent", "again and again", maxWidth=150),
+        parts.column("recurrent", "recurrent", maxWidth=150),
         parts.column("phase", "late in"),
         parts.column("operation", "operation"),
     ]
@@ -145,13 +145,13 @@ def _ranks(shown: Shown) -> Component:
             "overlap": entry["overlap_frac"], "overlap_text": units.share(entry["overlap_frac"]),
         })  # fmt: skip
     columns = [
-        parts.column("rank", "rank", maxWidth=130),
+        parts.column("rank", "rank", minWidth=90, maxWidth=130),
         parts.column("device", "device"),
         parts.number("window", "window", "window_text"),
-        parts.column("steps", "steps", type="rightAligned", maxWidth=100),
+        parts.column("steps", "steps", type="rightAligned", minWidth=80, maxWidth=100),
         parts.number("step", "step time", "step_text"),
         parts.number("compute", "compute", "compute_text"),
-        parts.number("overlap", "communication hidden", "overlap_text"),
+        parts.number("overlap", "overlapped comm.", "overlap_text"),
     ]
     return parts.card(
         "Ranks", parts.grid(rows, columns, "ranks", shown.dark), corner=parts.csv_link(shown.run.key, "ranks")

@@ -38,9 +38,10 @@ BUTTONS = (
 KEYS = (
     ("W S", "zoom in, out, where the pointer is"), ("A D", "earlier, later"), ("F", "fit the selection"),
     ("0", "the whole recording"),
-    ("M", "mark the selection"), ("/", "search; Enter: the next found"), ("Esc", "select nothing"), ("↑ ↓", "rows"),
-    ("← →", "events of a row"),
-    ("Enter", "open or close a row"), ("P", "pin the row; also Alt-click on its name"), ("wheel", "scroll the rows"),
+    ("M", "mark the selection"), ("R", "the event as a range"), ("/", "search; Enter: the next found"),
+    ("Esc", "select nothing"), ("↑ ↓", "rows"),
+    ("← →", "events of a row"), (", .", "the same, wherever the focus is"),
+    ("Enter", "open or close a row"), ("P", "pin the row; also «pin» at its name"), ("wheel", "scroll the rows"),
     ("Ctrl wheel", "zoom"), ("Shift wheel, Shift drag", "earlier, later"), ("drag", "choose a range"),
     ("Back", "undo a zoom"),
 )  # fmt: skip
@@ -146,10 +147,9 @@ def _tools(run: OpenRun, view: View) -> Component:
 
 
 def _legend(events: Events, view: View) -> Component:
-    present = {int(look) for track in events.tracks if len(track) for look in track.look[[0, len(track) // 2, -1]]}
     swatches = [
         html.Span([html.I(style={"background": colour}), label], className="swatch")
-        for look, (label, colour) in LOOKS.items() if look in present
+        for look, (label, colour) in LOOKS.items() if look in events.looks
     ]  # fmt: skip
     return html.Div([
         html.Div(swatches, className="swatches"),

@@ -39,8 +39,8 @@ def is_loopback(host: str) -> bool:
 
 def split_host(header: str) -> tuple[str, str]:
     """Name and port of a Host header; 80 where it names no port."""
-    name, colon, port = header.rpartition(":")
-    return (name, port) if colon and not port.endswith("]") else (header, "80")
+    name, _, port = header.rpartition(":")
+    return (name, port) if name and port.isascii() and port.isdecimal() else (header, "80")
 
 
 def cookie_name() -> str:
@@ -61,10 +61,12 @@ def guard(server: Flask, token: str, local: bool, hashes: Callable[[], list[str]
             return Response("the request's host name is not this machine's", 403)
         if _from_elsewhere():
             return Response("the request comes from another site", 403)
-        if _same(request.cookies.get(cookie_name(), ""), token):
+        known = _same(request.cookies.get(cookie_name(), ""), token)
+        if request.method == "GET" and "token" in request.args:
+            if known or _same(request.args["token"], token):
+                return _set_token_cookie(token)  # out of the address: that is sent around, and kept in histories
+        elif known:
             return None
-        if request.method == "GET" and _same(request.args.get("token", ""), token):
-            return _set_token_cookie(token)
         return Response(_DENIED, 401, content_type="text/html; charset=utf-8")
 
     @server.after_request

@@ -62,7 +62,7 @@ class RecordOptions:
         choices=("off", "oom", "on"),
     )  # fmt: skip
     nvml_interval_ms: int = _option(
-        0, "How often to ask NVML for power, clocks and utilisation, for your own use; 0: never.",
+        0, "How often to ask NVML for clocks and power, by step in the trace of torch.profiler; 0: never.",
         flag="nvml-interval", unit="MS", least=0,
     )  # fmt: skip
     nccl_log: bool = _option(True, "Have NCCL write its INFO log into the run folder; `gpuscope record` alone can.")
@@ -84,6 +84,12 @@ class RecordOptions:
         if self.on_demand and (self.whole or self.profiler == "none"):
             other = "whole" if self.whole else "profiler=none"
             raise UsageError(f"on_demand and {other} exclude each other", hint="give one of them")
+        if self.nvml_interval_ms and (self.whole or self.profiler != "torch"):
+            other = "whole" if self.whole else f"profiler={self.profiler}"
+            raise UsageError(
+                f"nvml_interval_ms and {other} exclude each other",
+                hint="it is kept by step in torch.profiler's traces; nsys has --gpu-metrics-devices",
+            )
         _numbers(self.ranks)
         return self
 

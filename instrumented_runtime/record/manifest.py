@@ -20,7 +20,6 @@ KINDS = {
     "flight_recorder": "torch's Flight Recorder: a pickle of the last collectives",
     "stacks": "faulthandler: the stacks of all threads",
     "memory_snapshot": "the CUDA caching allocator: a pickle",
-    "nvml": "NVML's samples, JSON lines",
     "environment": "versions, variables, processors and GPUs, JSON",
     "topology": "nvidia-smi topo -m",
     "nccl_log": "NCCL's log",

@@ -26,8 +26,9 @@ def captures_for(options: RecordOptions) -> list[Capture]:
     memory = MemorySnapshots(options.memory) if options.memory != "off" else None
     if memory is not None:
         captures.append(memory)
-    if options.nvml_interval_ms:
-        captures.append(Nvml(options.nvml_interval_ms))
+    nvml = Nvml(options.nvml_interval_ms) if options.nvml_interval_ms and options.profiler == "torch" else None
+    if nvml is not None:
+        captures.append(nvml)
     recorder = FlightRecorder(options.flight_recorder) if options.flight_recorder else None
     if recorder is not None:
         captures.append(recorder)
@@ -38,20 +39,21 @@ def captures_for(options: RecordOptions) -> list[Capture]:
     if options.gc:
         captures.append(GcRanges())
     if options.profiler != "none":
-        captures.append(_on_demand(options, collectives) if options.on_demand else _profiler(options, collectives))
+        make = _on_demand if options.on_demand else _profiler
+        captures.append(make(options, collectives, nvml))
     return captures
 
 
-def _on_demand(options: RecordOptions, collectives: Collectives | None) -> OnDemand:
+def _on_demand(options: RecordOptions, collectives: Collectives | None, nvml: Nvml | None) -> OnDemand:
     """Windows of the profiler that is asked for. An nsys that was started for one capture range takes no second one."""
 
     def make(first: int, active: int) -> Capture:
-        return _profiler(replace(options, wait=first, active=active), collectives)
+        return _profiler(replace(options, wait=first, active=active), collectives, nvml)
 
     return OnDemand(make, warmup=options.warmup, active=options.active, once=options.profiler == "nsys")
 
 
-def _profiler(options: RecordOptions, collectives: Collectives | None) -> Capture:
+def _profiler(options: RecordOptions, collectives: Collectives | None, nvml: Nvml | None) -> Capture:
     """What records kernels and operators."""
     if options.profiler == "nsys":
         return NsysRange(wait=options.wait, warmup=options.warmup, active=options.active, whole=options.whole)
@@ -64,4 +66,5 @@ def _profiler(options: RecordOptions, collectives: Collectives | None) -> Captur
         with_stack=options.with_stack,
         profile_memory=options.profile_memory,
         rewrite=collectives.rewrite if collectives is not None else None,
+        nvml=nvml,
     )

@@ -267,6 +267,47 @@ def test_rows_open_close_and_are_pinned_from_the_keyboard(browser: Browser, serv
     assert browser.errors() == []
 
 
+def test_a_row_is_pinned_where_its_name_says_so(browser: Browser, served: str) -> None:
+    opened(browser, f"{served}/timeline?run=2")
+    click = f"""const t = {NOW}, box = t.canvas.getBoundingClientRect();
+        const more = {{clientX: box.left + t.label - 12, clientY: box.top + arguments[0] + 10, bubbles: true,
+            pointerId: 1}};
+        t.canvas.dispatchEvent(new PointerEvent('pointermove', more));
+        const over = t.over;
+        t.canvas.dispatchEvent(new PointerEvent('pointerdown', {{...more, button: 0}}));
+        return over;"""
+    one = row(browser, "stream 7")
+    assert browser.script(click, one["top"]) == one["key"]
+    browser.wait(lambda: query(browser).get("pin") == str(one["track"]))
+    browser.script(click, 0)  # the pinned row is the first now
+    browser.wait(lambda: "pin" not in query(browser))
+
+
+def test_a_search_pales_what_it_does_not_find(browser: Browser, served: str) -> None:
+    """Merged pixels too; what is painted stays as opaque, so that it is still the time that was spent."""
+    opened(browser, f"{served}/timeline?run=1")
+    before = browser.script(f"return {NOW}.painted()")
+    shade = f"""const t = {NOW}, codes = [...t.tiles.names].filter(([, name]) => name.includes(arguments[0]));
+        return codes.slice(0, 1).map(([code]) => t.colours(0, code).packed)[0]"""
+    found, other = browser.script(shade, "aten::mm"), browser.script(shade, "aten::linear")
+    browser.type("#timeline-search", "aten::mm")
+    browser.wait(lambda: browser.script(shade, "aten::linear") != other)
+    assert browser.script(shade, "aten::mm") == found
+    after = browser.script(f"return {NOW}.painted()")  # on fewer pixels: the drawer is open
+    spent = [[one["ns"] for one in painted["rows"]] for painted in (before, after)]
+    assert spent[1] == pytest.approx(spent[0], abs=2 * after["nsPerPixel"])
+    browser.script(f"{NOW}.find('')")
+    assert browser.script(shade, "aten::linear") == other
+
+
+def test_labels_are_short_and_searches_look_at_whole_names(browser: Browser, served: str) -> None:
+    opened(browser, f"{served}/timeline?run=1")
+    labels = browser.script(f"return [...{NOW}.tiles.names].map(([code, name]) => [name, {NOW}.tiles.label(code)])")
+    short = {name: label for name, label in labels if name.startswith("autograd::engine::evaluate_function: ")}
+    assert short
+    assert all(label == name.rpartition(": ")[2] for name, label in short.items())
+
+
 def test_from_a_finding_to_its_event_and_back(browser: Browser, served: str) -> None:
     browser.open(f"{served}/?run=1", "/")
     browser.find(".finding a.evidence").click()

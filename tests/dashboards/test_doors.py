@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from helpers.dashboards import TOKEN, serve, viewer
 
 from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.live.live_app import create_live_app
 from gpuscope.dashboards.page import pages
 from gpuscope.dashboards.state import MalformedStateError, parse
 from gpuscope.dashboards.web import downloads, server
@@ -40,9 +42,13 @@ def test_loopback_by_address(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize("host", ["127.evil.com", "elsewhere.example", "127.evil.com:8050"])
+@pytest.mark.parametrize(
+    "host",
+    ["127.evil.com", "elsewhere.example", "127.evil.com:8050", "localhost:80@evil.com", "localhost:evil.com",
+     "localhost@evil.com", "[::1]evil.com:80", "127.0.0.1%00.evil.com", "localhost.evil.com:8050"],
+)  # fmt: skip
 def test_another_host_name_is_refused_even_with_the_token(pair: OpenRun, host: str) -> None:
-    assert viewer(pair).get(f"/?token={TOKEN}", base_url=f"http://{host}").status_code == 403
+    assert viewer(pair).get(f"/?token={TOKEN}", headers={"Host": host}).status_code in (400, 403)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +77,10 @@ def test_the_token_becomes_a_cookie_of_this_port_and_leaves_the_address(pair: Op
     assert "SameSite=Strict" in cookie
     assert client.get("/", base_url="http://localhost:8050").status_code == 200
     assert client.get("/", base_url="http://localhost:8051").status_code == 401  # browsers send it to all ports
+    # Nor does it stay there later, when the cookie is known already; a wrong one is taken out as well.
+    for later in (TOKEN, "wrong"):
+        again = client.get(f"/timeline?run=2&token={later}", base_url="http://localhost:8050")
+        assert (again.status_code, again.headers["Location"]) == (302, "/timeline?run=2")
     # Nor does the redirect lead to another host.
     away = client.get("/", query_string={"token": TOKEN}, environ_overrides={"PATH_INFO": "//elsewhere.example/"})
     assert away.headers["Location"] == "/elsewhere.example/"
@@ -309,3 +319,38 @@ def test_exports_beyond_the_limit_are_put_off_and_block_nobody(pair: OpenRun, mo
     answer = client.get("/download/2/perfetto.json.gz")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
     assert client.get("/download/2/ranks.csv").status_code == 200
+
+
+def test_a_token_sets_no_cookie_for_anyone_else(pair: OpenRun) -> None:
+    """Neither a wrong one, nor one in a body, a header or another parameter."""
+    stranger = create_app(Runs([pair]), TOKEN).server.test_client()
+    queries = [{"token": TOKEN[:-1]}, {"token": ""}, {"Token": TOKEN}]
+    headers = [
+        {"Authorization": f"Bearer {TOKEN}"}, {"Cookie": f"{COOKIE}={TOKEN}"}, {"Cookie": f"{COOKIE}-81={TOKEN}"},
+    ]  # fmt: skip
+    for query, sent in [*((query, {}) for query in queries), *(({}, sent) for sent in headers)]:
+        answer = stranger.get("/", query_string=query, headers=sent)
+        assert answer.status_code == 401
+        assert "Set-Cookie" not in answer.headers
+
+
+def test_a_run_that_is_followed_has_the_same_doors(tmp_path: Path) -> None:
+    """`dashboard --watch` too asks for the token, looks at the host and limits what is sent."""
+    (tmp_path / "manifest.json").write_text("{}", encoding="utf-8")
+    server_ = create_live_app(tmp_path, TOKEN).server
+    assert server_.test_client().get("/").status_code == 401
+    client = server_.test_client()
+    assert client.get("/", query_string={"token": TOKEN}).status_code == 302
+    assert client.get("/", base_url="http://127.evil.com").status_code == 403
+    assert client.get("/_dash-layout", headers={"Origin": "http://localhost:9999"}).status_code == 403
+    assert client.post(UPDATE, data=b" " * (MAX_BODY + 1), content_type="application/json").status_code == 413
+    assert client.post(UPDATE, data="[]", content_type="application/json").status_code == 400
+
+
+def test_a_search_of_any_text_is_answered_quickly(pair: OpenRun) -> None:
+    """A name is looked for as text: nothing in it is a pattern, and long ones are cut."""
+    client = viewer(pair)
+    begun = time.process_time()
+    for wanted in ("(a+)+$", "%", "%25" * 300, "[" * 200, ".*" * 90, "ß" * 200, "%00"):
+        assert request_of(client, f"?find={wanted}").status_code == 200
+    assert time.process_time() - begun < 5

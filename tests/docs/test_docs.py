@@ -225,6 +225,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "efficiency",
         "compute",
         "ideal",
+        "power",
         "host_calls",
         "api_calls",
         "copies",

@@ -10,6 +10,7 @@ from gpuscope.analyzers.frame.analyzer import longest
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.report.schema.document import Evidence
 from gpuscope.report.view import units
+from gpuscope.report.view.short_kernels import short_kernel
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, clip
 from gpuscope.trace.schema import NA, Category
@@ -46,7 +47,7 @@ def evidence(
         event = int(gaps.event[gap])
         ended_by = names[int(device["name"][event])] if event != NA else "the end of the trace"
         name, what = _host_side(trace, view.lane.rank, int(gaps.thread[gap]), start, end, blocking)
-        note = f"{what}; device idle until {ended_by}"
+        note = f"{what}; device idle until {short_kernel(ended_by)}"
         found.append({"rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": name or ended_by,
                       "note": note})  # fmt: skip
     return found

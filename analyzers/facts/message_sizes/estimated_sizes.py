@@ -21,7 +21,6 @@ from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import (
 )
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.verdict import SIZES_ESTIMATED
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.naming.communication_kernels import kernel_item_bytes
 from gpuscope.trace.schema import NA
@@ -119,7 +118,7 @@ def _estimate(trace: Trace, _: Sequence[LaneView]) -> Result:
     if count:
         result.tables["collectives"] = table
         said = f"sizes of collectives are estimated from the {BASIS}: record their arguments (torch 2.4 and later)"
-        result.problem("info", SIZES_ESTIMATED, count, said)
+        result.problem("info", "sizes_estimated", count, said)
     return result
 
 

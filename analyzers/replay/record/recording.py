@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuscope.analyzers.facts.core_waits import core_waits
+from gpuscope.analyzers.facts.counted_by_step.core_waits import core_waits
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import by_chance

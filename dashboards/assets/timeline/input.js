@@ -19,6 +19,8 @@
     on(timeline.canvas, "pointerleave", () => {
       timeline.tip.classList.remove("shown");
       timeline.pointer = null;
+      timeline.over = "";
+      timeline.draw();
     });
     const field = document.querySelector("#timeline-search");
     if (field) on(field, "keydown", (event) => event.key === "Enter" && found(event.shiftKey ? -1 : 1));
@@ -35,7 +37,7 @@
     on(document, "click", (event) => button(timeline, event));
     for (const kind of ["popstate", "_dashprivate_pushstate"]) on(window, kind, () => elsewhere(timeline));
     on(window, "resize", () => timeline.resize());
-    const watch = new MutationObserver(() => timeline.draw());
+    const watch = new MutationObserver(() => timeline.recolour());
     watch.observe(document.documentElement, { attributeFilter: ["data-mantine-color-scheme"] });
     const size = new ResizeObserver(() => timeline.root.clientWidth && timeline.resize());
     size.observe(timeline.root);
@@ -131,7 +133,7 @@
 
   function label(timeline, row, event) {
     timeline.cursor = row.key;
-    const pinnable = row.track >= 0 && (row.pinned || event.altKey);
+    const pinnable = row.track >= 0 && (row.pinned || event.altKey || place(timeline, event).x > timeline.label - space.PIN);
     if (pinnable) timeline.pin(row.track);
     else if (row.node && (row.node.children.length || row.node.rows.length > 1)) timeline.toggle(row.node);
     else timeline.draw();
@@ -159,7 +161,7 @@
       const value = (share) => `${Number((share * counter.top).toPrecision(4))} ${counter.unit}`.trim();
       return [counter.label, `${value(cells.busy / cells.width)} on average in this pixel, at most ${value(cells.row / 65535)}`];
     }
-    const name = timeline.tiles.names.get((one || cells).name) || "(no name)";
+    const name = timeline.tiles.label((one || cells).name) || "(no name)";
     const kind = (timeline.setup.looks[(one || cells).look] || { label: "" }).label;
     if (one) return [name, `${space.duration(one.end - one.start)} at ${space.offset(one.start)} · ${kind}`];
     return [`${Math.round((100 * cells.busy) / cells.width)} % of this pixel is busy; ${cells.count} events start in it`, `mostly ${name} · ${kind}`];
@@ -178,7 +180,13 @@
   function hover(timeline, event) {
     const { x, y } = place(timeline, event);
     timeline.pointer = x;
-    const lines = event.buttons ? null : told(timeline, rowAt(timeline, y), x);
+    const row = rowAt(timeline, y);
+    const over = row && x < timeline.label ? row.key : "";
+    if (over !== timeline.over) {
+      timeline.over = over;
+      timeline.draw();
+    }
+    const lines = event.buttons ? null : told(timeline, row, x);
     const tip = timeline.tip;
     tip.classList.toggle("shown", Boolean(lines));
     timeline.canvas.style.cursor = lines || x < timeline.label ? "pointer" : "default";
@@ -208,7 +216,8 @@
     if (!timeline.root.isConnected) return;
     const act = {
       w: () => timeline.zoom(1 / 1.5, timeline.pointed()), s: () => timeline.zoom(1.5, timeline.pointed()), a: () => timeline.pan(-0.25), d: () => timeline.pan(0.25),
-      f: () => timeline.fit(), m: () => timeline.marked(), 0: () => timeline.show(...timeline.setup.bounds),
+      f: () => timeline.fit(), m: () => timeline.marked(), r: () => timeline.ranged(),
+      ",": () => timeline.next(-1), ".": () => timeline.next(1), 0: () => timeline.show(...timeline.setup.bounds),
       "/": () => (document.querySelector("#timeline-search") || timeline.scroller).focus(), Escape: () => timeline.clear(),
       "?": () => toggleKeys(),
     }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
@@ -262,7 +271,7 @@
       close: () => timeline.clear(),
       colour: () => {
         timeline.byName = !timeline.byName;
-        timeline.colours = space.colours(timeline);
+        timeline.recolour();
         target.setAttribute("aria-pressed", String(timeline.byName));
         timeline.change(false);
       },

@@ -6,11 +6,13 @@
   const MAP = 34;
   const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
   const [INDENT, LEVEL, SIGN] = [8, 12, 13]; // pixels before a label: of all, by level, and of ▸
+  const PIN = 34; // pixels at the right of a label under the pointer: a click there pins its row
   const CHARACTER = 6.1; // pixels of one, on average
   const THEMES = {
     light: { text: "#1a1a1a", faint: "#5c5c5c", line: "#d9d9d9", back: "#ffffff", head: "#eef0f2", select: "#000000", cursor: "#00527f", counter: "#007a5a" },
     dark: { text: "#ececec", faint: "#b0b0b0", line: "#3f3f3f", back: "#1b1b1d", head: "#2a2b2e", select: "#ffffff", cursor: "#8fd0f5", counter: "#3fc79a" },
   };
+  const PALE = 0.75; // how much of the ground is in the colour of what a search does not find
   const ROLES = { setup: 0.1, partial: 0.1, warmup: 0.1, outlier: 0.1, steady: 0 };
 
   const dark = () => document.documentElement.dataset.mantineColorScheme === "dark";
@@ -32,15 +34,19 @@
     return pen;
   }
 
-  // Colours of looks and names, computed once each.
+  // Colours of looks and names, computed once each; pale where a search does not find the name.
   function colours(timeline) {
     const known = new Map();
+    const back = theme().back;
     return (look, name) => {
       const key = look * 4294967296 + name;
       let found = known.get(key);
       if (found === undefined) {
-        const hex = space.coloured((timeline.setup.looks[look] || { colour: timeline.setup.marks.other }).colour, name, timeline.byName);
-        known.set(key, (found = { hex, packed: space.packed(hex), ink: luminance(hex) > 0.36 ? "#000000" : "#ffffff" }));
+        const own = space.coloured((timeline.setup.looks[look] || { colour: timeline.setup.marks.other }).colour, name, timeline.byName);
+        const missed = timeline.search && !(timeline.tiles.names.get(name) || "").toLowerCase().includes(timeline.search);
+        const hex = missed ? space.mixed(own, back, PALE) : own;
+        // Black on what is light, white on what is dark: either has a contrast of 4.5 and more at this luminance.
+        known.set(key, (found = { packed: space.packed(hex), ink: luminance(hex) > 0.18 ? "#000000" : "#ffffff" }));
       }
       return found;
     };
@@ -177,21 +183,13 @@
     }
   }
 
-  // What is wide enough to have an edge and a name, the selected event's outline, and what a search leaves in the shade.
+  // What is wide enough to have an edge and a name, and the selected event's outline.
   function events(timeline, pen, one, inset, look) {
-    const wanted = timeline.search;
     const found = [];
     timeline.visible(one.track, (event) => found.push(event));
     found.forEach((event, place) => {
       const [x, until] = [Math.max(timeline.x(event.start), timeline.label), Math.min(timeline.x(event.end), timeline.label + timeline.plot)];
       const width = until - x;
-      const name = timeline.tiles.names.get(event.name) || "";
-      if (wanted && !name.toLowerCase().includes(wanted)) {
-        pen.fillStyle = look.back;
-        pen.globalAlpha = 0.72;
-        pen.fillRect(x, one.top + inset, Math.max(width, 1), ROW - 2 * inset);
-        pen.globalAlpha = 1;
-      }
       if (width >= 5) {
         pen.fillStyle = look.back;
         pen.globalAlpha = 0.45;
@@ -201,6 +199,7 @@
       const next = found[place + 1]; // where it begins before this one ends, the label ends there too
       const free = Math.min(until, next ? Math.max(timeline.x(next.start), x) : until) - x;
       if (free >= 28 && inset < 5) {
+        const name = timeline.tiles.label(event.name);
         const room = Math.floor((free - 6) / CHARACTER);
         pen.fillStyle = timeline.colours(event.look, event.name).ink;
         pen.fillText(name.length <= room ? name : `${name.slice(0, Math.max(room - 1, 1))}…`, x + 3, one.top + ROW / 2 + 0.5, free - 5);
@@ -238,8 +237,15 @@
         pen.fillText(timeline.isOpen(one.node) ? "▾" : "▸", x, one.top + ROW / 2);
       }
       pen.font = one.level === 0 ? `600 ${FONT}` : FONT;
-      pen.fillText(one.text, x + SIGN, one.top + ROW / 2);
+      const pin = one.track >= 0 && (one.pinned || timeline.over === one.key);
+      pen.fillText(fitted(pen, one.text, timeline.label - 8 - x - SIGN - (pin ? PIN : 0)), x + SIGN, one.top + ROW / 2);
       pen.font = FONT;
+      if (pin) {
+        pen.fillStyle = look.cursor;
+        pen.textAlign = "right";
+        pen.fillText(one.pinned ? "unpin" : "pin", timeline.label - 8, one.top + ROW / 2);
+        pen.textAlign = "left";
+      }
       pen.restore();
     }
     if (top) {
@@ -250,11 +256,17 @@
     pen.fillRect(timeline.label - 1, 0, 1, height);
   }
 
+  // As much of a text as fits into some pixels.
+  function fitted(pen, text, room) {
+    const width = pen.measureText(text).width;
+    return width <= room ? text : `${text.slice(0, Math.max(Math.floor((text.length * room) / width) - 1, 1))}…`;
+  }
+
   // Whether a row's label does not fit into its column.
   function cut(timeline, one) {
     const pen = timeline.canvas.getContext("2d");
     pen.font = one.level === 0 ? `600 ${FONT}` : FONT;
-    return INDENT + LEVEL * one.level + SIGN + pen.measureText(one.text).width > timeline.label - 4;
+    return INDENT + LEVEL * one.level + SIGN + pen.measureText(one.text).width > timeline.label - 8;
   }
 
   function paintAxis(timeline) {
@@ -315,5 +327,5 @@
     pen.fillText("whole run", 6, MAP / 2 - 2);
   }
 
-  Object.assign(space, { ROW, AXIS, MAP, paintRows, paintAxis, paintMap, raster, colours, theme, cut });
+  Object.assign(space, { ROW, AXIS, MAP, PIN, paintRows, paintAxis, paintMap, raster, colours, theme, cut });
 })();

@@ -126,6 +126,12 @@
     return "#" + [r, g, b].map((one) => Math.max(0, Math.min(255, Math.round(one + shift))).toString(16).padStart(2, "0")).join("");
   }
 
+  // A colour with a share of another in it.
+  function mixed(hex, other, share) {
+    const [a, b] = [hex, other].map((one) => one.match(/[0-9a-f]{2}/gi).map((two) => parseInt(two, 16)));
+    return "#" + a.map((one, i) => Math.round(one + (b[i] - one) * share).toString(16).padStart(2, "0")).join("");
+  }
+
   function hsl(h, s, l) {
     const part = (n) => {
       const k = (n + h / 30) % 12;
@@ -134,5 +140,5 @@
     return [part(0), part(8), part(4)];
   }
 
-  Object.assign(space, { Row, curve, packed, coloured });
+  Object.assign(space, { Row, curve, packed, coloured, mixed });
 })();

@@ -59,7 +59,8 @@ window.gpuscopeTimeline = window.gpuscopeTimeline || {};
   class Tiles {
     constructor(url, arrived, fetcher = (address) => fetch(address)) {
       Object.assign(this, { url, arrived, fetcher });
-      this.names = new Map();
+      this.names = new Map(); // whole, as far as they were sent
+      this.short = new Map(); // of those that have a short form
       this.kept = new Map(); // "track/level/tile" -> chunk
       this.answers = []; // [bytes, keys], the oldest first
       this.bytes = 0;
@@ -69,6 +70,11 @@ window.gpuscopeTimeline = window.gpuscopeTimeline || {};
       this.timer = 0;
       this.burst = 0; // requests since the view last rested
       this.lastWant = this.lastStart = -Infinity;
+    }
+
+    // What is written on an event.
+    label(name) {
+      return this.short.get(name) || this.names.get(name) || "";
     }
 
     // Cells between half a pixel and a pixel wide.
@@ -157,6 +163,7 @@ window.gpuscopeTimeline = window.gpuscopeTimeline || {};
     keep({ header, chunks, bytes }) {
       const keys = [];
       for (const [code, name] of Object.entries(header.names)) this.names.set(Number(code), name);
+      for (const [code, name] of Object.entries(header.short)) this.short.set(Number(code), name);
       for (const [track, chunk] of chunks) {
         for (let tile = header.first; tile < header.last; tile++) {
           keys.push(`${track}/${header.level}/${tile}`);

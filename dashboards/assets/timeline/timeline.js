@@ -13,13 +13,11 @@
 
   class Timeline {
     constructor(root, setup) {
-      Object.assign(this, { root, setup, flows: setup.flows, focused: false, cursor: "", scroll: 0, height: 300 });
+      Object.assign(this, { root, setup, flows: setup.flows, focused: false, cursor: "", over: "", scroll: 0, height: 300 });
       this.base = BigInt(setup.base);
       this.others = others();
       this.build();
       this.tiles = new space.Tiles(setup.url, (error) => this.arrived(error));
-      this.byName = false;
-      this.colours = space.colours(this);
       this.painting = 0;
       this.dead = new AbortController();
       this.read(true);
@@ -78,11 +76,9 @@
       this.range = this.span(query.get("range"));
       this.pins = (query.get("pin") || "").split(",").filter(Boolean).map(Number).filter((one) => one in this.setup.tracks);
       this.toggled = new Set((query.get("tree") || "").split(",").filter(Boolean));
-      const byName = query.get("colour") === "name";
-      if (byName !== this.byName) [this.byName, this.colours] = [byName, null];
-      this.byName = byName;
-      this.colours = space.colours(this);
+      this.byName = query.get("colour") === "name";
       this.search = (query.get("find") || "").trim().toLowerCase();
+      this.recolour();
       const event = query.get("event") || "";
       if (!event) this.selected = this.flows = null;
       else if (first && this.setup.flows) this.selected = this.setup.flows.event;
@@ -244,6 +240,11 @@
 
     // --- drawing ---
 
+    recolour() {
+      this.colours = space.colours(this);
+      this.draw();
+    }
+
     resize() {
       const width = this.scroller.clientWidth; // without its scroll bar
       if (!width) return;
@@ -272,6 +273,7 @@
       this.painting = requestAnimationFrame(() => {
         this.painting = 0;
         if (!this.root.isConnected) return this.dead.abort();
+        if (!this.layout) return undefined; // not yet on the screen
         space.paintMap(this);
         space.paintAxis(this);
         space.paintRows(this);
@@ -414,6 +416,11 @@
       this.change(false);
     }
 
+    // The selected event as a range, on all rows.
+    ranged() {
+      if (this.selected) this.choose([this.selected.start, this.selected.end]);
+    }
+
     marked() {
       const span = this.range || (this.selected && [this.selected.start, this.selected.end]);
       const same = span && this.mark && span[0] === this.mark[0] && span[1] === this.mark[1];
@@ -425,6 +432,7 @@
       const drawer = document.getElementById("timeline-drawer");
       if (!drawer) return;
       drawer.dataset.show = what;
+      this.tip.classList.remove("shown"); // rows and columns move
       const wide = this.root.clientWidth;
       requestAnimationFrame(() => this.root.clientWidth !== wide && this.resize());
     }
@@ -449,6 +457,7 @@
 
     find(text) {
       this.search = (text || "").trim().toLowerCase();
+      this.recolour();
       this.open(this.search ? "find" : this.selected ? "event" : "");
       this.change(false);
     }

@@ -7,9 +7,12 @@ from typing import TypedDict
 
 from gpuscope.dashboards.data.rows.counter_tracks import CounterTrack
 from gpuscope.dashboards.data.rows.tracks import GROUPS, Group, Track
+from gpuscope.trace.schema import Category, Kind
 
 FEW_RANKS = 4
 """Of up to so many ranks all are open at first; of more, each is one row until it is opened."""
+FEW_EVENTS = 10
+"""A thread with fewer events than the busiest one by this factor is closed at first."""
 CLOSED: tuple[Group, ...] = ("python", "os")
 """Sections closed at first: rarely what is asked for, and many rows."""
 
@@ -64,12 +67,14 @@ def _rank(tracks: Sequence[Track], rank: int, places: list[int], is_open: bool) 
 
 
 def _threads(tracks: Sequence[Track], rank: int, places: list[int]) -> Iterator[Node]:
-    """The busiest thread first, and only that one open: it launches."""
+    """The busiest thread first; open are those that work as much. Those without operators last, as one."""
     by_thread: dict[int, list[int]] = {}
     for place in places:
         if tracks[place].table == "host_events":
             by_thread.setdefault(tracks[place].thread, []).append(place)
     events = {thread: sum(len(tracks[place]) for place in own) for thread, own in by_thread.items()}
+    most = max(events.values(), default=0)
+    idlers = []
     for order, thread in enumerate(sorted(by_thread, key=lambda thread: -events[thread])):
         own = by_thread[thread]
         sections = []
@@ -79,7 +84,22 @@ def _threads(tracks: Sequence[Track], rank: int, places: list[int]) -> Iterator[
                 name = f"r{rank}.t{thread}.{group}"
                 sections.append(_node(name, GROUPS[group], of_group, of_group[0], group not in CLOSED))
         summary = max(own, key=lambda place: (tracks[place].depth == 0, len(tracks[place])))
-        yield _node(f"r{rank}.t{thread}", tracks[own[0]].label, [], summary, order == 0, sections)
+        node = _node(
+            f"r{rank}.t{thread}", tracks[own[0]].label, [], summary, events[thread] * FEW_EVENTS >= most, sections
+        )
+        if order and all(_by_the_way(tracks[place]) for place in own):
+            idlers.append(node)
+        else:
+            yield node
+    if len(idlers) > 1:
+        yield _node(f"r{rank}.idlers", f"{len(idlers)} threads without operators", [], is_open=False, children=idlers)
+    else:
+        yield from idlers
+
+
+def _by_the_way(track: Track) -> bool:
+    """Whether a track of a thread holds nothing of the training: system calls, or the profiler's own work."""
+    return track.group == "os" or bool((track.look == len(Kind) + Category.OVERHEAD).all())
 
 
 def _node(

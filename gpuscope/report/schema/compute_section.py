@@ -37,6 +37,22 @@ class ReducibleEntry(TypedDict):
     longest_ns: int
 
 
+class PowerEntry(TypedDict):
+    """One rank's GPU over the judged steps, by NVML's samples."""
+
+    rank: int
+    samples: int
+    sm_mhz: float | None
+    """Mean clock of the multiprocessors."""
+    power_w: float | None
+    """Mean board power."""
+    joules_per_step: float | None
+    """That power times the step."""
+    held_frac: dict[str, float]
+    """Share of the samples in which a reason held the clock down: `power_cap`, `thermal`, `power_brake` or
+    `set_clocks`."""
+
+
 class ComputeEntry(TypedDict):
     """One rank's device over its judged steps."""
 

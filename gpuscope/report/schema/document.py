@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-from gpuscope.report.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry
+from gpuscope.report.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, PowerEntry
 from gpuscope.report.schema.hang_section import Hang
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.report.schema.memory_section import MemoryEntry
@@ -472,6 +472,8 @@ class Diagnosis(TypedDict):
     compute: NotRequired[list[ComputeEntry]]
     ideal: NotRequired[list[IdealEntry]]
     """What each rank's kernels are, and its step with all at peak; where compute kernels were recorded."""
+    power: NotRequired[list[PowerEntry]]
+    """Clocks and power of each rank's GPU, where NVML was sampled."""
     kernel_ranks: list[KernelRankEntry]
     operators: list[OperatorEntry]
     ranges: list[RangeEntry]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from gpuscope.report.view.units import crop
+from gpuscope.trace.naming.kernel_categories import ENGINE
 from gpuscope.trace.naming.kernel_names import qualified_name
 
 WIDTH = 72
@@ -73,7 +74,7 @@ def plain_kernel(name: str) -> str:
     if name.startswith("_Z"):
         return _of_symbol(name)
     if not _CPP.match(name):
-        return _VERSION.sub("", name)  # a bare symbol, a copy, an operator, a call
+        return plain_call(name)  # a bare symbol, a copy, an operator, a call
     text = name.removeprefix("void ").replace(" void ", " ").replace("<void ", "<")
     text = _NAMESPACE.sub("", _LAMBDA.sub(_lambda_words, _CALL.sub("", text)))
     text = _without_parameters(_CAST.sub("", text))
@@ -82,6 +83,11 @@ def plain_kernel(name: str) -> str:
     text = _SAME.sub("", text)
     text = re.sub(r"\s+>", ">", text).replace(" const&", "").replace(" &", "").replace(" *", "*")
     return _once_each(text).strip() or name
+
+
+def plain_call(name: str) -> str:
+    """The name of an operator or call without what torch's engine and nsys put around it."""
+    return _VERSION.sub("", name.removeprefix(ENGINE))
 
 
 def _lambda_words(match: re.Match[str]) -> str:

@@ -109,7 +109,8 @@ _MOVES = re.compile(
 _LAUNCHERS = re.compile(r"_elementwise_")
 _WRAPPERS = re.compile(r"(^|::)(Kernel2?|device_kernel|kernel_wrapper|kernel|generic_kernel|run)$")
 _PROJECTS = re.compile(r"_multi_?head_")
-_ENGINE = "autograd::engine::evaluate_function: "
+ENGINE = "autograd::engine::evaluate_function: "
+"""What torch puts before the name of a node of the backward pass."""
 _NO_OPERATOR = re.compile(r"autograd::engine::|ProfilerStep|Torch-Compiled Region|## |record_param_comms|c10d::|nccl:")
 
 
@@ -152,7 +153,7 @@ def kernel_category(name: str) -> str:
         return _of_inductor(inductor)
     if name.startswith(("aten::", "torch::", "autograd::", "Optimizer.")):  # a CPU run's device work is operators
         step = OPTIMIZER if is_optimizer_step(name) else None
-        return step or operator_category(name.removeprefix(_ENGINE)) or OTHER
+        return step or operator_category(name.removeprefix(ENGINE)) or OTHER
     own = words(base_name(name)).replace("_with_index_", "_")  # `arange` counts, it looks nothing up
     if _LAUNCHERS.search(own) and _MOVES.search(words(name)):
         return COPY

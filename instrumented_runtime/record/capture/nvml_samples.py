@@ -1,35 +1,35 @@
-"""Power, clocks, utilisation and memory of a rank's GPU, sampled in a thread, as JSON lines.
+"""Power and clocks of a rank's GPU, sampled in a thread; their means by step go into its trace.
 
-Needs the package `nvidia-ml-py` (module `pynvml`) and a driver; without them nothing is written.
+Needs the package `nvidia-ml-py` (module `pynvml`) and a driver; without them nothing is recorded.
 """
 
 from __future__ import annotations
 
-import json
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
-COLUMNS = {
-    "time_ns": "when, ns since the epoch",
-    "power_mw": "board power, mW",
-    "energy_mj": "energy since the driver was loaded, mJ",
-    "sm_mhz": "clock of the multiprocessors, MHz",
-    "memory_mhz": "clock of the memory, MHz",
-    "gpu_percent": "share of the last period in which a kernel ran, %",
-    "memory_percent": "share of the last period in which memory was accessed, %",
-    "used_bytes": "memory in use by every process, bytes",
-    "celsius": "temperature, °C",
-    "throttle_reasons": "NVML's bit mask of clock throttling reasons",
+KEY = "gpuscope_gpu"
+"""Key in the trace's metadata."""
+HELD = {
+    "power_cap": 0x04,  # SwPowerCap
+    "thermal": 0x20 | 0x40,  # SwThermalSlowdown, HwThermalSlowdown
+    "power_brake": 0x80,  # HwPowerBrakeSlowdown: the power supply asks for it
+    "set_clocks": 0x02,  # ApplicationsClocksSetting: somebody has set them
 }
+"""What holds clocks down, with its bits of nvml.h's nvmlClocksEventReasons."""
+COLUMNS = ("step", "samples", "sm_mhz", "power_mw", *HELD)
+"""Of a step's samples: how many, the mean clock of the multiprocessors (MHz) and board power (mW), null where not
+reported, and in how many each reason held the clocks down."""
+Sample = tuple[int | None, int | None, int]
+"""Clock in MHz, power in mW, NVML's bit mask."""
 
 
 class Nvml:
-    """Samples every `interval_ms` into `nvml/rank{r}.jsonl`, from the end of the first step on: by then the training
-    thread has chosen its device."""
+    """Samples every `interval_ms` from the end of the first step on: by then the training thread has chosen its
+    device. The profiler asks for the steps that it records."""
 
     name = "nvml"
 
@@ -38,40 +38,52 @@ class Nvml:
         self._device = device or current_device
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._taken: list[Sample] = []
+        self._row: list[int | None] | None = None
 
     def start(self, folder: RankFolder) -> None:
         """Nothing yet: the device is not known."""
-        self._folder = folder
+        del folder
 
     def step(self, step: int) -> None:
-        """Start sampling after the first step, if it used a GPU."""
+        """Start sampling after the first step, if it used a GPU; after every other sum up what was sampled."""
         if step == 0:
             self._begin()
+            return
+        taken, self._taken = self._taken, []
+        self._row = summed(step, taken) if taken else None
+
+    def row(self) -> list[int | None] | None:
+        """`COLUMNS` of the step that ended last; None where nothing was sampled in it."""
+        return self._row
 
     def _begin(self) -> None:
         found = self._device()
-        if found is None:
-            return
-        self._nvml, self._handle = found
-        self._path = self._folder.file(f"nvml/rank{self._folder.part.rank}.jsonl")
-        self._thread = threading.Thread(target=self._sample, name="gpuscope-nvml", daemon=True)
-        self._thread.start()
+        if found is not None:
+            self._nvml, self._handle = found
+            self._thread = threading.Thread(target=self._sample, name="gpuscope-nvml", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
-        """Stop after one last sample."""
+        """Stop sampling."""
         if self._thread is not None:
             self._stopped.set()
             self._thread.join(timeout=5)
-            self._folder.add_file(self._path, self.name)
 
     def _sample(self) -> None:
-        with self._path.open("w", encoding="utf-8") as file:
-            while True:
-                file.write(json.dumps(sample(self._nvml, self._handle)) + "\n")
-                file.flush()
-                if self._stopped.wait(self._interval_s):
-                    file.write(json.dumps(sample(self._nvml, self._handle)) + "\n")
-                    return
+        while not self._stopped.wait(self._interval_s):
+            self._taken.append(sample(self._nvml, self._handle))
+
+
+def summed(step: int, taken: Sequence[Sample]) -> list[int | None]:
+    """One row of `COLUMNS`."""
+    held = [sum(bool(mask & bits) for *_, mask in taken) for bits in HELD.values()]
+    return [step, len(taken), _mean([clock for clock, *_ in taken]), _mean([power for _, power, _ in taken]), *held]
+
+
+def _mean(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known) / len(known)) if known else None
 
 
 def current_device() -> tuple[Any, Any] | None:
@@ -95,8 +107,8 @@ def current_device() -> tuple[Any, Any] | None:
         return None
 
 
-def sample(nvml: Any, handle: Any) -> dict[str, int | None]:
-    """One row of `COLUMNS`; None for what this GPU does not report."""
+def sample(nvml: Any, handle: Any) -> Sample:
+    """One sample; None (reasons: none) for what this GPU does not report."""
 
     def ask(question: Callable[[], Any]) -> Any:
         try:
@@ -104,17 +116,8 @@ def sample(nvml: Any, handle: Any) -> dict[str, int | None]:
         except nvml.NVMLError:
             return None
 
-    utilisation = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-    memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-    return {
-        "time_ns": time.time_ns(),
-        "power_mw": ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
-        "energy_mj": ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
-        "sm_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        "memory_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-        "gpu_percent": utilisation.gpu if utilisation is not None else None,
-        "memory_percent": utilisation.memory if utilisation is not None else None,
-        "used_bytes": memory.used if memory is not None else None,
-        "celsius": ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-        "throttle_reasons": ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
-    }
+    return (
+        ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
+        ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0,
+    )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
+from gpuscope.instrumented_runtime.record.capture import nvml_samples
 from gpuscope.instrumented_runtime.record.capture.core_time import KEY, CoreTime
 from gpuscope.instrumented_runtime.record.capture.profiler_guard import guard
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
@@ -21,7 +22,7 @@ class TorchProfiler:
     """Skips `wait` steps, warms up, records `active` steps, then writes the trace.
 
     `whole` records from start to stop instead. `metadata` is written into the trace as JSON values.
-    `rewrite` may change the finished JSON file before it is compressed.
+    `rewrite` may change the finished JSON file before it is compressed. `nvml` samples the GPU in each recorded step.
     """
 
     name = "torch_profiler"
@@ -38,6 +39,7 @@ class TorchProfiler:
         profile_memory: bool = False,
         metadata: Mapping[str, Any] | None = None,
         rewrite: Callable[[Path], None] | None = None,
+        nvml: nvml_samples.Nvml | None = None,
     ) -> None:
         self.first_step, self.last_step = wait + warmup, wait + warmup + active - 1
         self._schedule = None if whole else {"wait": wait, "warmup": warmup, "active": active, "repeat": 1}
@@ -50,6 +52,7 @@ class TorchProfiler:
         self._written = False
         self._steps = 0
         self._cores = CoreTime()
+        self._nvml, self._gpu = nvml, list[list[int | None]]()
 
     def start(self, folder: RankFolder) -> None:
         """Raises `InputError` if the script profiles itself: torch has one profiler per process."""
@@ -143,11 +146,17 @@ class TorchProfiler:
             self._cores.begin()
 
     def _count(self, step: int) -> None:
-        """Record the step's wait for cores; written again after each step, since a script may end early."""
-        if self._counts(step):
-            self._cores.step(step)
-            if cores := self._cores.metadata():
-                self._profiler.add_metadata_json(KEY, json.dumps(cores))
+        """Record the step's wait for cores and its GPU's clocks; written again after each step, since a script may end
+        early."""
+        if not self._counts(step):
+            return
+        self._cores.step(step)
+        if cores := self._cores.metadata():
+            self._profiler.add_metadata_json(KEY, json.dumps(cores))
+        if self._nvml is not None and (row := self._nvml.row()) is not None:
+            self._gpu.append(row)
+            found = {"columns": nvml_samples.COLUMNS, "steps": self._gpu}
+            self._profiler.add_metadata_json(nvml_samples.KEY, json.dumps(found))
 
     def _release(self) -> None:
         from torch.profiler import ProfilerAction

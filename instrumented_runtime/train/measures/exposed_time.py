@@ -1,4 +1,5 @@
-"""Exposed communication of a step, where it is known without a trace."""
+"""Exposed communication of a step, where it is known without a trace (docs/definitions.md: in flight, and the training
+thread computes nothing)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG
 
 
 class ExposedCommunication:
@@ -26,12 +29,12 @@ class ExposedCommunication:
         if tensor.device.type != "cpu":
             yield
             return
-        start = time.perf_counter_ns()
+        start = time.time_ns()
         try:
             yield
         finally:
             self._known = True
-            self._waited_ns += time.perf_counter_ns() - start
+            self._waited_ns += max(0, _ended(start) - start)
 
     def take(self, parts: list[Any]) -> int | None:
         """Nanoseconds since the last call; None if unknown."""
@@ -44,12 +47,27 @@ class ExposedCommunication:
 
     def _of_reducer(self, ddp: DistributedDataParallel) -> int | None:
         """That of the last backward, if DDP timed it: it times the first ones, then one in a hundred (on a CPU all)."""
+        # DDP sums up its timers as the next forward begins, which would count for the next step. On a GPU that has to
+        # do: asking now would wait for the device.
+        if getattr(ddp, "device_type", "") == "cpu":
+            ddp.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
         data = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         start, total = data.get("backward_comm_time_start"), data.get("backward_comm_time")
         if not start or not total or start == self._seen.get(id(ddp)):
             return None
         self._seen[id(ddp)] = start
         return max(0, int(total) - int(data["backward_compute_comm_overlap_time"]))
+
+
+def _ended(start: int) -> int:
+    """When the collective that was issued last ended, if that was after `start`, else now (ns since the epoch).
+
+    A thread without a core goes on later than the collective ends, and that is no communication.
+    """
+    last = LOG.latest[-1] if LOG.latest else None
+    if last is None or last.issued_ns < start or last.is_p2p or last.completed_ns is None:
+        return time.time_ns()
+    return last.completed_ns
 
 
 EXPOSED = ExposedCommunication()

@@ -165,4 +165,4 @@ class StepMeter:
         if self._file is not None:
             self._file.close()
             self._file = None
-        return summarize(self.records)
+        return summarize(self.records, self.workload.ranks)

@@ -16,10 +16,11 @@ def percentile(sorted_values: Sequence[int], fraction: float) -> int:
     return sorted_values[max(0, math.ceil(fraction * len(sorted_values)) - 1)]
 
 
-def summarize(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(records: Sequence[dict[str, Any]], ranks: int = 1) -> dict[str, Any]:
     """Step-time percentiles in ns, and the sums and means of the other measures.
 
-    The first step after a (re)start (compiling, allocating, connecting) is left out if there are others.
+    The first step after a (re)start (compiling, allocating, connecting) is left out if there are others. Joules per
+    token are of a job whose `ranks` all draw as much as this one.
     """
     if not records:
         return {"steps": 0}
@@ -41,6 +42,7 @@ def summarize(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "allocator_retries": _largest(records, "allocator_retries"),
         "ooms": _largest(records, "ooms"),
         "joules": _sum(records, "joules"),
+        "joules_per_token": _per_token(steady, ranks),
         "goodput": records[-1]["goodput"],
         "last_loss": next((r["loss"] for r in reversed(records) if r["loss"] is not None), None),
     }
@@ -61,6 +63,12 @@ def _mean(records: Sequence[dict[str, Any]], key: str) -> float | None:
 def _sum(records: Sequence[dict[str, Any]], key: str) -> float | None:
     values = _known(records, key)
     return sum(values) if values else None
+
+
+def _per_token(records: Sequence[dict[str, Any]], ranks: int) -> float | None:
+    known = [record for record in records if record["joules"] is not None]
+    tokens = sum(record["tokens"] for record in known)
+    return ranks * sum(record["joules"] for record in known) / tokens if tokens else None
 
 
 def _largest(records: Sequence[dict[str, Any]], key: str) -> int | None:

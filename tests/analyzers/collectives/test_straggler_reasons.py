@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.collectives import collective
@@ -12,7 +13,16 @@ import gpuscope
 
 
 def rank(
-    folder: Path, number: int, begin: int, dur: int, rows: int, *, loads: int = 0, extra: int = 0, world: int = 2
+    folder: Path,
+    number: int,
+    begin: int,
+    dur: int,
+    rows: int,
+    *,
+    loads: int = 0,
+    extra: int = 0,
+    world: int = 2,
+    **header: Any,
 ) -> None:
     """In each step of 1000 one product of `rows` × 64, from `begin` for `dur`; the all-reduce ends at 400 for all."""
     events: list[Event] = []
@@ -32,7 +42,44 @@ def rank(
             ]  # fmt: skip
         if loads:
             events.append(note(at + 10, loads, "enumerate(DataLoader)#x"))
-    write(folder / f"rank{number}.json", *events, rank=number, world_size=world)
+    write(folder / f"rank{number}.json", *events, rank=number, world_size=world, **header)
+
+
+def sampled(mhz: int, held: int) -> dict[str, Any]:
+    """What the recorder notes of a GPU at that clock, held down by its power cap in so many of ten samples per step."""
+    columns = ["step", "samples", "sm_mhz", "power_mw", "power_cap", "thermal"]
+    return {"columns": columns, "steps": [[step, 10, mhz, 400_000, held, 0] for step in range(6)]}
+
+
+@pytest.mark.parametrize(
+    ("mhz", "says"),
+    [
+        (
+            1200,
+            "; its SM clock is 1,200 MHz, 1,700 MHz on its peers, held down by its power cap in 90.0 % of the samples",
+        ),
+        (1690, ""),  # as fast as its peer's: the cap is not why it is slow
+    ],
+)
+def test_a_device_that_is_slow_by_its_clock(tmp_path: Path, mhz: int, says: str) -> None:
+    rank(tmp_path, 0, begin=15, dur=100, rows=64, gpuscope_gpu=sampled(1700, 0))
+    rank(tmp_path, 1, begin=15, dur=160, rows=64, gpuscope_gpu=sampled(mhz, 9))
+    report = gpuscope.analyze(tmp_path).report
+    (entry,) = report["stragglers"]
+    assert entry["reason"] == "device"
+    assert (entry["reason_why"] or "").endswith("per step longer" + says)
+    assert [one["joules_per_step"] for one in report["power"]] == [pytest.approx(0.4)] * 2  # 400 W for 1 ms
+    (finding,) = [one for one in report["findings"] if one["code"] == "clocks_held"]
+    assert finding["ranks"] == [1]
+
+
+@pytest.mark.parametrize(
+    "counted", [7, {"columns": ["step"], "steps": [[1]]}, {"columns": 1}, sampled(0, 0) | {"steps": []}]
+)
+def test_what_can_not_be_read_of_a_gpu_says_nothing(tmp_path: Path, counted: Any) -> None:
+    rank(tmp_path, 0, begin=15, dur=100, rows=64, gpuscope_gpu=counted)
+    rank(tmp_path, 1, begin=15, dur=160, rows=64)
+    assert "power" not in gpuscope.analyze(tmp_path).report
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,14 @@ def test_only_what_was_added_is_read_and_half_a_line_waits(tmp_path: Path) -> No
     assert exposed_frac(seen, 3) == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("own_ms", [-40, 140])
+def test_exposed_communication_longer_than_its_step_is_not_known(tmp_path: Path, own_ms: int) -> None:
+    """As DDP's reducer reports at times: neither a share of 180 % nor a rank that needs nothing."""
+    write(tmp_path, 0, range(3), own_ms=own_ms)
+    seen = RunWatcher(tmp_path).look()
+    assert [(one.exposed_ns, one.own_ns) for one in seen.steps[0].values()] == [(None, None)] * 3
+
+
 def test_the_rank_that_needs_most_itself_is_the_one_waited_for(tmp_path: Path) -> None:
     for rank, own in enumerate((60, 60, 90, 62)):
         write(tmp_path, rank, range(12), own_ms=own)

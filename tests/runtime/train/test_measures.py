@@ -57,17 +57,19 @@ def test_a_summary_leaves_out_the_first_step() -> None:
             record(9_000, first=True, data_wait_ns=9_000, joules=5.0),
             record(1_000, data_wait_ns=100, exposed_communication_ns=500, joules=2.0, loss=3.5),
             record(3_000, data_wait_ns=300, exposed_communication_ns=1_500, joules=2.0),
-        ]
+        ],
+        ranks=2,
     )
     assert summary["step_ns"] == {"min": 1_000, "p50": 1_000, "p90": 3_000, "p99": 3_000, "max": 3_000}
     assert summary["tokens_per_s"] == pytest.approx(200 / 4_000e-9)
     assert (summary["data_wait_frac"], summary["exposed_communication_frac"]) == (0.1, 0.5)
     assert (summary["joules"], summary["last_loss"], summary["steps"]) == (9.0, 3.5, 3)
+    assert summary["joules_per_token"] == 2 * 4.0 / 200
 
 
 def test_what_nobody_knows_stays_unknown() -> None:
     summary = summarize([record(1_000)])
-    assert [summary[key] for key in ("mfu", "joules", "exposed_communication_frac", "ooms")] == [None] * 4
+    assert [summary[key] for key in ("mfu", "joules", "joules_per_token", "ooms")] == [None] * 4
 
 
 def test_mfu_and_tokens_of_a_step(tmp_path: Path) -> None:

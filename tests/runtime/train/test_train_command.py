@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from helpers.warm_python import executable
 
+from gpuscope import analyze
+
 pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("train")
 
@@ -104,6 +106,40 @@ def test_measures_of_a_step(trained: Trained) -> None:
     assert 0 <= last["exposed_communication_ns"] < last["step_ns"]
     assert 0 < last["goodput"] <= 1
     assert last["mfu"] is None  # a CPU's peak is unknown
+
+
+@pytest.mark.parametrize(("parallel", "measured"), [("ddp", True), ("pp", True), ("fsdp", False)])
+def test_exposed_communication_is_what_the_analysis_finds(tmp_path: Path, parallel: str, measured: bool) -> None:
+    """Rank 1 is 80 ms late in every second step. Where the runtime measures it at all, it says of each step of rank 0
+    what its trace says, to less than half of that."""
+    words = [
+        "train",
+        "--parallel",
+        parallel,
+        "--nproc",
+        "2",
+        *SHORT[2:],
+        "--steps",
+        "9",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    words += ["--set", "capture.active=6", "--fault", "slow_rank:ms=80,every=2"]
+    done = gpuscope(*words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    records = {one["step"]: one["exposed_communication_ns"] for one in lines(tmp_path / "run/measures/rank0.jsonl")}
+    told = {
+        row["step"]: row["breakdown_ns"]["exposed_communication"]
+        for row in analyze(tmp_path / "run", advice=False).report["steps"]
+        if row["rank"] == 0 and row["step"] is not None
+    }
+    assert len(told) >= 5
+    if not measured:
+        assert set(records.values()) == {None}
+        return
+    apart = {step: (records[step] / 1e6, ns / 1e6) for step, ns in told.items() if abs(records[step] - ns) > 40e6}
+    assert apart == {}
+    assert max(told.values()) > 40e6
 
 
 def test_checkpoints_and_resuming(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gpuscope.sources.nsys.formats.export_tables import Tables
-from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME, Codes, NamePool
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
@@ -22,7 +22,7 @@ class StringTable:
 
     def __init__(self, tables: Tables, names: NamePool, needed: list[Times]) -> None:
         ids = tables.integers("StringIds", ("id",))["id"]
-        rows = np.isin(ids, np.concatenate([distinct(column)[0] for column in needed]))
+        rows = np.isin(ids, np.concatenate([distinct_values(column) for column in needed]))
         self._names = names
         self._ids = ids[rows]
         texts = list(tables.texts("StringIds", "value", rows))
@@ -42,12 +42,14 @@ class StringTable:
         """
         encode = encode or self._names.code
         result = np.full(len(ids), NO_NAME, np.int32)
-        if len(self._ids):
-            place = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
-            found = (self._ids[place] == ids) & (ids != NA)
-            used, inverse = distinct(place[found])
-            codes = np.fromiter((encode(self._texts[i]) for i in used.tolist()), np.int32, len(used))
-            result[found] = codes[inverse]
+        known = ids != NA
+        used, inverse = distinct(ids if known.all() else ids[known])
+        if len(self._ids) and len(used):
+            place = np.minimum(np.searchsorted(self._ids, used), len(self._ids) - 1)
+            found = self._ids[place] == used
+            codes = np.full(len(used), NO_NAME, np.int32)
+            codes[found] = [encode(self._texts[i]) for i in place[found].tolist()]
+            result[known] = codes[inverse]
         return result
 
     def text(self, string_id: int) -> str:

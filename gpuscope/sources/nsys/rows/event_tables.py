@@ -11,7 +11,7 @@ from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.sources.nsys.formats.string_ids import RangeNames, StringTable
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME, Codes, NamePool
-from gpuscope.trace.columns.table import Array, Mask, compact, picked
+from gpuscope.trace.columns.table import Array, Mask, Times, compact, constant, is_constant, picked
 from gpuscope.trace.schema import NA
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -92,7 +92,10 @@ def read_events(tables: Tables, names: NamePool, status: Callable[[str], None]) 
         if "globalTid" in rows:
             rows["globalTid"] = compact(rows["globalTid"])
         thread = compact(rows["globalPid"] if "globalPid" in rows else rows["globalTid"])
-        rows["process"] = compact(np.where(thread == NA, NA, thread & ~0xFFFFFF))
+        if is_constant(thread):
+            rows["process"] = constant(_process(thread[:1])[0], len(thread), np.int64)
+        else:
+            rows["process"] = compact(_process(thread))
         events.tables[table] = rows
     needed = [rows[column] for rows in events.tables.values() for column in _STRINGS if column in rows]
     strings = events.strings = StringTable(tables, names, needed)
@@ -104,6 +107,11 @@ def read_events(tables: Tables, names: NamePool, status: Callable[[str], None]) 
     _name_ranges(events, tables, strings, names)
     events.tables[RUNTIME] = _without_backtraces(events[RUNTIME])
     return events
+
+
+def _process(thread: Times) -> Times:
+    """The globalPid of each globalTid or globalPid; NA where it is absent."""
+    return np.where(thread == NA, NA, thread & ~0xFFFFFF)
 
 
 def take(rows: Rows, mask: Mask) -> Rows:

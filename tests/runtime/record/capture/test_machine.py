@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.capture.environment import Environment, describe, framework, parallelism
 from gpuscope.instrumented_runtime.record.capture.nccl_files import nccl_variables, written_files
-from gpuscope.instrumented_runtime.record.capture.nvml_samples import COLUMNS, Nvml
+from gpuscope.instrumented_runtime.record.capture.nvml_samples import COLUMNS, Nvml, summed
+from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler
+from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 
@@ -62,42 +65,100 @@ def test_empty_nccl_logs_are_no_files(tmp_path: Path) -> None:
 
 
 class FakeNvml:
-    """A GPU that draws 300 W and does not report its energy."""
+    """A GPU at 1,200 MHz and 300 W, held down by its power cap; it answers `asked` times, then no more."""
 
     NVMLError = RuntimeError
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_CLOCK_SM = 1
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, _: object) -> int:  # noqa: N802
-        raise RuntimeError("not supported")
+    def __init__(self, power: bool = True) -> None:
+        self.asked, self.power = 0, power
 
-    def nvmlDeviceGetUtilizationRates(self, _: object) -> Any:  # noqa: N802
-        return SimpleNamespace(gpu=97, memory=40)
+    def nvmlDeviceGetClockInfo(self, _: object, clock: int) -> int:  # noqa: N802
+        assert clock == self.NVML_CLOCK_SM
+        self.asked += 1
+        return 1200
 
-    def nvmlDeviceGetMemoryInfo(self, _: object) -> Any:  # noqa: N802
-        return SimpleNamespace(used=5)
+    def nvmlDeviceGetPowerUsage(self, _: object) -> int:  # noqa: N802
+        if not self.power:
+            raise RuntimeError("not supported")
+        return 300_000
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: 300_000 if name == "nvmlDeviceGetPowerUsage" else 1
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _: object) -> int:  # noqa: N802
+        return 0x4
 
 
-def test_nvml_samples_what_the_gpu_tells(folder: RankFolder) -> None:
-    capture = Nvml(interval_ms=10_000, device=lambda: (FakeNvml(), "handle"))
+def sampled(nvml: FakeNvml, times: int) -> None:
+    """Wait until it was asked so often."""
+    deadline = time.monotonic() + 20
+    while nvml.asked < times and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def test_nvml_sums_up_each_step(folder: RankFolder) -> None:
+    nvml = FakeNvml(power=False)
+    capture = Nvml(interval_ms=1, device=lambda: (nvml, "handle"))
     capture.start(folder)
-    assert not (folder.path / "nvml").exists()  # the device is known after the first step
+    assert nvml.asked == 0  # the device is known after the first step
     capture.step(0)
+    assert capture.row() is None
+    sampled(nvml, 3)
+    capture.step(1)
     capture.stop()
-    first, last = map(json.loads, (folder.path / "nvml/rank0.jsonl").read_text().splitlines())
-    assert set(first) == set(COLUMNS)
-    assert (first["power_mw"], first["gpu_percent"], first["energy_mj"]) == (300_000, 97, None)
-    assert last["time_ns"] >= first["time_ns"]
-    assert folder.part.files[0].kind == "nvml"
+    row = dict(zip(COLUMNS, capture.row() or [], strict=True))
+    assert (row["step"], row["sm_mhz"], row["power_mw"]) == (1, 1200, None)
+    assert (row["samples"] or 0) >= 2
+    assert row["power_cap"] == row["samples"]
+    assert (row["thermal"], row["power_brake"], row["set_clocks"]) == (0, 0, 0)
 
 
-def test_without_a_gpu_nvml_writes_nothing(folder: RankFolder) -> None:
-    capture = Nvml(interval_ms=10, device=lambda: None)
+def test_bits_of_nvml() -> None:
+    """Of four samples: power cap; software and hardware heat; set clocks; idle, which holds nothing down."""
+    taken = [(1000, 100_000, 0x4), (1100, 200_000, 0x60), (None, 300_000, 0x2), (1200, None, 0x1)]
+    assert summed(7, taken) == [7, 4, 1100, 200_000, 1, 1, 0, 1]
+
+
+def test_without_a_gpu_nvml_samples_nothing(folder: RankFolder) -> None:
+    capture = Nvml(interval_ms=1, device=lambda: None)
     capture.start(folder)
+    capture.step(0)
+    capture.step(1)
     capture.stop()
-    assert folder.part.files == []
+    assert capture.row() is None
+
+
+def test_what_nvml_says_is_in_the_trace_and_in_the_report(folder: RankFolder) -> None:
+    """Every recorded step waits for samples: all hold the power cap, and 300 W times the step are its joules."""
+    import torch
+
+    import gpuscope
+
+    nvml = FakeNvml()
+    capture = Nvml(interval_ms=1, device=lambda: (nvml, "handle"))
+    profiler = TorchProfiler(wait=1, warmup=1, active=4, nvml=capture)
+    for one in (capture, profiler):
+        one.start(folder)
+    for step in range(7):
+        torch.ones(64, 64) @ torch.ones(64, 64)
+        sampled(nvml, nvml.asked + 2 if step else 0)
+        capture.step(step)
+        profiler.step(step)
+    profiler.stop()
+    capture.stop()
+    report = gpuscope.analyze(folder.path / "rank0.json.gz").report
+    (power,) = report["power"]
+    assert (power["sm_mhz"], power["power_w"], power["held_frac"]) == (1200, 300, {"power_cap": 1})
+    assert report["step_time"] is not None
+    assert power["joules_per_step"] == pytest.approx(300 * report["step_time"]["median_ns"] / 1e9)
+    (finding,) = [one for one in report["findings"] if one["code"] == "clocks_held"]
+    assert finding["message"] == (
+        "The clock of rank 0's GPU is held down by its power cap in 100 % of the samples, 1,200 MHz on average at 300 W"
+    )
+
+
+def test_nvml_needs_steps_of_torch_profiler() -> None:
+    for options in ({"profiler": "nsys"}, {"profiler": "none"}, {"whole": True}):
+        with pytest.raises(UsageError, match="nvml_interval_ms"):
+            RecordOptions(nvml_interval_ms=100, **options).check()  # type: ignore[arg-type]
 
 
 def test_frameworks_and_their_parallelism_by_name() -> None:

@@ -1,0 +1,68 @@
+"""Clocks of GPUs that something holds down, and what each GPU draws: from NVML's samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import HELD, HOLDERS, KEY, GpuClocks
+from gpuscope.analyzers.facts.counted_by_step.step_counts import recorded_steps
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.analyzers.frame.needs import Need
+from gpuscope.analyzers.frame.sections import POWER
+from gpuscope.report.schema.compute_section import PowerEntry
+from gpuscope.report.schema.document import FindingEntry
+from gpuscope.report.view import units
+from gpuscope.trace.trace import Trace
+
+
+def run(facts: RunFacts) -> Result:
+    """The section `power`, and a finding `clocks_held` per reason that holds clocks down in a tenth of the samples.
+
+    Clocks that somebody has set are a choice, and no finding: a rank that is slow by them is told so where it is late.
+    """
+    result = Result(ANALYZER.name)
+    clocks = facts.gpu_clocks
+    if not clocks:
+        return result
+    step = facts.steady.step_ns
+    result.sections[POWER] = [_entry(rank, own, step) for rank, own in sorted(clocks.items())]
+    for holder in HOLDERS:
+        held = {rank: own for rank, own in clocks.items() if own.held.get(holder, 0.0) >= HELD}
+        if held and holder != "set_clocks":
+            result.findings.append(_finding(holder, held))
+    return result
+
+
+def _entry(rank: int, own: GpuClocks, step: int | None) -> PowerEntry:
+    joules = own.watts * step / 1e9 if own.watts is not None and step else None
+    return {
+        "rank": rank, "samples": own.samples, "sm_mhz": own.mhz, "power_w": own.watts, "joules_per_step": joules,
+        "held_frac": dict(own.held),
+    }  # fmt: skip
+
+
+def _finding(holder: str, held: Mapping[int, GpuClocks]) -> FindingEntry:
+    worst = max(held, key=lambda rank: held[rank].held[holder])
+    own = held[worst]
+    clock = f", {own.mhz:,.0f} MHz on average" if own.mhz is not None else ""
+    power = f" at {own.watts:,.0f} W" if own.watts is not None else ""
+    more = f"; ranks {', '.join(map(str, sorted(held)))} are held down so" if len(held) > 1 else ""
+    return {
+        "code": "clocks_held", "severity": "low",
+        "message": f"The clock of rank {worst}'s GPU is held down by {HOLDERS[holder]} in "
+        f"{units.share(own.held[holder])} of the samples{clock}{power}{more}",
+        "ranks": sorted(held), "cost_ns_per_step": None, "cost_ns": None, "share_frac": 0.0, "evidence": [],
+    }  # fmt: skip
+
+
+def _sampled(trace: Trace) -> bool:
+    return any(recorded_steps(trace, rank, KEY) for rank in trace.ranks)
+
+
+ANALYZER = RunAnalyzer(
+    "held_clocks",
+    run,
+    (Need("samples of clocks and power", "record with --nvml-interval 100", _sampled, optional=True),),
+    (POWER,),
+)

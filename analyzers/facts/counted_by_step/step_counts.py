@@ -1,0 +1,38 @@
+"""What gpuscope's recorder counted in each step of a rank, from the metadata of its trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuscope.trace.trace import Trace
+
+
+def recorded_steps(trace: Trace, rank: int, key: str) -> dict[int, dict[str, int | None]]:
+    """By step, the values of the table under `key` by column; what is no integer is None. Empty where there is none."""
+    own = np.flatnonzero(trace["ranks"]["rank"] == rank)
+    for source in np.unique(trace["ranks"]["source"][own]).tolist():
+        header = trace.sources[source].facts.get("header")
+        counted = header.get(key) if isinstance(header, dict) else None
+        found = _by_step(counted) if isinstance(counted, dict) else {}
+        if found:
+            return found
+    return {}
+
+
+def _by_step(counted: dict[str, Any]) -> dict[int, dict[str, int | None]]:
+    columns, rows = counted.get("columns"), counted.get("steps")
+    if not isinstance(columns, list) or not isinstance(rows, list) or not all(isinstance(one, str) for one in columns):
+        return {}
+    found = {}
+    for row in rows:
+        if isinstance(row, list) and len(row) == len(columns):
+            values = {name: _integer(value) for name, value in zip(columns, row, strict=True)}
+            if (step := values.pop("step", None)) is not None:
+                found[step] = values
+    return found
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

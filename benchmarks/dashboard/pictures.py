@@ -1,0 +1,83 @@
+"""`python -m benchmarks.dashboard.pictures`: the dashboard's pictures in docs/images, taken anew in a Chromium."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from benchmarks.dashboard.in_browser import COMPLETE, chromium, until
+from gpuscope.analyzers.run.runner import Options
+from gpuscope.dashboards.app import create_app
+from gpuscope.dashboards.data.open_runs import Runs, open_run
+from gpuscope.dashboards.web.server import listen
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "docs" / "images"
+SAMPLE = ROOT / "sample_traces" / "ddp_slow_rank"
+TOKEN = "of-the-pictures"
+SIZE = (1400, 1000)
+DRAWN = """return document.querySelector('[data-page]')?.dataset.page === arguments[0]
+    && !document.querySelector('[data-dash-is-loading]')
+    && [...document.querySelectorAll('.dash-graph')].every(one => one.querySelector('.main-svg'))"""
+
+
+def main() -> int:
+    """Serve the sample run and photograph three of its pages."""
+    driver = chromium(*SIZE)
+    if driver is None:
+        print("no chromium and chromedriver on PATH", file=sys.stderr)
+        return 3
+    run = open_run("1", str(SAMPLE), Options())
+    try:
+        with listen("127.0.0.1", 0) as server:
+            server.set_app(create_app(Runs([run]), TOKEN).server)
+            thread = Thread(target=server.serve_forever, daemon=True)
+            thread.start()
+            _take(driver, f"http://127.0.0.1:{server.port}")
+            server.shutdown()
+            thread.join(10)
+    finally:
+        driver.quit()
+    return 0
+
+
+def _take(driver: Any, address: str) -> None:
+    def opened(path: str, query: str = "") -> None:
+        driver.get(f"{address}{path}{query}")
+        until(lambda: driver.execute_script(DRAWN, path))
+
+    opened("/", f"?token={TOKEN}")
+    _keep(driver, "overview", lambda: _height(driver))
+    driver.execute_script("document.querySelector('a.meanwhile').click()")
+    until(lambda: driver.execute_script(DRAWN, "/timeline") and driver.execute_script(COMPLETE))
+    until(lambda: driver.execute_script("return document.querySelectorAll('#timeline-selected tr').length > 3"))
+    _keep(driver, "timeline")
+    opened("/advice", "?replaced=1")
+    until(lambda: driver.execute_script("return document.body.innerText.includes('rank 1 as fast as its peers')"))
+    _keep(driver, "advice", lambda: _height(driver))
+
+
+def _height(driver: Any) -> int:
+    return int(driver.execute_script("return document.documentElement.scrollHeight"))
+
+
+def _keep(driver: Any, name: str, height: Callable[[], int] = lambda: SIZE[1]) -> None:
+    """The page from its top, so high that all of it is seen, without a scroll bar."""
+    command = driver.execute_cdp_cmd
+    screen = {"width": SIZE[0], "height": SIZE[1], "deviceScaleFactor": 1, "mobile": False}
+    command("Emulation.setDeviceMetricsOverride", screen)
+    command("Emulation.setDeviceMetricsOverride", screen | {"height": height()})
+    until(lambda: driver.execute_script("return new Promise(done => requestAnimationFrame(() => done(true)))"))
+    shot = command("Page.captureScreenshot", {})
+    path = IMAGES / f"dashboard-{name}.png"
+    path.write_bytes(base64.b64decode(shot["data"]))
+    print(path.relative_to(ROOT))
+    command("Emulation.clearDeviceMetricsOverride", {})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
