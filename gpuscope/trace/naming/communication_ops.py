@@ -2,7 +2,7 @@
 
 NCCL runs an all-to-all by its SendRecv kernel, and RCCL's kernels are all `Generic`. The framework names
 the operation by a range around the launch (`nccl:all_to_all`), and where shapes are recorded the range's input is what
-is sent (`RECORD_PARAM_COMMS` and `ProcessGroupNCCL::collective` of torch before 2.2, which gives kernels no arguments).
+is sent (`RECORD_PARAM_COMMS` and `ProcessGroupNCCL::collective` of older torch, which gives kernels no arguments).
 """
 
 from __future__ import annotations

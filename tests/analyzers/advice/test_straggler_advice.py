@@ -159,3 +159,13 @@ def test_too_few_steps_for_a_test_of_chance(reason: str | None, caused: dict[int
                            "wait_suffered_ns": 0} for step, waits in caused.items() for rank in (0, 1)]  # fmt: skip
     suggestions, _ = advise(case, gains)
     assert bool(suggestions) is blamed
+
+
+@pytest.mark.parametrize(("device", "codes"), [(0, ["slow_rank"]), (None, [])])
+def test_the_pace_of_a_cpu_in_few_steps_shows_nothing(device: int | None, codes: list[str]) -> None:
+    """The latest in both of two steps at equal work: a GPU that is slower is slow, a CPU may just have been busier."""
+    case = steady(late("device", recurrent=False), 1, 2)
+    case["ranks"] = [{**one, "device": device} for one in case["ranks"]]  # type: ignore[typeddict-item]
+    case["rank_steps"] = [{"rank": rank, "step": step, "step_ns": 100, "wait_caused_ns": 9 * rank,
+                           "wait_suffered_ns": 0} for step in (1, 2) for rank in (0, 1)]  # fmt: skip
+    assert [one["code"] for one in advise(case, gains)[0]] == codes

@@ -194,7 +194,7 @@ def test_the_range_around_a_launch_names_the_operation(tmp_path: Path) -> None:
 
 
 def test_the_range_around_a_launch_holds_what_it_sends(tmp_path: Path) -> None:
-    """Before torch 2.2 no kernel carries arguments, but the inputs of the range around its launch are recorded: of all
+    """In older torch no kernel carries arguments, but the inputs of the range around its launch are recorded: of all
     operations but a gather the whole array. A range around two kernels leaves both sizes open, and so does one of
     another operation than the kernel's: correlation ids of a thinned recording lead astray."""
 

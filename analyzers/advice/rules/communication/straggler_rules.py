@@ -42,11 +42,13 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 
 def _to_blame(case: Case, entry: StragglerEntry) -> bool:
     """Whether a rank is late more often than by chance; where too few steps are recorded for that, whether it is the
-    latest in every steady one and the trace shows why."""
+    latest in every steady one and the trace shows why. The pace of a CPU varies by itself: few steps show nothing."""
     if entry["recurrent"]:
         # The first stage ends a pipeline last, and stages differ in their work: neither makes a rank late.
         staged = "pipeline" in case.report
         return entry["root_wait_ns"] > 0 or (entry["reason"] is not None and not staged)
+    if entry["reason"] == "device" and all(one["device"] is None for one in case.report["ranks"]):
+        return False
     steady = {step["step"] for step in case.report["steps"] if step["role"] == "steady"}
     caused: dict[int, dict[int, int]] = {}
     for cell in case.report["rank_steps"]:
