@@ -23,4 +23,4 @@ def command(document: str | None) -> None:
         return
     for name, published in DOCUMENTS.items():
         printed_by = ", ".join(f"gpuscope {command} --json" for command in published.commands)
-        click.echo(f"{name:<8}version {published.version}  {printed_by}")
+        click.echo(f"{name:<18}  version {published.version}  {printed_by}")

@@ -163,7 +163,7 @@ def test_every_cause_stands_in_the_definitions() -> None:
 # ---- the JSON report ----
 
 NAMES = {f"slowdown.{which}by_{name}": name for which in ("", "explained.") for name in ("operation", "rank", "stage")}
-NAMES["trace.parallelism"] = "kind"
+NAMES |= {"trace.parallelism": "kind", "power[].held_frac": "reason"}
 
 
 def schema_keys(kind: Any, path: str = "") -> Iterator[str]:
@@ -219,6 +219,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "traffic",
         "crossovers",
         "link_counters",
+        "device_counters",
         "topology",
         "advice",
         "memory",

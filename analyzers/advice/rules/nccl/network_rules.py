@@ -20,6 +20,9 @@ QUEUE_PAIRS = 4
 BOTH = "nccl-tests at the job's sizes with and without it, as the suggestion's command does; then the job's busbw"
 CHUNK = 256 << 10
 """Twice NCCL_P2P_NET_CHUNKSIZE's default: «the next value» of the user guide."""
+_SOCKETS_RISK = "four helper threads per connection want cores; on AWS and gVNIC the defaults are higher already"
+_QUEUE_PAIRS_RISK = "more queue pairs cost memory of the card, and small messages may take longer"
+_CHUNKS_RISK = "larger buffers on every connection"
 LARGE = 1 << 20
 _SENT = ("send_recv", "all_to_all")
 """Operations that NCCL carries out by sends."""
@@ -53,7 +56,7 @@ def _sockets(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal
         case, finding, nccl, "nccl_sockets", dict.fromkeys(names, "4"),
         action="Send over several sockets and threads between hosts",
         why="one TCP stream fills no fast network; NCCL's defaults are 1 and 1",
-        risk="four helper threads per connection want cores; on AWS and gVNIC the defaults are higher already",
+        risk=_SOCKETS_RISK,
     )  # fmt: skip
 
 
@@ -64,7 +67,7 @@ def _rdma(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
             case, finding, nccl, "nccl_queue_pairs", {"NCCL_IB_QPS_PER_CONNECTION": str(QUEUE_PAIRS)},
             action=f"Use {QUEUE_PAIRS} queue pairs per connection (RoCE)",
             why="switches spread flows over their links by queue pair, and one flow takes one link; the default is 1",
-            risk="more queue pairs cost memory of the card, and small messages may take longer",
+            risk=_QUEUE_PAIRS_RISK,
         )  # fmt: skip
     row = costliest(case)
     large = row is not None and row["op"] in _SENT and row["bytes"] >= LARGE
@@ -73,7 +76,7 @@ def _rdma(case: Case, finding: FindingEntry, nccl: Nccl) -> Iterator[Proposal]:
             case, finding, nccl, "nccl_chunks", {"NCCL_P2P_NET_CHUNKSIZE": str(CHUNK)},
             action=f"Send {row['op']} between hosts in chunks of 256 KiB",
             why="larger messages fill a fast network with fewer operations; the default is 128 KiB",
-            risk="larger buffers on every connection",
+            risk=_CHUNKS_RISK,
         )  # fmt: skip
 
 
@@ -128,18 +131,21 @@ RULE = Rule(
             "nccl_sockets",
             ("bandwidth", "slow_transport", "low_busbw"),
             "`NCCL_SOCKET_NTHREADS=4`, `NCCL_NSOCKS_PERTHREAD=4`, between hosts without RDMA (since 2.4.8, default 1)",
+            risk=_SOCKETS_RISK,
             verify=BOTH,
         ),
         Knob(
             "nccl_queue_pairs",
             ("bandwidth", "low_busbw"),
             "`NCCL_IB_QPS_PER_CONNECTION`, over RoCE (since 2.10, default 1)",
+            risk=_QUEUE_PAIRS_RISK,
             verify=BOTH,
         ),
         Knob(
             "nccl_chunks",
             ("bandwidth", "low_busbw"),
             "`NCCL_P2P_NET_CHUNKSIZE`, for large sends and all-to-alls between hosts (since 2.14, default 128 KiB)",
+            risk=_CHUNKS_RISK,
             verify=BOTH,
         ),
         Knob("nccl_traffic_class", ("network_congestion",), "`NCCL_IB_TC`, `NCCL_IB_SL` (since 2.1.15, default 0)"),
