@@ -91,6 +91,20 @@ def test_a_change_answers_what_makes_the_trouble_where_that_was_found(codes: Seq
     assert (suggestion["code"], suggestion["finding"]) == ("micro_batches", codes[-1])
 
 
+@pytest.mark.parametrize(("now", "tried"), [(1, {2, 4, 8, 16, 32, 64}), (4, {8, 16, 32, 64}), (32, {64})])
+def test_only_more_micro_batches_than_there_are_are_tried(now: int, tried: set[int]) -> None:
+    asked: set[int] = set()
+
+    def predict(changes: Sequence[Change]) -> Predicted | Refused:
+        asked.update(one.count for one in changes if isinstance(one, MicroBatches))
+        return Refused("not this one")
+
+    case = report(finding("pipeline_bubble"), bound_by="communication", cause="pipeline_bubble")
+    case["pipeline"] = {"schedule": {"micro_batches": now}, "stages": []}  # type: ignore[typeddict-item]
+    advise(case, predict)
+    assert asked == tried
+
+
 def test_no_bucket_size_where_no_framework_has_one() -> None:
     suggestions, advice = advise(report(finding("latency"), frameworks=["torchtitan"]), always(50_000_000))
     assert not [one for one in suggestions if one["code"] == "bucket_size"]

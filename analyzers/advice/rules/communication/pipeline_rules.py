@@ -10,7 +10,8 @@ from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Refused, 
 from gpuscope.report.schema.document import FindingEntry, Setting
 from gpuscope.report.view import units
 
-COUNTS = (8, 16, 32, 64)
+COUNTS = (2, 4, 8, 16, 32, 64)
+"""Micro-batches tried, where they are more than there are."""
 SCHEDULES = {"1f1b": "Schedule1F1B", "interleaved_1f1b": "ScheduleInterleaved1F1B", "zbv": "ScheduleZBVZeroBubble"}
 """Names of torch.distributed.pipelining."""
 VERIFY = "record again: the bubble of each stage (report, section pipeline); `gpuscope diff BEFORE AFTER`"
@@ -24,7 +25,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         return
     if finding["code"] in ("pipeline_bubble", "few_micro_batches"):
         for count in COUNTS:
-            yield _micro_batches(case, finding, count)
+            if count > (_micro_batches_now(case) or COUNTS[0]):
+                yield _micro_batches(case, finding, count)
         for name in SCHEDULES:
             yield _schedule(case, finding, name)
     if finding["code"] != "few_micro_batches":
@@ -83,9 +85,13 @@ def _micro_batches(case: Case, finding: FindingEntry, count: int) -> Proposal:
 
 def _now(case: Case, setting: Setting) -> Setting:
     """The setting beside the number of micro-batches that the run has."""
-    schedule = case.report["pipeline"].get("schedule") if "pipeline" in case.report else None
-    count = schedule["micro_batches"] if schedule is not None else None
+    count = _micro_batches_now(case)
     return setting if count is None else setting | {"now": str(count)}
+
+
+def _micro_batches_now(case: Case) -> int | None:
+    schedule = case.report["pipeline"].get("schedule") if "pipeline" in case.report else None
+    return schedule["micro_batches"] if schedule is not None else None
 
 
 def _schedule(case: Case, finding: FindingEntry, name: str) -> Proposal:
