@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpuscope.analyzers.comparison.job_history import StoredRun, TrendPoint, trend
@@ -17,6 +18,15 @@ def jobs(store: Path) -> list[str]:
     with opened(store) as open_store:
         names = [_name(row) for row in open_store.runs()]
     return sorted(dict.fromkeys(names), key=lambda name: -names.count(name))
+
+
+def job_of(store: Path, files: Sequence[str]) -> str:
+    """The name of the newest stored run of any of these files; empty where there is none."""
+    with opened(store) as open_store:
+        for row in open_store.runs():
+            if any(file.startswith(path) for path in row["paths"] for file in files):
+                return _name(row)
+    return ""
 
 
 def trend_of(store: Path, job: str) -> list[TrendPoint]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -207,7 +208,7 @@ def _history(shown: Shown) -> Iterator[Component]:
         return
     try:
         names = run_history.jobs(store)
-        job = shown.view.extra.get(JOB) or _own(shown, names)
+        job = shown.view.extra.get(JOB) or _own(shown, store)
         if job not in names:
             words = [f"The store {store} holds no run of it. {how}", _jobs(shown, names, job)]
             yield parts.empty("No history of this run", words)
@@ -241,10 +242,9 @@ def _jobs(shown: Shown, names: Sequence[str], job: str) -> Component | None:
     )
 
 
-def _own(shown: Shown, names: Sequence[str]) -> str:
-    """The job of the run shown, by its paths; empty where the store has none."""
-    paths = [source["path"] for source in shown.run.report["trace"]["sources"]]
-    return next((name for name in names if any(path.startswith(name) for path in paths)), "")
+def _own(shown: Shown, store: Path) -> str:
+    """The job of the run shown, by its files; empty where the store has none."""
+    return run_history.job_of(store, [source["path"] for source in shown.run.report["trace"]["sources"]])
 
 
 PAGE = Page("/compare", "Compare and history", 9, layout)

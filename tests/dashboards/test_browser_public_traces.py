@@ -41,7 +41,8 @@ def test_painted_time_is_busy_time_within_a_pixel(
     """Busy time is counted here from the recorded events themselves, one instant after the other."""
     events = opened[which].events
     assert events is not None
-    browser.open(f"{address}/timeline?run={which + 1}", "/timeline")
+    browser.open(f"{address}/timeline?run={which + 1}", "/timeline", anew=True)
+    browser.wait(lambda: browser.script(f"return {NOW}?.root.isConnected && {NOW}.complete()"))
     browser.script(ALL_OPEN)
     low, high = events.window
     worst, seen = 0.0, set()

@@ -39,8 +39,8 @@ def ours(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     names = ("ddp_healthy", "ddp_slow_rank", "ddp_slow_loader", "pp_unbalanced_stage")
     runs = [open_run(str(number), str(samples / name), Options()) for number, name in enumerate(names, 1)]
     with opened(store, write=True) as kept:
-        for run in runs[:2]:
-            kept.add(run.report, run.label, [run.label], {}, "nightly")
+        for run, name in zip(runs[:2], names, strict=False):
+            kept.add(run.report, run.label, [str(samples / name)], {}, "nightly")
     yield from serve(Runs(runs, store))
 
 

@@ -274,7 +274,7 @@ def _fix(report: Report) -> str:
         if first.get("certain", True):
             return f"{lead}: {action}; predicted {change} ({gain_share(predicted)})."
         bounds = units.span(predicted["low_ns"], predicted["high_ns"], "–")
-        return f"May help: {action}; expected {change} ({bounds}).{_in_vain(report)}"
+        return f"May help{_against(report, first)}: {action}; expected {change} ({bounds}).{_in_vain(report)}"
     if report["verdict"]["abstained"]:
         return ""
     if _startup(report):
@@ -284,6 +284,12 @@ def _fix(report: Report) -> str:
     if advice["unpredicted"]:
         return f"To try (gain unknown): {_lower(_by_answer(report)[0]['action']).rstrip('.')}."
     return "" if "not asked" in advice["why"] else f"No change tried is predicted to help.{_in_vain(report)}"
+
+
+def _against(report: Report, one: SuggestionEntry) -> str:
+    """` against data loader (input)`: what a change answers, where that is not what the sentence begins with."""
+    other = next((cause.label for cause in BY_CODE.values() if cause.finding_code == one["finding"]), "")
+    return f" against {other}" if other and not _answers(report, one) else ""
 
 
 def _in_vain(report: Report) -> str:

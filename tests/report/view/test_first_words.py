@@ -187,3 +187,10 @@ def test_a_slow_stage_says_what_is_measured_and_what_is_calculated(input_bound: 
     found = summary(input_bound)
     assert found.sentence.startswith("Pipeline stage 3 is slow (ranks 6-7), which costs 20.0 % of the time.")
     assert found.evidence == ("forward of rank 6: 144 ms vs. 85 ms (measured)")
+
+
+def test_an_uncertain_change_against_another_cause_says_against_which(input_bound: Report) -> None:
+    input_bound["suggestions"] = [change("collect", "gc", 90, high_ms=120)]
+    assert "May help against Python garbage collection: do collect; expected 100.0 → 90.00 ms" in sentence(input_bound)
+    input_bound["suggestions"] = [change("loader", "input", 90, high_ms=120)]
+    assert "May help: do loader" in sentence(input_bound)
