@@ -84,4 +84,5 @@ def _keep(browser: Browser, name: str) -> None:
     folder = os.environ.get("GPUSCOPE_SCREENSHOTS")
     if folder:
         shot = browser.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
-        (Path(folder) / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    (Path(folder) / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
