@@ -51,8 +51,8 @@ def test_painted_time_is_busy_time_within_a_pixel(
         browser.script(f"{NOW}.show({NOW}.relative('{middle - half}'), {NOW}.relative('{middle + half}'))")
         for scroll in (0, 400, 800):
             browser.script(f"{NOW}.scroller.scrollTop = {scroll}")
-            browser.wait(lambda: browser.script(f"return {NOW}.root.isConnected && {NOW}.complete()"))
-            painted = browser.script(f"return {NOW}.painted()")
+            # In one script: between two the rows in sight may change, and their tiles are not there yet.
+            painted = browser.wait(lambda: browser.script(f"return {NOW}.complete() && {NOW}.painted()"))
             span = int(painted["from"]), int(painted["to"])
             for row in painted["rows"]:
                 if 0 <= row["track"] < len(events.tracks):

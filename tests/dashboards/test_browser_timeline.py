@@ -106,8 +106,8 @@ def test_what_is_painted_is_the_time_that_was_spent(
         show(browser, middle - half, middle + half)
         for scroll in (0, 300):
             browser.script(f"{NOW}.scroller.scrollTop = arguments[0]", scroll)
-            complete(browser)
-            painted = browser.script(f"return {NOW}.painted()")
+            # In one script: between two the rows in sight may change, and their tiles are not there yet.
+            painted = browser.wait(lambda: browser.script(f"return {NOW}.complete() && {NOW}.painted()"))
             span = int(painted["from"]), int(painted["to"])
             for one in painted["rows"]:
                 if one["track"] >= 0:
