@@ -144,11 +144,8 @@ def _larger(trace: Trace, work: WorkOfRanks, longer: Longer, place: int) -> str:
     worst = int(longer.worst[place])
     name = units.clean(trace.names[worst])
     if longer.alone[place]:
-        return (
-            f"{count:.0f} {name} per step, which no other rank runs"
-            if len(work.ranks) > 2
-            else (f"{count:.0f} {name} per step, which the other rank doesn't run")
-        )
+        nobody = "no other rank runs" if len(work.ranks) > 2 else "the other rank doesn't run"
+        return f"{count:.0f} {name} per step, which {nobody}"
     if abs(count - usual) > SAME_WORK * max(count, usual):
         return f"{count:.0f} {name} per step vs. {usual:.0f} on its peers"
     mine, others = work.elements(worst, int(work.ranks[place]))

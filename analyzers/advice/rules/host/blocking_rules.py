@@ -56,34 +56,32 @@ class Place:
         """One clause: how often, what, where."""
         where = f" in {clean(self.operator)}" if self.operator else ""
         where += f" under {clean(self.within)}" if self.within else ""
-        return f"{self.often()}: {self._what()}{self.call}{where}"
-
-    def often(self) -> str:
-        """How often a rank comes there."""
         times = f"{self.per_rank:.0f}" if self.per_rank >= 1 else f"{self.per_rank:.2g}"
-        return f"{times} per step" if self.steady else f"{times} in the recording of a rank"
+        often = f"{times} per step" if self.steady else f"{times} in the recording of a rank"
+        return f"{often}: {self._what()}{self.call}{where}"
 
     def grounds(self) -> str:
         """What the place does, and why it waits; the finding names the call."""
         if self.copy is None or not self.copy.startswith("HtoD"):
             return self.text()
-        size = f" of {memory(self.bytes)}" if self.bytes is not None else ""
-        pageable = " from pageable memory" if self.copy.endswith("pageable") else ""
         many = self.per_rank >= 2
         often = f"{self.per_rank:.0f}" if many else "a" if self.per_rank >= 1 else "now and then a"
         return (
-            f"each rank makes {often} host-to-device {'copies' if many else 'copy'}{size}{pageable}"
+            f"each rank makes {often} host-to-device {'copies' if many else 'copy'}{self._moved('from')}"
             f"{' per step' if self.steady else ''}, and waits in each until the device has caught up"
         )
 
     def _what(self) -> str:
         if self.copy is None:
             return ""
-        size = f" of {memory(self.bytes)}" if self.bytes is not None else ""
-        pageable = self.copy.endswith("pageable")
         if self.copy.startswith("HtoD"):
-            return f"a host-to-device copy{size}{' from pageable memory' if pageable else ''}, "
-        return f"a device-to-host copy{size}{' into pageable memory' if pageable else ''}, "
+            return f"a host-to-device copy{self._moved('from')}, "
+        return f"a device-to-host copy{self._moved('into')}, "
+
+    def _moved(self, way: str) -> str:
+        """` of 8 B from pageable memory`; `way`: from or into."""
+        size = f" of {memory(self.bytes)}" if self.bytes is not None else ""
+        return size + (f" {way} pageable memory" if self.copy is not None and self.copy.endswith("pageable") else "")
 
 
 def places(case: Case) -> list[Place]:
