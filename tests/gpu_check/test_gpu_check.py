@@ -1,4 +1,4 @@
-"""`make gpu-check`: its paths run where there is a GPU; its judges, everywhere, on traces with and without what they seek."""
+"""`make gpu-check`: its paths run where there is a GPU, its judges everywhere, on traces that show a path or do not."""
 
 from __future__ import annotations
 
