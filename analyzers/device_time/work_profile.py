@@ -65,7 +65,7 @@ def _operations(trace: Trace, rows: Times) -> tuple[Array, Array, Times]:
     device, host, shapes = trace["device_events"], trace["host_events"], trace["shapes"]
     operation = device["name"][rows].astype(np.int64)
     dims, instance = np.full(len(rows), NO_NAME, np.int64), -1 - rows
-    launch = device["launch"][rows]
+    launch = device.at("launch", rows)
     linked = np.flatnonzero(launch != NA)
     if not len(shapes) or not len(linked):
         return operation, dims, instance

@@ -166,7 +166,13 @@ EVIDENCE = 5
 
 def longest(spans: Spans, count: int = EVIDENCE) -> Times:
     """Indices of the longest spans, the longest first."""
-    return np.argsort(spans.start - spans.end, kind="stable")[:count]
+    length = spans.end - spans.start
+    if len(length) > count > 0:
+        least = np.partition(length, len(length) - count)[len(length) - count]
+        rows = np.flatnonzero(length >= least)
+    else:
+        rows = np.arange(len(length))
+    return rows[np.argsort(-length[rows], kind="stable")][:count]
 
 
 def attributed(results: Iterable[Result]) -> dict[LaneKey, dict[str, Attributed]]:

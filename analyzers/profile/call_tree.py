@@ -85,7 +85,7 @@ class Launched:
 def launched(trace: Trace, rows: Times) -> Launched:
     """These device events, of which the launches are recorded, by their launch's start."""
     device, host = trace["device_events"], trace["host_events"]
-    at = host["start"][device["launch"][rows]]
+    at = host["start"][device.at("launch", rows)]
     order = np.argsort(at, kind="stable")
     rows = rows[order]
     start, end, kind = device["start"][rows], device["end"][rows], device["kind"][rows]
@@ -107,8 +107,8 @@ class LaunchingThreads:
     def __init__(self, trace: Trace, rows: Times, host_rows: Times) -> None:
         host, device = trace["host_events"], trace["device_events"]
         self._trace = trace
-        self._rows = rows[device["launch"][rows] != NA]
-        self._thread = host["thread"][device["launch"][self._rows]]
+        self._rows = rows[device.at("launch", rows) != NA]
+        self._thread = host["thread"][device.at("launch", self._rows)]
         ranges = host_rows[host["category"][host_rows] == Category.ANNOTATION]
         of_range = host["thread"][ranges]
         self.home = int(np.bincount(of_range).argmax()) if len(of_range) else NA
@@ -121,7 +121,7 @@ class LaunchingThreads:
             free[own] = thread != self.home
             if len(inside) and thread != self.home and thread not in autograd:
                 covered = union(host["start"][inside], host["end"][inside])
-                at = host["start"][device["launch"][self._rows[own]]]
+                at = host["start"][device.at("launch", self._rows[own])]
                 place = np.searchsorted(covered.start, at, "right") - 1
                 free[own] = (place < 0) | (covered.end[np.maximum(place, 0)] <= at)
         self._free = free
