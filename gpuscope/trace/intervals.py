@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope.native import core
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Times
 
 
@@ -121,6 +122,6 @@ def measure_before(spans: Spans, at: Array) -> Times:
         return np.zeros(at.shape, np.int64)
     length = spans.end - spans.start
     done = np.cumsum(length, out=length)
-    index = np.searchsorted(spans.start, at, "right")
+    index = places(spans.start, at, "right")
     inside = np.where(index > 0, np.minimum(at, spans.end[index - 1]) - spans.start[index - 1], 0)
     return np.asarray(np.where(index > 1, done[np.maximum(index - 2, 0)], 0) + inside, np.int64)

@@ -59,8 +59,8 @@ def _around(trace: Trace, view: LaneView, start: Times, end: Times) -> tuple[Tim
             latest = int(reach[count - 1])
             first = int(np.searchsorted(reach, latest, "left"))
             before[place] = rows[first + int(np.flatnonzero(ends[first:count] == latest)[-1])]
-    place = np.searchsorted(starts, end, "left")
-    return before, np.where(place < len(rows), rows[np.minimum(place, len(rows) - 1)], NA)
+    after = np.searchsorted(starts, end, "left")
+    return before, np.where(after < len(rows), rows[np.minimum(after, len(rows) - 1)], NA)
 
 
 def _name(trace: Trace, table: str, row: int) -> str | None:
