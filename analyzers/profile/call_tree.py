@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.native import core
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.sorted_search import places
+from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import union
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
@@ -16,8 +17,9 @@ _AUTOGRAD = "autograd::engine::evaluate_function"
 """How an operator of autograd's engine is named, whose threads run the backward pass."""
 
 
-def parents(start: Times, end: Times, thread: Times) -> Times:
-    """For each span the place of the innermost one of its thread that encloses it, or NA; shape (n,).
+def parents(start: Times, end: Times, thread: Times, wanted: Mask | None = None) -> Times:
+    """For each span the place of the innermost one of its thread that encloses it, or NA; shape (n,). Those that are
+    not wanted have none and are none.
 
     Spans of a thread nest, as calls do. One that overlaps another without being inside it (a range that crosses
     threads, one of no length) has no parent and is none.
@@ -25,10 +27,11 @@ def parents(start: Times, end: Times, thread: Times) -> Times:
     if core is not None:
         columns = (np.ascontiguousarray(values, np.int64) for values in (start, end, thread))
         threads = max(int(thread.max(initial=-1)) + 1, 0)
-        return np.frombuffer(core.parents(*columns, end > start, threads), np.int64)
+        candidates = end > start if wanted is None else (end > start) & wanted
+        return np.frombuffer(core.parents(*columns, candidates, threads), np.int64)
     found = np.full(len(start), NA, np.int64)
     for which in np.unique(thread).tolist():
-        own = np.flatnonzero((thread == which) & (end > start))
+        own = np.flatnonzero((thread == which) & (end > start) & (True if wanted is None else wanted))
         own = own[np.lexsort((-end[own], start[own]))]
         found[own] = _parents_on_thread(start[own], end[own], own)
     return found
@@ -61,9 +64,14 @@ class Launched:
     sums: Times
     """Sums before each, and of all: ns of compute, communication, memory, then how many; shape (4, n + 1)."""
 
+    @property
+    def columns(self) -> tuple[Times, ...]:
+        """All four, each in one piece, as the native core takes them."""
+        return tuple(map(np.ascontiguousarray, (self.at, self.start, self.end, self.sums)))
+
     def bounds(self, start: Times, end: Times) -> tuple[Times, Times]:
         """The places between which lies what was launched in each span."""
-        return np.searchsorted(self.at, start, "left"), np.searchsorted(self.at, end, "left")
+        return places(self.at, start), places(self.at, end)
 
     def busy(self, low: Times, high: Times) -> Times:
         """ns of device events between each two places, those at one time added up."""

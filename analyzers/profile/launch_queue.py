@@ -13,6 +13,7 @@ from gpuscope.analyzers.frame.sections import LAUNCHES, QUEUES
 from gpuscope.analyzers.profile.recorded_part import of_lane
 from gpuscope.report.schema.profile_sections import LaunchEntry, QueueEntry
 from gpuscope.trace.columns.distinct import counted, distinct_values
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
@@ -105,7 +106,7 @@ def _time_since(instants: Times, at: Times) -> Times:
     """Σ max(0, t − x) over the sorted instants x, for each t."""
     base = int(instants[0])
     sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(instants - base)))
-    passed = np.searchsorted(instants, at, "right")
+    passed = places(instants, at, "right")
     return np.asarray(passed * (at - base) - sums[passed], np.int64)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope.native import core
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Times
 
 
@@ -116,6 +117,6 @@ def measure_before(spans: Spans, at: Array) -> Times:
     if not len(spans.start):
         return np.zeros(at.shape, np.int64)
     done = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.end - spans.start)))
-    index = np.searchsorted(spans.start, at, "right")
+    index = places(spans.start, at, "right")
     inside = np.where(index > 0, np.minimum(at, spans.end[index - 1]) - spans.start[index - 1], 0)
     return np.asarray(done[np.maximum(index - 1, 0)] + inside, np.int64)

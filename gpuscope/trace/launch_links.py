@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.native import core
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA, Category, Kind
 
@@ -38,8 +39,7 @@ def launches(device: Table, host: Table) -> tuple[Times, int]:
     call_code, event_code = keys[: len(calls)], keys[len(calls) :]
     order = np.lexsort((host["start"][calls], call_code))
     calls, call_code = calls[order], call_code[order]
-    low = np.searchsorted(call_code, event_code, "left")
-    high = np.searchsorted(call_code, event_code, "right")
+    low, high = places(call_code, event_code), places(call_code, event_code, "right")
     duplicated = int((np.diff(call_code) == 0).sum())
     row = high - 1
     if duplicated:
@@ -120,10 +120,11 @@ def _innermost_on_thread(host: Table, rows: Times, at: Times) -> Times:
 def outermost(host: Table, rows: Times) -> Times:
     """Those of `rows` (of one thread) that no other of them encloses, in order of start."""
     start, end = host["start"][rows], host["end"][rows]
-    order = np.lexsort((-end, start))
-    rows, end = rows[order], end[order]
     if not len(rows):
         return rows
+    if not bool(((start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))).all()):
+        order = np.lexsort((-end, start))
+        rows, end = rows[order], end[order]
     reach = np.maximum.accumulate(end)
     top = np.concatenate(([True], end[1:] > reach[:-1]))
     return np.asarray(rows[top], np.int64)

@@ -8,6 +8,7 @@ import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.trace.columns.distinct import counted, distinct_values
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.intervals import Spans, join, union
 from gpuscope.trace.launch_links import outermost
@@ -140,6 +141,6 @@ def queue_length(trace: Trace, view: LaneView, at: Times) -> Times:
     calls = distinct_values(launch)  # the nodes of a graph are one launch
     issued = np.sort(host["start"][calls], kind="stable")
     ended = np.full(len(calls), NA, np.int64)
-    np.maximum.at(ended, np.searchsorted(calls, launch), device["end"][rows])
+    np.maximum.at(ended, places(calls, launch), device["end"][rows])
     done = np.sort(ended, kind="stable")
-    return np.searchsorted(issued, at, "left") - np.searchsorted(done, at, "right")
+    return places(issued, at) - places(done, at, "right")

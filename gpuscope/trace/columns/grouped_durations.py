@@ -1,4 +1,4 @@
-"""Count, sum, least, median and largest of durations, group by group, in one sort."""
+"""Count, sum, least, median and largest of durations, group by group: by the native core, or in one sort."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpuscope.native import core
 from gpuscope.trace.columns.table import Times
 
 _BITS = 62
@@ -24,6 +25,10 @@ class Grouped(NamedTuple):
 
 def grouped(durations: Times, group: Times, groups: int) -> Grouped:
     """Statistics of `durations` (not negative) by their `group`, 0 to `groups` − 1; both of shape (n,)."""
+    if core is not None:
+        found = np.empty((len(Grouped._fields), groups), np.int64)
+        core.group(np.ascontiguousarray(durations, np.int64), np.ascontiguousarray(group, np.int64), found)
+        return Grouped(*found)
     counts = np.bincount(group, minlength=groups).astype(np.int64)
     total = np.zeros(groups, np.int64)
     np.add.at(total, group, durations)
