@@ -1,4 +1,4 @@
-"""The same question on the same large file is answered by the kept report: the same bytes, and hardly anything is imported."""
+"""The same question on the same large file is answered by the kept report: the same bytes, and hardly any import."""
 
 from __future__ import annotations
 
