@@ -31,7 +31,7 @@ _Site = tuple[bool, int, int, int]
 def blocking_sites(trace: Trace, view: LaneView, rows: Times, judged: Judged) -> list[BlockingCallEntry]:
     """The blocking calls of a lane's launching threads in its judged part; `rows` are the rank's host events."""
     host = trace["host_events"]
-    launch = trace["device_events"]["launch"][view.rows]
+    launch = trace["device_events"].at("launch", view.rows)
     threads = np.unique(host["thread"][launch[launch != NA]])
     calls = blocking_calls(trace, view, rows)
     calls = calls[np.isin(host["thread"][calls], threads) & (judged.place(host["start"][calls]) != NA)]
@@ -105,8 +105,8 @@ def _around(trace: Trace, rows: Times, calls: Times) -> tuple[Times, Times]:
 def _copies(trace: Trace, view: LaneView, calls: Times, inner: Times) -> Times:
     """The copy that each blocking call makes, or that its thread launched last before it in the same operator."""
     host, device = trace["host_events"], trace["device_events"]
-    events = view.rows[device["launch"][view.rows] != NA]
-    launch = device["launch"][events]
+    events = view.rows[device.at("launch", view.rows) != NA]
+    launch = device.at("launch", events)
     order = np.lexsort((host["start"][launch], host["thread"][launch]))
     events, launch = events[order], launch[order]
     found = np.full(len(calls), NA, np.int64)

@@ -38,7 +38,7 @@ def chains(trace: Trace, category: Labels) -> tuple[Times, Mask]:
     kernels = np.flatnonzero((device["kind"] != Kind.MEMORY) & (device["device"] != NA))
     if not len(kernels):
         return number, attention
-    order = kernels[np.lexsort((device["start"][kernels], device["stream"][kernels], device["device"][kernels],
+    order = kernels[np.lexsort((device["start"][kernels], device.at("stream", kernels), device["device"][kernels],
                                 device["rank"][kernels]))]  # fmt: skip
     fusable = _fusable(trace, category)[order]
     lane = np.stack([device[column][order] for column in ("rank", "device", "stream")])
@@ -60,7 +60,7 @@ def _fusable(trace: Trace, category: Labels) -> Mask:
     rows = np.flatnonzero(found & (device["launch"] != NA))
     if len(rows):
         host = trace["host_events"]
-        launch = device["launch"][rows]
+        launch = device.at("launch", rows)
         candidates = names.matching(lambda name: _OF_PARAMETERS.search(name) is not None)[host["name"]]
         around = innermost(host, candidates, host["thread"][launch], host["start"][launch])
         outside = names.matching(lambda name: name == "DistributedDataParallel.forward")[host["name"]]
@@ -108,7 +108,7 @@ def _batched(trace: Trace, before: Times, after: Times) -> Mask:
     recorded around either."""
     device, host, names = trace["device_events"], trace["host_events"], trace.names
     rows = np.concatenate((before, after))
-    launch = device["launch"][rows]
+    launch = device.at("launch", rows)
     linked = launch != NA
     operators = names.matching(_is_product)[host["name"]]
     around = np.full(len(rows), NA, np.int64)

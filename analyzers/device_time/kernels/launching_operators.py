@@ -50,7 +50,7 @@ def categories(trace: Trace, rows: Times) -> Labels:
     result = kind.astype(np.int32)
     compute = np.flatnonzero(kind == Kind.COMPUTE)
     by_name = PerName(trace.names, lambda text: _CODE[kernel_category(text)])(name[compute])
-    launch = device["launch"][rows[compute]]
+    launch = device.at("launch", rows[compute])
     found = np.full(len(launch), NO_NAME, np.int32)
     linked = np.flatnonzero(launch != NA)
     if len(linked):
@@ -63,7 +63,7 @@ def categories(trace: Trace, rows: Times) -> Labels:
 def operators(trace: Trace, rows: Times) -> Labels:
     """The name of what launched each of these device events, shape (n,): its innermost operator, where there is none
     its innermost range, else `NO_NAME`. Ranges of whole steps are none."""
-    host, launch = trace["host_events"], trace["device_events"]["launch"][rows]
+    host, launch = trace["host_events"], trace["device_events"].at("launch", rows)
     found = np.full(len(rows), NO_NAME, np.int32)
     left = np.flatnonzero(launch != NA)
     steps = trace.names.matching(is_step_range)
