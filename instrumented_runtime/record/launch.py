@@ -16,9 +16,9 @@ from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.instrumented_runtime.record.capture import nccl_files, nsys_capture
 from gpuscope.instrumented_runtime.record.capture.on_demand import listen
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+from gpuscope.instrumented_runtime.record.files.manifest import Manifest
 from gpuscope.instrumented_runtime.record.gloo.last_calls import mismatch
 from gpuscope.instrumented_runtime.record.launched_rank import is_launcher, launched_rank
-from gpuscope.instrumented_runtime.record.manifest import Manifest
 from gpuscope.instrumented_runtime.record.reduced_parts import check_apart, reduce_run
 from gpuscope.instrumented_runtime.record.run_folder import PARTS, RunFolder, read_manifest
 
