@@ -33,6 +33,8 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _sharing(trace: Trace, rows: Times) -> Times:
     """Communication events of streams on which kernels compute as well."""
     device = trace["device_events"]
+    if not (device["kind"] == Kind.COMMUNICATION).any():
+        return rows[:0]
     rows = rows[(device.at("stream", rows) != NA) & (device["device"][rows] != NA)]
     kind, stream = device["kind"][rows], device.at("stream", rows)
     computing = np.unique(stream[kind == Kind.COMPUTE])

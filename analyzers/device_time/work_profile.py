@@ -89,7 +89,7 @@ def _first_within(host: Table, shaped: Mask, calls: Times) -> Times:
     """The first host event with shapes that begins within each call on its thread; NA where there is none."""
     found = np.full(len(calls), NA, np.int64)
     candidates = np.flatnonzero(shaped)
-    for thread in np.unique(host["thread"][calls]).tolist():
+    for thread in distinct_values(host["thread"][calls]).tolist():
         own = np.flatnonzero(host["thread"][calls] == thread)
         inner = candidates[host["thread"][candidates] == thread]
         inner = inner[np.argsort(host["start"][inner], kind="stable")]

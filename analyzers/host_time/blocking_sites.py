@@ -10,6 +10,7 @@ from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_c
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.host_time.judged_windows import Judged
 from gpuscope.report.schema.host_calls_section import BlockingCallEntry
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.launch_links import innermost, outermost
@@ -32,7 +33,7 @@ def blocking_sites(trace: Trace, view: LaneView, rows: Times, judged: Judged) ->
     """The blocking calls of a lane's launching threads in its judged part; `rows` are the rank's host events."""
     host = trace["host_events"]
     launch = trace["device_events"].at("launch", view.rows)
-    threads = np.unique(host["thread"][launch[launch != NA]])
+    threads = distinct_values(host["thread"][launch[launch != NA]])
     calls = blocking_calls(trace, view, rows)
     calls = calls[np.isin(host["thread"][calls], threads) & (judged.place(host["start"][calls]) != NA)]
     if not len(calls):
@@ -110,7 +111,7 @@ def _copies(trace: Trace, view: LaneView, calls: Times, inner: Times) -> Times:
     order = np.lexsort((host["start"][launch], host["thread"][launch]))
     events, launch = events[order], launch[order]
     found = np.full(len(calls), NA, np.int64)
-    for which in np.unique(host["thread"][calls]).tolist():
+    for which in distinct_values(host["thread"][calls]).tolist():
         own = np.flatnonzero(host["thread"][calls] == which)
         mine = np.flatnonzero(host["thread"][launch] == which)
         if not len(mine):

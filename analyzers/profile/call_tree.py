@@ -24,6 +24,12 @@ def parents(start: Times, end: Times, thread: Times, wanted: Mask | None = None)
     Spans of a thread nest, as calls do. One that overlaps another without being inside it (a range that crosses
     threads, one of no length) has no parent and is none.
     """
+    if wanted is not None and 4 * np.count_nonzero(wanted) < len(start):  # then the others are not even looked at
+        rows = np.flatnonzero(wanted)
+        inner = parents(start[rows], end[rows], thread[rows])
+        around = np.full(len(start), NA, np.int64)
+        around[rows[inner != NA]] = rows[inner[inner != NA]]
+        return around
     if core is not None:
         columns = (np.ascontiguousarray(values, np.int64) for values in (start, end, thread))
         threads = max(int(thread.max(initial=-1)) + 1, 0)

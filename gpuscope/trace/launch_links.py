@@ -12,6 +12,7 @@ from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Table, Times, looked_up, parts, rows_of_rank
 from gpuscope.trace.schema import NA, Category, Kind
 
+_SPAN = ("start", "end", "thread")
 _ROOM = 16
 """Room per call in a list by correlation id: where ids lie further apart they are sorted."""
 
@@ -137,12 +138,16 @@ def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
     """
     result = np.full(len(at), NA, np.int64)
     rows = np.flatnonzero(candidates)
-    if core is not None and len(at) and len(rows):
-        columns = (np.ascontiguousarray(host[name][rows], np.int64) for name in ("start", "end", "thread"))
+    if not len(rows):
+        return result
+    if core is not None and len(at):
+        few = 4 * len(rows) < len(host)  # then the others are not even looked at
+        columns = (np.ascontiguousarray(host[name][rows] if few else host[name], np.int64) for name in _SPAN)
+        wanted = np.ones(len(rows), np.bool_) if few else np.ascontiguousarray(candidates)
         instants = (np.ascontiguousarray(values, np.int64) for values in (thread, at))
         threads = max(int(thread.max()) + 1, 0)
-        found = np.frombuffer(core.innermost(*columns, np.ones(len(rows), np.bool_), threads, *instants), np.int64)
-        return np.where(found == NA, NA, rows[np.where(found == NA, 0, found)])
+        found = np.frombuffer(core.innermost(*columns, wanted, threads, *instants), np.int64)
+        return np.where(found == NA, NA, rows[np.where(found == NA, 0, found)]) if few else found
     for which in np.unique(thread):
         own = rows[host["thread"][rows] == which]
         asked = np.flatnonzero(thread == which)

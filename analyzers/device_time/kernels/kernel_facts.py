@@ -93,7 +93,10 @@ def gradient_copies(trace: Trace) -> Mask:
     bucket (torch/csrc/distributed/c10d/reducer.cpp); there are none where gradients are views of the buckets."""
     device, host = trace["device_events"], trace["host_events"]
     found = np.zeros(len(device), np.bool_)
-    copying = np.isin(host["name"], [code for name in BUCKET_COPIES if (code := trace.names.find(name)) >= 0])
+    names = [code for name in BUCKET_COPIES if (code := trace.names.find(name)) >= 0]
+    if not names:
+        return found
+    copying = np.isin(host["name"], names)
     linked = np.flatnonzero((device["launch"] != NA) & (device["kind"] != Kind.COMMUNICATION))
     if copying.any() and len(linked):
         launch = device.at("launch", linked)
