@@ -155,7 +155,12 @@ RECORDING = TableSchema(
             "External ids of operators present, 1 % trimmed at both ends; absent where none are recorded",
             True,
         ),
-        Column("operator_id_span", "int", "ids from the first to the last of these: whole files have nearly all", True),
+        Column(
+            "operator_id_span",
+            "int",
+            "from the first to the last of these, less blocks of 512 that hold none: whole files have nearly all",
+            True,
+        ),
         Column("kernels", "int", "kernels on the device"),
         Column("kernels_without_launch", "int", "kernels without a recorded launching call"),
         Column("launches", "int", "calls that launched a kernel or a graph before the last kernel began"),

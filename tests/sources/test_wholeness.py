@@ -30,6 +30,15 @@ def test_external_ids_of_operators_are_trimmed_at_both_ends(tmp_path: Path, key:
     assert (found["operator_ids"], found["operator_id_span"]) == (198, 395)
 
 
+def test_blocks_of_ids_that_other_threads_took_are_not_missing(tmp_path: Path) -> None:
+    """Ids 1–512 and 1,537–2,048, as in small recordings of torch; then every fourth of the same, which is a loss."""
+    ids = [*range(1, 513), *range(1537, 2049)]
+    for name, kept, density in (("whole", ids, 1.0), ("sampled", ids[::4], 0.25)):
+        events = [op(at, 1, **{"External id": number}) for at, number in enumerate(kept)]
+        found = recording(gpuscope.open_trace(write(tmp_path / f"{name}.json", *events)))
+        assert found["operator_ids"] / found["operator_id_span"] == pytest.approx(density, rel=0.02)
+
+
 def test_kernels_and_launches_that_lack_each_other(tmp_path: Path) -> None:
     """Launch 3 lost its kernel; launch 4 came after the last kernel had begun; the kernel of 9 lost its launch."""
     path = write(

@@ -14,6 +14,8 @@ from gpuscope.trace.columns.distinct import distinct_values
 
 _TRIMMED = 0.01
 """Part of the ids left out at each end: a thread that idled since before the recording has ids far from the rest."""
+_BLOCK = 512
+"""Ids that torch gives to a thread at a time (`RecordQueue`'s `EventBlock`): 1 to 512, 513 to 1,024…"""
 _LOGS = ("WARNING", "ERROR")
 """Keys under which libkineto's `ChromeTraceLogger::finalizeTrace` keeps what it logged."""
 _LOST = re.compile(r"\b(?:dropped|lost)\b", re.IGNORECASE)
@@ -27,14 +29,17 @@ _COUNT = re.compile(
 def operator_ids(blocks: Sequence[npt.NDArray[np.int64]]) -> dict[str, int]:
     """Columns of `recording` for the External ids of operators; empty where there are none.
 
-    The framework numbers operators one by one, so that a whole recording holds nearly all ids of its range.
+    The framework numbers operators one by one within a thread's block of ids, so that a whole recording holds nearly
+    all ids of the blocks that it touches; a block without any belongs to a thread whose events are no operators.
     """
     ids = distinct_values(np.concatenate(blocks)) if blocks else np.empty(0, np.int64)
     cut = int(len(ids) * _TRIMMED)
     kept = ids[cut : len(ids) - cut]
     if not len(kept):
         return {}
-    return {"operator_ids": len(kept), "operator_id_span": int(kept[-1]) - int(kept[0]) + 1}
+    touched = distinct_values((kept - 1) // _BLOCK)
+    foreign = int(touched[-1]) - int(touched[0]) + 1 - len(touched)
+    return {"operator_ids": len(kept), "operator_id_span": int(kept[-1]) - int(kept[0]) + 1 - foreign * _BLOCK}
 
 
 def dropped(header: Mapping[str, Any]) -> int:
