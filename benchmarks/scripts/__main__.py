@@ -12,7 +12,9 @@ import os
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from statistics import median
 
@@ -24,8 +26,10 @@ from benchmarks.scripts.measured import Measured, measure, ratio
 
 HEADER = (
     "script", "ranks", "steps found / true", "wall, s, plain → recorded (ratio)", "step, ms, plain → recorded (ratio)",
-    "traces", "verdict", "right",
+    "traces", "verdict", "read by hand", "right",
 )  # fmt: skip
+
+MARKS = ("<!-- measured: python -m benchmarks.scripts -->", "<!-- end of measured -->")
 
 
 @click.command()
@@ -33,8 +37,9 @@ HEADER = (
 @click.option("--only", default="", help="Scripts whose name contains this.")
 @click.option("--rounds", default=3, show_default=True, help="Plain and recorded runs of each, in turn.")
 @click.option("--prepare", is_flag=True, help="Make environments and data, and stop.")
+@click.option("--docs", type=click.Path(path_type=Path, exists=True), help="Put the table into this page.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write all runs as JSON.")
-def main(work: Path, only: str, rounds: int, prepare: bool, save: Path | None) -> None:
+def main(work: Path, only: str, rounds: int, prepare: bool, docs: Path | None, save: Path | None) -> None:
     """Measure them and print the table of docs/recording.md."""
     work = work.resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -53,13 +58,20 @@ def main(work: Path, only: str, rounds: int, prepare: bool, save: Path | None) -
         click.echo(_row(rows[-1], places[case.environment]), err=True)
     if save is not None:
         save.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    click.echo("| " + " | ".join(HEADER) + " |\n" + "|---" * len(HEADER) + "|")
-    for row in rows:
-        click.echo(_row(row, places[row.case.environment]))
-    click.echo(
-        f"\n{len(rows)} of {len(cases)} scripts ran, {rounds} rounds in {time.monotonic() - begun:.0f} s; load of the "
-        f"machine {before:.1f} (1 min, before), {os.getloadavg()[2]:.1f} (15 min, after) on {os.cpu_count()} cores"
+    lines = ["| " + " | ".join(HEADER) + " |", "|---" * len(HEADER) + "|"]
+    lines += [_row(row, places[row.case.environment]) for row in rows]
+    seconds, after = time.monotonic() - begun, os.getloadavg()[2]
+    torch = next((versions(place)["torch"] for place in places.values()), "")
+    told = (
+        f"{date.today()}, torch {torch}, {os.cpu_count()} cores, {rounds} rounds; "
+        f"load of the machine {before:.1f} before (1 min) and {after:.1f} after (15 min)."
     )
+    text = "\n".join([*lines, "", told])
+    click.echo(f"{text}\n{len(rows)} of {len(cases)} scripts ran, in {seconds:.0f} s")
+    if docs is not None:
+        page = docs.read_text()
+        begin, end = (page.index(mark) for mark in MARKS)
+        docs.write_text(page[:begin] + f"{MARKS[0]}\n{text}\n" + page[end:])
 
 
 def _row(row: Measured, place: Place) -> str:
@@ -67,8 +79,6 @@ def _row(row: Measured, place: Place) -> str:
     case, last = row.case, row.recorded[-1]
     version = versions(place).get(case.distribution.replace("_", "-"), "")
     found = sorted({steps for run in row.recorded for steps in run.steps})
-    told = Counter(run.cause for run in row.recorded)
-    right = [run.cause in case.right for run in row.recorded]
     cells = [
         f"{case.name} ({case.distribution} {version})",
         str(last.ranks) if last.ranks == case.ranks else f"{last.ranks}, not {case.ranks}",
@@ -76,16 +86,19 @@ def _row(row: Measured, place: Place) -> str:
         _pair([run.wall_s for run in row.plain], [run.wall_s for run in row.recorded], "{:.1f}"),
         _pair([run.step_ms for run in row.plain], [run.step_ms for run in row.recorded], "{:.1f}"),
         f"{last.trace_bytes / 1e6:.1f} MB",
-        "; ".join(f"{name} ×{count}" if len(told) > 1 else name for name, count in told.most_common()),
-        "not read"
-        if not case.right
-        else "yes"
-        if all(right)
-        else f"{sum(right)} of {len(right)}"
-        if any(right)
-        else "no",
+        _each(run.cause for run in row.recorded),
+        row.recorded[-1].reading,
+        _each(run.right for run in row.recorded),
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _each(words: Iterable[str]) -> str:
+    """Each word once, with how often it came if there are several."""
+    counts = Counter(words)
+    return ", ".join(
+        f"{word} ({count} of {counts.total()})" if len(counts) > 1 else word for word, count in counts.items()
+    )
 
 
 def _pair(plain: list[float | None], recorded: list[float | None], form: str) -> str:

@@ -42,7 +42,6 @@ ENVIRONMENTS = {
                 ("torch", "torchvision", "pytorch-ignite==0.5.5", "tqdm"),
                 ("open-clip-torch==3.3.0", "webdataset", "pandas"),
                 ("rl-zoo3==2.9.2",),
-                ("ultralytics==8.4.190",),
                 ("pykeen==1.11.1",),
             ),
             ("pytorch-ignite==0.5.5", "fairscale==0.4.13"),

@@ -19,6 +19,7 @@ from typing import Any
 import gpuscope
 from benchmarks.scripts.cases import Case
 from benchmarks.scripts.environments import HOOK, Place
+from benchmarks.scripts.reading import read
 
 TIMEOUT_S = 300
 FIRST, LAST = 3, 10
@@ -48,6 +49,9 @@ class Recorded(Run):
     verdict: str = ""
     cause: str = ""
     """Class and cause as `class/cause`."""
+    reading: str = ""
+    right: str = ""
+    """What a reading without gpuscope says, and whether the verdict agrees with it."""
 
 
 @dataclass
@@ -74,14 +78,17 @@ def _recorded(case: Case, place: Place, turn: int) -> Recorded:
     manifest = json.loads((folder / "manifest.json").read_text())
     parts = [json.loads(path.read_text()) for path in sorted((folder / "manifest.d").glob("rank*.json"))]
     traces = [entry for entry in manifest["files"] if entry["kind"] == "torch_profiler"]
-    report = gpuscope.analyze(folder).report
+    told = _told(gpuscope.analyze(folder).report["verdict"])
+    by_hand = read([folder / entry["path"] for entry in traces])
     return Recorded(
         **vars(run),
         ranks=len({entry["rank"] for entry in traces}),
         steps=[part["facts"].get("steps", 0) for part in parts],
         trace_bytes=sum(entry["bytes"] for entry in traces),
         problems=[one["message"] for one in manifest["problems"]],
-        **_told(report["verdict"]),
+        **told,
+        reading=str(by_hand),
+        right=by_hand.judge(told["cause"]),
     )
 
 
@@ -127,7 +134,10 @@ def _run(case: Case, place: Place, *, recorded: bool, turn: int) -> Run:
     text = log.read_text(errors="replace")
     if done.returncode != case.exit_code:
         raise RuntimeError(f"{case.name}: exit code {done.returncode}; see {log}\n{text[-1500:]}")
-    return Run(wall, step_ms(case, times), _logged(case, text))
+    logged = _logged(case, text)
+    if logged not in (None, case.steps):
+        raise RuntimeError(f"{case.name}: its log counts {logged} steps, not {case.steps}; see {log}")
+    return Run(wall, step_ms(case, times), logged)
 
 
 def step_ms(case: Case, times: Path) -> float | None:

@@ -1,9 +1,8 @@
-"""Makes what the other scripts train on, in their environment: images at random, in the formats of MNIST,
-Caltech101 and of ultralytics. `python prepare_vision.py FOLDER`.
+"""Makes what the other scripts train on, in their environment: images at random, in the formats of MNIST
+and Caltech101. `python prepare_vision.py FOLDER`.
 """
 
 import gzip
-import json
 import struct
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torchvision_operators import declare
 
-IMAGES = {"train": 1600, "t10k": 200}
+IMAGES = {"train": 800, "t10k": 200}
 
 
 def mnist(folder: Path) -> None:
@@ -31,17 +30,15 @@ def mnist(folder: Path) -> None:
             (raw / f"{file}.gz").write_bytes(gzip.compress(content))
 
 
-def pictures(folder: Path, count: int, width: int) -> list[Path]:
+def pictures(folder: Path, count: int, width: int) -> None:
     """`count` square JPEGs of noise."""
     from PIL import Image
 
     chance = np.random.default_rng(1)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"image_{place:04}.jpg" for place in range(1, count + 1)]
-    for path in paths:
+    for place in range(1, count + 1):
         coarse = chance.integers(0, 256, (width // 8, width // 8, 3), dtype=np.uint8)
-        Image.fromarray(coarse).resize((width, width)).save(path)
-    return paths
+        Image.fromarray(coarse).resize((width, width)).save(folder / f"image_{place:04}.jpg")
 
 
 def caltech(folder: Path) -> None:
@@ -52,20 +49,8 @@ def caltech(folder: Path) -> None:
         (base / empty).mkdir(parents=True, exist_ok=True)
 
 
-def detection(folder: Path) -> None:
-    """Images with a box each, for ultralytics."""
-    base = folder / "boxes"
-    for path in pictures(base / "images", 64, 160):
-        label = base / "labels" / f"{path.stem}.txt"
-        label.parent.mkdir(exist_ok=True)
-        label.write_text("0 0.5 0.5 0.4 0.4\n")
-    (base / "boxes.yaml").write_text(
-        json.dumps({"path": str(base), "train": "images", "val": "images", "names": {0: "box"}})
-    )
-
-
 if __name__ == "__main__":
     declare()
     target = Path(sys.argv[1]).resolve()
-    for make in (mnist, caltech, detection):
+    for make in (mnist, caltech):
         make(target)

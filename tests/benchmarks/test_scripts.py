@@ -1,7 +1,9 @@
-"""Times of steps from the hook's files, ratios by round, and the hook itself in a script with two optimizers."""
+"""The reading by hand, times of steps from the hook's files, ratios by round, and the hook in a script."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 from benchmarks.scripts.cases import CASES, Case
 from benchmarks.scripts.environments import ENVIRONMENTS, HOOK
 from benchmarks.scripts.measured import ratio, step_ms
+from benchmarks.scripts.reading import Reading, read
 
 GAN = """
 import torch
@@ -61,3 +64,58 @@ def test_every_case_has_an_environment_and_a_name_of_its_own() -> None:
     for each in CASES:
         assert each.environment in ENVIRONMENTS
         assert each.steps > 10, "the recorded window is whole"
+
+
+def write_trace(path: Path, events: list[tuple[str, str, int, float, float, dict[str, object]]]) -> None:
+    rows = [
+        {"ph": "X", "cat": category, "name": name, "tid": thread, "ts": start, "dur": end - start, "args": args}
+        for category, name, thread, start, end, args in events
+    ]
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": rows}).encode()))
+
+
+def rank_events(arrives: float) -> list[tuple[str, str, int, float, float, dict[str, object]]]:
+    """A step of 10 ms after one that is left out: 2 ms of the loader, operators up to `arrives`, 1 ms of it in a node
+    that waits, a collective from then to 9 ms, and 1 ms of Python."""
+    collective = {"Process Group Ranks": "[0, 1]", "Process Group Name": "0", "Seq": 1}
+    return [
+        ("user_annotation", "ProfilerStep#3", 1, -5e3, 0, {}),
+        ("user_annotation", "ProfilerStep#4", 1, 0, 10e3, {}),
+        ("user_annotation", "enumerate(DataLoader)#_Single.__next__", 1, 0, 2e3, {}),
+        ("cpu_op", "aten::stack", 1, 500, 1e3, {}),
+        ("cpu_op", "MmBackward0", 1, 2e3, arrives, {}),
+        ("cpu_op", "aten::mm", 1, 2e3, arrives - 1e3, {}),
+        ("cpu_op", "c10d::allreduce_", 1, arrives, 9e3, {}),
+        ("user_annotation", "gloo:all_reduce", 2, arrives, 9e3, collective),
+    ]
+
+
+def test_a_reading_tells_loader_waiting_transfer_and_python(tmp_path: Path) -> None:
+    for rank, arrives in enumerate((4e3, 8e3)):
+        write_trace(tmp_path / f"rank{rank}.json.gz", rank_events(arrives))
+    found = read(list(tmp_path.glob("*.gz")))
+    # Rank 0 waits 4 of its 5 ms in the collective; the other has only the last ms, of transfer like rank 0's last.
+    assert (found.loader, found.waiting, found.transfer) == pytest.approx((0.2, 0.2, 0.1))
+    assert found.python == pytest.approx(0.2)  # 1 ms at the end, 1 ms in a node without a collective that runs
+    assert str(Reading(0.42, 0.0, 0.004, 0.1)) == "loader 42 %, Python 10 %"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reading", "right"),
+    [
+        ("cpu/input", Reading(0.4, 0.0, 0.0, 0.1), "yes"),
+        ("cpu/host_other", Reading(0.4, 0.0, 0.0, 0.1), "class"),
+        ("cpu/host_other", Reading(0.21, 0.0, 0.0, 0.2), "edge"),
+        ("communication/bandwidth", Reading(0.0, 0.0, 0.3, 0.1), "yes"),
+        ("communication/open", Reading(0.0, 0.0, 0.3, 0.1), "class"),
+        ("communication/bandwidth", Reading(0.3, 0.0, 0.1, 0.1), "no"),
+        ("compute", Reading(0.0, 0.0, 0.02, 0.05), "yes"),
+        ("compute", Reading(0.0, 0.0, 0.02, 0.12), "edge"),
+        ("compute", Reading(0.0, 0.0, 0.02, 0.2), "no"),
+        ("cpu/host_other", Reading(0.0, 0.0, 0.02, 0.09), "edge"),
+        ("cpu/host_other", Reading(0.0, 0.0, 0.02, 0.02), "no"),
+        ("none", Reading(0.0, 0.0, 0.2, 0.2), "no"),
+    ],
+)
+def test_a_verdict_is_judged_by_the_reading(verdict: str, reading: Reading, right: str) -> None:
+    assert reading.judge(verdict) == right
