@@ -130,7 +130,7 @@ CASES = (
          "--train.global_batch_size", "4", "--train.micro_batch_size", "2", "--train.max_seq_length", "64",
          "--train.log_interval", "1", "--out_dir", "{out}/model", "--devices", "1", "--logger_name", "csv",
          "--eval.final_validation", "False"),
-        16,
+        16, log=r" step (\d+) \|",
     ),
     Case(
         "rl-baselines3-zoo train, PPO", "vision", "rl-zoo3",

@@ -2,7 +2,8 @@
 and by the letter of docs/definitions.md. For traces of processors alone, with gloo.
 
 - Operators: every `cpu_op` on the training thread that is no collective; what the loader's own range holds is the
-  loader's. A millisecond or more inside an autograd node in which no `aten` operator runs is no work: a hook waits.
+  loader's. Where a collective runs, a millisecond or more of an autograd node without an `aten` operator is no work: a
+  hook waits.
 - Exposed communication: a collective runs and no operator does. Of it, waiting: before its last rank has begun.
 - The rest: Python between operators.
 """
@@ -89,9 +90,9 @@ class _Rank:
         self.window = (steps[0][0], steps[-1][1])
         mine = [event for event in events if event["tid"] == self.thread]
         self.loader = _union(_span(event) for event in mine if event["name"].startswith("enumerate(DataLoader)"))
-        self.operators = _work(event for event in mine if event.get("cat") == "cpu_op")
         gloo = [event for event in events if event["name"].startswith("gloo:")]
         self.communication = _union(map(_span, gloo))
+        self.operators = _work([event for event in mine if event.get("cat") == "cpu_op"], self.communication)
         self.collectives = {_key(event): _span(event) for event in gloo if "Seq" in event.get("args", {})}
 
     def shares(self, last: dict[Any, float]) -> tuple[float, float, float, float]:
@@ -122,7 +123,7 @@ def _span(event: dict[str, Any]) -> Span:
     return event["ts"], event["ts"] + event.get("dur", 0)
 
 
-def _work(operators: Iterable[dict[str, Any]]) -> list[Span]:
+def _work(operators: Sequence[dict[str, Any]], communication: Sequence[Span]) -> list[Span]:
     """When an operator runs on the thread that is no collective, nor inside one, nor an autograd node that waits."""
     every, tensors, blocked = [], [], []
     for event in operators:
@@ -130,7 +131,8 @@ def _work(operators: Iterable[dict[str, Any]]) -> list[Span]:
         if event["name"].startswith("aten::"):
             tensors.append(_span(event))
     between = _without(_union(every), _union(tensors))
-    blocked += [(begin, end) for begin, end in between if end - begin >= WAIT_US]
+    pauses = [(begin, end) for begin, end in between if end - begin >= WAIT_US]
+    blocked += _both(pauses, communication)
     return _without(_union(every), _union(blocked))
 
 

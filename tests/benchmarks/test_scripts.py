@@ -75,8 +75,8 @@ def write_trace(path: Path, events: list[tuple[str, str, int, float, float, dict
 
 
 def rank_events(arrives: float) -> list[tuple[str, str, int, float, float, dict[str, object]]]:
-    """A step of 10 ms after one that is left out: 2 ms of the loader, operators up to `arrives`, 1 ms of it in a node
-    that waits, a collective from then to 9 ms, and 1 ms of Python."""
+    """A step of 10 ms after one that is left out: 2 ms of the loader, operators up to `arrives`, a collective from 1 ms
+    before, in a node that waits for it, to 9 ms, and 1 ms of Python."""
     collective = {"Process Group Ranks": "[0, 1]", "Process Group Name": "0", "Seq": 1}
     return [
         ("user_annotation", "ProfilerStep#3", 1, -5e3, 0, {}),
@@ -86,7 +86,7 @@ def rank_events(arrives: float) -> list[tuple[str, str, int, float, float, dict[
         ("cpu_op", "MmBackward0", 1, 2e3, arrives, {}),
         ("cpu_op", "aten::mm", 1, 2e3, arrives - 1e3, {}),
         ("cpu_op", "c10d::allreduce_", 1, arrives, 9e3, {}),
-        ("user_annotation", "gloo:all_reduce", 2, arrives, 9e3, collective),
+        ("user_annotation", "gloo:all_reduce", 2, arrives - 1e3, 9e3, collective),
     ]
 
 
@@ -94,9 +94,9 @@ def test_a_reading_tells_loader_waiting_transfer_and_python(tmp_path: Path) -> N
     for rank, arrives in enumerate((4e3, 8e3)):
         write_trace(tmp_path / f"rank{rank}.json.gz", rank_events(arrives))
     found = read(list(tmp_path.glob("*.gz")))
-    # Rank 0 waits 4 of its 5 ms in the collective; the other has only the last ms, of transfer like rank 0's last.
-    assert (found.loader, found.waiting, found.transfer) == pytest.approx((0.2, 0.2, 0.1))
-    assert found.python == pytest.approx(0.2)  # 1 ms at the end, 1 ms in a node without a collective that runs
+    # Rank 0 is in the collective from 3 to 9 ms and alone in it for 4 of them; rank 1 from 7 to 9 ms.
+    assert (found.loader, found.waiting, found.transfer) == pytest.approx((0.2, 0.2, 0.2))
+    assert found.python == pytest.approx(0.1)
     assert str(Reading(0.42, 0.0, 0.004, 0.1)) == "loader 42 %, Python 10 %"
 
 
