@@ -15,6 +15,8 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -162,12 +164,7 @@ def _both(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
 
 def _without(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
     """Where the first is and the second is not; each disjoint and in order."""
-    found = []
-    for begin, end in first:
-        for other, until in _both([(begin, end)], second):
-            if begin < other:
-                found.append((begin, other))
-            begin = until
-        if begin < end:
-            found.append((begin, end))
-    return found
+    if not first:
+        return []
+    edges = [(-inf, -inf), *second, (inf, inf)]
+    return _both(first, [(before[1], after[0]) for before, after in pairwise(edges)])
