@@ -52,8 +52,8 @@ class Lateness:
         roles = [np.array(role, np.int64) for role in self.roles if len(role) >= MIN_RANKS]
         tested = sum(len(role) for role in roles)
         for role in roles:
-            for weight in (self.caused - self.without_core, self.traced - self.without_core):
-                for found, lowest in _binomial(weight[:, role], self.least, tested):
+            for weight in (self.caused, self.traced):
+                for found, lowest in _binomial(weight[:, role], self.without_core[:, role], self.least, tested):
                     chance[role] = np.minimum(chance[role], found)
                     least = min(least, lowest)
         return chance, least
@@ -131,21 +131,27 @@ def beyond_peers(times: Mapping[int, CoreTimes]) -> dict[int, float]:
     return dict(zip(times, np.maximum(waited - usual, 0.0).tolist(), strict=True))
 
 
-def _binomial(weight: Array, least: Times, tested: int) -> list[tuple[Array, float]]:
+def _binomial(weight: Array, without_core: Array, least: Times, tested: int) -> list[tuple[Array, float]]:
     """(probability per rank, the least possible) over all steps, and over those that wait longer than the mean.
 
-    `weight` has shape (steps, ranks of a role); `tested` ranks, of all roles, each have a try (Bonferroni).
+    `weight` and `without_core` have shape (steps, ranks of a role); `tested` ranks, of all roles, each have a try
+    (Bonferroni). A rank is the last one of a step if it is with the time without a core and without it: else it would
+    be for what is taken off its peers.
     """
-    most = weight.max(axis=1, initial=0)
+    own = weight - without_core
+    most = own.max(axis=1, initial=0)
+    last = np.where(own.argmax(axis=1) == weight.argmax(axis=1), own.argmax(axis=1), NA)
     trial = most >= least
     long = trial & (most > most[trial].mean()) if trial.any() else trial
-    return [_tested(weight[trial], tested), _tested(weight[long], SECOND_TEST * tested)]
+    ranks = weight.shape[1]
+    return [_tested(last[trial], ranks, tested), _tested(last[long], ranks, SECOND_TEST * tested)]
 
 
-def _tested(weight: Array, factor: int) -> tuple[Array, float]:
-    trials, by_chance = len(weight), 1 / max(weight.shape[1], 1)
-    hits = np.bincount(weight.argmax(axis=1), minlength=weight.shape[1]) if trials else np.zeros(weight.shape[1], int)
-    chance = np.ones(weight.shape[1])
+def _tested(last: Times, ranks: int, factor: int) -> tuple[Array, float]:
+    """`last` is the rank (its place) that came last in each step tried, NA where that is nobody."""
+    trials, by_chance = len(last), 1 / max(ranks, 1)
+    hits = np.bincount(last[last != NA], minlength=ranks)
+    chance = np.ones(ranks)
     for one in np.flatnonzero(hits >= MIN_STEPS).tolist():
         chance[one] = min(1.0, factor * probability(int(hits[one]), trials, by_chance))
     return chance, min(1.0, factor * probability(trials, trials, by_chance)) if trials >= MIN_STEPS else 1.0

@@ -158,6 +158,16 @@ def test_a_stage_that_is_always_last_accuses_none_of_its_ranks() -> None:
     assert together[3] == pytest.approx(4 / 2**8)
 
 
+def test_what_is_taken_off_for_cores_makes_nobody_else_the_last() -> None:
+    """Rank 0 makes others wait 9 in each of eight steps, without a core for all of it; rank 1 makes them wait 2."""
+    caused, without = np.array([[9.0, 2.0]] * 8), np.array([[9.0, 0.0]] * 8)
+    chance, _ = Lateness(caused, caused, without, np.ones(8, np.int64), [[0, 1]]).chance()
+    assert chance.tolist() == [1.0, 1.0]
+    without[:, 0] = 5.0
+    chance, _ = Lateness(caused, caused, without, np.ones(8, np.int64), [[0, 1]]).chance()
+    assert chance.tolist() == [pytest.approx(2 / 2**8), 1.0]
+
+
 def communication(parts: list[Any]) -> Any:
     from gpuscope.analyzers.collectives.exposed_communication import run
     from gpuscope.analyzers.facts.run_facts import RunFacts
