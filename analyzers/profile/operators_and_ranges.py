@@ -217,7 +217,7 @@ def _ranges(trace: Trace, rank: int, sums: _Sums, known: bool) -> list[RangeEntr
 def _phases(trace: Trace, part: RankPart) -> list[PhaseEntry]:
     """Host and device time of a rank by phase; empty where no event names one."""
     host, device, names = trace["host_events"], trace["device_events"], trace.names
-    launch = device["launch"][part.device]
+    launch = device.at("launch", part.device)
     rows, launch = part.device[launch != NA], launch[launch != NA]
     found = Phases(trace, part.rank, main_thread(host, part.rank, launch))
     in_phase = part.host[found.ranges[part.host]]
