@@ -105,9 +105,9 @@ def _cut(trace: Trace, view: LaneView) -> _Cut:
     end = np.where(device["kind"][rows] == Kind.COMMUNICATION, start, device["end"][rows])
     reach = np.maximum.accumulate(end)
     before = np.concatenate((start[:1], reach[:-1]))
-    launch = device["launch"][rows]
+    launch = device.at("launch", rows)
     main = main_thread(host, view.lane.rank, launch)
-    thread = np.where(launch == NA, main, host["thread"][np.maximum(launch, 0)] if len(host) else main)
+    thread = np.where(launch == NA, np.int64(main), host["thread"][np.maximum(launch, 0)] if len(host) else main)
     launched = np.where(launch == NA, NA, host["start"][np.maximum(launch, 0)] if len(host) else NA)
     busy, idle = reach > np.maximum(before, start), start > before
     phases = Phases(trace, view.lane.rank, main)

@@ -66,7 +66,7 @@ def _operations(trace: Trace, rows: Times) -> tuple[Array, Array, Times]:
     device, host, shapes = trace["device_events"], trace["host_events"], trace["shapes"]
     operation = device["name"][rows].astype(np.int64)
     dims, instance = np.full(len(rows), NO_NAME, np.int64), -1 - rows
-    launch = device["launch"][rows]
+    launch = device.at("launch", rows)
     linked = np.flatnonzero(launch != NA)
     if not len(shapes) or not len(linked):
         return operation, dims, instance
@@ -89,7 +89,7 @@ def _first_within(host: Table, shaped: Mask, calls: Times) -> Times:
     """The first host event with shapes that begins within each call on its thread; NA where there is none."""
     found = np.full(len(calls), NA, np.int64)
     candidates = np.flatnonzero(shaped)
-    for thread in np.unique(host["thread"][calls]).tolist():
+    for thread in distinct_values(host["thread"][calls]).tolist():
         own = np.flatnonzero(host["thread"][calls] == thread)
         inner = candidates[host["thread"][candidates] == thread]
         inner = inner[np.argsort(host["start"][inner], kind="stable")]

@@ -24,6 +24,12 @@ def parents(start: Times, end: Times, thread: Times, wanted: Mask | None = None)
     Spans of a thread nest, as calls do. One that overlaps another without being inside it (a range that crosses
     threads, one of no length) has no parent and is none.
     """
+    if wanted is not None and 4 * np.count_nonzero(wanted) < len(start):  # then the others are not even looked at
+        rows = np.flatnonzero(wanted)
+        inner = parents(start[rows], end[rows], thread[rows])
+        around = np.full(len(start), NA, np.int64)
+        around[rows[inner != NA]] = rows[inner[inner != NA]]
+        return around
     if core is not None:
         columns = (np.ascontiguousarray(values, np.int64) for values in (start, end, thread))
         threads = max(int(thread.max(initial=-1)) + 1, 0)
@@ -93,7 +99,7 @@ class Launched:
 def launched(trace: Trace, rows: Times) -> Launched:
     """These device events, of which the launches are recorded, by their launch's start."""
     device, host = trace["device_events"], trace["host_events"]
-    at = host["start"][device["launch"][rows]]
+    at = host["start"][device.at("launch", rows)]
     order = np.argsort(at, kind="stable")
     rows = rows[order]
     start, end, kind = device["start"][rows], device["end"][rows], device["kind"][rows]
@@ -115,8 +121,8 @@ class LaunchingThreads:
     def __init__(self, trace: Trace, rows: Times, host_rows: Times) -> None:
         host, device = trace["host_events"], trace["device_events"]
         self._trace = trace
-        self._rows = rows[device["launch"][rows] != NA]
-        self._thread = host["thread"][device["launch"][self._rows]]
+        self._rows = rows[device.at("launch", rows) != NA]
+        self._thread = host["thread"][device.at("launch", self._rows)]
         ranges = host_rows[host["category"][host_rows] == Category.ANNOTATION]
         of_range = host["thread"][ranges]
         self.home = int(np.bincount(of_range).argmax()) if len(of_range) else NA
@@ -129,7 +135,7 @@ class LaunchingThreads:
             free[own] = thread != self.home
             if len(inside) and thread != self.home and thread not in autograd:
                 covered = union(host["start"][inside], host["end"][inside])
-                at = host["start"][device["launch"][self._rows[own]]]
+                at = host["start"][device.at("launch", self._rows[own])]
                 place = np.searchsorted(covered.start, at, "right") - 1
                 free[own] = (place < 0) | (covered.end[np.maximum(place, 0)] <= at)
         self._free = free

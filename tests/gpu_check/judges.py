@@ -37,8 +37,8 @@ def _files(run: Path, kind: str) -> list[Path]:
     return [run / entry["path"] for entry in _manifest(run)["files"] if entry["kind"] == kind]
 
 
-def _report(*paths: Path) -> dict[str, Any]:
-    return dict(gpuscope.analyze(paths[0] if len(paths) == 1 else list(paths), advice=False).report)
+def _report(run: Path) -> dict[str, Any]:
+    return dict(gpuscope.analyze(run, advice=False).report)
 
 
 def _tables(run: Path) -> dict[str, pd.DataFrame]:

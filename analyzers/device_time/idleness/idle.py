@@ -27,7 +27,7 @@ from gpuscope.report.schema.profile_sections import GapEntry
 from gpuscope.report.view.causes import UNATTRIBUTED
 from gpuscope.trace.columns.distinct import among, counted, distinct, distinct_values
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Mask, Table, Times
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, rows_of_rank
 from gpuscope.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, subtract, union
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.schema import NA, Category
@@ -86,7 +86,7 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _attribute(trace: Trace, view: LaneView) -> tuple[dict[str, Attributed], list[GapEntry]]:
     """The idle time of a lane by cause, and its longest gaps."""
     host, idle = trace["host_events"], view.parts.idle
-    low, high = np.searchsorted(host["rank"], [view.lane.rank, view.lane.rank + 1]).tolist()
+    low, high = rows_of_rank(host, view.lane.rank)
     rows = np.arange(low, high)
     explaining = among(host["category"][low:high], EXPLAINING)
     if not explaining.any():
@@ -120,8 +120,8 @@ def find_gaps(trace: Trace, view: LaneView, host_rows: Times) -> Gaps:
     position = places(device["start"][events], idle.end)
     ended = position < len(events)
     event = np.where(ended, events[np.minimum(position, len(events) - 1)], NA)
-    launch = np.where(ended, device["launch"][np.where(ended, event, 0)], NA)
-    launches = device["launch"][events]
+    launch = np.where(ended, device.at("launch", np.where(ended, event, 0)), NA)
+    launches = device.at("launch", events)
     launches = launches[launches != NA]
     main = _most_frequent(host["thread"][launches if len(launches) else host_rows])
     thread = np.where(launch == NA, main, host["thread"][np.where(launch == NA, 0, launch)])
@@ -320,11 +320,11 @@ def _work(trace: Trace, view: LaneView, threads: Sequence[int], host_of: Sequenc
     """A lane's operations as the replay takes them, and their rows (ascending, like their starts)."""
     device, host = trace["device_events"], trace["host_events"]
     rows = np.sort(view.rows, kind="stable")
-    start, end, launch = device["start"][rows], device["end"][rows], device["launch"][rows]
+    start, end, launch = device["start"][rows], device["end"][rows], device.at("launch", rows)
     known = launch != NA
     row = np.where(known, launch, 0)
     issue = np.where(known, np.minimum(host["end"][row], start), start)
-    _, stream = distinct(device["stream"][rows])
+    _, stream = distinct(device.at("stream", rows))
     place = np.where(known, np.searchsorted(threads, host["thread"][row]), 0)
     place = np.minimum(place, len(threads) - 1)
     sequence: Array = np.array(host_of, np.int64)[place]
