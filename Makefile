@@ -35,13 +35,7 @@ fuzz: $(VENV)/installed  ## For FUZZ_HOURS: hostile inputs of every kind, then t
 	$(VENV)/bin/python -m benchmarks.fuzz --seconds 600
 
 gpu-check: $(VENV)/installed  ## On a machine with a GPU: the paths of docs/gpu-checklist.md that no other machine reaches.
-	$(VENV)/bin/python -c "import gpuscope, torch; print('CUDA initialised by the import:', torch.cuda.is_initialized())"
-	@test -e /dev/nvidia0 || { echo "there is no NVIDIA GPU here"; exit 1; }
-	for fault in sync_in_loop launch_bound pageable_copies allocator_churn slow_rank:rank=0; do \
-	  $(VENV)/bin/gpuscope train --out build/gpu/$${fault%%:*} --fault $$fault && \
-	  $(VENV)/bin/gpuscope analyze build/gpu/$${fault%%:*} || exit 1; done
-	$(VENV)/bin/gpuscope train --out build/gpu/cuda_graph --set train.cuda_graph=true
-	$(VENV)/bin/gpuscope train --out build/gpu/compile --set train.compile=true
+	PYTHONPATH=tests $(VENV)/bin/python -m gpu_check --out build/gpu
 
 format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .

@@ -34,7 +34,8 @@ def test_no_test_of_the_analyzers_lies_loose() -> None:
 
 
 def test_every_file_of_tests_has_a_name_of_its_own() -> None:
-    names = Counter(path.name for path in TESTS.rglob("*.py") if path.name not in ("__init__.py", "conftest.py"))
+    of_every_folder = ("__init__.py", "__main__.py", "conftest.py")
+    names = Counter(path.name for path in TESTS.rglob("*.py") if path.name not in of_every_folder)
     assert not [name for name, count in names.items() if count > 1]
 
 

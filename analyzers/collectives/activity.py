@@ -19,6 +19,7 @@ from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.phases import Phases, main_thread
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.intervals import Spans, intersect
 from gpuscope.trace.launch_links import innermost
@@ -67,8 +68,8 @@ def _of_lane(trace: Trace, view: LaneView) -> Table:
     # Since the collective before began or ended: the stretches of one lane's collectives are disjoint.
     windows = Spans(since.since[known], table["start"][known])
     parts = intersect(windows, cut.spans)
-    which = np.searchsorted(windows.start, parts.start, "right") - 1
-    of_cut = np.searchsorted(cut.spans.start, parts.start, "right") - 1
+    which = places(windows.start, parts.start, "right") - 1
+    of_cut = places(cut.spans.start, parts.start, "right") - 1
     collective, phase, operation, spent = _summed(
         known[which], cut.phase[of_cut], cut.operation[of_cut], parts.end - parts.start
     )
@@ -80,7 +81,7 @@ def _summed(collective: Times, phase: Array, operation: Array, spent: Times) -> 
     """Time by collective, phase and operation; all but the `KEPT` longest operations of a collective lose theirs."""
     collective, phase, operation, spent = _added(collective, phase, operation, spent)
     order = np.lexsort((-spent, collective))
-    first = np.searchsorted(collective[order], collective[order])
+    first = places(collective[order], collective[order])
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order)) - first
     return _added(collective, phase, np.where(place < KEPT, operation, NO_NAME), spent)
@@ -104,9 +105,9 @@ def _cut(trace: Trace, view: LaneView) -> _Cut:
     end = np.where(device["kind"][rows] == Kind.COMMUNICATION, start, device["end"][rows])
     reach = np.maximum.accumulate(end)
     before = np.concatenate((start[:1], reach[:-1]))
-    launch = device["launch"][rows]
+    launch = device.at("launch", rows)
     main = main_thread(host, view.lane.rank, launch)
-    thread = np.where(launch == NA, main, host["thread"][np.maximum(launch, 0)] if len(host) else main)
+    thread = np.where(launch == NA, np.int64(main), host["thread"][np.maximum(launch, 0)] if len(host) else main)
     launched = np.where(launch == NA, NA, host["start"][np.maximum(launch, 0)] if len(host) else NA)
     busy, idle = reach > np.maximum(before, start), start > before
     phases = Phases(trace, view.lane.rank, main)
@@ -165,7 +166,7 @@ def _last_ended(rank: Times, start: Times, end: Times) -> Times:
     bounds = np.concatenate(([0], np.flatnonzero(np.diff(rank)) + 1, [len(rank)]))
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         order = np.argsort(end[low:high], kind="stable")
-        place = np.searchsorted(end[low:high][order], start[low:high], "right") - 1
+        place = places(end[low:high][order], start[low:high], "right") - 1
         own = low + order[np.maximum(place, 0)]
         # One that took no time ends where it began: it is not its own predecessor.
         found[low:high] = np.where((place >= 0) & (own < np.arange(low, high)), own, NA)

@@ -28,7 +28,7 @@ from gpuscope.report.view import units
 from gpuscope.report.view.causes import UNDIVIDED_COMMUNICATION
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Table, Times
+from gpuscope.trace.columns.table import Table, Times, rows_of_rank
 from gpuscope.trace.intervals import EMPTY, Spans, intersect, join, subtract, union
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
@@ -96,7 +96,7 @@ def _attribute(trace: Trace, lane: LaneSummary, attribution: Attribution, row_of
     if not len(exposed.start):
         return {}
     device = trace["device_events"]
-    low, high = np.searchsorted(device["rank"], [lane.rank, lane.rank + 1])
+    low, high = rows_of_rank(device, lane.rank)
     mine = (device["device"][low:high] == lane.device) & (device["kind"][low:high] == Kind.COMMUNICATION)
     events = low + np.flatnonzero(mine)
     row = row_of_event[events]

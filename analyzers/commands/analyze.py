@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from gpuscope.store.location import store_option
 if TYPE_CHECKING:
     from gpuscope.analyzers.run.analysis import Analysis
     from gpuscope.analyzers.run.file_part import Options
+    from gpuscope.report.schema.document import Report
     from gpuscope.sources.opening import Input
 
 SEVERITIES = ("low", "medium", "high")
@@ -79,45 +81,55 @@ def command(
     gpuscope analyze s3://bucket/run/ --executor dask=tcp://scheduler:8786
     gpuscope analyze rank0.json.gz rank1.json.gz --html report.html
     """
-    from gpuscope.analyzers.run.file_part import Options
+    from gpuscope.cache import kept_reports
     from gpuscope.commands.options import cache_wanted
-    from gpuscope.output import check_free
-    from gpuscope.sources.source import ReadOptions
 
     if quiet and full:
         raise UsageError("--quiet and --full contradict each other", hint="pass one of them")
-    check_free([path for path in (html, csv) if path is not None], force, paths)
+    _check_free(html, csv, force, paths)
     began = monotonic()
-    reader = ReadOptions(partial=partial, nsys=nsys, cache=cache_wanted())
-    options = Options(
-        ranks, steps, jobs or os.cpu_count() or 1, reader, advice=not no_advice, replay=not no_advice,
-        skip_unreadable=skip_unreadable,
-    )  # fmt: skip
-    analysis, items = _analyse(paths, options, executor)
+    cached, asked = cache_wanted(), {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps}
+    key = kept_reports.report_key(paths, asked, partial, nsys, no_advice) if cached and executor is None else None
+    text = kept_reports.kept_report(key)
+    if text is None:
+        from gpuscope.analyzers.run.file_part import Options
+        from gpuscope.report.json_report import dumps
+        from gpuscope.sources.source import ReadOptions
+
+        reader = ReadOptions(partial=partial, nsys=nsys, cache=cached)
+        options = Options(
+            ranks, steps, jobs or os.cpu_count() or 1, reader, advice=not no_advice, replay=not no_advice,
+            skip_unreadable=skip_unreadable,
+        )  # fmt: skip
+        analysis, items = _analyse(paths, options, executor)
+        report, failed = analysis.report, analysis.failed
+        files = [item.path for item in items if not item.url]
+        remote = [f"{item.url} {item.url_bytes} {item.url_version}" for item in items if item.url]
+        keepable = all(item.source.files.keepable for item in items) and not failed
+        if as_json or (key is not None and keepable):
+            text = dumps(report)
+        if text is not None and keepable:
+            kept_reports.keep_report(key, text)
+    else:
+        report, failed, files, remote = json.loads(text), [], [Path(path) for path in paths], []
     if verbose:
-        _say_read(analysis, monotonic() - began)
-    report = analysis.report
-    _write(analysis, html, csv)  # first: who reads standard output may stop early (`| head`)
+        _say_read(report, monotonic() - began)
+    tables = _write(report, html, csv)  # first: who reads standard output may stop early (`| head`)
     run = None
     if not no_store:
         from gpuscope.store.keep import keep
 
-        asked = {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps, "partial": partial}
-        files = [item.path for item in items if not item.url]
-        remote = [f"{item.url} {item.url_bytes} {item.url_version}" for item in items if item.url]
-        run = keep(report, files, paths, asked, store, label, remote, reader.cache)
+        run = keep(report, files, paths, {**asked, "partial": partial}, store, label, remote, cached)
     if as_json:
-        from gpuscope.report.json_report import dumps
-
-        click.echo(dumps(report))
+        click.echo(text)
     else:
         print_report(report, full, top, quiet)
-    _say_written(analysis, html, csv)
+    _say_written(tables, html, csv)
     if run is not None and (verbose or not (as_json or quiet)):
         click.echo(f"Stored as run {run}: gpuscope open {run}, gpuscope runs show {run} --full", err=True)
-    for failure in analysis.failed:
+    for failure in failed:
         click.echo(f"Error: an analysis failed: {failure}", err=True)
-    if analysis.failed:
+    if failed:
         return 4
     reached = {finding["severity"] for finding in report["findings"]}
     return int(fail_on is not None and bool(reached & set(SEVERITIES[SEVERITIES.index(fail_on) :])))
@@ -139,38 +151,56 @@ def _analyse(paths: tuple[str, ...], options: Options, executor: str | None) -> 
     return analysis, items
 
 
-def _say_read(analysis: Analysis, seconds: float) -> None:
+def _check_free(html: Path | None, csv: Path | None, force: bool, paths: tuple[str, ...]) -> None:
+    """Refuse to write where something is."""
+    if html is None and csv is None:
+        return
+    from gpuscope.output import check_free
+
+    check_free([path for path in (html, csv) if path is not None], force, paths)
+
+
+def _say_read(report: Report, seconds: float) -> None:
     """What was read, of what size, and how long that and its analysis took."""
     from gpuscope.report.view import units
 
-    for source in analysis.report["trace"]["sources"]:
+    for source in report["trace"]["sources"]:
         kind = f"{source['format']} {source['format_version']}".rstrip()
         ranks = f", {units.rank_words(source['ranks'])}" if source["ranks"] else ""
         click.echo(f"{source['path']}: {kind}{ranks}, {units.plural(source['events'], 'event')}", err=True)
-    for one in analysis.report["analyzers"]:
+    for one in report["analyzers"]:
         if one["status"] == "skipped" and one["applicable"]:
             click.echo(f"not analysed: {one['name']}: {one['why']}", err=True)
     click.echo(f"Read and analysed in {seconds:.1f} s.", err=True)
 
 
-def _write(analysis: Analysis, html: Path | None, csv: Path | None) -> None:
-    """The files asked for."""
+def _write(report: Report, html: Path | None, csv: Path | None) -> int:
+    """Write the files asked for; how many tables."""
+    if html is None and csv is None:
+        return 0
     from gpuscope.output import write_text
 
     if html is not None:
         from gpuscope.report.html.html_report import render
 
-        write_text(html, render(analysis.report))
-    if csv is not None:
-        for section, frame in analysis.tables.items():
-            write_text(csv / f"{section}.csv", frame.to_csv(index=False))
+        write_text(html, render(report))
+    if csv is None:
+        return 0
+    from gpuscope.analyzers.run.analysis import Analysis
+
+    tables = Analysis(report).tables
+    for section, frame in tables.items():
+        write_text(csv / f"{section}.csv", frame.to_csv(index=False))
+    return len(tables)
 
 
-def _say_written(analysis: Analysis, html: Path | None, csv: Path | None) -> None:
+def _say_written(tables: int, html: Path | None, csv: Path | None) -> None:
     """What was written, and how to open it."""
+    if html is None and csv is None:
+        return
     from gpuscope.output import say_written
 
     if html is not None:
         say_written(html, f"open it in a browser: gpuscope open {html}")
     if csv is not None:
-        say_written(csv, f"{len(analysis.tables)} tables as CSV")
+        say_written(csv, f"{tables} tables as CSV")

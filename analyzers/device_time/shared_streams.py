@@ -33,8 +33,10 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _sharing(trace: Trace, rows: Times) -> Times:
     """Communication events of streams on which kernels compute as well."""
     device = trace["device_events"]
-    rows = rows[(device["stream"][rows] != NA) & (device["device"][rows] != NA)]
-    kind, stream = device["kind"][rows], device["stream"][rows]
+    if not (device["kind"] == Kind.COMMUNICATION).any():
+        return rows[:0]
+    rows = rows[(device.at("stream", rows) != NA) & (device["device"][rows] != NA)]
+    kind, stream = device["kind"][rows], device.at("stream", rows)
     computing = np.unique(stream[kind == Kind.COMPUTE])
     sharing: Times = rows[(kind == Kind.COMMUNICATION) & np.isin(stream, computing)]
     return sharing
@@ -42,7 +44,7 @@ def _sharing(trace: Trace, rows: Times) -> Times:
 
 def _finding(trace: Trace, view: LaneView, rows: Times, exposed: Spans) -> FindingEntry:
     device = trace["device_events"]
-    streams = ", ".join(map(str, np.unique(device["stream"][rows]).tolist()))
+    streams = ", ".join(map(str, np.unique(device.at("stream", rows)).tolist()))
     share = exposed.total / view.breakdown.window
     return {
         "code": "shared_stream",

@@ -68,14 +68,14 @@ def start_delay_when_ready(trace: Trace, view: LaneView) -> float | None:
     """Median ns from the end of a stream's last operation to the start of the next one, over those that had been
     queued long before; None where there are too few."""
     device, host = trace["device_events"], trace["host_events"]
-    rows = view.rows[(device["launch"][view.rows] != NA) & (device["graph"][view.rows] == NA)]
+    rows = view.rows[(device.at("launch", view.rows) != NA) & (device["graph"][view.rows] == NA)]
     if not len(rows) or _waits_unknown(trace, view):
         return None
-    order = np.lexsort((device["start"][rows], device["stream"][rows]))
+    order = np.lexsort((device["start"][rows], device.at("stream", rows)))
     rows = rows[order]
-    same = device["stream"][rows][1:] == device["stream"][rows][:-1]
+    same = device.at("stream", rows)[1:] == device.at("stream", rows)[:-1]
     ready = device["end"][rows][:-1]
-    issued = host["end"][device["launch"][rows]][1:]
+    issued = host["end"][device.at("launch", rows)][1:]
     queued = same & (issued <= ready - QUEUED_BEFORE) & ~_another_stream_runs(trace, view, rows)
     if int(queued.sum()) < READY_AT_LEAST:
         return None

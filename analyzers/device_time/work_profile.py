@@ -16,6 +16,7 @@ from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.shaped_operators import computes
@@ -41,7 +42,7 @@ def _of_lane(trace: Trace, view: LaneView) -> Table:
     starts = np.array([start for start, _ in bounds], np.int64)
     ends = np.array([end for _, end in bounds], np.int64)
     rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
-    step = np.searchsorted(starts, device["start"][rows], "right") - 1
+    step = places(starts, device["start"][rows], "right") - 1
     rows = rows[(step >= 0) & (device["start"][rows] < ends[np.maximum(step, 0)])]
     operation, dims, instance = _operations(trace, rows)
     width = len(trace.names) + 1
@@ -65,7 +66,7 @@ def _operations(trace: Trace, rows: Times) -> tuple[Array, Array, Times]:
     device, host, shapes = trace["device_events"], trace["host_events"], trace["shapes"]
     operation = device["name"][rows].astype(np.int64)
     dims, instance = np.full(len(rows), NO_NAME, np.int64), -1 - rows
-    launch = device["launch"][rows]
+    launch = device.at("launch", rows)
     linked = np.flatnonzero(launch != NA)
     if not len(shapes) or not len(linked):
         return operation, dims, instance
@@ -88,7 +89,7 @@ def _first_within(host: Table, shaped: Mask, calls: Times) -> Times:
     """The first host event with shapes that begins within each call on its thread; NA where there is none."""
     found = np.full(len(calls), NA, np.int64)
     candidates = np.flatnonzero(shaped)
-    for thread in np.unique(host["thread"][calls]).tolist():
+    for thread in distinct_values(host["thread"][calls]).tolist():
         own = np.flatnonzero(host["thread"][calls] == thread)
         inner = candidates[host["thread"][candidates] == thread]
         inner = inner[np.argsort(host["start"][inner], kind="stable")]

@@ -165,8 +165,12 @@ EVIDENCE = 5
 
 
 def longest(spans: Spans, count: int = EVIDENCE) -> Times:
-    """Indices of the longest spans, the longest first."""
-    return np.argsort(spans.start - spans.end, kind="stable")[:count]
+    """Indices of the longest spans, the longest first; of equal ones the first."""
+    missing = spans.start - spans.end
+    if len(missing) <= count:
+        return np.argsort(missing, kind="stable")
+    candidates = np.flatnonzero(missing <= np.partition(missing, count - 1)[count - 1])
+    return candidates[np.argsort(missing[candidates], kind="stable")[:count]]
 
 
 def attributed(results: Iterable[Result]) -> dict[LaneKey, dict[str, Attributed]]:

@@ -10,7 +10,7 @@ import numpy as np
 from gpuscope.analyzers.frame.step_roles import Role, StepFacts, roles
 from gpuscope.errors import UsageError
 from gpuscope.trace.breakdown import Breakdown, Parts, split
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Times, rows_of_rank
 from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Kind
@@ -104,7 +104,7 @@ def _view(trace: Trace, lane: Lane, asked: tuple[int, int] | None) -> LaneView |
 def _compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[float]:
     """Share of each step that host threads of the rank spent compiling, loading modules or autotuning."""
     host = trace["host_events"]
-    low, high = np.searchsorted(host["rank"], [rank, rank + 1])
+    low, high = rows_of_rank(host, rank)
     rows = low + np.flatnonzero(trace.names.matching(kinds.is_compilation)[host["name"][low:high]])
     start, end = (np.array([getattr(step, side) for step in steps], np.int64) for side in ("start", "end"))
     spent = measure_within(union(host["start"][rows], host["end"][rows]), start, end)

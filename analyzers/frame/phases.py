@@ -6,6 +6,7 @@ import numpy as np
 
 from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import kinds
@@ -60,7 +61,7 @@ class Phases:
         row[elsewhere] = innermost(self.host, self.ranges, np.full(int(elsewhere.sum()), self.home), at[elsewhere])
         found[row != NA] = self.code[self.host["name"][row[row != NA]]]
         outside = (row == NA) & (at != NA)
-        place = np.searchsorted(self.host["start"][self.next], at[outside], "left")
+        place = places(self.host["start"][self.next], at[outside])
         coming = np.append(self.before, NO_NAME).astype(np.int64)
         found[outside] = coming[place]
         return found

@@ -10,6 +10,7 @@ from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_c
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.host_time.judged_windows import Judged
 from gpuscope.report.schema.host_calls_section import BlockingCallEntry
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.launch_links import innermost, outermost
@@ -31,8 +32,8 @@ _Site = tuple[bool, int, int, int]
 def blocking_sites(trace: Trace, view: LaneView, rows: Times, judged: Judged) -> list[BlockingCallEntry]:
     """The blocking calls of a lane's launching threads in its judged part; `rows` are the rank's host events."""
     host = trace["host_events"]
-    launch = trace["device_events"]["launch"][view.rows]
-    threads = np.unique(host["thread"][launch[launch != NA]])
+    launch = trace["device_events"].at("launch", view.rows)
+    threads = distinct_values(host["thread"][launch[launch != NA]])
     calls = blocking_calls(trace, view, rows)
     calls = calls[np.isin(host["thread"][calls], threads) & (judged.place(host["start"][calls]) != NA)]
     if not len(calls):
@@ -105,12 +106,12 @@ def _around(trace: Trace, rows: Times, calls: Times) -> tuple[Times, Times]:
 def _copies(trace: Trace, view: LaneView, calls: Times, inner: Times) -> Times:
     """The copy that each blocking call makes, or that its thread launched last before it in the same operator."""
     host, device = trace["host_events"], trace["device_events"]
-    events = view.rows[device["launch"][view.rows] != NA]
-    launch = device["launch"][events]
+    events = view.rows[device.at("launch", view.rows) != NA]
+    launch = device.at("launch", events)
     order = np.lexsort((host["start"][launch], host["thread"][launch]))
     events, launch = events[order], launch[order]
     found = np.full(len(calls), NA, np.int64)
-    for which in np.unique(host["thread"][calls]).tolist():
+    for which in distinct_values(host["thread"][calls]).tolist():
         own = np.flatnonzero(host["thread"][calls] == which)
         mine = np.flatnonzero(host["thread"][launch] == which)
         if not len(mine):

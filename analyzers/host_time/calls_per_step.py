@@ -17,7 +17,8 @@ from gpuscope.analyzers.host_time.blocking_sites import blocking_sites
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.trace.columns.distinct import distinct
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Mask, Times, rows_of_rank
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category, Kind
@@ -43,32 +44,36 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _of_lane(trace: Trace, view: LaneView) -> HostCallsEntry:
     host, names = trace["host_events"], trace.names
     part = judged(view)
-    rows = np.flatnonzero(host["rank"] == view.lane.rank)
+    rows = np.arange(*rows_of_rank(host, view.lane.rank))
     calls = rows[host["category"][rows] == Category.RUNTIME]
+    called = np.bincount(host["name"][calls])
     allocations, frees = (_per_step(trace, calls, pattern, part) for pattern in (_ALLOCATES, _FREES))
     kernels, repeated = _kernels(trace, view, part)
     return {
-        "rank": view.lane.rank, "device": view.lane.device, "runtime": _runtime(trace, calls), "steps": len(part),
+        "rank": view.lane.rank, "device": view.lane.device, "runtime": _runtime(trace, called), "steps": len(part),
         "steady": part.steady, "kernels_per_step": kernels, "repeated_frac": repeated,
         "blocking_calls": blocking_sites(trace, view, rows, part),
         "allocations_per_step": float(allocations.mean()), "frees_per_step": float(frees.mean()),
         "least_allocations": int(allocations.min()), "least_frees": int(frees.min()),
-        "maps_segments": bool(names.matching(lambda name: _MAPS.match(name) is not None)[host["name"][calls]].any()),
+        "maps_segments": _number(called, names.matching(lambda name: _MAPS.match(name) is not None)) > 0,
         "caches": _caches(trace, view), "frees_outside_per_step": _outside(trace, calls, part),
         "passes_per_step": _passes(trace, rows),
     }  # fmt: skip
 
 
-def _runtime(trace: Trace, calls: Times) -> Literal["cuda", "hip", "acl"] | None:
-    """Whose runtime most of the calls are."""
-    name = trace["host_events"]["name"][calls]
+def _runtime(trace: Trace, called: Times) -> Literal["cuda", "hip", "acl"] | None:
+    """Whose runtime most calls are; `called` counts them by the code of their name."""
     counts: dict[Literal["cuda", "hip", "acl"], int] = {
-        "cuda": int(trace.names.matching(lambda text: text.startswith("cu"))[name].sum()),
-        "hip": int(trace.names.matching(lambda text: text.startswith("hip"))[name].sum()),
-        "acl": int(trace.names.matching(lambda text: "acl" in text)[name].sum()),
+        "cuda": _number(called, trace.names.matching(lambda text: text.startswith("cu"))),
+        "hip": _number(called, trace.names.matching(lambda text: text.startswith("hip"))),
+        "acl": _number(called, trace.names.matching(lambda text: "acl" in text)),
     }
     best = max(counts, key=lambda runtime: counts[runtime])
     return best if counts[best] else None
+
+
+def _number(called: Times, wanted: Mask) -> int:
+    return int(called[wanted[: len(called)]].sum())
 
 
 def _per_step(trace: Trace, calls: Times, pattern: re.Pattern[str], part: Judged) -> Times:
@@ -96,6 +101,8 @@ def _outside(trace: Trace, calls: Times, part: Judged) -> float | None:
 def _passes(trace: Trace, rows: Times) -> int | None:
     """Forward passes in a step of the host, which runs ahead of the device's."""
     host, steps = trace["host_events"], trace["steps"]
+    if trace.names.find(DDP_FORWARD) == NO_NAME:
+        return None
     forward = host["start"][rows[host["name"][rows] == trace.names.find(DDP_FORWARD)]]
     begins = np.sort(steps["start"][steps["rank"] == host["rank"][rows[0]]]) if len(rows) else np.empty(0, np.int64)
     step = np.searchsorted(begins, forward, "right") - 1

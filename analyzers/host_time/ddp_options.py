@@ -118,7 +118,7 @@ def _issued(trace: Trace, rows: Times) -> Times:
     """When each collective was launched, else when it began."""
     device, host, table = trace["device_events"], trace["host_events"], trace["collectives"]
     event = table["event"][rows]
-    launch = np.where(event != NA, device["launch"][np.maximum(event, 0)] if len(device) else NA, NA)
+    launch = np.where(event != NA, device.at("launch", np.maximum(event, 0)) if len(device) else NA, NA)
     return np.asarray(np.where(launch != NA, host["start"][np.maximum(launch, 0)], table["start"][rows]), np.int64)
 
 

@@ -58,7 +58,7 @@ def _gathers(trace: Trace, rank: int, part: Judged) -> tuple[Times, Times]:
     table, device, host = trace["collectives"], trace["device_events"], trace["host_events"]
     rows = np.flatnonzero((table["rank"] == rank) & (table["op"] == trace.names.find("all_gather")))
     rows = rows[table["event"][rows] != NA]
-    launch = device["launch"][table["event"][rows]]
+    launch = device.at("launch", table["event"][rows])
     rows, issued = rows[launch != NA], host["start"][launch[launch != NA]]
     kept = part.place(issued) != NA
     order = np.argsort(issued[kept], kind="stable")
@@ -106,7 +106,7 @@ def _late(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
         f"FSDP gathers parameters for the backward pass only where they are needed ({int(needed.sum())} of "
         f"{int(within.sum())} gathers): {units.share(exposed / whole)} of the time is communication exposed for them"
     )
-    events = device["launch"][table["event"][late]]
+    events = device.at("launch", table["event"][late])
     return [_finding("late_gathers", message, trace, view, part, exposed, events, "issued where it is needed")]
 
 

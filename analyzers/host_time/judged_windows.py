@@ -8,6 +8,7 @@ import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.step_roles import MIN_STEADY, Role
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 
@@ -25,7 +26,7 @@ class Judged:
 
     def place(self, at: Times) -> Times:
         """Which of them each instant lies in, shape as `at`; NA outside all."""
-        found = np.searchsorted(self.start, at, "right") - 1
+        found = places(self.start, at, "right") - 1
         inside = (found >= 0) & (at < self.end[np.maximum(found, 0)])
         return np.where(inside, found, NA)
 

@@ -94,7 +94,7 @@ def _covering(trace: Trace, view: LaneView, thread: int, idle: Spans) -> tuple[H
     start, end = int(idle.start[place]), int(idle.end[place])
     device = trace["device_events"]
     behind = view.rows[int(np.searchsorted(device["start"][view.rows], end)) :][:1]
-    launch = device["launch"][behind]
+    launch = device.at("launch", behind)
     ending = int(trace["host_events"]["thread"][launch[0]]) if len(launch) and launch[0] != NA else thread
     row, covered = host_activity(trace, view.lane.rank, ending, start, end)
     if row == NA:
@@ -105,7 +105,7 @@ def _covering(trace: Trace, view: LaneView, thread: int, idle: Spans) -> tuple[H
 def _launching_thread(trace: Trace, view: LaneView, rows: Times) -> int:
     """The thread that launches most of the lane's work; without launches the one with most events."""
     host = trace["host_events"]
-    launch = trace["device_events"]["launch"][view.rows]
+    launch = trace["device_events"].at("launch", view.rows)
     launch = launch[launch != NA]
     threads, count = counted(host["thread"][launch if len(launch) else rows])
     return int(threads[np.argmax(count)])

@@ -126,8 +126,8 @@ def _ranges(trace: Trace, rank: int) -> tuple[Times, Array]:
 def _device_ends(trace: Trace, view: LaneView, rows: Times) -> Times:
     """When all that was launched until the end of each range had run; empty where nothing was launched."""
     host, device = trace["host_events"], trace["device_events"]
-    events = view.rows[device["launch"][view.rows] != NA]
-    launched = host["start"][device["launch"][events]]
+    events = view.rows[device.at("launch", view.rows) != NA]
+    launched = host["start"][device.at("launch", events)]
     order = np.argsort(launched, kind="stable")
     done = np.maximum.accumulate(device["end"][events[order]]) if len(events) else events
     upto = np.searchsorted(launched[order], host["end"][rows], "right")

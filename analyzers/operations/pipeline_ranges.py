@@ -121,8 +121,8 @@ def _steps(trace: Trace, view: LaneView, at: Times) -> Times:
 def _device_spans(trace: Trace, view: LaneView, rows: Times) -> tuple[Times, Times]:
     """First start and last end of the computing that was launched within each range; NA where none was."""
     host, device = trace["host_events"], trace["device_events"]
-    events = view.rows[(device["launch"][view.rows] != NA) & (device["kind"][view.rows] == Kind.COMPUTE)]
-    launched = host["start"][device["launch"][events]]
+    events = view.rows[(device.at("launch", view.rows) != NA) & (device["kind"][view.rows] == Kind.COMPUTE)]
+    launched = host["start"][device.at("launch", events)]
     if view.lane.device == NA:  # pieces of one operator: each counts where it ran
         launched = device["start"][events]
     order = np.argsort(launched, kind="stable")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.native import core
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.sorted_search import places
+from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import union
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
@@ -16,19 +17,27 @@ _AUTOGRAD = "autograd::engine::evaluate_function"
 """How an operator of autograd's engine is named, whose threads run the backward pass."""
 
 
-def parents(start: Times, end: Times, thread: Times) -> Times:
-    """For each span the place of the innermost one of its thread that encloses it, or NA; shape (n,).
+def parents(start: Times, end: Times, thread: Times, wanted: Mask | None = None) -> Times:
+    """For each span the place of the innermost one of its thread that encloses it, or NA; shape (n,). Those that are
+    not wanted have none and are none.
 
     Spans of a thread nest, as calls do. One that overlaps another without being inside it (a range that crosses
     threads, one of no length) has no parent and is none.
     """
+    if wanted is not None and 4 * np.count_nonzero(wanted) < len(start):  # then the others are not even looked at
+        rows = np.flatnonzero(wanted)
+        inner = parents(start[rows], end[rows], thread[rows])
+        around = np.full(len(start), NA, np.int64)
+        around[rows[inner != NA]] = rows[inner[inner != NA]]
+        return around
     if core is not None:
         columns = (np.ascontiguousarray(values, np.int64) for values in (start, end, thread))
         threads = max(int(thread.max(initial=-1)) + 1, 0)
-        return np.frombuffer(core.parents(*columns, end > start, threads), np.int64)
+        candidates = end > start if wanted is None else (end > start) & wanted
+        return np.frombuffer(core.parents(*columns, candidates, threads), np.int64)
     found = np.full(len(start), NA, np.int64)
     for which in np.unique(thread).tolist():
-        own = np.flatnonzero((thread == which) & (end > start))
+        own = np.flatnonzero((thread == which) & (end > start) & (True if wanted is None else wanted))
         own = own[np.lexsort((-end[own], start[own]))]
         found[own] = _parents_on_thread(start[own], end[own], own)
     return found
@@ -61,9 +70,14 @@ class Launched:
     sums: Times
     """Sums before each, and of all: ns of compute, communication, memory, then how many; shape (4, n + 1)."""
 
+    @property
+    def columns(self) -> tuple[Times, ...]:
+        """All four, each in one piece, as the native core takes them."""
+        return tuple(map(np.ascontiguousarray, (self.at, self.start, self.end, self.sums)))
+
     def bounds(self, start: Times, end: Times) -> tuple[Times, Times]:
         """The places between which lies what was launched in each span."""
-        return np.searchsorted(self.at, start, "left"), np.searchsorted(self.at, end, "left")
+        return places(self.at, start), places(self.at, end)
 
     def busy(self, low: Times, high: Times) -> Times:
         """ns of device events between each two places, those at one time added up."""
@@ -85,7 +99,7 @@ class Launched:
 def launched(trace: Trace, rows: Times) -> Launched:
     """These device events, of which the launches are recorded, by their launch's start."""
     device, host = trace["device_events"], trace["host_events"]
-    at = host["start"][device["launch"][rows]]
+    at = host["start"][device.at("launch", rows)]
     order = np.argsort(at, kind="stable")
     rows = rows[order]
     start, end, kind = device["start"][rows], device["end"][rows], device["kind"][rows]
@@ -107,8 +121,8 @@ class LaunchingThreads:
     def __init__(self, trace: Trace, rows: Times, host_rows: Times) -> None:
         host, device = trace["host_events"], trace["device_events"]
         self._trace = trace
-        self._rows = rows[device["launch"][rows] != NA]
-        self._thread = host["thread"][device["launch"][self._rows]]
+        self._rows = rows[device.at("launch", rows) != NA]
+        self._thread = host["thread"][device.at("launch", self._rows)]
         ranges = host_rows[host["category"][host_rows] == Category.ANNOTATION]
         of_range = host["thread"][ranges]
         self.home = int(np.bincount(of_range).argmax()) if len(of_range) else NA
@@ -121,7 +135,7 @@ class LaunchingThreads:
             free[own] = thread != self.home
             if len(inside) and thread != self.home and thread not in autograd:
                 covered = union(host["start"][inside], host["end"][inside])
-                at = host["start"][device["launch"][self._rows[own]]]
+                at = host["start"][device.at("launch", self._rows[own])]
                 place = np.searchsorted(covered.start, at, "right") - 1
                 free[own] = (place < 0) | (covered.end[np.maximum(place, 0)] <= at)
         self._free = free

@@ -13,6 +13,7 @@ from gpuscope.analyzers.frame.sections import LAUNCHES, QUEUES
 from gpuscope.analyzers.profile.recorded_part import of_lane
 from gpuscope.report.schema.profile_sections import LaunchEntry, QueueEntry
 from gpuscope.trace.columns.distinct import counted, distinct_values
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
@@ -35,7 +36,7 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     queues: list[QueueEntry] = []
     for view in lanes:
         rows = of_lane(trace, view)
-        rows = rows[trace["device_events"]["launch"][rows] != NA]
+        rows = rows[trace["device_events"].at("launch", rows) != NA]
         if view.lane.device != NA and len(rows):
             launches += _launches(trace, view, rows)
             queues += _queues(trace, view, rows)
@@ -51,7 +52,7 @@ def _launches(trace: Trace, view: LaneView, rows: Times) -> Iterator[LaunchEntry
     rows = rows[device["kind"][rows] != Kind.MEMORY]
     if not len(rows):
         return
-    launch = device["launch"][rows]
+    launch = device.at("launch", rows)
     calls = distinct_values(launch)
     call = host["end"][calls] - host["start"][calls]
     kernel = device["end"][rows] - device["start"][rows]
@@ -69,13 +70,13 @@ def _launches(trace: Trace, view: LaneView, rows: Times) -> Iterator[LaunchEntry
 def _queues(trace: Trace, view: LaneView, rows: Times) -> Iterator[QueueEntry]:
     """The queue of each stream of a lane, the one with most operations first."""
     device, host = trace["device_events"], trace["host_events"]
-    stream = device["stream"][rows]
+    stream = device.at("stream", rows)
     streams, counts = counted(stream)
     for place in np.argsort(-counts, kind="stable")[:STREAMS_KEPT].tolist():
         if counts[place] < FEWEST:
             break
         own = rows[stream == streams[place]]
-        issue = np.minimum(host["end"][device["launch"][own]], device["start"][own])
+        issue = np.minimum(host["end"][device.at("launch", own)], device["start"][own])
         issue, start = (np.sort(times, kind="stable") for times in (issue, device["start"][own]))  # nearly in order
         yield _queue(view, int(streams[place]), issue, start)
 
@@ -105,7 +106,7 @@ def _time_since(instants: Times, at: Times) -> Times:
     """Σ max(0, t − x) over the sorted instants x, for each t."""
     base = int(instants[0])
     sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(instants - base)))
-    passed = np.searchsorted(instants, at, "right")
+    passed = places(instants, at, "right")
     return np.asarray(passed * (at - base) - sums[passed], np.int64)
 
 

@@ -14,10 +14,11 @@ from gpuscope.analyzers.frame.phases import Phases, main_thread
 from gpuscope.analyzers.frame.sections import OPERATORS, PHASES, RANGES
 from gpuscope.analyzers.profile.call_tree import Launched, LaunchingThreads, parents
 from gpuscope.analyzers.profile.recorded_part import RankPart, parts
+from gpuscope.native import core
 from gpuscope.report.schema.profile_sections import OperatorEntry, PhaseEntry, RangeEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.intervals import union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category, Kind
@@ -59,42 +60,49 @@ def _of_rank(trace: Trace, part: RankPart) -> tuple[list[OperatorEntry], list[Ra
     module[module] = trace.names.matching(lambda name: name.startswith(_MODULE))[host["name"][part.host[module]]]
     rows = part.host[(category == Category.OP) | (category == Category.ANNOTATION) | module]
     rows = rows[~_is_step(trace, part.rank, rows)]
-    sums, device, thread = (
-        _Sums(len(trace.names)),
-        LaunchingThreads(trace, part.device, part.host),
-        host["thread"][rows],
-    )
+    sums, device = _Sums(len(trace.names)), LaunchingThreads(trace, part.device, part.host)
+    wanted = np.zeros(len(host), np.bool_)
+    wanted[rows] = True
+    parent = parents(host["start"], host["end"], host["thread"], wanted)
+    thread = host["thread"][rows]
     for which in distinct_values(thread).tolist():
-        _add_thread(trace, sums, device, which, rows[thread == which])
+        own = rows if (of_thread := thread == which).all() else rows[of_thread]
+        by = device.by(which)
+        _add_thread(host, sums, own, parent, by, device.of_ranges(which) if which == device.home else by)
     return _operators(trace, sums, part.has_device), _ranges(trace, part.rank, sums, part.has_device)
 
 
-def _add_thread(trace: Trace, sums: _Sums, device: LaunchingThreads, thread: int, rows: Times) -> None:
-    """Add the events `rows` of a thread, a piece at a time: what is made of millions of them would not fit caches."""
-    host = trace["host_events"]
-    start, end = host["start"][rows], host["end"][rows]
-    key = host["name"][rows] * 2 + (host["category"][rows] == Category.OP)
-    parent = parents(start, end, np.zeros(len(rows), np.int64))
-    by = device.by(thread)
-    of_ranges = device.of_ranges(thread) if thread == device.home else None
+def _add_thread(host: Table, sums: _Sums, rows: Times, parent: Times, by: Launched, of_ranges: Launched) -> None:
+    """Add the events `rows` of a thread; `parent` says for each host event which one it is within. What was launched in
+    ranges is looked for in `of_ranges`, in others in `by`."""
+    if core is not None:
+        columns = tuple(np.ascontiguousarray(host[name]) for name in ("start", "end", "name", "category"))
+        launched = by.columns, of_ranges.columns
+        core.add_launched(columns, rows, parent, int(Category.OP), int(Category.ANNOTATION), *launched, sums.columns)
+        return
+    # A piece at a time: what is made of millions of them would not fit caches.
     for first in range(0, len(rows), _PIECE):
-        piece = slice(first, first + _PIECE)
-        own, around, spent = key[piece], parent[piece], end[piece] - start[piece]
+        piece = rows[first : first + _PIECE]
+        around = parent[piece]
+        own, start, end = _keys(host, piece), host["start"][piece], host["end"][piece]
+        spent = end - start
         nested = around != NA
-        above = key[around[nested]]
-        bounds = by.bounds(start[piece], end[piece])
+        above = _keys(host, around[nested])
+        bounds = by.bounds(start, end)
         busy = by.busy(*bounds)
         sums.count(own, spent)
         sums.add("host_self", spent, own)
         sums.add("host_self", -spent[nested], above)
         sums.add("device_self", busy, own)
         sums.add("device_self", -busy[nested], above)
-        if of_ranges is not None:
-            ranges = host["category"][rows[piece]] == Category.ANNOTATION
-            inside = of_ranges.bounds(start[piece][ranges], end[piece][ranges])
-            sums.add_launched(own[ranges], of_ranges, inside)
-            own, bounds = own[~ranges], (bounds[0][~ranges], bounds[1][~ranges])
-        sums.add_launched(own, by, bounds)
+        ranges = host["category"][piece] == Category.ANNOTATION
+        sums.add_launched(own[ranges], of_ranges, of_ranges.bounds(start[ranges], end[ranges]))
+        sums.add_launched(own[~ranges], by, (bounds[0][~ranges], bounds[1][~ranges]))
+
+
+def _keys(host: Table, rows: Times) -> Times:
+    """What the figures of these events are added to: twice the code of the name, one more of an operator."""
+    return np.asarray(host["name"][rows] * 2 + (host["category"][rows] == Category.OP), np.int64)
 
 
 _PIECE = 1 << 16
@@ -105,12 +113,18 @@ _FIGURES = ("host", "host_self", "device_self", *_LAUNCHED, "reach")
 class _Sums:
     """Sums over host events by name, operators and ranges apart; ns, but for `kernels`.
 
-    The key of an event is the code of its name times two, one more of an operator.
+    Keys are those of `_keys`.
     """
 
     def __init__(self, names: int) -> None:
         self._counts, self._longest = np.zeros(2 * names, np.int64), np.zeros(2 * names, np.int64)
-        self._sums = {figure: np.zeros(2 * names, np.int64) for figure in _FIGURES}
+        self._figures = np.zeros((len(_FIGURES), 2 * names), np.int64)
+        self._sums = dict(zip(_FIGURES, self._figures, strict=True))
+
+    @property
+    def columns(self) -> tuple[Times, Times, Times]:
+        """Counts and longest, shape (keys,), and the figures in their order, shape (figures, keys): to be added to."""
+        return self._counts, self._longest, self._figures
 
     @property
     def keys(self) -> Times:
@@ -203,7 +217,7 @@ def _ranges(trace: Trace, rank: int, sums: _Sums, known: bool) -> list[RangeEntr
 def _phases(trace: Trace, part: RankPart) -> list[PhaseEntry]:
     """Host and device time of a rank by phase; empty where no event names one."""
     host, device, names = trace["host_events"], trace["device_events"], trace.names
-    launch = device["launch"][part.device]
+    launch = device.at("launch", part.device)
     rows, launch = part.device[launch != NA], launch[launch != NA]
     found = Phases(trace, part.rank, main_thread(host, part.rank, launch))
     in_phase = part.host[found.ranges[part.host]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.table import Mask, Times, rows_of_rank
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -44,7 +44,7 @@ def parts(trace: Trace, lanes: Sequence[LaneView]) -> list[RankPart]:
 
 def _part(trace: Trace, rank: int, views: Sequence[LaneView]) -> RankPart:
     host = trace["host_events"]
-    low, high = np.searchsorted(host["rank"], [rank, rank + 1])
+    low, high = rows_of_rank(host, rank)
     rows = np.arange(low, high)
     window = None
     if any(view.cut for view in views):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from gpuscope.analyzers.frame.sections import API_CALLS
 from gpuscope.analyzers.host_time.blocking_sites import plain
 from gpuscope.analyzers.profile.recorded_part import RankPart, parts
 from gpuscope.report.schema.profile_sections import ApiCallEntry
-from gpuscope.trace.columns.distinct import distinct
-from gpuscope.trace.columns.grouped_durations import grouped
+from gpuscope.trace.columns.grouped_durations import grouped_parts
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import parts as row_parts
 from gpuscope.trace.schema import Category
 from gpuscope.trace.trace import Trace
 
@@ -30,13 +31,24 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 
 def _of_rank(trace: Trace, part: RankPart) -> list[ApiCallEntry]:
     host = trace["host_events"]
-    rows = part.host[host["category"][part.host] == Category.RUNTIME]
-    if not len(rows):
+
+    def calls() -> Iterator[Times]:
+        for rows in map(part.host.__getitem__, row_parts(0, len(part.host))):
+            yield rows[host["category"][rows] == Category.RUNTIME]
+
+    called = np.zeros(len(trace.names), np.bool_)
+    for rows in calls():
+        called[host["name"][rows]] = True
+    codes = np.flatnonzero(called)
+    if not len(codes):
         return []
-    codes, of_code = distinct(host["name"][rows])
     # nsys records versions of one function under several names.
     names, of_name = np.unique([plain(trace.names[code]) for code in codes.tolist()], return_inverse=True)
-    stats = grouped(host["end"][rows] - host["start"][rows], of_name[of_code], len(names))
+    of_code = np.zeros(len(trace.names), np.int64)
+    of_code[codes] = of_name
+    stats = grouped_parts(
+        lambda: ((host["end"][rows] - host["start"][rows], of_code[host["name"][rows]]) for rows in calls()), len(names)
+    )
     everything = int(stats.total.sum())
     return [
         {

@@ -29,8 +29,8 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _of_lane(trace: Trace, view: LaneView) -> list[StreamEntry]:
     device = trace["device_events"]
     rows = of_lane(trace, view)
-    rows = rows[np.argsort(device["stream"][rows], kind="stable")]
-    bounds = np.flatnonzero(np.diff(device["stream"][rows])) + 1
+    rows = rows[np.argsort(device.at("stream", rows), kind="stable")]
+    bounds = np.flatnonzero(np.diff(device.at("stream", rows))) + 1
     entries = [_of_stream(trace, view, own) for own in np.split(rows, bounds)] if len(rows) else []
     return sorted(entries, key=lambda entry: -entry["busy_ns"])
 
@@ -38,7 +38,7 @@ def _of_lane(trace: Trace, view: LaneView) -> list[StreamEntry]:
 def _of_stream(trace: Trace, view: LaneView, rows: Times) -> StreamEntry:
     """One stream's operations, by start."""
     device, host = trace["device_events"], trace["host_events"]
-    start, end, launch = device["start"][rows], device["end"][rows], device["launch"][rows]
+    start, end, launch = device["start"][rows], device["end"][rows], device.at("launch", rows)
     reach = np.maximum.accumulate(end)
     gap = np.maximum(start[1:] - reach[:-1], 0)
     known = launch != NA

@@ -225,7 +225,11 @@ def _weigh(
     lost = verdict.count_problem(problems, "kernel_missing")
     losses = [p for p in problems if p["severity"] == "data_loss" and p["code"] not in ("kernel_missing", "truncated")]
     # That kernels were lost says more than that there are none.
-    reasons = _messages(problems, "kernels_not_recorded") or _messages(problems, "no_device_events")
+    reasons = (
+        _messages(problems, "kernels_not_recorded")
+        or _messages(problems, "no_device_events")
+        or _messages(problems, "recording_lost")
+    )
     totals = verdict.totals([judged_causes(facts.steady, lane, causes[lane.key]) for lane in lanes])
     judged = [facts.steady.breakdown(lane) for lane in lanes]
     return verdict.Evidence(

@@ -197,6 +197,13 @@ def _how_it_ended(folder: Path, read: Sequence[Path]) -> Result:
     if end is not None and end.badly:
         failures = "; ".join(end.failures[:4]) or "no rank recorded why"
         result.problem("error", "run_ended_early", 1, f"{folder.name}: the run {end.status}: {failures}")
+    if end is not None and end.going_on:
+        result.problem(
+            "info", "run_going_on", 1, f"{folder.name}: the run has not ended, or its launcher was killed: what it had "
+            "written is read",
+        )  # fmt: skip
+    for message in end.lost if end else ():
+        result.problem("data_loss", "recording_lost", 1, message)
     for message in end.wrong if end else ():
         result.problem("error", "run_trouble", 1, f"{folder.name}: {message}")
     if message := left_out(folder, read):

@@ -3,6 +3,7 @@
 python -m benchmarks.faults --work /tmp/faults                # all faults once, every parallelism five times
 python -m benchmarks.faults --only FSDP --rounds 2 --markdown
 python -m benchmarks.faults --work /tmp/faults                # the second time: analyses the same recordings again
+python -m benchmarks.faults --work /tmp/busy --load 6         # with six busy loops beside every recording
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rich.table import Table
 import gpuscope
 from benchmarks.faults.cases import FAULTS, HEALTHY, Case
 from benchmarks.faults.judged import Row, judge
+from benchmarks.faults.load import busy
 
 console = Console(width=None if sys.stdout.isatty() else 220)
 
@@ -34,18 +36,19 @@ console = Console(width=None if sys.stdout.isatty() else 220)
 @click.option("--only", default="", help="Cases whose name contains this.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each healthy case.")
 @click.option("--kind", type=click.Choice(("all", "faults", "healthy")), default="all", show_default=True)
+@click.option("--load", default=0, show_default=True, help="Busy loops beside each recording, one process each.")
 @click.option("--markdown", is_flag=True, help="Tables for the documentation.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the rows as JSON.")
-def main(work: Path | None, only: str, rounds: int, kind: str, markdown: bool, save: Path | None) -> None:
+def main(work: Path | None, only: str, rounds: int, kind: str, load: int, markdown: bool, save: Path | None) -> None:
     """Run the campaign and print its two tables, with the load of the machine."""
     before = os.getloadavg()
     with tempfile.TemporaryDirectory() as temporary:
         folder = work or Path(temporary)
         faults = [case for case in FAULTS if only in case.name] if kind != "healthy" else []
         healthy = [case for case in HEALTHY if only in case.name] if kind != "faults" else []
-        rows = [row for case in faults if (row := _run(case, folder, 0)) is not None]
+        rows = [row for case in faults if (row := _run(case, folder, 0, load)) is not None]
         turns = [(case, turn) for turn in range(rounds) for case in healthy]
-        rounds_of = [row for case, turn in turns if (row := _run(case, folder, turn)) is not None]
+        rounds_of = [row for case, turn in turns if (row := _run(case, folder, turn, load)) is not None]
     if save is not None:
         save.write_text(json.dumps([vars(row) for row in [*rows, *rounds_of]], indent=1) + "\n")
     for table in (_faults(rows), _healthy(rounds_of)):
@@ -58,8 +61,8 @@ def main(work: Path | None, only: str, rounds: int, kind: str, markdown: bool, s
     )
 
 
-def _run(case: Case, folder: Path, turn: int) -> Row | None:
-    """Record a case, analyse it and judge it; None where it can't be run here."""
+def _run(case: Case, folder: Path, turn: int, load: int) -> Row | None:
+    """Record a case beside so many busy loops, analyse it and judge it; None where it can't be run here."""
     out = folder / f"{case.name.replace(' ', '_').replace(',', '')}-{turn}"
     if not (out / "manifest.json").is_file():
         if case.needs_root and os.geteuid() != 0:
@@ -67,7 +70,8 @@ def _run(case: Case, folder: Path, turn: int) -> Row | None:
             return None
         train = [sys.executable, "-c", "from gpuscope.cli import main; main()", "train", *case.words, "--out", str(out)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(train, env=environment, capture_output=True, text=True, check=False)
+        with busy(load):
+            done = subprocess.run(train, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             click.echo(f"{case.name}: failed with {done.returncode}: {done.stderr[-400:]}", err=True)
             return None

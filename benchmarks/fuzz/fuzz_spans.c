@@ -1,9 +1,11 @@
-/* Arbitrary spans through the sweeps over sets of spans and nested spans, each array in a buffer of exactly its size, for
+/* Arbitrary spans through the sweeps over sets of spans and nested spans, and through passes over columns, each array in a buffer of exactly its size, for
  * AddressSanitizer to watch; what comes out of `gs_union` and `gs_intersect` is checked against a count instant by instant.
  *
  * fuzz_spans SECONDS SEED: prints how many sets were tried.
  */
+#include "../../gpuscope/native/columns.h"
 #include "../../gpuscope/native/kernels.h"
+#include "../../gpuscope/native/launched.h"
 #include "../../gpuscope/native/spans.h"
 
 #include <stdio.h>
@@ -108,6 +110,86 @@ static void nests(void)
     spans_free(&wild);
 }
 
+static int64_t *times(size_t count, int wild)
+{
+    int64_t *made = room(count, 8);
+    for (size_t place = 0; place < count; place++)
+        made[place] = instant(wild);
+    return made;
+}
+
+static int ascends(const void *one, const void *other)
+{
+    int64_t a = *(const int64_t *)one, b = *(const int64_t *)other;
+    return (a > b) - (a < b);
+}
+
+/* Places and statistics are checked against counting and sorting. */
+static void columns(void)
+{
+    size_t count = any(MOST), asked = any(MOST), groups = 1 + any(3);
+    int64_t *values = times(count, 1), *wanted = times(asked, 1), *found = room(asked, 8), *group = room(count, 8);
+    int64_t *into = room(5 * groups, 8), *own = room(count, 8);
+    int right = (int)any(2);
+    for (size_t place = 0; place < count; place++)
+        group[place] = (int64_t)any(groups);
+    gs_grouped statistics = {into, into + groups, into + 2 * groups, into + 3 * groups, into + 4 * groups};
+    if (gs_group(values, group, count, groups, &statistics) != 1)
+        abort();
+    for (size_t which = 0; which < groups; which++) {
+        size_t members = 0;
+        for (size_t place = 0; place < count; place++)
+            if (group[place] == (int64_t)which)
+                own[members++] = values[place];
+        qsort(own, members, 8, ascends);
+        if ((size_t)statistics.number[which] != members)
+            abort();
+        if (members && (statistics.least[which] != own[0] || statistics.largest[which] != own[members - 1]))
+            abort();
+        if (members % 2 && statistics.median[which] != own[members / 2])
+            abort();
+    }
+    if (count)
+        group[any(count)] = any(2) ? -1 : (int64_t)groups;
+    if (gs_group(values, group, count, groups, &statistics) != (count ? -1 : 1))
+        abort();
+    qsort(values, count, 8, ascends);
+    gs_places(values, count, wanted, asked, right, found);
+    for (size_t which = 0; which < asked; which++) {
+        size_t before = 0;
+        while (before < count && (right ? values[before] <= wanted[which] : values[before] < wanted[which]))
+            before++;
+        if ((size_t)found[which] != before)
+            abort();
+    }
+    free(values), free(wanted), free(found), free(group), free(into), free(own);
+}
+
+/* Events, launches and keys that may lie anywhere: no place outside the columns is touched. */
+static void launches(void)
+{
+    gs_spans_of events = spans_of(0, 1), work = spans_of(0, 1);
+    size_t count = any(MOST), keys = 2 * any(4);
+    int32_t *name = room(events.count, 4);
+    int8_t *category = room(events.count, 1);
+    int64_t *rows = room(count, 8), *parent = room(events.count, 8), *at = times(work.count, 1), *into = room(10 * keys, 8);
+    int64_t *sums = times(4 * (work.count + 1), 1);
+    memset(into, 0, 80 * keys);
+    for (size_t place = 0; place < events.count; place++)
+        name[place] = (int32_t)any(30) < 29 ? (int32_t)any(4) : -1, category[place] = (int8_t)any(3),
+        parent[place] = any(3) ? (int64_t)any(events.count) : any(9) ? INT64_MIN : instant(1);
+    for (size_t place = 0; place < count; place++)
+        rows[place] = any(30) && events.count ? (int64_t)any(events.count) : instant(1);
+    if (any(4))
+        qsort(at, work.count, 8, ascends);
+    gs_host host = {events.start, events.end, name, category, events.count};
+    gs_launched launched = {at, work.start, work.end, sums, work.count};
+    gs_sums found = {into, into + keys, into + 2 * keys, keys};
+    gs_add_launched(&host, rows, parent, count, 0, 2, &launched, &launched, &found);
+    free(name), free(category), free(rows), free(parent), free(at), free(into), free(sums);
+    spans_free(&events), spans_free(&work);
+}
+
 int main(int count, char **arguments)
 {
     if (count < 3)
@@ -117,7 +199,7 @@ int main(int count, char **arguments)
     unsigned long long tried = 0;
     do
         for (int again = 0; again < 2000; again++, tried++)
-            sets(), nests();
+            sets(), nests(), columns(), launches();
     while (time(NULL) < stop);
     printf("%llu sets of spans tried\n", tried);
     return 0;

@@ -18,9 +18,14 @@ WORTH = 8 << 20
 Made = TypeVar("Made")
 
 
+def is_worth(path: Path) -> bool:
+    """Whether a path is a file of this size."""
+    return path.is_file() and path.stat().st_size >= WORTH
+
+
 def key_of(path: Path, source: Source, options: ReadOptions, *asked: object) -> str | None:
     """The key of what is made of a file that a source reads; None where nothing of it is kept."""
-    if not options.cache or not source.files.keepable or not path.is_file() or path.stat().st_size < WORTH:
+    if not options.cache or not source.files.keepable or not is_worth(path):
         return None
     return content_key(path, source.name, options.partial, options.nsys, *asked)
 

@@ -9,8 +9,10 @@
 #include <malloc.h>
 #endif
 
+#include "columns.h"
 #include "kernels.h"
 #include "kineto_scan.h"
+#include "launched.h"
 #include "longest_path.h"
 #include "spans.h"
 #include "sqlite_columns.h"
@@ -362,17 +364,17 @@ static PyType_Spec codes_spec = {"gpuscope.native._core.Codes", sizeof(Codes), 0
 
 /* ---- nested spans ---- */
 
-enum { MOST_THREADS = 1 << 24 };
+enum { MOST_THREADS = 1 << 24, MOST_COLUMNS = 20 };
 
 typedef struct {
-    Py_buffer views[6];
+    Py_buffer views[MOST_COLUMNS];
     int taken;
 } buffers;
 
-static void *take(buffers *all, PyObject *from, Py_ssize_t item, size_t *count)
+static void *take_as(buffers *all, PyObject *from, Py_ssize_t item, size_t *count, int writable)
 {
     Py_buffer *view = &all->views[all->taken];
-    if (!get(from, view, item, 0))
+    if (all->taken == MOST_COLUMNS || !get(from, view, item, writable))
         return NULL;
     all->taken++;
     size_t own = (size_t)(view->len / item);
@@ -382,6 +384,11 @@ static void *take(buffers *all, PyObject *from, Py_ssize_t item, size_t *count)
     }
     *count = own;
     return view->buf ? view->buf : (void *)all;
+}
+
+static void *take(buffers *all, PyObject *from, Py_ssize_t item, size_t *count)
+{
+    return take_as(all, from, item, count, 0);
 }
 
 static void release(buffers *all)
@@ -455,6 +462,106 @@ static PyObject *py_parents(PyObject *self, PyObject *args)
     }
     release(&all);
     return result;
+}
+
+/* ---- passes over columns ---- */
+
+static PyObject *py_places(PyObject *self, PyObject *args)
+{
+    PyObject *sorted, *values, *result = NULL;
+    int right;
+    buffers all = {.taken = 0};
+    size_t count = SIZE_MAX, asked = SIZE_MAX;
+    const int64_t *in, *of;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOp:places", &sorted, &values, &right))
+        return NULL;
+    if ((in = take(&all, sorted, 8, &count)) && (of = take(&all, values, 8, &asked))
+        && (result = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(asked * 8)))) {
+        int64_t *found = (int64_t *)(void *)PyByteArray_AsString(result);
+        Py_BEGIN_ALLOW_THREADS
+        gs_places(in, count, of, asked, right, found);
+        Py_END_ALLOW_THREADS
+    }
+    release(&all);
+    return result;
+}
+
+static PyObject *py_group(PyObject *self, PyObject *args)
+{
+    PyObject *values, *group, *into;
+    buffers all = {.taken = 0};
+    size_t count = SIZE_MAX, items = SIZE_MAX;
+    const int64_t *of, *in;
+    int64_t *first;
+    int done = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "OOO:group", &values, &group, &into))
+        return NULL;
+    if ((of = take(&all, values, 8, &count)) && (in = take(&all, group, 8, &count))
+        && (first = take_as(&all, into, 8, &items, 1))) {
+        size_t groups = items / 5;
+        gs_grouped found = {first, first + groups, first + 2 * groups, first + 3 * groups, first + 4 * groups};
+        Py_BEGIN_ALLOW_THREADS
+        done = gs_group(of, in, count, groups, &found);
+        Py_END_ALLOW_THREADS
+        if (!done)
+            PyErr_NoMemory();
+        if (done < 0)
+            PyErr_SetString(PyExc_ValueError, "a group is not there");
+    }
+    release(&all);
+    return done == 1 ? Py_NewRef(Py_None) : NULL;
+}
+
+static int take_launched(buffers *all, PyObject *columns, gs_launched *launched)
+{
+    PyObject *own[4];
+    size_t sums = SIZE_MAX;
+    launched->count = SIZE_MAX;
+    if (!PyArg_ParseTuple(columns, "OOOO", &own[0], &own[1], &own[2], &own[3]))
+        return 0;
+    if (!(launched->at = take(all, own[0], 8, &launched->count)) || !(launched->start = take(all, own[1], 8, &launched->count))
+        || !(launched->end = take(all, own[2], 8, &launched->count)) || !(launched->sums = take(all, own[3], 8, &sums)))
+        return 0;
+    if (sums / 4 == launched->count + 1 && sums % 4 == 0)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "expected four rows of sums");
+    return 0;
+}
+
+static PyObject *py_add_launched(PyObject *self, PyObject *args)
+{
+    PyObject *columns[4], *rows, *parent, *by, *of_ranges, *number, *longest, *figures;
+    long operators, ranges;
+    buffers all = {.taken = 0};
+    gs_host host = {.count = SIZE_MAX};
+    gs_launched own, others;
+    gs_sums into = {.keys = SIZE_MAX};
+    size_t count = SIZE_MAX, sums = SIZE_MAX;
+    const int64_t *of, *above;
+    int done = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "(OOOO)OOllO!O!(OOO):add_launched", &columns[0], &columns[1], &columns[2], &columns[3], &rows,
+                          &parent, &operators, &ranges, &PyTuple_Type, &by, &PyTuple_Type, &of_ranges, &number, &longest,
+                          &figures))
+        return NULL;
+    if ((host.start = take(&all, columns[0], 8, &host.count)) && (host.end = take(&all, columns[1], 8, &host.count))
+        && (host.name = take(&all, columns[2], 4, &host.count)) && (host.category = take(&all, columns[3], 1, &host.count))
+        && (of = take(&all, rows, 8, &count)) && (above = take(&all, parent, 8, &host.count)) && take_launched(&all, by, &own)
+        && take_launched(&all, of_ranges, &others) && (into.number = take_as(&all, number, 8, &into.keys, 1))
+        && (into.longest = take_as(&all, longest, 8, &into.keys, 1)) && (into.figures = take_as(&all, figures, 8, &sums, 1))) {
+        if (sums / GS_FIGURES == into.keys && sums % GS_FIGURES == 0) {
+            Py_BEGIN_ALLOW_THREADS
+            done = gs_add_launched(&host, of, above, count, (int8_t)operators, (int8_t)ranges, &own,
+                                   of_ranges == by ? &own : &others, &into);
+            Py_END_ALLOW_THREADS
+        }
+        if (!done)
+            PyErr_SetString(PyExc_ValueError, "an event or its name is not there");
+    }
+    release(&all);
+    return done ? Py_NewRef(Py_None) : NULL;
 }
 
 /* ---- sets of spans ---- */
@@ -675,6 +782,10 @@ static PyMethodDef methods[] = {
     {"release_memory", py_release_memory, METH_NOARGS, "release_memory(): freed memory goes back to the system"},
     {"union", py_union, METH_VARARGS, "union(start, end) -> (start, end), or None where they are not in order of start"},
     {"intersect", py_intersect, METH_VARARGS, "intersect(start, end, other_start, other_end) -> (start, end)"},
+    {"places", py_places, METH_VARARGS, "places(sorted, values, right) -> places, as numpy.searchsorted"},
+    {"group", py_group, METH_VARARGS, "group(values, group, into): into gets number, total, least, median, largest by group"},
+    {"add_launched", py_add_launched, METH_VARARGS,
+     "add_launched((start, end, name, category), rows, parent, operators, ranges, by, of_ranges, (number, longest, figures))"},
     {"parents", py_parents, METH_VARARGS, "parents(start, end, thread, candidates, threads) -> rows"},
     {"longest_path", py_longest_path, METH_VARARGS,
      "longest_path(src, dst, lag, dur, start, end): sets start and end, int64; how many nodes no circle holds back"},
@@ -686,7 +797,7 @@ static int fill(PyObject *module)
     PyObject *type = PyType_FromSpec(&codes_spec);
     int done = type ? PyModule_AddObjectRef(module, "Codes", type) : -1;
     Py_XDECREF(type);
-    return done;
+    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 2); /* as gpuscope.native has it */
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill}, {0, NULL}};

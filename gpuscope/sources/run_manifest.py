@@ -25,22 +25,30 @@ _CONNECTION_LOST = ("connection", "reset by peer", "timed out", "broken pipe")
 @dataclass(frozen=True)
 class Ended:
     """How a run ended: its status, one sentence per rank that failed (the likeliest culprit first), and what
-    the recorder itself found wrong."""
+    the recorder itself found wrong and could not record."""
 
     status: str
     failures: tuple[str, ...]
     wrong: tuple[str, ...]
+    lost: tuple[str, ...]
     hung: bool
 
     @property
     def badly(self) -> bool:
         """Whether the run did not come to its own end."""
-        return self.status not in ("completed", "")
+        return self.status not in ("completed", "running", "")
+
+    @property
+    def going_on(self) -> bool:
+        """Whether nobody has said that it ended."""
+        return self.status == "running"
 
     @property
     def first_failure(self) -> str:
-        """The likeliest culprit, to be put after a sentence; empty where no rank says anything."""
-        return f": {self.failures[0]}" if self.failures else ""
+        """The likeliest culprit, or else what the recorder lost first, to be put after a sentence; empty where nobody
+        says anything."""
+        told = (*self.failures, *self.lost)
+        return f": {told[0]}" if told else ""
 
 
 def ended(folder: Path) -> Ended | None:
@@ -48,12 +56,15 @@ def ended(folder: Path) -> Ended | None:
     manifest = _read(folder)
     if manifest is None:
         return None
-    problems = [entry for entry in _dicts(manifest.get("problems")) if entry.get("severity") == "error"]
+    all_problems = _dicts(manifest.get("problems"))
+    problems = [entry for entry in all_problems if entry.get("severity") == "error"]
+    lost = [entry for entry in all_problems if entry.get("severity") == "data_loss"]
     ranks = sorted(_dicts(manifest.get("ranks")), key=_order_of_failure)
     return Ended(
         status=str(manifest["status"]),
         failures=tuple(text for rank in ranks if (text := _failure(rank))),
         wrong=tuple(redacted(str(entry.get("message", ""))) for entry in problems),
+        lost=tuple(_of_rank(entry) + redacted(str(entry.get("message", ""))) for entry in lost),
         hung=any(entry.get("code") == "hang" for entry in problems),
     )
 
@@ -155,6 +166,10 @@ def _order_of_failure(rank: dict[str, Any]) -> tuple[int, int]:
     order = 0 if rank.get("status") == "killed" else 2 if lost else 1
     when = rank.get("ended_ns")
     return order, when if isinstance(when, int) else 0
+
+
+def _of_rank(problem: dict[str, Any]) -> str:
+    return f"rank {problem['rank']}: " if isinstance(problem.get("rank"), int) else ""
 
 
 def _failure(rank: dict[str, Any]) -> str:

@@ -55,7 +55,13 @@ def split(compute: Spans, communication: Spans, memory: Spans, window: tuple[int
     """C, N \\ C, M \\ (C ∪ N) and the rest of the window, as spans."""
     start, end = window
     c, n, m = (clip(spans, start, end) for spans in (compute, communication, memory))
-    return Parts(c, subtract(n, c), subtract(m, join(c, n)), complement(join(c, n, m), start, end))
+    busy = _joined(c, n)
+    return Parts(c, subtract(n, c), subtract(m, busy), complement(_joined(busy, m), start, end))
+
+
+def _joined(a: Spans, b: Spans) -> Spans:
+    """A ∪ B of two sets that `union` made; often one of them is empty."""
+    return join(a, b) if len(a.start) and len(b.start) else a if len(a.start) else b
 
 
 def break_down(
@@ -64,11 +70,11 @@ def break_down(
     """Measure the parts of each window (ns) from the unions of the three kinds of device work."""
     bounds = np.array(windows, np.int64).reshape(-1, 2)
     start, end = bounds[:, 0], bounds[:, 1]
-    computing_or_communicating = join(compute, communication)
-    busy = join(computing_or_communicating, memory)
+    computing_or_communicating = _joined(compute, communication)
+    busy = _joined(computing_or_communicating, memory)
     c = measure_within(compute, start, end)
     n = measure_within(communication, start, end)
-    cn = measure_within(computing_or_communicating, start, end)
-    cnm = measure_within(busy, start, end)
+    cn = c if computing_or_communicating is compute else measure_within(computing_or_communicating, start, end)
+    cnm = cn if busy is computing_or_communicating else measure_within(busy, start, end)
     columns = (end - start, c, cn - c, cnm - cn, end - start - cnm, n, n - (cn - c))
     return tuple(Breakdown(*row) for row in np.stack(columns, axis=1).tolist())

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpuscope.recorded_environment import kept_facts
-from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.distinct import among, distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.row_order import order_rows, select_rows
-from gpuscope.trace.columns.table import Array, Table, Times, concatenated
+from gpuscope.trace.columns.table import Array, Table, Times, concatenated, stored
 from gpuscope.trace.cpu_run import host_device
 from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
 from gpuscope.trace.naming import kinds
@@ -103,7 +103,8 @@ class TraceBuilder:
         # Column by column, so that only one column is ever held twice.
         columns: dict[str, Array] = {}
         for column in SCHEMAS[name].columns:
-            columns[column.name] = concatenated([chunk.columns.pop(column.name) for chunk in chunks])
+            whole = concatenated([chunk.columns.pop(column.name) for chunk in chunks])
+            columns[column.name] = stored(whole, column)
         return Table(SCHEMAS[name], columns)
 
     def _thread_table(self) -> Table:
@@ -121,27 +122,28 @@ class TraceBuilder:
 
     def _drop_impossible(self, data: dict[str, Table]) -> None:
         """Leave out events that end before they start, and those whose clock is days off the others'."""
-        starts = [data[name]["start"] for name in ("device_events", "host_events", "operations")]
-        low, high = _session(np.concatenate(starts))
+        low, high = _session([data[name]["start"] for name in ("device_events", "host_events", "operations")])
         for name in ("host_events", "device_events", "syncs", "steps", "operations", "counters"):
-            table = data[name]
-            negative = table["end"] < table["start"]
-            astray = ~negative & ((table["start"] < low) | (table["end"] > high)) & (name != "counters")
+            start, end = data[name]["start"], data[name]["end"]
+            negative = end < start
+            if name == "counters" or not len(start) or (int(start.min()) >= low and int(end.max()) <= high):
+                astray = np.zeros(1, np.bool_)
+            else:
+                astray = ~negative & ((start < low) | (end > high))
             self.problem(
                 "data_loss",
                 "negative_duration",
-                int(negative.sum()),
+                int(np.count_nonzero(negative)),
                 f"{name}: events that end before they start were dropped",
             )
             self.problem(
                 "data_loss",
                 "impossible_time",
-                int(astray.sum()),
+                int(np.count_nonzero(astray)),
                 f"{name}: events more than a day from all others were dropped",
             )
-            bad = negative | astray
-            if bool(bad.any()):
-                select_rows(data, name, np.flatnonzero(~bad))
+            if bool(negative.any()) or bool(astray.any()):
+                select_rows(data, name, np.flatnonzero(~(negative | astray)))
 
     def _with_host_devices(self, data: dict[str, Table]) -> Table:
         device, host = data["device_events"], data["host_events"]
@@ -154,7 +156,8 @@ class TraceBuilder:
                 tables.append(Table.build(SCHEMAS["device_events"], count, {"rank": rank, **work}))
         if len(tables) == 1:
             return device
-        return Table(device.schema, {name: concatenated([t[name] for t in tables]) for name in device.columns})
+        columns = device.schema.columns
+        return Table(device.schema, {c.name: stored(concatenated([t[c.name] for t in tables]), c) for c in columns})
 
     def _time_collectives(self, data: dict[str, Table]) -> None:
         """A collective's times are those of the event behind it; one whose event was left out goes too."""
@@ -171,12 +174,14 @@ class TraceBuilder:
     def _link(self, data: dict[str, Table]) -> None:
         device, host = data["device_events"], data["host_events"]
         found, duplicated = launches(device, host)
-        unlinked = device["launch"] == NA
-        device.columns["launch"] = np.where(unlinked, found, device["launch"])
+        launch = device.schema.column("launch")
+        known = device.known("launch")
+        device.columns["launch"] = stored(np.where(known, device["launch"], found) if known.any() else found, launch)
+        del found, known
         has_calls = bool((host["category"] == Category.RUNTIME).any())
         # A migration of unified memory has no launch: the driver makes it.
         launched = (device["kind"] != Kind.MEMORY) | device.known("correlation")
-        missing = int((launched & (device["launch"] == NA)).sum()) if has_calls else 0
+        missing = int((launched & ~device.known("launch")).sum()) if has_calls else 0
         self.problem("info", "duplicate_correlation", duplicated, "launches that share a correlation id with another")
         self.problem("info", "launch_missing", missing, "device events whose launching call was not recorded")
         data["syncs"].columns["awaited_stream"], inferred = awaited_streams(data["syncs"], host, device)
@@ -192,7 +197,7 @@ class TraceBuilder:
             return
         cut_off = len(device) > 0 and any(problem.code == "truncated" for problem in self._problems)
         launching = self.names.matching(kinds.is_kernel_launch)
-        on_host = np.isin(device["rank"], list(self._host_is_device))
+        on_host = among(device["rank"], self._host_is_device)
         kernels, orphans, calls, lost = unmatched(device, host, launching, cut_off)
         counts = [int(found.sum()) for found in (kernels & ~on_host, orphans & ~on_host, calls, lost)]
         names = ("kernels", "kernels_without_launch", "launches", "launches_without_kernel")
@@ -231,14 +236,15 @@ class TraceBuilder:
         return Table(SCHEMAS["steps"], {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0].columns})
 
 
-def _session(starts: Times) -> tuple[int, int]:
+def _session(starts: Sequence[Times]) -> tuple[int, int]:
     """The stretch of time, without a pause of a day, that holds most events; padded by a day."""
-    if not len(starts):
+    starts = [column for column in starts if len(column)]
+    if not starts:
         return 0, 0
-    low, high = int(starts.min()), int(starts.max())
+    low, high = min(int(column.min()) for column in starts), max(int(column.max()) for column in starts)
     if high - low <= ONE_DAY_NS:
         return _padded(low, high)
-    ordered = np.sort(starts)
+    ordered = np.sort(np.concatenate(starts))
     # Compared as floats: the difference of two absurd times may not fit an int64.
     breaks = np.flatnonzero(np.diff(ordered.astype(np.float64)) > ONE_DAY_NS) + 1
     bounds = np.concatenate(([0], breaks, [len(ordered)]))

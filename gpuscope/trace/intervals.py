@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope.native import core
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Times
 
 
@@ -68,7 +69,7 @@ def complement(spans: Spans, start: int, end: int) -> Spans:
     gap_start = np.concatenate((np.array([start], np.int64), inside.end))
     gap_end = np.concatenate((inside.start, np.array([end], np.int64)))
     keep = gap_end > gap_start
-    return Spans(gap_start[keep], gap_end[keep])
+    return Spans(gap_start, gap_end) if keep.all() else Spans(gap_start[keep], gap_end[keep])
 
 
 def clip(spans: Spans, start: int, end: int) -> Spans:
@@ -77,7 +78,10 @@ def clip(spans: Spans, start: int, end: int) -> Spans:
     high = int(np.searchsorted(spans.start, end, "left"))
     if low >= high or start >= end:
         return EMPTY
-    return Spans(np.maximum(spans.start[low:high], start), np.minimum(spans.end[low:high], end))
+    first, last = spans.start[low:high], spans.end[low:high]
+    if first[0] < start:  # only the outermost can reach beyond
+        first = np.maximum(first, start)
+    return Spans(first, np.minimum(last, end) if last[-1] > end else last)
 
 
 def subtract(a: Spans, b: Spans) -> Spans:
@@ -107,7 +111,8 @@ def intersect(a: Spans, b: Spans) -> Spans:
 
 def measure_within(spans: Spans, start: Array, end: Array) -> Times:
     """|A ∩ [start_i, end_i)| for each i, shape (n,): a prefix sum, so windows may overlap."""
-    return measure_before(spans, end) - measure_before(spans, start)
+    both = measure_before(spans, np.concatenate((np.asarray(end, np.int64), np.asarray(start, np.int64))))
+    return both[: len(end)] - both[len(end) :]
 
 
 def measure_before(spans: Spans, at: Array) -> Times:
@@ -115,7 +120,8 @@ def measure_before(spans: Spans, at: Array) -> Times:
     at = np.asarray(at, np.int64)
     if not len(spans.start):
         return np.zeros(at.shape, np.int64)
-    done = np.concatenate((np.zeros(1, np.int64), np.cumsum(spans.end - spans.start)))
-    index = np.searchsorted(spans.start, at, "right")
+    length = spans.end - spans.start
+    done = np.cumsum(length, out=length)
+    index = places(spans.start, at, "right")
     inside = np.where(index > 0, np.minimum(at, spans.end[index - 1]) - spans.start[index - 1], 0)
-    return np.asarray(done[np.maximum(index - 1, 0)] + inside, np.int64)
+    return np.asarray(np.where(index > 1, done[np.maximum(index - 2, 0)], 0) + inside, np.int64)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from gpuscope.native import core
-from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.sorted_search import places
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, looked_up, parts, rows_of_rank
 from gpuscope.trace.schema import NA, Category, Kind
+
+_SPAN = ("start", "end", "thread")
+_ROOM = 16
+"""Room per call in a list by correlation id: where ids lie further apart they are sorted."""
 
 
 def _keys(rank: Times, correlation: Times) -> Times:
     """(rank, correlation) as one sortable number each: an id is unique only within its rank."""
+    rank = rank.astype(np.int64, copy=False)
     least, lowest = int(rank.min()), int(correlation.min())
     ranks, ids = int(rank.max()) - least + 1, int(correlation.max()) - lowest + 1
     if ranks * ids < 2**62:
@@ -26,6 +35,9 @@ def launches(device: Table, host: Table) -> tuple[Times, int]:
     Where several calls of a rank carry one id, the last that started before the device event is taken;
     the second value counts the ids so shared. A launch that starts after its kernel is no launch.
     """
+    listed = _listed_launches(device, host)
+    if listed is not None:
+        return listed, 0
     result = np.full(len(device), NA, np.int64)
     calls = np.flatnonzero((host["category"] == Category.RUNTIME) & host.known("correlation"))
     events = np.flatnonzero(device.known("correlation"))
@@ -38,8 +50,7 @@ def launches(device: Table, host: Table) -> tuple[Times, int]:
     call_code, event_code = keys[: len(calls)], keys[len(calls) :]
     order = np.lexsort((host["start"][calls], call_code))
     calls, call_code = calls[order], call_code[order]
-    low = np.searchsorted(call_code, event_code, "left")
-    high = np.searchsorted(call_code, event_code, "right")
+    low, high = places(call_code, event_code), places(call_code, event_code, "right")
     duplicated = int((np.diff(call_code) == 0).sum())
     row = high - 1
     if duplicated:
@@ -47,6 +58,48 @@ def launches(device: Table, host: Table) -> tuple[Times, int]:
     found = (row >= low) & (high > low)
     result[events[found]] = calls[row[found]]
     return result, duplicated
+
+
+def _listed_launches(device: Table, host: Table) -> Times | None:
+    """As `launches`, from a list of calls by id; None where calls share an id, or ids lie far apart."""
+    result = np.full(len(device), NA, np.int64)
+    for rank in distinct_values(host.columns["rank"]).tolist():
+        calls = _calls_by_id(host, *rows_of_rank(host, rank))
+        if calls is None:
+            return None
+        least, row_of = calls
+        low, high = rows_of_rank(device, rank)
+        for part in parts(low, high):
+            ids = device.at("correlation", part)
+            inside = (ids >= least) & (ids < least + len(row_of))
+            if inside.any():
+                row = row_of[np.where(inside, ids - least, 0)].astype(np.int64)
+                result[part] = np.where(inside & (row >= 0), row, NA)
+    return result
+
+
+def _calls_by_id(host: Table, low: int, high: int) -> tuple[int, Array] | None:
+    """The least correlation id of the runtime calls in rows low to high, and the row of each id from there on, −1
+    where there is none."""
+
+    def calls() -> Iterator[tuple[Times, Times]]:
+        for part in parts(low, high):
+            ids = host.at("correlation", part)
+            own = np.flatnonzero((host["category"][part] == Category.RUNTIME) & (ids != NA))
+            if len(own):
+                yield ids[own], own + part.start
+
+    bounds = [(len(ids), int(ids.min()), int(ids.max())) for ids, _ in calls()]
+    if not bounds:
+        return 0, np.empty(0, np.int32)
+    count, least = sum(number for number, _, _ in bounds), min(lowest for _, lowest, _ in bounds)
+    span = max(highest for _, _, highest in bounds) - least + 1
+    if span > _ROOM * count or high >= 2**31:
+        return None
+    row_of = np.full(span, -1, np.int32)
+    for ids, rows in calls():
+        row_of[ids - least] = rows
+    return (least, row_of) if int(np.count_nonzero(row_of >= 0)) == count else None
 
 
 def _last_before(starts: Times, at: Times, low: Times, high: Times) -> Times:
@@ -67,12 +120,14 @@ def unmatched(device: Table, host: Table, launching: Mask, cut_off: bool) -> tup
     was cut off, those were lost too: kernels are written in blocks of their own.
     """
     kernel = device["kind"] != Kind.MEMORY
-    calls = (host["category"] == Category.RUNTIME) & host.known("correlation") & launching[host["name"]]
+    calls = (host["category"] == Category.RUNTIME) & host.known("correlation")
+    calls &= looked_up(launching, host["name"])
     if not cut_off:
         calls &= host["end"] < int(device["start"].max(initial=NA))
-    linked = np.zeros(len(host), np.bool_)
-    linked[device["launch"][device["launch"] != NA]] = True
-    return kernel, kernel & (device["launch"] == NA), calls, calls & ~linked
+    linked, has_launch = np.zeros(len(host), np.bool_), device.known("launch")
+    for part in parts(0, len(device)):
+        linked[device.at("launch", part)[has_launch[part]]] = True
+    return kernel, kernel & ~has_launch, calls, calls & ~linked
 
 
 def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
@@ -81,13 +136,18 @@ def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
     Ranges of one thread nest, so the depth at an instant (ranges opened less ranges closed) gives which
     of the disjoint ranges of that depth covers it: one search per depth, no walk over events.
     """
-    if core is not None and len(at):
-        columns = (np.ascontiguousarray(host[name], np.int64) for name in ("start", "end", "thread"))
-        instants = (np.ascontiguousarray(values, np.int64) for values in (thread, at))
-        threads = max(int(thread.max()) + 1, 0)
-        return np.frombuffer(core.innermost(*columns, np.ascontiguousarray(candidates), threads, *instants), np.int64)
     result = np.full(len(at), NA, np.int64)
     rows = np.flatnonzero(candidates)
+    if not len(rows):
+        return result
+    if core is not None and len(at):
+        few = 4 * len(rows) < len(host)  # then the others are not even looked at
+        columns = (np.ascontiguousarray(host[name][rows] if few else host[name], np.int64) for name in _SPAN)
+        wanted = np.ones(len(rows), np.bool_) if few else np.ascontiguousarray(candidates)
+        instants = (np.ascontiguousarray(values, np.int64) for values in (thread, at))
+        threads = max(int(thread.max()) + 1, 0)
+        found = np.frombuffer(core.innermost(*columns, wanted, threads, *instants), np.int64)
+        return np.where(found == NA, NA, rows[np.where(found == NA, 0, found)]) if few else found
     for which in np.unique(thread):
         own = rows[host["thread"][rows] == which]
         asked = np.flatnonzero(thread == which)
@@ -120,10 +180,11 @@ def _innermost_on_thread(host: Table, rows: Times, at: Times) -> Times:
 def outermost(host: Table, rows: Times) -> Times:
     """Those of `rows` (of one thread) that no other of them encloses, in order of start."""
     start, end = host["start"][rows], host["end"][rows]
-    order = np.lexsort((-end, start))
-    rows, end = rows[order], end[order]
     if not len(rows):
         return rows
+    if not bool(((start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))).all()):
+        order = np.lexsort((-end, start))
+        rows, end = rows[order], end[order]
     reach = np.maximum.accumulate(end)
     top = np.concatenate(([True], end[1:] > reach[:-1]))
     return np.asarray(rows[top], np.int64)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
-from gpuscope.trace.columns.table import Array, Table
+from gpuscope.trace.columns.table import Array, Table, stored
 from gpuscope.trace.problems import merged
 from gpuscope.trace.schema import NA, SCHEMAS, TableSchema
 from gpuscope.trace.trace import Trace
@@ -49,4 +49,4 @@ def _concatenate(schema: TableSchema, traces: Sequence[Trace], recode: list[Arra
         for name in SCHEMAS:
             offset[name] += len(trace[name])
         offset["sources"] += len(trace.sources)
-    return Table(schema, {name: np.concatenate(parts) for name, parts in columns.items()})
+    return Table(schema, {c.name: stored(np.concatenate(columns.pop(c.name)), c) for c in schema.columns})

@@ -7,7 +7,7 @@ numbers of another table of the same Trace, or `NA`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal
 
@@ -83,7 +83,11 @@ class BlockState(IntEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `dtype` time and int are int64, name is an int32 code, enum an int8 of `enum`."""
+    """One column: `dtype` time and int are int64, name is an int32 code, enum an int8 of `enum`.
+
+    Integers of a `narrow` column are kept in 32 bits where they fit; those that are never absent are then given out
+    as int32.
+    """
 
     name: str
     dtype: Dtype
@@ -91,6 +95,7 @@ class Column:
     optional: bool = False
     refs: str | None = None
     enum: type[IntEnum] | None = None
+    narrow: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,7 @@ class TableSchema:
 
 
 _RANK = Column("rank", "int", "rank in the distributed job")
+_RANK_OF_EVENT = replace(_RANK, narrow=True)
 _START = Column("start", "time", "start, ns on the run's clock")
 _END = Column("end", "time", "end, ns on the run's clock; never before start")
 
@@ -164,14 +170,14 @@ DEVICE_EVENTS = TableSchema(
     "work on a device: kernels, copies, memsets, migrations. For a rank without a device, its training "
     "thread's operators and collectives stand here",
     (
-        _RANK,
-        Column("device", "int", "device ordinal", True),
-        Column("stream", "int", "stream on the device", True),
+        _RANK_OF_EVENT,
+        Column("device", "int", "device ordinal", True, narrow=True),
+        Column("stream", "int", "stream on the device", True, narrow=True),
         _START,
         _END,
         Column("kind", "enum", "compute, communication or memory", enum=Kind),
         Column("name", "name", "kernel or copy"),
-        Column("correlation", "int", "joins with host_events.correlation, within a rank", True),
+        Column("correlation", "int", "joins with host_events.correlation, within a rank", True, narrow=True),
         Column("bytes", "int", "bytes moved", True),
         Column(
             "copy_kind",
@@ -179,8 +185,8 @@ DEVICE_EVENTS = TableSchema(
             "HtoD, DtoH, DtoD, PtoP, HtoH, memset, or `migration …` (unified memory, with its cause where recorded)",
             True,
         ),
-        Column("graph", "int", "CUDA graph that launched it", True),
-        Column("launch", "int", "the host event that launched it", True, refs="host_events"),
+        Column("graph", "int", "CUDA graph that launched it", True, narrow=True),
+        Column("launch", "int", "the host event that launched it", True, refs="host_events", narrow=True),
     ),
     sort=("rank", "start"),
 )
@@ -208,13 +214,13 @@ HOST_EVENTS = TableSchema(
     "host_events",
     "what host threads did: operators, runtime calls, annotations, Python, operating-system calls",
     (
-        _RANK,
-        Column("thread", "int", "thread that did it", refs="threads"),
+        _RANK_OF_EVENT,
+        Column("thread", "int", "thread that did it", refs="threads", narrow=True),
         _START,
         _END,
         Column("category", "enum", "operator, runtime call, annotation…", enum=Category),
         Column("name", "name", "what was called"),
-        Column("correlation", "int", "joins with device_events.correlation, within a rank", True),
+        Column("correlation", "int", "joins with device_events.correlation, within a rank", True, narrow=True),
     ),
     sort=("rank", "start"),
 )

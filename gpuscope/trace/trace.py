@@ -12,11 +12,11 @@ import numpy as np
 from gpuscope.trace.breakdown import Breakdown, break_down
 from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
-from gpuscope.trace.columns.row_order import select_rows
-from gpuscope.trace.columns.table import Table, Times
-from gpuscope.trace.intervals import Spans, union
+from gpuscope.trace.columns.row_order import is_sorted, select_rows
+from gpuscope.trace.columns.table import Table, Times, absent, is_constant, parts
+from gpuscope.trace.intervals import EMPTY, Spans, union
 from gpuscope.trace.problems import Problem
-from gpuscope.trace.schema import NA, SCHEMAS, Kind
+from gpuscope.trace.schema import NA, SCHEMAS, Column, Kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +48,15 @@ class Lane:
     rows: Times
 
 
+@dataclass
+class _DeviceWork:
+    """What was found of a trace's device events, which every analysis asks for."""
+
+    lanes: list[Lane] | None = None
+    spans: dict[tuple[int, Kind], Spans] = field(default_factory=dict)
+    """By the identity of a lane's rows, and kind."""
+
+
 class Trace:
     """Tables by name as `trace["device_events"]` (numpy columns) or `trace.tables[…]` (DataFrames)."""
 
@@ -63,6 +72,10 @@ class Trace:
         self.sources = sources
         self.problems = problems
         self.tables: Mapping[str, pd.DataFrame] = _Frames(self)
+        self._work = _DeviceWork()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_work": _DeviceWork()}
 
     def __getitem__(self, table: str) -> Table:
         return self._data[table]
@@ -108,11 +121,14 @@ class Trace:
 
     def with_operations(self, operations: Table) -> Trace:
         """A Trace with these operations; names are codes of its own pool."""
-        return Trace({**self._data, "operations": operations}, self.names, self.sources, self.problems)
+        return self.with_table(operations)
 
     def with_table(self, table: Table) -> Trace:
         """A Trace with this table in place of its own of that name; names are codes of its own pool."""
-        return Trace({**self._data, table.schema.name: table}, self.names, self.sources, self.problems)
+        found = Trace({**self._data, table.schema.name: table}, self.names, self.sources, self.problems)
+        if table.schema.name != "device_events":
+            found._work = self._work
+        return found
 
     def select_operations(self, steps: tuple[int, int]) -> Trace:
         """A Trace with the operations of the steps first..last only; all else stays."""
@@ -137,10 +153,17 @@ class Trace:
 
     def lanes(self) -> list[Lane]:
         """Each rank and device that did any work, in order."""
+        if self._work.lanes is None:
+            self._work.lanes = self._find_lanes()
+        return self._work.lanes
+
+    def _find_lanes(self) -> list[Lane]:
         device = self["device_events"]
         if not len(device):
             return []
         pairs, which = distinct_pairs(device["rank"], device["device"])
+        if len(pairs) == 1:
+            return [Lane(*pairs[0], np.arange(len(device)))]
         order = np.argsort(which, kind="stable")
         bounds = np.searchsorted(which[order], np.arange(len(pairs) + 1)).tolist()
         return [Lane(*pair, order[bounds[place] : bounds[place + 1]]) for place, pair in enumerate(pairs)]
@@ -159,13 +182,33 @@ class Trace:
 
     def spans(self, rows: Times, kind: Kind) -> Spans:
         """The union of the device events of one kind among `rows`."""
+        of_lane = any(lane.rows is rows for lane in self._work.lanes or ())
+        if not of_lane:
+            return self._spans(rows, kind)
+        key = (id(rows), kind)
+        if key not in self._work.spans:
+            self._work.spans[key] = self._spans(rows, kind)
+        return self._work.spans[key]
+
+    def _spans(self, rows: Times, kind: Kind) -> Spans:
         device = self["device_events"]
-        picked = rows[device["kind"][rows] == kind]
-        return union(device["start"][picked], device["end"][picked])
+        own = device["kind"][rows] == kind
+        if not own.any():
+            return EMPTY
+        if own.all() and self._is_all(rows):
+            return union(device["start"], device["end"])
+        rows = rows[own]
+        return union(device["start"][rows], device["end"][rows])
+
+    def _is_all(self, rows: Times) -> bool:
+        """Whether `rows` are those of the only lane."""
+        return self._work.lanes is not None and len(self._work.lanes) == 1 and self._work.lanes[0].rows is rows
 
     def window(self, rows: Times) -> tuple[int, int]:
         """First start and last end of the device events in `rows`, in ns."""
         device = self["device_events"]
+        if self._is_all(rows):
+            return int(device["start"].min()), int(device["end"].max())
         return int(device["start"][rows].min()), int(device["end"][rows].max())
 
     def breakdown(self, rows: Times, window: tuple[int, int] | None = None) -> Breakdown:
@@ -190,22 +233,34 @@ class Trace:
         name = table.schema.name
         if "start" in table.columns and bool((table["end"] < table["start"]).any()):
             raise ValueError(f"{name}: an event ends before it starts")
-        if {"rank", "start"} <= set(table.schema.sort):
-            rank, start = np.diff(table["rank"]), np.diff(table["start"])
-            if bool(((rank < 0) | ((rank == 0) & (start < 0))).any()):
-                raise ValueError(f"{name}: rows are not ordered by rank and start")
+        if {"rank", "start"} <= set(table.schema.sort) and not is_sorted([table["rank"], table["start"]]):
+            raise ValueError(f"{name}: rows are not ordered by rank and start")
         for column in table.schema.columns:
-            values = table[column.name]
             if column.refs is not None:
-                values, limit = values[values != NA], len(self[column.refs])
+                limit = len(self[column.refs])
             elif column.dtype == "name":
-                values, limit = values[table.known(column.name)], len(self.names)
+                limit = len(self.names)
             elif column.enum is not None:
                 limit = len(column.enum)
             else:
                 continue
-            if len(values) and (int(values.min()) < 0 or int(values.max()) >= limit):
+            if not _below(table, column, limit):
                 raise ValueError(f"{name}.{column.name}: an id has no row behind it")
+
+
+def _below(table: Table, column: Column, limit: int) -> bool:
+    """Whether the values of a column that are not absent are 0 to `limit` − 1."""
+    if not len(table):
+        return True
+    if is_constant(table.columns[column.name]):
+        return all(value == absent(column) or 0 <= value < limit for value in table.at(column.name, slice(1)).tolist())
+    for part in parts(0, len(table)):
+        values = table.at(column.name, part)
+        if int(values.max()) >= limit or (
+            int(values.min()) < 0 and bool(((values < 0) & (values != absent(column))).any())
+        ):
+            return False
+    return True
 
 
 class _Frames(Mapping[str, "pd.DataFrame"]):

@@ -16,10 +16,11 @@ from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.instrumented_runtime.record.capture import nccl_files, nsys_capture
 from gpuscope.instrumented_runtime.record.capture.on_demand import listen
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+from gpuscope.instrumented_runtime.record.files.manifest import Manifest
+from gpuscope.instrumented_runtime.record.gloo.last_calls import mismatch
 from gpuscope.instrumented_runtime.record.launched_rank import is_launcher, launched_rank
-from gpuscope.instrumented_runtime.record.manifest import Manifest
 from gpuscope.instrumented_runtime.record.reduced_parts import check_apart, reduce_run
-from gpuscope.instrumented_runtime.record.run_folder import RunFolder
+from gpuscope.instrumented_runtime.record.run_folder import PARTS, RunFolder, read_manifest
 
 SHIM = Path(__file__).with_name("shim")
 # How long ranks may take to write their traces after Ctrl-C before they are killed.
@@ -54,6 +55,7 @@ def record(command: Sequence[str], out: Path, options: RecordOptions, parts: Pat
         folder.add_file(path, kind)
     for path, rank in nsys_capture.reports(folder.path):
         folder.add_file(path, "nsys", rank=rank)
+    note_mismatch(folder, failed=exit_code != 0 and not interrupted)
     status = "interrupted" if interrupted else "completed" if exit_code == 0 else "failed"
     manifest = folder.finish(status, exit_code=exit_code)
     _report(folder.path, manifest)
@@ -65,6 +67,15 @@ def record(command: Sequence[str], out: Path, options: RecordOptions, parts: Pat
     if parts is not None:
         reduce_run(folder.path, parts)
     return exit_code
+
+
+def note_mismatch(folder: RunFolder, *, failed: bool) -> None:
+    """Say in manifest and on stderr where ranks of a failed job called different things, unless the hang watch did."""
+    told = mismatch(folder.path / PARTS)
+    if told is None or not failed or any(entry.code == "hang" for entry in read_manifest(folder.path).problems):
+        return
+    folder.problem("mismatched_calls", told)
+    print("gpuscope:", told, file=sys.stderr)
 
 
 def rank_environment(folder: RunFolder, options: RecordOptions, given: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,6 @@ only the latter. Every write is atomic: at any instant the folder can be read.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import socket
@@ -26,8 +25,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpuscope.errors import InputError, UsageError
+from gpuscope.instrumented_runtime.record.files.manifest import FileEntry, Manifest, Problem, RankPart, RunPart, merge
+from gpuscope.instrumented_runtime.record.files.written_json import encoded, release, reserve, write_json
 from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
-from gpuscope.instrumented_runtime.record.manifest import FileEntry, Manifest, Problem, RankPart, RunPart, merge
 from gpuscope.recorded_environment import redacted_command
 
 PARTS = "manifest.d"
@@ -35,9 +35,8 @@ MANIFEST = "manifest.json"
 ENV_FOLDER = "GPUSCOPE_RUN_FOLDER"
 ENV_RUN_ID = "GPUSCOPE_RUN_ID"
 
-# Freed when the disk is full, so that the reason of the failure can still be written.
-_RESERVE = "reserve"
-_RESERVE_BYTES = 64 * 1024
+# Set aside, so that how the job and each rank ended can be written on a full disk too.
+_PART_BYTES, _MANIFEST_BYTES = 16 * 1024, 64 * 1024
 
 T = TypeVar("T")
 
@@ -69,7 +68,8 @@ class RunFolder:
         created = cls(folder, run)
         with _writing(folder):
             (folder / PARTS).mkdir(parents=True)
-            (folder / PARTS / _RESERVE).write_bytes(b"\0" * _RESERVE_BYTES)
+            reserve(folder / PARTS / "run.json", _PART_BYTES)
+            reserve(folder / MANIFEST, _MANIFEST_BYTES)
         created.save()
         return created
 
@@ -88,7 +88,7 @@ class RunFolder:
     def save(self) -> None:
         """Write this part and the merged manifest. Raises `InputError` if they can't be written."""
         with _writing(self.path):
-            _write_json(self.path / PARTS / "run.json", self.run)
+            write_json(self.path / PARTS / "run.json", self.run)
             refresh(self.path)
 
     def finish(self, status: str, *, exit_code: int | None = None) -> Manifest:
@@ -96,7 +96,9 @@ class RunFolder:
         self.run.status, self.run.exit_code, self.run.ended_ns = status, exit_code, time.time_ns()
         self.save()
         with contextlib.suppress(OSError):
-            (self.path / PARTS / _RESERVE).unlink(missing_ok=True)
+            release(self.path / MANIFEST)
+            for part in (self.path / PARTS).glob("*.json"):
+                release(part)
         return read_manifest(self.path)
 
 
@@ -108,6 +110,7 @@ class RankFolder:
         self.part = part
         # After an elastic restart the same rank runs again; the files of the first run are kept.
         self.files = self.path / f"restart{part.restart}" if part.restart else self.path
+        self._told: str | None = None
 
     @classmethod
     def join(
@@ -139,6 +142,7 @@ class RankFolder:
                     hint="choose a new folder, or remove this one if you no longer need it",
                 ) from None
             joined.files.mkdir(exist_ok=True)
+            reserve(joined._part_path, _PART_BYTES)
         joined.save()
         return joined
 
@@ -191,9 +195,11 @@ class RankFolder:
     def save(self) -> None:
         """Write this rank's part. A full disk is reported on stderr and does not stop the job."""
         try:
-            _write_json(self._part_path, self.part)
+            write_json(self._part_path, self.part)
         except OSError as error:
-            print(f"gpuscope: rank {self.part.rank}: {self._part_path}: {error.strerror}", file=sys.stderr)
+            if self._told != error.strerror:
+                print(f"gpuscope: rank {self.part.rank}: {self._part_path}: {error.strerror}", file=sys.stderr)
+            self._told = error.strerror
 
     def finish(self, status: str, *, error: str | None = None) -> None:
         """Close this rank's part; only the first call (say, with the exception) counts."""
@@ -201,6 +207,8 @@ class RankFolder:
             return
         self.part.status, self.part.error, self.part.ended_ns = status, error, time.time_ns()
         self.save()
+        with contextlib.suppress(OSError):
+            release(self._part_path)
         with contextlib.suppress(OSError):
             refresh(self.path)
 
@@ -224,7 +232,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
 def refresh(folder: Path) -> None:
     """Merge the parts into `manifest.json`."""
     with _lock(folder / PARTS / "lock"):
-        _write_json(folder / MANIFEST, read_manifest(folder))
+        write_json(folder / MANIFEST, read_manifest(folder))
 
 
 def _new_run_id() -> str:
@@ -241,7 +249,7 @@ def _start_run_once(folder: Path, command: Sequence[str] | None) -> None:
     )
     temporary = part.with_name(f".run.{os.getpid()}.{socket.gethostname()}")
     try:
-        temporary.write_bytes(_encode(run))
+        temporary.write_bytes(encoded(run))
         os.link(temporary, part)  # unlike rename, fails where another rank was first
     except FileExistsError:
         pass
@@ -260,29 +268,6 @@ def _entry(folder: Path, path: Path, kind: str, rank: int | None, note: str | No
     except ValueError:
         name = str(path)
     return FileEntry(path=name, kind=kind, rank=rank, bytes=size, note=note)
-
-
-def _encode(value: Any) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2) + b"\n"
-
-
-def _write_json(path: Path, value: Any) -> None:
-    """Replace `path` atomically. On a full disk the reserve is freed for a second attempt."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(_encode(value))
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        reserve = _folder_of(path) / PARTS / _RESERVE
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not reserve.exists():
-            raise
-        reserve.unlink()
-        temporary.write_bytes(_encode(value))
-    os.replace(temporary, path)
-
-
-def _folder_of(path: Path) -> Path:
-    return path.parent.parent if path.parent.name == PARTS else path.parent
 
 
 def _read_json(path: Path, kind: type[T]) -> T | None:

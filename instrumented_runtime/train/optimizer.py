@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW, Optimizer
 
+from gpuscope.instrumented_runtime.train.measures.exposed_time import EXPOSED
 from gpuscope.instrumented_runtime.train.settings.config import OptimizerConfig
 
 
@@ -60,7 +61,8 @@ def clip_gradients(parameters: list[nn.Parameter], largest: float, pipeline: Dev
     squares = [_norm(group) ** 2 for group in groups if group]
     total = torch.stack(squares).sum()
     if pipeline is not None:
-        dist.all_reduce(total, group=pipeline.get_group())
+        with EXPOSED.waiting(total):
+            dist.all_reduce(total, group=pipeline.get_group())
     norm = total.sqrt()
     for group in groups:
         clip_grads_with_norm_(group, largest, norm)
@@ -69,4 +71,7 @@ def clip_gradients(parameters: list[nn.Parameter], largest: float, pipeline: Dev
 
 def _norm(parameters: list[nn.Parameter]) -> Tensor:
     norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if not isinstance(norm, DTensor):
+        return norm
+    with EXPOSED.waiting(norm):
+        return norm.full_tensor()

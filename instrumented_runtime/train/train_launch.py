@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpuscope.errors import AnalysisError
 from gpuscope.instrumented_runtime.record.capture_options import options_from
-from gpuscope.instrumented_runtime.record.launch import GRACE_S, kill_tree, rank_environment
+from gpuscope.instrumented_runtime.record.launch import GRACE_S, kill_tree, note_mismatch, rank_environment
 from gpuscope.instrumented_runtime.record.run_folder import RunFolder
 from gpuscope.instrumented_runtime.train.faults import Fault
 from gpuscope.instrumented_runtime.train.run_options import describe, record_options
@@ -80,6 +80,7 @@ def launch(
         status, code = "interrupted", 130 if isinstance(stop, KeyboardInterrupt) else 143
         raise
     finally:
+        note_mismatch(folder, failed=status == "failed")
         folder.finish(status, exit_code=code)
     if code:
         manifest = ended(out)

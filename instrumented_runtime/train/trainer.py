@@ -13,7 +13,7 @@ from gpuscope.instrumented_runtime.record.ranges import span
 from gpuscope.instrumented_runtime.train.checkpoint import Checkpoints, Progress
 from gpuscope.instrumented_runtime.train.data import make_dataset, make_loader
 from gpuscope.instrumented_runtime.train.faults import Fault, StepContext
-from gpuscope.instrumented_runtime.train.measures.exposed_time import EXPOSED
+from gpuscope.instrumented_runtime.train.measures.exposed_time import EXPOSED, is_measurable
 from gpuscope.instrumented_runtime.train.measures.meter import StepMeter, StepRecord, Workload
 from gpuscope.instrumented_runtime.train.mesh import World, make_mesh
 from gpuscope.instrumented_runtime.train.model.gpt import flops_per_token
@@ -77,6 +77,7 @@ class Trainer:
     def run(self, after_step: AfterStep = lambda _: None) -> None:
         """Train to the last step; calls `after_step` after each."""
         batches = self.batches()
+        measurable = is_measurable(self.config, self.world.device.type)
         self.meter.collector.start()
         try:
             for step in range(self.progress.step, self.config.train.steps):
@@ -84,7 +85,8 @@ class Trainer:
                 loss = self.step(step, batches)
                 self.meter.collector.after_step(step)
                 self._save()
-                rate, exposed_ns = self.parallel.optimizers[0].param_groups[0]["lr"], EXPOSED.take(self.parallel.parts)
+                rate = self.parallel.optimizers[0].param_groups[0]["lr"]
+                exposed_ns = EXPOSED.take(self.parallel.parts) if measurable else None
                 after_step(self.meter.end(step, loss, self.gradient_norm, rate, exposed_ns))
         finally:
             self.meter.collector.stop()

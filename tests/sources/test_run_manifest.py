@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from helpers.kineto import kernel, write
+import pytest
+from helpers.kineto import kernel, note, write
 
 import gpuscope
+from gpuscope.errors import InputError
 from gpuscope.sources.run_manifest import ended
 
 
@@ -44,6 +46,25 @@ def test_a_healthy_run_and_other_manifests_say_nothing(tmp_path: Path) -> None:
     assert ended(tmp_path) is None
 
 
+def test_a_run_that_goes_on_has_not_ended_badly(tmp_path: Path) -> None:
+    manifest(tmp_path, status="running")
+    write(tmp_path / "rank0.json", kernel(0, 5))
+    problems = gpuscope.analyze(tmp_path).report["problems"]
+    told = {p["code"]: p["severity"] for p in problems if p["code"].startswith("run_")}
+    assert told == {"run_going_on": "info"}
+
+
+def test_what_the_recorder_lost_is_told_with_what_to_set(tmp_path: Path) -> None:
+    """Where there is a trace, among its problems; where there is none, as the reason."""
+    why = "no trace: the script ended after 1 step; record it from start to end with --whole"
+    manifest(tmp_path, problems=[{"severity": "data_loss", "code": "no_active_steps", "message": why, "rank": 1}])
+    with pytest.raises(InputError, match=r"recorded no trace.*rank 1: no trace: the script ended after 1 step"):
+        gpuscope.analyze(tmp_path)
+    write(tmp_path / "rank0.json", kernel(0, 5))
+    told = {p["code"]: p["message"] for p in gpuscope.analyze(tmp_path).report["problems"]}
+    assert told["recording_lost"] == f"rank 1: {why}"
+
+
 def test_the_report_says_that_the_run_failed(tmp_path: Path) -> None:
     problems = [{"severity": "error", "code": "hang", "message": "rank 1 never joined"}]
     manifest(tmp_path, status="failed", ranks=[{"rank": 1, "status": "killed"}], problems=problems)
@@ -51,3 +72,10 @@ def test_the_report_says_that_the_run_failed(tmp_path: Path) -> None:
     told = {p["code"]: p["message"] for p in gpuscope.analyze(tmp_path).report["problems"]}
     assert told["run_ended_early"].endswith("the run failed: rank 1 killed")
     assert told["run_trouble"].endswith("rank 1 never joined")
+
+
+def test_a_trace_without_work_is_explained_by_what_the_recorder_lost(tmp_path: Path) -> None:
+    why = "recorded 0 whole steps of 8: the script ended; record it with --wait 0 --warmup 1 --active 2"
+    manifest(tmp_path, problems=[{"severity": "data_loss", "code": "fewer_steps", "message": why, "rank": 0}])
+    write(tmp_path / "rank0.json", note(0, 5, "a range"))
+    assert why in gpuscope.analyze(tmp_path).report["verdict"]["why"]

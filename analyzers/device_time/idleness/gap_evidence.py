@@ -11,7 +11,7 @@ from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.report.schema.document import Evidence
 from gpuscope.report.view import units
 from gpuscope.report.view.short_kernels import short_kernel
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Times, rows_of_rank
 from gpuscope.trace.intervals import Spans, clip
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
@@ -71,7 +71,7 @@ def host_activity(trace: Trace, rank: int, thread: int, start: int, end: int) ->
     """The innermost host event that covers most of [start, end) on a thread, else the one that covers most there
     is, and the ns that it covers; (NA, 0) if none."""
     host = trace["host_events"]
-    low, high = np.searchsorted(host["rank"], [rank, rank + 1])
+    low, high = rows_of_rank(host, rank)
     high = low + int(np.searchsorted(host["start"][low:high], end, "left"))
     steps = trace.names.matching(lambda name: name.startswith("ProfilerStep"))
     rows = low + np.flatnonzero((host["thread"][low:high] == thread) & ~steps[host["name"][low:high]])
@@ -89,7 +89,7 @@ def host_activity(trace: Trace, rank: int, thread: int, start: int, end: int) ->
 def _around(trace: Trace, rank: int, thread: int, call: int) -> int:
     """The innermost operator or range around a call; NA if none."""
     host = trace["host_events"]
-    low = int(np.searchsorted(host["rank"], rank))
+    low, _ = rows_of_rank(host, rank)
     rows = np.arange(low, call + 1)
     kept = np.isin(host["category"][rows], (Category.OP, Category.ANNOTATION)) & (host["thread"][rows] == thread)
     kept &= (host["start"][rows] <= host["start"][call]) & (host["end"][rows] >= host["end"][call])

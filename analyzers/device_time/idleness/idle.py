@@ -26,7 +26,8 @@ from gpuscope.analyzers.frame.sections import GAPS
 from gpuscope.report.schema.profile_sections import GapEntry
 from gpuscope.report.view.causes import UNATTRIBUTED
 from gpuscope.trace.columns.distinct import among, counted, distinct, distinct_values
-from gpuscope.trace.columns.table import Array, Mask, Table, Times
+from gpuscope.trace.columns.sorted_search import places
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, rows_of_rank
 from gpuscope.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, subtract, union
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.schema import NA, Category
@@ -67,7 +68,7 @@ class Gaps:
 
     def of(self, spans: Spans) -> Times:
         """The gap that each span lies in, shape (n,)."""
-        return np.searchsorted(self.start, spans.start, "right") - 1
+        return places(self.start, spans.start, "right") - 1
 
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
@@ -85,7 +86,7 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _attribute(trace: Trace, view: LaneView) -> tuple[dict[str, Attributed], list[GapEntry]]:
     """The idle time of a lane by cause, and its longest gaps."""
     host, idle = trace["host_events"], view.parts.idle
-    low, high = np.searchsorted(host["rank"], [view.lane.rank, view.lane.rank + 1]).tolist()
+    low, high = rows_of_rank(host, view.lane.rank)
     rows = np.arange(low, high)
     explaining = among(host["category"][low:high], EXPLAINING)
     if not explaining.any():
@@ -116,11 +117,11 @@ def find_gaps(trace: Trace, view: LaneView, host_rows: Times) -> Gaps:
     """The idle gaps of a lane's window, each with what ends it."""
     device, host = trace["device_events"], trace["host_events"]
     idle, events = view.parts.idle, view.rows
-    position = np.searchsorted(device["start"][events], idle.end, "left")
+    position = places(device["start"][events], idle.end)
     ended = position < len(events)
     event = np.where(ended, events[np.minimum(position, len(events) - 1)], NA)
-    launch = np.where(ended, device["launch"][np.where(ended, event, 0)], NA)
-    launches = device["launch"][events]
+    launch = np.where(ended, device.at("launch", np.where(ended, event, 0)), NA)
+    launches = device.at("launch", events)
     launches = launches[launches != NA]
     main = _most_frequent(host["thread"][launches if len(launches) else host_rows])
     thread = np.where(launch == NA, main, host["thread"][np.where(launch == NA, 0, launch)])
@@ -261,7 +262,7 @@ def _price_of_blocking(
     room = np.bincount(gaps.of(rest), weights=rest.end - rest.start, minlength=len(gaps)).astype(np.int64)
     # A gap belongs to the step in which it lies, though what ends it may be the next one's first operation.
     starts = np.array([own.start for own in view.steps], np.int64)
-    step = np.searchsorted(starts, work.start - 1, "right")
+    step = places(starts, work.start - 1, "right")
     outcome = replay(work, blocked, explained, host_of, _segments(view)[step])
     lost = np.maximum(outcome.recorded - outcome.unblocked, 0)
     count = len(view.steps) + 1
@@ -270,10 +271,10 @@ def _price_of_blocking(
         for values in (outcome.recorded, outcome.unblocked)
     )
     price = idle - np.minimum(idle, idle_unblocked)
-    at = np.searchsorted(rows, gaps.event)
+    at = places(rows, gaps.event)
     ends = (gaps.event != NA) & (at < len(rows))
     own_lost = np.where(ends, lost[np.where(ends, at, 0)], 0)
-    return _first_of_each(rest, gaps, _shared(price, np.searchsorted(starts, gaps.end - 1, "right"), own_lost, room))
+    return _first_of_each(rest, gaps, _shared(price, places(starts, gaps.end - 1, "right"), own_lost, room))
 
 
 def _segments(view: LaneView) -> Times:
@@ -298,7 +299,7 @@ def _in_proportion(amount: Times, step: Times, weight: Times) -> Times:
     share = np.floor(exact).astype(np.int64)
     missing = amount - np.bincount(step, weights=share, minlength=len(amount)).astype(np.int64)
     order = np.lexsort((share - exact, step))
-    place = np.arange(len(step)) - np.searchsorted(step[order], step[order], "left")
+    place = np.arange(len(step)) - places(step[order], step[order])
     more = np.zeros(len(step), np.int64)
     more[order] = (place < missing[step[order]]) & (weight[order] > 0)
     return share + more
@@ -309,7 +310,7 @@ def _first_of_each(spans: Spans, gaps: Gaps, wanted: Times) -> Spans:
     gap = gaps.of(spans)
     length = spans.end - spans.start
     before = np.cumsum(length) - length
-    first = np.searchsorted(gap, gap, "left")
+    first = places(gap, gap)
     taken = np.clip(wanted[gap] - (before - before[first]), 0, length)
     keep = taken > 0
     return Spans(spans.start[keep], (spans.start + taken)[keep])
@@ -319,11 +320,11 @@ def _work(trace: Trace, view: LaneView, threads: Sequence[int], host_of: Sequenc
     """A lane's operations as the replay takes them, and their rows (ascending, like their starts)."""
     device, host = trace["device_events"], trace["host_events"]
     rows = np.sort(view.rows, kind="stable")
-    start, end, launch = device["start"][rows], device["end"][rows], device["launch"][rows]
+    start, end, launch = device["start"][rows], device["end"][rows], device.at("launch", rows)
     known = launch != NA
     row = np.where(known, launch, 0)
     issue = np.where(known, np.minimum(host["end"][row], start), start)
-    _, stream = distinct(device["stream"][rows])
+    _, stream = distinct(device.at("stream", rows))
     place = np.where(known, np.searchsorted(threads, host["thread"][row]), 0)
     place = np.minimum(place, len(threads) - 1)
     sequence: Array = np.array(host_of, np.int64)[place]

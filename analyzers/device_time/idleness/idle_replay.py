@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.native import core
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import Spans, measure_before, measure_within
 from gpuscope.trace.schema import NA
@@ -140,7 +141,7 @@ def inferred_waits(work: Work) -> Times:
     what is not seen to overlap is kept in order.
     """
     by_end = np.argsort(work.end, kind="stable")
-    place = np.searchsorted(work.end[by_end], work.start, "right") - 1
+    place = places(work.end[by_end], work.start, "right") - 1
     last = by_end[np.maximum(place, 0)]
     other: Mask = (place >= 0) & (work.stream[last] != work.stream) & (work.issue[last] <= work.issue)
     before = np.arange(len(last)) > last

@@ -8,7 +8,8 @@ import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.trace.columns.distinct import counted, distinct_values
-from gpuscope.trace.columns.table import Table, Times
+from gpuscope.trace.columns.sorted_search import places
+from gpuscope.trace.columns.table import Table, Times, looked_up
 from gpuscope.trace.intervals import Spans, join, union
 from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming import kinds
@@ -45,7 +46,7 @@ class Turns:
 def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Turns]:
     """The sequences of threads that launch a lane's work, the busiest first; `blocking` are its blocking calls."""
     host, device = trace["host_events"], trace["device_events"]
-    linked = device["launch"][view.rows]
+    linked = device.at("launch", view.rows)
     launches = distinct_values(linked[linked != NA])
     threads, count = counted(host["thread"][launches])
     waits = queue_waits(trace, view, launches)
@@ -99,15 +100,16 @@ def blocking_calls(trace: Trace, view: LaneView, rows: Times) -> Times:
     """Host calls of a lane's rank that return only when device work is done: outermost synchronisations,
     synchronous copies, asynchronous copies with a pageable side. Rows of `host_events`, ordered by end."""
     host, device = trace["host_events"], trace["device_events"]
-    calls = rows[host["category"][rows] == Category.RUNTIME]
-    named = calls[trace.names.matching(kinds.is_blocking_call)[host["name"][calls]]]
-    copies = view.rows[device.known("copy_kind")[view.rows] & (device["launch"][view.rows] != NA)]
+    blocks = trace.names.matching(kinds.is_blocking_call)
+    named = rows[looked_up(blocks, host["name"][rows])] if blocks.any() else rows[:0]
+    named = named[host["category"][named] == Category.RUNTIME]
+    copies = view.rows[device.known("copy_kind")[view.rows] & (device.at("launch", view.rows) != NA)]
     kind = device["copy_kind"][copies]
     pageable = trace.names.matching(lambda name: name.endswith("pageable"))[kind]
     # Where the kind of memory is not recorded, a call that outlasts its copy has waited for it.
     crossing = trace.names.matching(lambda name: name in ("HtoD", "DtoH"))[kind]
-    outlasted = crossing & (host["end"][device["launch"][copies]] >= device["end"][copies])
-    found = np.unique(np.concatenate((named, device["launch"][copies[pageable | outlasted]])))
+    outlasted = crossing & (host["end"][device.at("launch", copies)] >= device["end"][copies])
+    found = np.unique(np.concatenate((named, device.at("launch", copies[pageable | outlasted]))))
     outer = [outermost(host, found[host["thread"][found] == thread]) for thread in np.unique(host["thread"][found])]
     found = np.concatenate(outer) if outer else found
     return found[np.argsort(host["end"][found], kind="stable")]
@@ -135,11 +137,11 @@ def queue_waits(trace: Trace, view: LaneView, launches: Times) -> tuple[Times, T
 def queue_length(trace: Trace, view: LaneView, at: Times) -> Times:
     """Launches of a lane that were issued before each instant and whose work had not ended then."""
     host, device = trace["host_events"], trace["device_events"]
-    rows = view.rows[device["launch"][view.rows] != NA]
-    launch = device["launch"][rows]
+    rows = view.rows[device.at("launch", view.rows) != NA]
+    launch = device.at("launch", rows)
     calls = distinct_values(launch)  # the nodes of a graph are one launch
     issued = np.sort(host["start"][calls], kind="stable")
     ended = np.full(len(calls), NA, np.int64)
-    np.maximum.at(ended, np.searchsorted(calls, launch), device["end"][rows])
+    np.maximum.at(ended, places(calls, launch), device["end"][rows])
     done = np.sort(ended, kind="stable")
-    return np.searchsorted(issued, at, "left") - np.searchsorted(done, at, "right")
+    return places(issued, at) - places(done, at, "right")

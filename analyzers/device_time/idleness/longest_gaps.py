@@ -50,11 +50,17 @@ def longest_gaps(
 def _around(trace: Trace, view: LaneView, start: Times, end: Times) -> tuple[Times, Times]:
     """The device events that end last before each gap, and that end it; NA where there is none."""
     device, rows = trace["device_events"], view.rows
-    by_end = rows[np.argsort(device["end"][rows], kind="stable")]
-    place = np.searchsorted(device["end"][by_end], start, "right") - 1
-    before = np.where(place >= 0, by_end[np.maximum(place, 0)], NA)
-    place = np.searchsorted(device["start"][rows], end, "left")
-    return before, np.where(place < len(rows), rows[np.minimum(place, len(rows) - 1)], NA)
+    starts, ends = device["start"][rows], device["end"][rows]
+    begun = np.searchsorted(starts, start, "right")  # and all of these have ended, since the device is idle
+    reach = np.maximum.accumulate(ends)
+    before = np.full(len(start), NA, np.int64)
+    for place, count in enumerate(begun.tolist()):
+        if count:
+            latest = int(reach[count - 1])
+            first = int(np.searchsorted(reach, latest, "left"))
+            before[place] = rows[first + int(np.flatnonzero(ends[first:count] == latest)[-1])]
+    after = np.searchsorted(starts, end, "left")
+    return before, np.where(after < len(rows), rows[np.minimum(after, len(rows) - 1)], NA)
 
 
 def _name(trace: Trace, table: str, row: int) -> str | None:

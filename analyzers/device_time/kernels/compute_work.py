@@ -18,6 +18,7 @@ from gpuscope.analyzers.frame.sections import COMPUTE
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.report.schema.compute_section import ComputeEntry, ComputePart, Generation, ReducibleEntry
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.naming import precisions
 from gpuscope.trace.schema import NA, Kind
@@ -60,7 +61,7 @@ def _lane(trace: Trace, view: LaneView) -> ComputeEntry | None:
     steps = view.judged_steps
     begins, ends = (np.array([getattr(step, side) for step in steps], np.int64) for side in ("start", "end"))
     start = device["start"][view.rows]
-    place = np.searchsorted(begins, start, "right") - 1
+    place = places(begins, start, "right") - 1
     inside = (place >= 0) & (start < ends[np.maximum(place, 0)]) & (device["kind"][view.rows] == Kind.COMPUTE)
     rows = view.rows[inside]
     if not len(rows):

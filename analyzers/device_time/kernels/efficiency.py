@@ -22,6 +22,7 @@ from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import EFFICIENCY
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.report.schema.document import EfficiencyEntry, StepEfficiency
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
@@ -116,7 +117,7 @@ def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Produc
     begins = np.array([step.start for step in steps], np.int64)
     ends = np.array([step.end for step in steps], np.int64)
     start = device["start"][rows]
-    step = np.searchsorted(begins, start, "right") - 1
+    step = places(begins, start, "right") - 1
     chosen = np.flatnonzero(is_multiplying(facts.category[rows]) & (step >= 0) & (start < ends[np.maximum(step, 0)]))
     picked = rows[chosen]
     counted = np.flatnonzero(work.flops[picked])

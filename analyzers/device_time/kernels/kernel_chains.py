@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, codes
 from gpuscope.trace.columns.name_pool import PerName
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.table import Mask, Times, is_constant
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kernel_names import words
 from gpuscope.trace.schema import NA, Kind
@@ -38,11 +38,18 @@ def chains(trace: Trace, category: Labels) -> tuple[Times, Mask]:
     kernels = np.flatnonzero((device["kind"] != Kind.MEMORY) & (device["device"] != NA))
     if not len(kernels):
         return number, attention
-    order = kernels[np.lexsort((device["start"][kernels], device["stream"][kernels], device["device"][kernels],
-                                device["rank"][kernels]))]  # fmt: skip
-    fusable = _fusable(trace, category)[order]
-    lane = np.stack([device[column][order] for column in ("rank", "device", "stream")])
-    moved = np.concatenate(([True], (np.diff(lane) != 0).any(axis=0)))
+    of_all = _fusable(trace, category)
+    if not of_all[kernels].any():
+        return number, attention
+    lanes = [name for name in ("rank", "device", "stream") if not is_constant(device.columns[name])]
+    keys = [device["start"][kernels], *(device.at(name, kernels) for name in reversed(lanes))]
+    order = kernels[np.lexsort(keys)]
+    fusable = of_all[order]
+    moved = np.zeros(len(order), np.bool_)
+    moved[0] = True
+    for name in lanes:
+        own = device.at(name, order)
+        moved[1:] |= own[1:] != own[:-1]
     begins = fusable & (moved | ~np.concatenate(([False], fusable[:-1])))
     run = np.cumsum(begins) - 1
     fills = trace.names.matching(lambda name: _FILLS.search(name) is not None)[device["name"][order]]
@@ -60,7 +67,7 @@ def _fusable(trace: Trace, category: Labels) -> Mask:
     rows = np.flatnonzero(found & (device["launch"] != NA))
     if len(rows):
         host = trace["host_events"]
-        launch = device["launch"][rows]
+        launch = device.at("launch", rows)
         candidates = names.matching(lambda name: _OF_PARAMETERS.search(name) is not None)[host["name"]]
         around = innermost(host, candidates, host["thread"][launch], host["start"][launch])
         outside = names.matching(lambda name: name == "DistributedDataParallel.forward")[host["name"]]
@@ -108,7 +115,7 @@ def _batched(trace: Trace, before: Times, after: Times) -> Mask:
     recorded around either."""
     device, host, names = trace["device_events"], trace["host_events"], trace.names
     rows = np.concatenate((before, after))
-    launch = device["launch"][rows]
+    launch = device.at("launch", rows)
     linked = launch != NA
     operators = names.matching(_is_product)[host["name"]]
     around = np.full(len(rows), NA, np.int64)

@@ -93,10 +93,13 @@ def gradient_copies(trace: Trace) -> Mask:
     bucket (torch/csrc/distributed/c10d/reducer.cpp); there are none where gradients are views of the buckets."""
     device, host = trace["device_events"], trace["host_events"]
     found = np.zeros(len(device), np.bool_)
-    copying = np.isin(host["name"], [code for name in BUCKET_COPIES if (code := trace.names.find(name)) >= 0])
+    names = [code for name in BUCKET_COPIES if (code := trace.names.find(name)) >= 0]
+    if not names:
+        return found
+    copying = np.isin(host["name"], names)
     linked = np.flatnonzero((device["launch"] != NA) & (device["kind"] != Kind.COMMUNICATION))
     if copying.any() and len(linked):
-        launch = device["launch"][linked]
+        launch = device.at("launch", linked)
         found[linked] = innermost(host, copying, host["thread"][launch], host["start"][launch]) != NA
     return found
 
@@ -109,7 +112,7 @@ def _odd(trace: Trace, work: Work, precision: Times) -> dict[int, tuple[int, ...
         return {}
     place = np.full(len(host), NA, np.int64)
     place[shapes["event"]] = np.arange(len(shapes))
-    launch = device["launch"][rows]
+    launch = device.at("launch", rows)
     operator = innermost(host, place != NA, host["thread"][launch], host["start"][launch])
     known: dict[tuple[int, int, int], tuple[int, ...]] = {}
     found: dict[int, tuple[int, ...]] = {}
@@ -142,7 +145,7 @@ def _bytes(trace: Trace, rows: Times) -> Array:
     shapes = trace["shapes"]
     candidates = np.zeros(len(host), np.bool_)
     candidates[shapes["event"][host["category"][shapes["event"]] == Category.OP]] = True
-    launch = device["launch"][linked]
+    launch = device.at("launch", linked)
     operator = innermost(host, candidates, host["thread"][launch], host["start"][launch])
     linked, operator = linked[operator != NA], operator[operator != NA]
     size = _per_operator(trace, operator, device["name"][linked])

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool, PerName
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Times, looked_up
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kernel_categories import (
     CATEGORIES,
@@ -50,7 +50,7 @@ def categories(trace: Trace, rows: Times) -> Labels:
     result = kind.astype(np.int32)
     compute = np.flatnonzero(kind == Kind.COMPUTE)
     by_name = PerName(trace.names, lambda text: _CODE[kernel_category(text)])(name[compute])
-    launch = device["launch"][rows[compute]]
+    launch = device.at("launch", rows[compute])
     found = np.full(len(launch), NO_NAME, np.int32)
     linked = np.flatnonzero(launch != NA)
     if len(linked):
@@ -63,12 +63,16 @@ def categories(trace: Trace, rows: Times) -> Labels:
 def operators(trace: Trace, rows: Times) -> Labels:
     """The name of what launched each of these device events, shape (n,): its innermost operator, where there is none
     its innermost range, else `NO_NAME`. Ranges of whole steps are none."""
-    host, launch = trace["host_events"], trace["device_events"]["launch"][rows]
+    host, launch = trace["host_events"], trace["device_events"].at("launch", rows)
     found = np.full(len(rows), NO_NAME, np.int32)
     left = np.flatnonzero(launch != NA)
     steps = trace.names.matching(is_step_range)
     for category in (Category.OP, Category.ANNOTATION):
-        candidates = (host["category"] == category) & ~steps[host["name"]]
+        candidates = host["category"] == category
+        named = np.flatnonzero(candidates)
+        if not len(named):
+            continue
+        candidates[named] = ~steps[host["name"][named]]
         own = launch[left]
         around = innermost(host, candidates, host["thread"][own], host["start"][own])
         found[left] = np.where(around == NA, NO_NAME, host["name"][np.maximum(around, 0)])
@@ -79,14 +83,16 @@ def operators(trace: Trace, rows: Times) -> Labels:
 def _by_operator(trace: Trace, launch: Times) -> Labels:
     """What the operators around each launch say, else `NO_NAME`."""
     host, names = trace["host_events"], trace.names
+    result = np.full(len(launch), NO_NAME, np.int32)
+    operators = np.flatnonzero(host["category"] == Category.OP)
+    is_step = looked_up(names.matching(is_optimizer_step), host["name"])
+    is_step &= (host["category"] == Category.ANNOTATION) | (host["category"] == Category.OP)
+    if not len(operators) and not is_step.any():
+        return result
     thread, start = host["thread"][launch], host["start"][launch]
     said = _operator_codes(names)
     own = np.full(len(host), NO_NAME, np.int32)
-    operators = np.flatnonzero(host["category"] == Category.OP)
     own[operators] = said(host["name"][operators])
-    result = np.full(len(launch), NO_NAME, np.int32)
-    is_step = names.matching(is_optimizer_step)[host["name"]]
-    is_step &= (host["category"] == Category.ANNOTATION) | (host["category"] == Category.OP)
     layers = (
         (host["category"] == Category.OP, own),
         ((host["category"] == Category.OP) & names.matching(encloses)[host["name"]], own),

@@ -43,12 +43,12 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     """
     device, host = trace["device_events"], trace["host_events"]
     work = Work(np.zeros(len(rows), np.float64), np.zeros(len(rows), np.bool_), [None] * len(rows))
-    linked = np.flatnonzero((device["launch"][rows] != NA) & (device["kind"][rows] == Kind.COMPUTE))
+    linked = np.flatnonzero((device.at("launch", rows) != NA) & (device["kind"][rows] == Kind.COMPUTE))
     counted, types = _counted(trace)
     counts = ~np.isnan(counted)
     if not len(linked) or not counts.any():
         return work
-    launch = device["launch"][rows[linked]]
+    launch = device.at("launch", rows[linked])
     candidates = counts & (host["category"] == Category.OP)
     operator = innermost(host, candidates, host["thread"][launch], host["start"][launch])
     linked, operator = linked[operator != NA], operator[operator != NA]

@@ -68,7 +68,7 @@ class _Pass:
 def _of_rank(trace: Trace, rank: int, rows: Times) -> dict[int, int]:
     """Bytes by row of `collectives`."""
     table, device, host = trace["collectives"], trace["device_events"], trace["host_events"]
-    launch = device["launch"][table["event"][rows]]
+    launch = device.at("launch", table["event"][rows])
     rows, launch = rows[launch != NA], launch[launch != NA]
     gradients = accumulated(trace, rank)
     if not len(rows) or not len(gradients.at):

@@ -134,7 +134,7 @@ def _operations(trace: Trace, view: LaneView, window: Window) -> Operations:
     # The operation that begins the step behind the window ends the last one.
     high = min(int(high) + (not window.closed), len(start))
     rows = view.rows[int(low) : high]
-    stream, launch = device["stream"][rows], device["launch"][rows]
+    stream, launch = device.at("stream", rows), device.at("launch", rows)
     start, end = device["start"][rows], device["end"][rows]
     at = np.where(launch == NA, start, host["start"][np.where(launch == NA, 0, launch)])
     call = launch.copy()

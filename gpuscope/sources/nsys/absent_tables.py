@@ -9,10 +9,11 @@ import numpy as np
 
 from gpuscope.sources.nsys.export_facts import Facts, was_exported
 from gpuscope.sources.nsys.rows.event_tables import GRAPH, KERNEL, MEMCPY, MEMSET, NVTX, RUNTIME, Events
+from gpuscope.sources.nsys.rows.nccl_operations import communication_kernels
 from gpuscope.sources.nsys.rows.nvtx_payloads import Payload, is_nccl_call
 from gpuscope.sources.nsys.rows.process_ranks import Ranks, kinds_of_calls
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.naming import kinds
 
@@ -45,13 +46,13 @@ def report_missing(
 def _report_ranks_without_kernels(builder: TraceBuilder, events: Events, ranks: Ranks) -> None:
     """Processes that launched kernels of which none was recorded."""
     calls = events[RUNTIME]
-    launched = kinds_of_calls(events, builder.names, kinds.is_kernel_launch) & (calls["returnValue"] <= 0)
     for process, own in ranks.of_process.items():
-        if not any(bool((events[table]["process"] == process).any()) for table in _ON_DEVICE):
+        if not any(process in distinct_values(events[table]["process"]).tolist() for table in _ON_DEVICE):
+            launched = kinds_of_calls(events, builder.names, kinds.is_kernel_launch) & (calls["returnValue"] <= 0)
             builder.problem(
                 "data_loss",
                 "kernels_not_recorded",
-                int((launched & (calls["process"] == process)).sum()),
+                int(np.count_nonzero(launched & (calls["process"] == process))),
                 f"rank {own[0]}: kernels were launched but none was recorded: the GPU's activity could not be "
                 "traced (under WSL, in a container or VM without access to the GPU's counters, or the process was "
                 f"killed before its buffers were written). It does not mean that the GPU was idle; {_RECORD}",
@@ -81,13 +82,11 @@ def _all_tables(facts: Facts) -> bool:
 
 def _report_no_payloads(builder: TraceBuilder, events: Events, facts: Facts, payloads: Mapping[int, Payload]) -> None:
     names = builder.names
-    used = distinct(events[KERNEL]["name"])[0].tolist()
-    communicating = [code for code in used if kinds.is_communication_kernel(names[code])]
-    kernels = int(np.isin(events[KERNEL]["name"], communicating).sum())
+    kernels = len(communication_kernels(events, names))
     if not kernels or payloads:
         return
     ranges = events[NVTX]["name"]
-    if not any(is_nccl_call(names[code]) for code in distinct(ranges)[0].tolist()):
+    if not any(is_nccl_call(names[code]) for code in distinct_values(ranges).tolist()):
         why = "NCCL's ranges were not recorded (trace with -t cuda,nvtx)"
     elif was_exported(facts, "BLOBS"):
         why = "NCCL wrote none (NCCL before 2.14, or built without NVTX)"
@@ -108,9 +107,11 @@ def uncaptured_launches(events: Events, names: NamePool) -> None:
     linked = np.zeros(len(calls["start"]), np.bool_)
     for table in _ON_DEVICE:
         linked |= np.isin(calls["correlationId"], events[table]["correlationId"])
+    correlation = calls["correlationId"].astype(np.int64)
     for thread in np.unique(calls["globalTid"][begins]).tolist():
         own = calls["globalTid"] == thread
         begin = np.sort(calls["start"][own & begins])
         end = np.sort(calls["start"][own & ends])
         open_captures = np.searchsorted(begin, calls["start"], "right") - np.searchsorted(end, calls["start"], "right")
-        calls["correlationId"][own & (open_captures > 0) & ~linked] = 0
+        correlation[own & (open_captures > 0) & ~linked] = 0
+    calls["correlationId"] = correlation

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.sources.nsys.rows.event_tables import KERNEL, MEMCPY, MEMSET, NVTX, OSRT, RUNTIME, SYNC, Events
+from gpuscope.sources.nsys.rows.event_tables import KERNEL, MEMCPY, MEMSET, NVTX, OSRT, RUNTIME, SYNC, Events, absences
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.schema import NA
 
 _ON_DEVICE = ("start", "end", "globalPid", "deviceId", "correlationId")
 _NEEDED = {
@@ -28,10 +28,10 @@ def report_missing_values(builder: TraceBuilder, events: Events) -> None:
     for table, columns in _NEEDED.items():
         rows = events[table]
         for column in columns:
-            missing = int((rows[column] == NA).sum())
+            missing = absences(rows[column])
             builder.problem("data_loss", "value_missing", missing, f"rows of {table} without a valid {column}")
     builder.problem("data_loss", "value_missing", events.without_type, f"rows of {NVTX} without a valid eventType")
     nameless = (NO_NAME, builder.names.find(UNNAMED))
     for table in (KERNEL, RUNTIME, OSRT):
-        missing = int(np.isin(events[table]["name"], nameless).sum())
+        missing = int(np.count_nonzero(among(events[table]["name"], nameless)))
         builder.problem("data_loss", "value_missing", missing, f"rows of {table} whose name is not in StringIds")

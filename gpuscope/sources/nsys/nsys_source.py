@@ -28,7 +28,7 @@ from gpuscope.sources.nsys.formats.export_tables import SQLITE_MAGIC, SqliteTabl
 from gpuscope.sources.nsys.missing_values import report_missing_values
 from gpuscope.sources.nsys.rows import process_ranks
 from gpuscope.sources.nsys.rows.device_work import add_device_events, add_syncs
-from gpuscope.sources.nsys.rows.event_tables import KERNEL, MPI, NVTX, Events, read_events
+from gpuscope.sources.nsys.rows.event_tables import KERNEL, MPI, NVTX, Events, absences, read_events
 from gpuscope.sources.nsys.rows.host_events import add_host_events, ids
 from gpuscope.sources.nsys.rows.link_counters import add_link_counters
 from gpuscope.sources.nsys.rows.mpi_calls import add_mpi
@@ -132,9 +132,10 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
 
 
 def _to_utc(events: Events, epoch_ns: int) -> None:
-    for rows in events.tables.values():
+    for rows in events.tables.values() if epoch_ns else ():
         for column in {"start", "end"} & rows.keys():
-            rows[column] = np.where(rows[column] == NA, NA, rows[column] + epoch_ns)
+            since = rows[column].astype(np.int64, copy=False)
+            rows[column] = since + epoch_ns if not absences(since) else np.where(since == NA, NA, since + epoch_ns)
 
 
 def _add_ranks(builder: TraceBuilder, tables: Tables, events: Events, source: int, ranks: Ranks, facts: Facts) -> None:

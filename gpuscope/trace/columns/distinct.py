@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gpuscope.trace.columns.table import Array, Mask, Times, constant, is_constant
+from gpuscope.trace.columns.table import Array, Mask, Times, constant, is_constant, looked_up, parts
 
 _TABLE = 1 << 22
 """Values that lie no further apart than this are counted in a table rather than sorted."""
@@ -21,7 +21,8 @@ def distinct_values(values: Array) -> Array:
     low, high = int(values.min()), int(values.max())
     if high - low < min(_TABLE, _SPREAD * len(values)):
         present = np.zeros(high - low + 1, np.bool_)
-        present[values - low] = True
+        for part in parts(0, len(values)):
+            present[np.subtract(values[part], low, dtype=np.int64)] = True
         return np.asarray(np.flatnonzero(present) + low, values.dtype)
     ordered = np.sort(values)
     return np.asarray(ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))])
@@ -44,6 +45,25 @@ def distinct(values: Array) -> tuple[Times, Times]:
     present = np.zeros(span, np.bool_)
     present[place] = True
     return np.flatnonzero(present) + low, (np.cumsum(present) - 1)[place]
+
+
+def mapped(values: Array, known: Array, to: Array) -> Array:
+    """For each value what it is mapped `to`, shape (n,), of `to`'s type; `known` are the distinct values, ascending."""
+    if is_constant(values):
+        return constant(to[0], len(values), to.dtype.type)
+    if not len(values):
+        return to[:0]
+    low, span = int(known[0]), int(known[-1]) - int(known[0]) + 1
+    if span > _TABLE:
+        found = np.empty(len(values), to.dtype)
+        for part in parts(0, len(values)):
+            found[part] = to[np.searchsorted(known, values[part])]
+        return found
+    if 0 <= low < span:  # then the values themselves are places
+        low, span = 0, span + low
+    table = np.zeros(span, to.dtype)
+    table[known - low] = to
+    return looked_up(table, values if low == 0 else np.subtract(values, low, dtype=np.int64))
 
 
 def among(values: Array, wanted: Iterable[int]) -> Mask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,9 @@ Times = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _DTYPES: dict[str, type] = {"time": np.int64, "int": np.int64, "name": np.int32, "enum": np.int8}
+_ABSENT = 2**32 - 1
+"""An absent integer in a column of 32 bits (`stored`)."""
+_AT_ONCE = 1 << 16
 
 
 def constant(value: Any, length: int, dtype: type) -> Array:
@@ -40,14 +43,73 @@ def compact(array: Array) -> Array:
     return constant(array[0], len(array), array.dtype.type)
 
 
+def narrowed(array: Array) -> Array:
+    """A copy of whole numbers, as `constant` where all are one, in 32 bits where all fit (then none is `NA`)."""
+    if not len(array):
+        return np.empty(0, np.int64)
+    least, most = int(array.min()), int(array.max())
+    dtype = np.int32 if least >= -(2**31) and most < 2**31 else np.int64
+    return constant(least, len(array), dtype) if least == most else array.astype(dtype)
+
+
+def stored(array: Array, column: Column) -> Array:
+    """A column as tables keep it: in 32 bits where it may be and all its values fit.
+
+    Of an optional column as uint32, in which the largest number stands for `NA` and which nobody sees: tables give it
+    out as int64 (`widened`). Of another as int32.
+    """
+    if not column.narrow or not len(array) or array.dtype == np.uint32:
+        return array
+    if is_constant(array):
+        return constant(array[0], len(array), np.int64)
+    least, most = int(array.min()), int(array.max())
+    if not column.optional:
+        return array.astype(np.int32 if least >= -(2**31) and most < 2**31 else np.int64, copy=False)
+    if least >= 0:
+        return array.astype(np.uint32 if most < _ABSENT else np.int64, copy=False)
+    missing = array == NA
+    if most >= _ABSENT or int(array.min(initial=0, where=~missing)) < 0:
+        return array.astype(np.int64, copy=False)
+    narrow = array.astype(np.uint32)
+    narrow[missing] = _ABSENT
+    return narrow
+
+
+def widened(array: Array) -> Array:
+    """A column as it is given out: whole numbers that may be absent as int64 with `NA`."""
+    if array.dtype != np.uint32:
+        return array
+    if is_constant(array):
+        value = int(array[0])
+        return constant(NA if value == _ABSENT else value, len(array), np.int64)
+    wide = array.astype(np.int64)
+    wide[array == _ABSENT] = NA
+    return wide
+
+
 def concatenated(parts: Sequence[Array]) -> Array:
     """Columns one after another; those of one and the same value as such a column."""
     if len(parts) == 1:
         return parts[0]
     some = [part for part in parts if len(part)] or parts[:1]
-    if all(map(is_constant, some)) and len({part[0].item() for part in some}) == 1:
+    if all(map(is_constant, some)) and len({widened(part[:1])[0].item() for part in some}) == 1:
         return constant(some[0][0], sum(map(len, some)), some[0].dtype.type)
-    return np.concatenate(parts)
+    if any(part.dtype == np.uint32 for part in some):
+        some = _alike(some)
+    return np.concatenate(some)
+
+
+def _alike(parts: Sequence[Array]) -> list[Array]:
+    """Parts of which some are kept in 32 bits: all so, or none."""
+    found: list[Array] = []
+    for part in parts:
+        if part.dtype != np.uint32:
+            value = int(part[0]) if is_constant(part) else -1
+            if value != NA and not 0 <= value < _ABSENT:
+                return [widened(one) for one in parts]
+            part = constant(_ABSENT if value == NA else value, len(part), np.uint32)
+        found.append(part)
+    return found
 
 
 def picked(array: Array, rows: Array) -> Array:
@@ -56,6 +118,29 @@ def picked(array: Array, rows: Array) -> Array:
         count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
         return constant(array[0], count, array.dtype.type)
     return np.asarray(array[rows])
+
+
+def looked_up(values: Array, places: Array) -> Array:
+    """`values[places]`, by parts: numpy makes places of 32 bits into ones of 64 before it looks."""
+    found = np.empty(len(places), values.dtype)
+    for part in parts(0, len(places)):
+        found[part] = values[places[part]]
+    return found
+
+
+def parts(low: int, high: int) -> Iterator[slice]:
+    """The rows from `low` on and before `high`, so many at once that what is made of them stays in the processor's
+    cache."""
+    return (slice(first, min(first + _AT_ONCE, high)) for first in range(low, high, _AT_ONCE))
+
+
+def rows_of_rank(table: Table, rank: int) -> tuple[int, int]:
+    """The first row of a rank in a table ordered by rank, and the one after its last."""
+    ranks = table.columns["rank"]
+    if is_constant(ranks):
+        return (0, len(ranks)) if int(ranks[0]) == rank else (0, 0)
+    low, high = np.searchsorted(ranks, [rank, rank + 1]).tolist()
+    return low, high
 
 
 def absent(column: Column) -> int:
@@ -95,6 +180,9 @@ class Table:
                 if not column.optional:
                     raise ValueError(f"table {schema.name!r} needs column {column.name!r}")
                 value = absent(column)
+            if column.narrow and isinstance(value, np.ndarray) and value.ndim:
+                columns[column.name] = stored(value, column)
+                continue
             array: Array = np.asarray(value, dtype)
             columns[column.name] = constant(array, length, dtype) if array.ndim == 0 else array
         return cls(schema, columns)
@@ -106,15 +194,25 @@ class Table:
         """Raise `ValueError` where a column is not of its declared type, or not as long as the others."""
         for column in self.schema.columns:
             found = self.columns[column.name]
-            if found.dtype != _DTYPES[column.dtype] or found.shape != (self._length,):
+            narrow = column.narrow and found.dtype == (np.uint32 if column.optional else np.int32)
+            if not (narrow or found.dtype == _DTYPES[column.dtype]) or found.shape != (self._length,):
                 raise ValueError(f"{self.schema.name}.{column.name}: {found.dtype} of shape {found.shape}")
 
     def __getitem__(self, name: str) -> Array:
-        return self.columns[name]
+        return widened(self.columns[name])
+
+    def at(self, name: str, rows: Array | slice) -> Array:
+        """`table[name][rows]`, without making more of the column than that."""
+        array = self.columns[name]
+        return widened(array[rows] if isinstance(rows, slice) else picked(array, rows))
 
     def known(self, name: str) -> Mask:
         """Per row, whether the column has a value there, shape (n,)."""
-        return np.asarray(self.columns[name] != absent(self.schema.column(name)))
+        array = self.columns[name]
+        missing = _ABSENT if array.dtype == np.uint32 else absent(self.schema.column(name))
+        if is_constant(array):
+            return np.full(len(array), array[0] != missing)
+        return np.asarray(array != missing)
 
     def take(self, rows: Array) -> Table:
         """The rows of a mask or of row numbers, in that order."""
@@ -145,7 +243,7 @@ class Table:
 
         frame: dict[str, Any] = {}
         for column in self.schema.columns:
-            array = self.columns[column.name]
+            array = self[column.name]
             if column.dtype == "name":
                 # Only the names that occur, in order of code, so that frames of one trace stay comparable.
                 used, codes = np.unique(array, return_inverse=True)
@@ -159,5 +257,5 @@ class Table:
                 missing = array == NA
                 frame[column.name] = pd.arrays.IntegerArray(np.where(missing, 0, array), missing)
             else:
-                frame[column.name] = array
+                frame[column.name] = array.astype(_DTYPES[column.dtype], copy=False)
         return pd.DataFrame(frame)

@@ -25,6 +25,7 @@ EARLY_NS = 1_000_000
 on a busy machine gloo's thread may have to wait for a core first."""
 
 
+_COMMUNICATING = ("c10d::", "_c10d_functional", "c10d_functional::")
 _WAITS = ("c10d_functional::wait_tensor", "c10d::barrier", "c10d::monitored_barrier_")
 
 
@@ -33,12 +34,17 @@ def is_waiting_op(name: str) -> bool:
     return name.endswith(_WAITS)
 
 
+def is_message_op(name: str) -> bool:
+    """Operators that issue a message: gloo writes what the socket takes before it returns."""
+    return name.startswith(("c10d::send", "c10d::recv"))
+
+
 def pauses(host: Table, names: NamePool, own: Times, threads: Times) -> Spans:
     """Where none of the `threads` computes for `BLOCKED_NS` or longer, between two of their events.
 
-    `own` are the rows of those threads' host events, collectives left out. An operator without others inside
-    computes; in all else (Python, a node of autograd, an operator that waits or issues a collective) a pause can be a
-    wait.
+    `own` are the rows of those threads' host events, collectives left out. An operator computes where it has no others
+    inside, or none that communicates and is PyTorch's own (`aten::mm` looks at its inputs before it multiplies); in all
+    else (Python, a node of autograd, an operator that waits or issues a collective) a pause can be a wait.
     """
     bounds = np.unique(np.concatenate((host["start"][own], host["end"][own])))
     start, end = bounds[:-1], bounds[1:]
@@ -57,29 +63,44 @@ def pauses(host: Table, names: NamePool, own: Times, threads: Times) -> Spans:
 
 
 def _computing(host: Table, names: NamePool, own: Times) -> Mask:
-    """Per host event, whether it is one of `own` that computes: an operator with nothing inside."""
+    """Per host event, whether it is one of `own` that computes between the events inside it, too."""
     found = np.zeros(len(host), np.bool_)
     order = own[np.lexsort((-host["end"][own], host["start"][own], host["thread"][own]))]
     if not len(order):
         return found
-    thread, start = host["thread"][order], host["start"][order]
+    thread, start, end, name = (host[column][order] for column in ("thread", "start", "end", "name"))
     nested = np.zeros(len(order), np.bool_)
-    nested[:-1] = (thread[1:] == thread[:-1]) & (start[1:] < host["end"][order][:-1])
-    idle = names.matching(lambda name: is_waiting_op(name) or name.startswith("c10d::"))[host["name"][order]]
-    found[order] = ~nested & ~idle & (host["category"][order] == Category.OP)
+    nested[:-1] = (thread[1:] == thread[:-1]) & (start[1:] < end[:-1])
+    idle = names.matching(lambda name: is_waiting_op(name) or name.startswith("c10d::"))[name]
+    communicates = names.matching(lambda name: is_waiting_op(name) or name.startswith(_COMMUNICATING))[name]
+    own_work = names.matching(lambda name: name.startswith("aten::"))[name]
+    computes = ~idle & np.where(own_work, ~_holds(thread, start, end, communicates), ~nested)
+    found[order] = computes & (host["category"][order] == Category.OP)
     return found
 
 
-def ended_by(found: Spans, ends: Times) -> Spans:
-    """Of pauses, those that end with one of the collectives' `ends` (ns): for each the longest that can be."""
+def _holds(thread: Times, start: Times, end: Times, wanted: Mask) -> Mask:
+    """Per event of threads in order of start, whether one that is `wanted` begins inside it."""
+    before = np.concatenate(([0], np.cumsum(wanted)))
+    last = np.zeros(len(start), np.int64)
+    for one in np.unique(thread).tolist():
+        places = np.flatnonzero(thread == one)
+        last[places] = places[0] + np.searchsorted(start[places], end[places], "left")
+    return np.asarray(before[last] > before[np.arange(len(start)) + 1])
+
+
+def ended_by(found: Spans, ends: Times, begins: Times | None = None, early: int = EARLY_NS) -> Spans:
+    """Of pauses, those that end with one of the collectives' `ends` (ns), at most `early` before: for each the longest
+    that can be. Where `begins` is given nobody waits for a collective before it."""
     before, after = found.start, found.end
+    begins = np.full(len(ends), before.min(initial=0)) if begins is None else begins
     length = after - before
     picked = np.zeros(len(before), np.bool_)
-    low = np.searchsorted(after, ends - EARLY_NS, "left")
+    low = np.searchsorted(after, ends - early, "left")
     high = np.searchsorted(before, ends - BLOCKED_NS, "right")
-    for end, first, last in zip(ends.tolist(), low.tolist(), high.tolist(), strict=True):
+    for begin, end, first, last in zip(begins.tolist(), ends.tolist(), low.tolist(), high.tolist(), strict=True):
         places = np.arange(first, last)
-        blocked = np.minimum(after[places], end) - before[places]
+        blocked = np.minimum(after[places], end) - np.maximum(before[places], begin)
         places = places[(blocked >= BLOCKED_NS) & (after[places] - end <= np.maximum(WAKE_NS, blocked))]
         if len(places):
             picked[places[np.argmax(length[places])]] = True

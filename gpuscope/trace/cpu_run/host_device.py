@@ -11,8 +11,8 @@ import numpy as np
 
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask, Table, Times
-from gpuscope.trace.cpu_run.blocking_waits import ended_by, is_waiting_op, pauses
-from gpuscope.trace.intervals import EMPTY, Spans, intersect, join, subtract, union
+from gpuscope.trace.cpu_run.blocking_waits import ended_by, is_message_op, is_waiting_op, pauses
+from gpuscope.trace.intervals import EMPTY, Spans, clip, intersect, join, subtract, union
 from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import Category, Kind
@@ -46,8 +46,9 @@ def work(host: Table, names: NamePool, rows: Times) -> dict[str, Times]:
     ops: Mask = on_thread & (category == Category.OP)
     waits = rows[ops & names.matching(is_waiting_op)[name]]
     calls = rows[category == Category.COMMUNICATION]
+    message = names.matching(lambda name: kinds.collective_op(name) in kinds.POINT_TO_POINT)[host["name"][calls]]
     loading = _spans(host, rows[on_thread & names.matching(kinds.is_loader)[name]])
-    blocked = intersect(_blocked(host, names, rows, calls, np.array(threads, np.int64)), _spans(host, calls))
+    blocked = intersect(_blocked(host, names, rows, calls, message, np.array(threads, np.int64)), _spans(host, calls))
     not_compute = join(loading, _spans(host, waits), blocked)
     parts = [(waits, _spans_of(host, waits), Kind.COMMUNICATION)]
     for thread in threads:
@@ -56,8 +57,11 @@ def work(host: Table, names: NamePool, rows: Times) -> dict[str, Times]:
         owner = top[np.searchsorted(host["start"][top], spans.start, "right") - 1]
         parts.append((owner, spans, Kind.COMPUTE))
     # A thread that waits for the loader is not blocked on a collective that happens to be in flight.
-    for call in calls.tolist():
-        spans = subtract(_spans_of(host, np.array([call])), loading)
+    # Schedules post messages early and collect them late: in between they are seen where work hides them alone.
+    seen = subtract(join(blocked, *(spans for _, spans, _ in parts)), loading)
+    for call, posted in zip(calls.tolist(), message.tolist(), strict=True):
+        whole = _spans_of(host, np.array([call]))
+        spans = clip(seen, int(whole.start[0]), int(whole.end[0])) if posted else subtract(whole, loading)
         parts.append((np.full(len(spans.start), call), spans, Kind.COMMUNICATION))
     source = np.concatenate([owner for owner, _, _ in parts])
     return {
@@ -69,12 +73,17 @@ def work(host: Table, names: NamePool, rows: Times) -> dict[str, Times]:
     }
 
 
-def _blocked(host: Table, names: NamePool, rows: Times, calls: Times, threads: Times) -> Spans:
-    """Pauses of the training threads in which they wait for one of the `calls`."""
+def _blocked(host: Table, names: NamePool, rows: Times, calls: Times, message: Mask, threads: Times) -> Spans:
+    """Pauses of the training threads in which they wait for one of the `calls`, of which some are `message`s."""
     if not len(calls) or not len(threads):
         return EMPTY
     own = rows[np.isin(host["thread"][rows], threads) & (host["category"][rows] != Category.COMMUNICATION)]
-    return ended_by(pauses(host, names, own, threads), np.unique(host["end"][calls]))
+    found = pauses(host, names, own, threads)
+    handing = own[names.matching(is_message_op)[host["name"][own]]]
+    begin, end = host["start"][calls[message]], host["end"][calls[message]]
+    # A collective runs on a thread of gloo's, which may note its end late; a message's end is that of the wait for it.
+    of_messages = join(ended_by(found, end, begin, early=0), _spans(host, handing))
+    return join(ended_by(found, np.unique(host["end"][calls[~message]])), intersect(of_messages, union(begin, end)))
 
 
 def _spans(host: Table, rows: Times) -> Spans:

@@ -32,12 +32,14 @@ def from_launching_ranges(data: Mapping[str, Table], names: NamePool) -> Table:
     launched it. Rows that have arguments of their own stay."""
     table, device, host = data["collectives"], data["device_events"], data["host_events"]
     rows = np.flatnonzero((table["event"] != NA) & ~table.known("group"))
-    rows = rows[device["launch"][table["event"][rows]] != NA]
+    rows = rows[device.at("launch", table["event"][rows]) != NA]
+    if not len(rows):
+        return table
     named = names.matching(lambda name: name.startswith(NCCL_RANGES))[host["name"]]
     named &= host["category"] == Category.ANNOTATION
-    if not len(rows) or not bool(named.any()):
+    if not bool(named.any()):
         return table
-    launch = device["launch"][table["event"][rows]]
+    launch = device.at("launch", table["event"][rows])
     around = innermost(host, named, host["thread"][launch], host["start"][launch])
     rows, around = rows[around != NA], around[around != NA]
     op, agree = table["op"].copy(), np.zeros(len(rows), np.bool_)

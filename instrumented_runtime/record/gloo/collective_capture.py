@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.record.gloo import gloo_trace, last_calls
 from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective
-from gpuscope.instrumented_runtime.record.run_folder import RankFolder
+from gpuscope.instrumented_runtime.record.run_folder import PARTS, RankFolder
 
 
 class Collectives:
@@ -42,6 +42,7 @@ class Collectives:
                 severity="info",
             )
         gloo_trace.install()
+        LOG.on_issue = last_calls.keeper(folder.path / PARTS, folder.part.rank)
 
     def step(self, step: int) -> None:
         """Write what has completed."""
@@ -50,6 +51,7 @@ class Collectives:
 
     def stop(self) -> None:
         """Write the rest, including unfinished ones."""
+        LOG.on_issue = None
         self._write(LOG.drain() + LOG.pending())
         if self._file is not None:
             self._file.close()

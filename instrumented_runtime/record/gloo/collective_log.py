@@ -5,9 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from gpuscope.trace.naming.dtypes import dtype_name
+
+# Operations that every rank calls with as many elements.
+_SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 
 @dataclass(slots=True)
@@ -58,6 +63,14 @@ class Collective:
         pieces = {"gather": self.elements_in, "scatter": self.elements_out}.get(self.op, 0) * len(self.group.ranks)
         return max(self.elements_in, self.elements_out, pieces) * self.item_bytes
 
+    @property
+    def called(self) -> str:
+        """What must agree on all ranks of the group."""
+        elements = self.elements_in or self.elements_out
+        if self.op not in _SAME_SIZES or not elements:
+            return self.op
+        return f"{self.op} of {elements:,} {dtype_name(self.dtype)}"
+
     def __str__(self) -> str:
         name = self.group.description if self.group.description != "undefined" else self.group.name
         if self.is_p2p:
@@ -72,6 +85,8 @@ class CollectiveLog:
     capacity: int = 2000
     groups: dict[str, Group] = field(default_factory=dict)
     latest: deque[Collective] = field(default_factory=deque)
+    on_issue: Callable[[Collective], None] | None = None
+    """Called with each collective before it is made."""
     _new: list[Collective] = field(default_factory=list)
     _pending: dict[int, Collective] = field(default_factory=dict)
     _sequence: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
@@ -113,6 +128,8 @@ class CollectiveLog:
             self.latest.append(entry)
             while len(self.latest) > self.capacity:
                 self.latest.popleft()
+        if self.on_issue is not None:
+            self.on_issue(entry)
         return entry
 
     def name_source(self, entry: Collective, src: int) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, Group
-from gpuscope.trace.naming.dtypes import dtype_name
 
 Progress = Mapping[str, Any]
 
@@ -20,7 +19,7 @@ def progress(groups: Sequence[Group], collectives: Sequence[Collective], *, at: 
         issued = [entry for entry in mine if not entry.is_p2p]
         state["groups"][group.name] = {
             "ranks": list(group.ranks),
-            "issued": {str(entry.seq): _called(entry) for entry in issued},
+            "issued": {str(entry.seq): entry.called for entry in issued},
             "last": max((entry.seq for entry in issued), default=0),
             "waits": [
                 {"seq": entry.seq, "what": str(entry), "src": entry.src, "dst": entry.dst}
@@ -29,18 +28,6 @@ def progress(groups: Sequence[Group], collectives: Sequence[Collective], *, at: 
             ],
         }
     return state
-
-
-# Operations that every rank calls with as many elements.
-_SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
-
-
-def _called(entry: Collective) -> str:
-    """What must agree on all ranks of the group."""
-    elements = entry.elements_in or entry.elements_out
-    if entry.op not in _SAME_SIZES or not elements:
-        return entry.op
-    return f"{entry.op} of {elements:,} {dtype_name(entry.dtype)}"
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,25 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG
+from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
+
+
+def is_measurable(config: TrainConfig, device_type: str) -> bool:
+    """Whether all communication of a step is seen without a trace.
+
+    It is where DDP's reducer tells it, and on the CPU where the trainer itself waits (pipelines, all-to-alls, the norm
+    of gradients over ranks). Sharded data, tensor parallelism and the ring wait inside PyTorch: a part of the whole
+    would be another number than the trace's.
+    """
+    parallel = config.parallel
+    inside = parallel.tp > 1 or (parallel.cp > 1 and config.context.method == "ring")
+    by_trainer = parallel.pp > 1 or parallel.cp > 1 or parallel.ep > 1
+    return parallel.data in ("none", "ddp") and not inside and (device_type == "cpu" or not by_trainer)
 
 
 class ExposedCommunication:
-    """Waits of the training thread that the trainer itself makes (pipeline, all-to-all on the CPU), and
-    what DDP's reducer reports as not hidden by backward. Other parallelisms report nothing."""
+    """Waits of the training thread that the trainer itself makes (on the CPU), and what DDP's reducer reports as not
+    hidden by backward: all there is where it `is_measurable`."""
 
     def __init__(self) -> None:
         self._waited_ns = 0

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from gpuscope.instrumented_runtime.record.ranges import span
+from gpuscope.instrumented_runtime.train.measures.exposed_time import EXPOSED
 from gpuscope.instrumented_runtime.train.model.gpt import GPT
 from gpuscope.instrumented_runtime.train.model.moe import Experts, MoE
 from gpuscope.instrumented_runtime.train.parallel.all_to_all import all_to_all
@@ -38,7 +39,7 @@ class TokenExchange:
     def __call__(self, tokens: Tensor, counts: Tensor, experts: Experts) -> Tensor:
         """tokens [n, width] and counts [experts] in; [n, width] in the same order out."""
         here = torch.empty_like(counts)  # [ranks × experts held here]: who sends how many for which
-        with span("all_to_all", nbytes=counts.numel() * counts.element_size()):
+        with span("all_to_all", nbytes=counts.numel() * counts.element_size()), EXPOSED.waiting(counts):
             dist.all_to_all_single(here, counts, group=self.group)
         by_source = here.view(self.ranks, -1)
         sent = counts.view(self.ranks, -1).sum(1).tolist()
@@ -70,6 +71,6 @@ class ExpertGradients:
                 continue
             local = grad.to_local() if isinstance(grad, DTensor) else grad
             if self.same is not None:
-                with span("all_reduce", nbytes=local.numel() * local.element_size()):
+                with span("all_reduce", nbytes=local.numel() * local.element_size()), EXPOSED.waiting(local):
                     dist.all_reduce(local, group=self.same.get_group())
             local.div_(self.divisor)

@@ -50,7 +50,7 @@ class RangedStage(PipelineStage):
 
 
 def range_transfers() -> None:
-    """Put the schedules' waits for sends and receives inside ranges.
+    """Put the schedules' waits for sends and receives inside ranges, and measure them.
 
     The wait blocks the rank, and only the schedule's own helper knows when, so that helper is wrapped.
     A PyTorch without it loses only these ranges.
@@ -60,7 +60,10 @@ def range_transfers() -> None:
         return
 
     def ranged(operations: list[dist.P2POp], desc: str | None = None) -> list[Any]:
-        works = start(operations, desc)
+        if not operations:
+            return start(operations, desc)  # type: ignore[no-any-return]
+        with EXPOSED.waiting(operations[0].tensor):  # gloo writes to the socket before it returns
+            works = start(operations, desc)
         tagged = [operation for operation in operations if hasattr(operation, _TAG)]
         if len(tagged) != len(operations) or not works:
             return works  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpuscope.instrumented_runtime.record.manifest import Manifest
+from gpuscope.instrumented_runtime.record.files.manifest import Manifest
 from gpuscope.instrumented_runtime.record.run_folder import read_manifest
 
 Run = Callable[..., SimpleNamespace]

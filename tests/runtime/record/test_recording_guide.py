@@ -12,7 +12,7 @@ import pytest
 from gpuscope.instrumented_runtime.commands.record import command
 from gpuscope.instrumented_runtime.record.capture.nsys_capture import nsys_command
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts, options_from
-from gpuscope.instrumented_runtime.record.manifest import KINDS
+from gpuscope.instrumented_runtime.record.files.manifest import KINDS
 
 GUIDE = (Path(__file__).parents[3] / "docs/recording.md").read_text(encoding="utf-8")
 

@@ -90,16 +90,37 @@ def test_a_part_cut_off_by_a_kill_hides_no_other(tmp_path: Path) -> None:
     assert [rank.rank for rank in read_manifest(run.path).ranks] == [0]
 
 
-def test_on_a_full_disk_the_last_word_still_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_the_last_words_still_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the run and its ranks ended, several times over, though no new block can be had for any file."""
     run = RunFolder.create(tmp_path / "run", command=["x"])
-    reserve = run.path / "manifest.d/reserve"
-    write = Path.write_bytes
+    rank = RankFolder.join(run.path, rank=0, world_size=1)
 
-    def write_if_room(path: Path, data: bytes) -> int:
-        if reserve.exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path, data)
+    def write(path: Path, _: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", write_if_room)
+    monkeypatch.setattr(Path, "write_bytes", write)
+    rank.problem("disk_full", "no space left", severity="info")
+    rank.note(steps=7)
+    rank.finish("failed", error="OSError: no space left")
     run.problem("disk_full", "no space left")
-    assert run.finish("failed").problems[0].code == "disk_full"
+    told = run.finish("failed", exit_code=1)
+    assert json.loads((run.path / "manifest.json").read_text())["exit_code"] == 1
+    assert [(one.rank, one.status, one.error) for one in told.ranks] == [(0, "failed", "OSError: no space left")]
+    assert [problem.code for problem in told.problems] == ["disk_full", "disk_full"]
+    assert not list(run.path.rglob("*.reserve"))
+
+
+def test_a_full_disk_is_told_once_where_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = RankFolder.join(tmp_path / "run", rank=0, world_size=1)
+    rank.note(much="x" * 20_000)  # as large as its reserve, and more
+
+    def write(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    for number in range(3):
+        rank.note(more="x" * 10_000, number=number)
+    assert capsys.readouterr().err.count("No space left") == 1

@@ -17,6 +17,7 @@ from gpuscope.instrumented_runtime.train.mesh import World
 from gpuscope.instrumented_runtime.train.model.gpt import GPT, cut
 from gpuscope.instrumented_runtime.train.model.moe import MoE
 from gpuscope.instrumented_runtime.train.optimizer import clip_gradients
+from gpuscope.instrumented_runtime.train.parallel.compiled import apply_compile
 from gpuscope.instrumented_runtime.train.parallel.context_parallel import positions
 from gpuscope.instrumented_runtime.train.parallel.pipeline_parallel import layers_of_stages
 from gpuscope.instrumented_runtime.train.settings.assemble import assemble
@@ -143,3 +144,28 @@ def test_cuda_graphs_need_a_gpu() -> None:
     config = tiny("train.cuda_graph=true", "train.device=cpu")
     with pytest.raises(UsageError, match="cuda_graph"):
         Trainer(config, World(0, 1, 0, torch.device("cpu"), None), validate(config, 1))
+
+
+def test_each_block_is_compiled_and_they_share_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a code generator: the graphs that torch.compile makes of them are called as they are."""
+    from torch._dynamo import reset
+
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    compile_block = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_block(self, backend=backend))
+    config = tiny("model.layers=3")
+    model = GPT(config.model, config.data.sequence)
+    tokens = torch.zeros(1, config.data.sequence, dtype=torch.int64)
+    with torch.no_grad():
+        before = model(tokens)
+        reset()
+        apply_compile(model)
+        after = model(tokens)
+    assert len(graphs) == 1
+    assert torch.equal(before, after)
+    reset()

@@ -87,8 +87,8 @@ class Scanners:
 
     @property
     def busy(self) -> bool:
-        """Whether each has a block and another to go on with."""
-        return len(self.waiting) > self._count
+        """Whether each has a block and others to go on with while what was found is taken in."""
+        return len(self.waiting) > 2 * self._count
 
     def submit(self, buffer: bytes, end: int, following: int) -> None:
         """Scan `buffer[:end]`; the rest, from `following`, is for the next block."""

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from gpuscope.errors import InputError
+from gpuscope.sources.nsys.formats.range_texts import RARER, USUAL, RangeTexts, range_texts
 from gpuscope.sources.pyarrow_import import require_pyarrow
-from gpuscope.trace.columns.table import Mask, Times, constant
+from gpuscope.trace.columns.table import Array, Mask, Times, constant, narrowed
 from gpuscope.trace.schema import NA
 
 _FORMATS = {".parquet": "parquetdir", ".arrow": "arrowdir", ".arrows": "arrowdir", ".feather": "arrowdir"}
@@ -55,6 +56,9 @@ class ArrowTables:
             self._columns[table] = frozenset() if found is None else frozenset(found.column_names)
         return self._columns[table]
 
+    def narrow_integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
+        return {name: narrowed(column) for name, column in self.integers(table, columns).items()}
+
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Times]:
         there = [name for name in columns if name in self.columns(table)]
         if not there:
@@ -72,35 +76,70 @@ class ArrowTables:
         return np.asarray(whole.to_numpy(), np.int64)
 
     def texts(self, table: str, column: str, rows: Mask | None = None) -> Iterator[str | None]:
-        for value in self._values(table, column, rows):
-            if not isinstance(value, bytes):
-                yield value if value is None else str(value)
-                continue
-            try:
-                yield value.decode()
-            except UnicodeDecodeError:
-                self.invalid_utf8 = True
-                yield value.decode("utf-8", "replace")
+        return map(self._text, self._values(table, column, rows))
+
+    def _text(self, value: Any) -> str | None:
+        if not isinstance(value, bytes):
+            return value if value is None else str(value)
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            self.invalid_utf8 = True
+            return value.decode("utf-8", "replace")
+
+    def range_texts(self, table: str, column: str) -> RangeTexts:
+        values = self._column(table, column)
+        if values is None:
+            return range_texts(())
+        if not self._arrow.types.is_large_binary(values.type):
+            return range_texts(self.texts(table, column))
+        from pyarrow import compute
+
+        def without(texts: Any, what: str) -> Any:
+            return compute.replace_substring_regex(texts, f"(?s){what}.*", "")
+
+        encoded = _encoded(values)
+        whole = encoded.dictionary
+        names = without(whole, USUAL)
+        # Where nothing of the usual is there, what is rarer may be.
+        names = compute.if_else(compute.equal(names, whole), without(names, RARER), names)
+        try:
+            whole.cast(self._arrow.large_string())
+        except self._arrow.ArrowInvalid:
+            self.invalid_utf8 = True
+        # One name may occur both cut and as it stands: a mark before it keeps the two apart.
+        mark = compute.if_else(compute.equal(names, whole), b"=", b"<").cast(values.type)
+        marked = _encoded(compute.binary_join_element_wise(mark, names, self._arrow.scalar(b"", values.type)))
+        texts = marked.dictionary.to_pylist()
+        place = np.append(marked.indices.to_numpy(), -1)[encoded.indices.fill_null(-1).to_numpy()]
+        shortened = [text[:1] == b"<" for text in texts]
+        return RangeTexts([str(self._text(text[1:])) for text in texts], shortened, place.astype(np.int32))
 
     def blobs(self, table: str, column: str, rows: Mask) -> list[bytes | None]:
         values = self._values(table, column, rows)
         return [value if value is None or isinstance(value, bytes) else str(value).encode() for value in values]
 
     def _values(self, table: str, column: str, rows: Mask | None) -> list[Any]:
-        """Python values of a column; text as bytes, since nsys does not promise UTF-8."""
-        if column not in self.columns(table):
+        """Python values of a column."""
+        values = self._column(table, column)
+        if values is None:
             return []
-        values = self._read(table, [column])[column]
-        types = self._arrow.types
-        if types.is_dictionary(values.type):
-            values = values.cast(values.type.value_type)
-        if types.is_string(values.type) or types.is_large_string(values.type):
-            values = values.cast(self._arrow.large_binary())
         if rows is not None:
             if len(rows) != len(values):  # the columns that the rows were picked by are not there
                 return []
             values = values.filter(self._arrow.array(rows))
         return list(values.to_pylist())
+
+    def _column(self, table: str, column: str) -> Any:
+        """A column, text as bytes, since nsys does not promise UTF-8; None where it is missing."""
+        if column not in self.columns(table):
+            return None
+        values = self._read(table, [column])[column]
+        types = self._arrow.types
+        if types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        text = types.is_string(values.type) or types.is_large_string(values.type) or types.is_binary(values.type)
+        return values.cast(self._arrow.large_binary()) if text else values
 
     def _read(self, table: str, columns: list[str] | None) -> Any:
         """The table, or only `columns`; without columns a table that is good for its names only."""
@@ -148,3 +187,9 @@ class ArrowTables:
 
     def close(self) -> None:
         self._files = {}
+
+
+def _encoded(values: Any) -> Any:
+    """An Arrow column as a dictionary of its distinct values, in order of appearance, and their places."""
+    encoded = values.dictionary_encode()
+    return encoded.unify_dictionaries().combine_chunks() if hasattr(encoded, "unify_dictionaries") else encoded

@@ -14,13 +14,15 @@ from importlib import import_module
 import numpy as np
 
 from gpuscope.native import core
-from gpuscope.trace.columns.table import Array
+from gpuscope.trace.columns.table import Array, concatenated, is_constant, narrowed
 
 _FUNCTIONS = (
     "open_v2", "close", "busy_timeout", "prepare_v2", "step", "column_type", "column_int64", "column_count", "finalize",
 )  # fmt: skip
 _ROWS_PER_THREAD = 100_000
 """Fewer are not worth a thread."""
+_ROWS_AT_ONCE = 1 << 17
+"""Rows of a query: of so many, one takes less than the rows, and all columns at full width little memory."""
 
 
 @cache
@@ -38,8 +40,8 @@ def _library() -> tuple[int, ...] | None:
     return tuple(address or 0 for address in found) if all(found) else None
 
 
-def bulk(uri: str, table: str, columns: list[str], first: int, last: int) -> Array | None:
-    """Columns (SQL expressions) of the rows with rowids from `first` to `last`, shape (columns, rows), in that order.
+def bulk(uri: str, table: str, columns: list[str], first: int, last: int) -> list[Array] | None:
+    """Columns (SQL expressions) of the rows with rowids from `first` to `last`, in that order, as `narrowed`.
 
     None where the native core can't read them: `sqlite3` then can, or says why not.
     """
@@ -47,28 +49,67 @@ def bulk(uri: str, table: str, columns: list[str], first: int, last: int) -> Arr
     if functions is None or last < first:
         return None
     span = last - first + 1
-    if span > 1 << 33:
+    if span > 1 << 31:
         return None
-    # Rowids that are missing leave room at the end, which is never touched.
-    whole = np.empty((len(columns), span), np.int64)
     threads = max(1, min(_cores(), span // _ROWS_PER_THREAD))
-    bounds = [span * place // threads for place in range(threads + 1)]
+    size = min(_ROWS_AT_ONCE, -(-span // threads))
+    parts = -(-span // size)
+    whole = [_Column(span, size) for _ in columns]
 
-    def read(place: int) -> int:
-        low, high = bounds[place], bounds[place + 1]
-        query = f"SELECT {','.join(columns)} FROM {table} WHERE rowid BETWEEN {first + low} AND {first + high - 1}"
-        query += " ORDER BY rowid"
-        found: int = core.sqlite_columns(functions, uri, query, whole, len(columns), low, high - low)
-        return found
+    def read(thread: int) -> bool:
+        rows = np.empty((len(columns), size), np.int64)
+        for part in range(parts * thread // threads, parts * (thread + 1) // threads):
+            low = first + part * size
+            query = f"SELECT {','.join(columns)} FROM {table} WHERE rowid BETWEEN {low} AND {min(low + size - 1, last)}"
+            found: int = core.sqlite_columns(functions, uri, f"{query} ORDER BY rowid", rows, len(columns), 0, size)
+            if found < 0:
+                return False
+            for column, values in zip(whole, rows, strict=True):
+                column.put(part, values[:found])
+        return True
 
-    with ThreadPoolExecutor(threads) as pool:
-        counts = list(pool.map(read, range(threads)))
-    if min(counts) < 0:
-        return None
-    if sum(counts) == span:
-        return whole
-    parts = [whole[:, low : low + count] for low, count in zip(bounds, counts, strict=False)]
-    return np.concatenate(parts, axis=1)
+    if threads == 1:
+        done = read(0)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            done = all(pool.map(read, range(threads)))
+    return [column.whole() for column in whole] if done else None
+
+
+class _Column:
+    """A column that is read part by part, as narrow as its values allow. Room that is never used takes no memory."""
+
+    def __init__(self, length: int, size: int) -> None:
+        self._size = size
+        self._narrow, self._wide = np.empty(length, np.int32), np.empty(length, np.int64)
+        self._parts: dict[int, Array] = {}
+        """By number: where the part lies, or as `constant`."""
+
+    def put(self, part: int, values: Array) -> None:
+        """Take a part, which may have fewer rows than there is room for."""
+        if not len(values):
+            return
+        found = narrowed(values)
+        if not is_constant(found):
+            into = self._narrow if found.dtype == np.int32 else self._wide
+            place = into[part * self._size : part * self._size + len(values)]
+            place[:] = found
+            found = place
+        self._parts[part] = found
+
+    def whole(self) -> Array:
+        """All parts one after another."""
+        parts = [self._parts[part] for part in sorted(self._parts)]
+        if all(map(is_constant, parts)):
+            return concatenated(parts) if parts else np.empty(0, np.int64)
+        into = self._wide if any(part.dtype == np.int64 for part in parts) else self._narrow
+        filled = 0
+        for part in parts:
+            place = into[filled : filled + len(part)]
+            if place.ctypes.data != part.ctypes.data:
+                place[:] = part
+            filled += len(part)
+        return into[:filled]
 
 
 def _cores() -> int:

@@ -17,6 +17,7 @@ import numpy as np
 
 from gpuscope.errors import InputError
 from gpuscope.sources.nsys.formats.bulk_columns import bulk
+from gpuscope.sources.nsys.formats.range_texts import RangeTexts, range_texts
 from gpuscope.trace.columns.table import Array, Mask, Times, constant
 from gpuscope.trace.schema import NA
 
@@ -48,11 +49,19 @@ class Tables(Protocol):
         ...
 
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Times]:
-        """Integer columns, shape (n,) each; `NA` where there is no (whole) number or no such column."""
+        """Integer columns, int64 of shape (n,) each; `NA` where there is no (whole) number or no such column."""
+        ...
+
+    def narrow_integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
+        """The same, of large tables as `narrowed`: those of 32 bits hold no `NA`."""
         ...
 
     def texts(self, table: str, column: str, rows: Mask | None = None) -> Iterator[str | None]:
         """A text column, or the rows of it that `rows` picks; nothing where table or column is missing."""
+        ...
+
+    def range_texts(self, table: str, column: str) -> RangeTexts:
+        """The texts of NVTX ranges, each distinct one once; of no rows where table or column is missing."""
         ...
 
     def blobs(self, table: str, column: str, rows: Mask) -> list[bytes | None]:
@@ -99,15 +108,20 @@ class SqliteTables:
         return self._columns[table]
 
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Times]:
+        found = self.narrow_integers(table, columns)
+        return {name: column.astype(np.int64, copy=False) for name, column in found.items()}
+
+    def narrow_integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
         there = [name for name in columns if name in self.columns(table)]
         if not there:
             return {name: np.empty(0, np.int64) for name in columns}
         found = self._bulk(table, there)
         if found is None:
             whole = [f"CASE typeof({_quoted(n)}) WHEN 'integer' THEN {_quoted(n)} ELSE {NA} END" for n in there]
-            found = self._matrix(table, whole)
-        missing = constant(NA, found.shape[1], np.int64)
-        return {name: found[there.index(name)] if name in there else missing for name in columns}
+            found = list(self._matrix(table, whole))
+        missing = constant(NA, len(found[0]), np.int64)
+        own = dict(zip(there, found, strict=True))
+        return {name: own.get(name, missing) for name in columns}
 
     def texts(self, table: str, column: str, rows: Mask | None = None) -> Iterator[str | None]:
         if column not in self.columns(table):
@@ -116,6 +130,9 @@ class SqliteTables:
         select = f"SELECT CAST({_quoted(column)} AS TEXT) FROM {_quoted(table)}"
         values = self._decoded(select)
         return values if rows is None else compress(values, rows.tolist())
+
+    def range_texts(self, table: str, column: str) -> RangeTexts:
+        return range_texts(self.texts(table, column))
 
     def blobs(self, table: str, column: str, rows: Mask) -> list[bytes | None]:
         if column not in self.columns(table):
@@ -127,7 +144,7 @@ class SqliteTables:
     def close(self) -> None:
         self._connection.close()
 
-    def _bulk(self, table: str, columns: list[str]) -> Array | None:
+    def _bulk(self, table: str, columns: list[str]) -> list[Array] | None:
         """Integer columns of a large table by the native core; None for others, and where it can't."""
         try:
             # One at a time each is a look at an end of the tree; together they would be a walk through the table.

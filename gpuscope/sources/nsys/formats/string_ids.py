@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from gpuscope.sources.nsys.formats.export_tables import Tables
-from gpuscope.trace.columns.distinct import distinct, distinct_values
+from gpuscope.sources.nsys.formats.range_texts import RangeTexts, cut
+from gpuscope.trace.columns.distinct import distinct_values, mapped
 from gpuscope.trace.columns.name_pool import NO_NAME, Codes, NamePool
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.schema import NA
 
-_RARER = re.compile(r", (?:sizes|input_op_ids) = ")
 _OPERATOR = re.compile(r"\w+::|\w+Backward\d*$|autograd::engine::evaluate_function")
 
 
 class StringTable:
     """StringIds: only the strings that some event refers to are ever made."""
 
-    def __init__(self, tables: Tables, names: NamePool, needed: list[Times]) -> None:
+    def __init__(self, tables: Tables, names: NamePool, needed: Iterable[Array]) -> None:
         ids = tables.integers("StringIds", ("id",))["id"]
-        rows = np.isin(ids, np.concatenate([distinct_values(column) for column in needed]))
+        rows = np.isin(ids, np.concatenate([distinct_values(column).astype(np.int64) for column in needed]))
         self._names = names
         self._ids = ids[rows]
         texts = list(tables.texts("StringIds", "value", rows))
@@ -41,16 +41,18 @@ class StringTable:
         `encode` turns a text into a code; by default it is interned as it stands.
         """
         encode = encode or self._names.code
-        result = np.full(len(ids), NO_NAME, np.int32)
         known = ids != NA
-        used, inverse = distinct(ids if known.all() else ids[known])
+        if not known.all():
+            result = np.full(len(ids), NO_NAME, np.int32)
+            result[known] = self.codes(ids[known], encode)
+            return result
+        used = distinct_values(ids).astype(np.int64)
+        codes = np.full(len(used), NO_NAME, np.int32)
         if len(self._ids) and len(used):
             place = np.minimum(np.searchsorted(self._ids, used), len(self._ids) - 1)
             found = self._ids[place] == used
-            codes = np.full(len(used), NO_NAME, np.int32)
             codes[found] = [encode(self._texts[i]) for i in place[found].tolist()]
-            result[known] = codes[inverse]
-        return result
+        return mapped(ids, used, codes)
 
     def text(self, string_id: int) -> str:
         """The text of a string id, "" where it is not there."""
@@ -59,11 +61,7 @@ class StringTable:
 
 
 class RangeNames:
-    """Codes of NVTX texts, where what emit_nvtx adds to an operator's name is cut off.
-
-    `torch.autograd.profiler.emit_nvtx` writes `aten::mm, seq = 7, op_id = 31, sizes = [[2, 3], [3, 4]]`
-    (PyTorch `torch/csrc/profiler/util.cpp`, getNvtxStr): without the cut every call has a name of its own.
-    """
+    """Codes of NVTX texts after the cut (`range_texts`)."""
 
     def __init__(self, names: NamePool) -> None:
         self._names = names
@@ -71,15 +69,18 @@ class RangeNames:
 
     def code(self, text: str) -> int:
         """The code of the name in a text."""
-        # Called once per range: the two usual additions are cut without a regular expression.
-        name = text.partition(", seq = ")[0].partition(", op_id = ")[0]
-        if len(name) == len(text):
-            name = _RARER.split(text, maxsplit=1)[0] if ", " in text else text
-            if len(name) == len(text):
-                return self._names.code(text)
-        code = self._operators.get(name)
-        if code is None:
-            code = self._operators[name] = self._names.code(name)
+        name = cut(text)
+        return self._code(name, len(name) < len(text))
+
+    def codes(self, texts: RangeTexts) -> Codes:
+        """The code of each text, `NO_NAME` where there is none; shape (n,)."""
+        own = [self._code(name, shortened) for name, shortened in zip(texts.names, texts.cut, strict=True)]
+        return np.array([*own, NO_NAME], np.int32)[texts.place]  # the place −1 is the last
+
+    def _code(self, name: str, shortened: bool) -> int:
+        code = self._names.code(name)
+        if shortened:
+            self._operators[name] = code
         return code
 
     @property

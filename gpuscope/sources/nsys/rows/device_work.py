@@ -10,9 +10,9 @@ import numpy as np
 from gpuscope.sources.nsys.rows.event_tables import CUDA_EVENT, GRAPH, KERNEL, MEMCPY, MEMSET, SYNC, Events, Rows, take
 from gpuscope.sources.nsys.rows.process_ranks import Ranks
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.distinct import distinct, distinct_pairs
+from gpuscope.trace.columns.distinct import distinct, distinct_pairs, distinct_values, mapped
 from gpuscope.trace.columns.name_pool import Codes, NamePool
-from gpuscope.trace.columns.table import Array, Times, compact, constant
+from gpuscope.trace.columns.table import Array, Times, compact, constant, is_constant
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Kind
 
@@ -99,22 +99,27 @@ def rank_of(ranks: Ranks, rows: Rows) -> Times:
 
 def _correlation(rows: Rows) -> Times:
     # Migrations carry 0: nobody launched them.
-    return np.where(rows["correlationId"] == 0, NA, rows["correlationId"])
+    ids = rows["correlationId"]
+    if len(ids) and int(ids.min()) > 0:
+        return ids
+    return np.where(ids == 0, NA, ids.astype(np.int64, copy=False))
 
 
 def _kernels(rows: Rows, names: NamePool) -> dict[str, Any]:
-    used, inverse = distinct(rows["name"])
+    used = distinct_values(rows["name"])
     kind = [
         Kind.COMMUNICATION if kinds.is_communication_kernel(names[code]) else Kind.COMPUTE for code in used.tolist()
     ]
-    graph = np.where(rows["graphId"] == NA, _graph(rows), rows["graphId"])
-    graph = compact(np.where(graph == 0, NA, graph))
-    return {"name": rows["name"], "kind": np.array(kind, np.int8)[inverse], "graph": graph}
+    graph: Array = constant(NA, len(rows["name"]), np.int64)
+    if not all(is_constant(rows[column]) and int(rows[column][0]) == NA for column in ("graphId", "graphNodeId")):
+        graph = np.where(rows["graphId"] == NA, _graph(rows), rows["graphId"].astype(np.int64, copy=False))
+        graph = compact(np.where(graph == 0, NA, graph))
+    return {"name": rows["name"], "kind": compact(mapped(rows["name"], used, np.array(kind, np.int8))), "graph": graph}
 
 
 def _graph(rows: Rows) -> Times:
     """CUPTI's node ids hold their graph's id in the upper half; without one there is no graph."""
-    node = rows["graphNodeId"]
+    node = rows["graphNodeId"].astype(np.int64, copy=False)
     return np.where((node == NA) | (node >> 32 == 0), NA, node >> 32)
 
 
@@ -189,7 +194,7 @@ def add_syncs(builder: TraceBuilder, events: Events, ranks: Ranks) -> None:
     rows = events[SYNC]
     used, inverse = distinct(rows["syncType"])
     labels = [builder.names.code(_SYNCS.get(kind, "Synchronization")) for kind in used.tolist()]
-    stream = rows["streamId"]
+    stream = rows["streamId"].astype(np.int64, copy=False)
     values = {
         "rank": rank_of(ranks, rows),
         "device": rows["deviceId"],

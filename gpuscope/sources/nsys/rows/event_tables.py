@@ -88,16 +88,17 @@ def read_events(tables: Tables, names: NamePool, status: Callable[[str], None]) 
     for table, columns in _COLUMNS.items():
         if table in tables.names():
             status(f"reading {table} of {tables.path.name}")
-        rows: Rows = dict(tables.integers(table, columns))
-        if "globalTid" in rows:
-            rows["globalTid"] = compact(rows["globalTid"])
-        thread = compact(rows["globalPid"] if "globalPid" in rows else rows["globalTid"])
-        if is_constant(thread):
-            rows["process"] = constant(_process(thread[:1])[0], len(thread), np.int64)
+        rows: Rows = dict(tables.narrow_integers(table, columns))
+        for time in {"start", "end"} & rows.keys():
+            rows[time] = rows[time].astype(np.int64, copy=False)
+        thread = "globalPid" if "globalPid" in rows else "globalTid"
+        rows[thread] = compact(rows[thread])
+        if is_constant(rows[thread]):
+            rows["process"] = constant(_process(rows[thread][:1])[0], len(rows[thread]), np.int64)
         else:
-            rows["process"] = compact(_process(thread))
+            rows["process"] = compact(_process(rows[thread].astype(np.int64, copy=False)))
         events.tables[table] = rows
-    needed = [rows[column] for rows in events.tables.values() for column in _STRINGS if column in rows]
+    needed = (rows[column] for rows in events.tables.values() for column in _STRINGS if column in rows)
     strings = events.strings = StringTable(tables, names, needed)
     _name_kernels(events[KERNEL], strings)
     for table in (RUNTIME, OVERHEAD, PROFILER, OSRT):
@@ -107,6 +108,13 @@ def read_events(tables: Tables, names: NamePool, status: Callable[[str], None]) 
     _name_ranges(events, tables, strings, names)
     events.tables[RUNTIME] = _without_backtraces(events[RUNTIME])
     return events
+
+
+def absences(column: Array) -> int:
+    """In how many rows a column that was read is `NA`; one of 32 bits has none."""
+    if is_constant(column):
+        return len(column) if int(column[0]) == NA else 0
+    return 0 if column.dtype != np.int64 or int(column.min(initial=0)) != NA else int(np.count_nonzero(column == NA))
 
 
 def _process(thread: Times) -> Times:
@@ -123,7 +131,7 @@ def take(rows: Rows, mask: Mask) -> Rows:
 
 def _name(rows: Rows, column: str, strings: StringTable, names: NamePool) -> None:
     codes = strings.codes(rows.pop(column))
-    if bool((codes == NO_NAME).any()):
+    if len(codes) and int(codes.min()) == NO_NAME:
         codes = np.where(codes == NO_NAME, np.int32(names.code("?")), codes)
     rows["name"] = codes
 
@@ -133,9 +141,8 @@ def _name_kernels(rows: Rows, strings: StringTable) -> None:
     codes = strings.codes(rows.pop("demangledName"))
     for column in ("shortName", "mangledName"):
         other = rows.pop(column)
-        missing = codes == NO_NAME
-        if bool(missing.any()):
-            codes = np.where(missing, strings.codes(other), codes)
+        if len(codes) and int(codes.min()) == NO_NAME:
+            codes = np.where(codes == NO_NAME, strings.codes(other), codes)
     rows["name"] = codes
 
 
@@ -145,10 +152,8 @@ def _name_ranges(events: Events, tables: Tables, strings: StringTable, names: Na
     events.nvtx_rows = len(rows["start"])
     rows["row"] = np.arange(events.nvtx_rows)
     encoder = RangeNames(names)
-    encode = encoder.code
-    by_id = strings.codes(rows.pop("textId"), encode)
-    inline = tables.texts(NVTX, "text")
-    codes = np.fromiter((NO_NAME if text is None else encode(text) for text in inline), np.int32)
+    by_id = strings.codes(rows.pop("textId"), encoder.code)
+    codes = encoder.codes(tables.range_texts(NVTX, "text"))
     codes = np.where(codes == NO_NAME, by_id, codes) if len(codes) else by_id
     rows["name"] = np.where(codes == NO_NAME, np.int32(names.code("")), codes) if len(codes) else codes
     for row in np.flatnonzero(rows["eventType"] == DOMAIN).tolist():
@@ -165,6 +170,8 @@ def _name_ranges(events: Events, tables: Tables, strings: StringTable, names: Na
 
 def _without_backtraces(rows: Rows) -> Rows:
     """A call with a recorded call chain has two rows under one correlation id: keep the call's own."""
+    if is_constant(rows["eventClass"]):
+        return rows
     chains = rows["eventClass"] == _BACKTRACE
     if not bool(chains.any()):
         return rows

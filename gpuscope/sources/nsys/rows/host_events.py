@@ -21,12 +21,13 @@ from gpuscope.sources.nsys.rows.event_tables import (
     RUNTIME,
     Events,
     Rows,
+    absences,
     take,
 )
 from gpuscope.sources.nsys.rows.process_ranks import Ranks
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.distinct import distinct
-from gpuscope.trace.columns.table import Array, Times, compact, constant
+from gpuscope.trace.columns.distinct import distinct_values, mapped
+from gpuscope.trace.columns.table import Array, Times, compact, constant, is_constant
 from gpuscope.trace.schema import NA, Category
 
 MPI_DOMAIN = "MPI"
@@ -58,10 +59,11 @@ def add_host_events(builder: TraceBuilder, tables: Tables, events: Events, ranks
     placed: dict[str, list[HostRows]] = {}
     for table, category in categories.items():
         rows = events[table]
-        rows["category"] = np.broadcast_to(np.asarray(category, np.int8), rows["start"].shape)
+        one = isinstance(category, Category)
+        rows["category"] = constant(category, len(rows["start"]), np.int8) if one else np.asarray(category)
         placed[table] = []
-        for process in distinct(rows["process"])[0].tolist():
-            own = take(rows, rows["process"] == process)
+        for process in distinct_values(rows["process"]).tolist():
+            own = rows if is_constant(rows["process"]) else take(rows, rows["process"] == process)
             if process not in ranks.of_process:
                 ranks.left_out += len(own["start"])
             for rank in ranks.of_process.get(process, ()):
@@ -78,7 +80,7 @@ def _add(builder: TraceBuilder, events: Events, ranks: Ranks, threads: _Threads,
         "rank": rank,
         "thread": threads.rows(rank, rows["globalTid"]),
         "start": rows["start"],
-        "end": np.where(rows["end"] == NA, rows["start"], rows["end"]),
+        "end": np.where(rows["end"] == NA, rows["start"], rows["end"]) if absences(rows["end"]) else rows["end"],
         "category": compact(rows["category"]),
         "name": rows["name"],
         "correlation": correlation,
@@ -100,19 +102,22 @@ def _of_this_device(events: Events, ranks: Ranks, rank: int, rows: Rows) -> Time
     mine = np.isin(rows["correlation"], np.concatenate(own or [np.empty(0, np.int64)]))
     if rank == ranks.of_process[process][0]:
         mine |= ~np.isin(rows["correlation"], np.concatenate(others or [np.empty(0, np.int64)]))
-    return np.where(mine, rows["correlation"], NA)
+    return np.where(mine, rows["correlation"].astype(np.int64, copy=False), NA)
 
 
 def _correlation(builder: TraceBuilder, rows: Rows) -> Times:
     """Calls that failed launched nothing: they have no event to be joined with."""
-    failed = (rows["returnValue"] != NA) & (rows["returnValue"] != 0)
+    returned, ids = rows["returnValue"], rows["correlationId"]
+    if is_constant(returned) and returned[0] in (0, NA) and int(ids.min(initial=1)) > 0:
+        return ids
+    failed = (returned != NA) & (returned != 0)
     names = builder.names
     used = np.unique(rows["name"][failed]).tolist()
     # «Not ready» is the usual answer of a query, no failure.
     queries = [code for code in used if "Query" in names[code]]
     count = int((failed & ~np.isin(rows["name"], queries)).sum())
     builder.problem("info", "failed_call", count, "CUDA calls that returned an error")
-    return np.where(failed | (rows["correlationId"] <= 0), NA, rows["correlationId"])
+    return np.where(failed | (ids <= 0), NA, ids.astype(np.int64, copy=False))
 
 
 def _range_categories(events: Events) -> Array:
@@ -134,16 +139,14 @@ class _Threads:
 
     def rows(self, rank: int, tids: Times) -> Times:
         """The row in `threads` of each globalTid, shape (n,)."""
-        used, inverse = distinct(tids)
+        used = distinct_values(tids)
         found: list[int] = []
         for tid in used.tolist():
             pid, thread = ids(tid)
             found.append(self._builder.thread(rank, pid, thread))
             if tid in self._names:
                 self._builder.name_thread(pid, thread, self._names[tid])
-        if len(found) == 1:
-            return constant(found[0], len(inverse), np.int64)
-        return np.array(found, np.int64)[inverse] if found else np.empty(0, np.int64)
+        return mapped(tids, used, np.array(found, np.int32)) if found else np.empty(0, np.int64)
 
     @staticmethod
     def _read_names(tables: Tables) -> Mapping[int, str]:

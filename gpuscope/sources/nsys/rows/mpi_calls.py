@@ -49,7 +49,7 @@ def mpi_op(name: str) -> str:
 def _arguments(
     part: HostRows, index: Array, names: NamePool, ops: list[str], inverse: Array, sizes: Mapping[tuple[int, int], int]
 ) -> dict[str, Array]:
-    rows = {name: column[index] for name, column in part.rows.items()}
+    rows = {name: column[index].astype(np.int64) for name, column in part.rows.items()}
     op = [ops[i] for i in inverse[index].tolist()]
     known = np.array([o in _WHOLE_ARRAY for o in op], np.bool_)
     shared = np.array([o == "all_gather" for o in op], np.bool_)

@@ -18,7 +18,7 @@ from gpuscope.sources.nsys.rows.event_tables import KERNEL, NVTX, RUNTIME, Event
 from gpuscope.sources.nsys.rows.nvtx_payloads import Payload, is_nccl_call
 from gpuscope.sources.nsys.rows.process_ranks import Ranks, RecordedRanks
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.naming import kinds
@@ -117,9 +117,9 @@ def add_collectives(
 
 def communication_kernels(events: Events, names: NamePool) -> Times:
     """The rows of the kernels that communicate."""
-    used = distinct(events[KERNEL]["name"])[0].tolist()
-    communicating = [code for code in used if kinds.is_communication_kernel(names[code])]
-    return np.flatnonzero(np.isin(events[KERNEL]["name"], communicating))
+    codes = events[KERNEL]["name"]
+    communicating = [code for code in distinct_values(codes).tolist() if kinds.is_communication_kernel(names[code])]
+    return np.flatnonzero(np.isin(codes, communicating)) if communicating else np.empty(0, np.int64)
 
 
 def _calls_by_kernel(

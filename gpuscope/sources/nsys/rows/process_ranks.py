@@ -27,7 +27,7 @@ from gpuscope.sources.nsys.rows.event_tables import (
     Rows,
 )
 from gpuscope.sources.source import rank_in_name
-from gpuscope.trace.columns.distinct import distinct, distinct_pairs
+from gpuscope.trace.columns.distinct import distinct, distinct_pairs, distinct_values, mapped
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.naming import kinds
@@ -168,8 +168,10 @@ def _participants(events: Events, names: NamePool, devices: Mapping[int, list[in
 
 def kinds_of_calls(events: Events, names: NamePool, predicate: Callable[[str], bool]) -> Mask:
     """Per runtime call, whether `predicate` holds of its name, shape (n,)."""
-    used, inverse = distinct(events[RUNTIME]["name"])
-    return np.array([predicate(names[code]) for code in used.tolist()], np.bool_)[inverse]
+    codes = events[RUNTIME]["name"]
+    used = distinct_values(codes)
+    answers = np.array([predicate(names[code]) for code in used.tolist()], np.bool_)
+    return mapped(codes, used, answers) if answers.any() else np.zeros(len(codes), np.bool_)
 
 
 def mpi_ranks(tables: Tables) -> RecordedRanks:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,6 +174,61 @@ def test_frameworks_and_their_parallelism_by_name() -> None:
     ]
     assert parallelism(groups) == {"tp": 2, "pp": 4}
     assert parallelism([{"pg_desc": "mesh_dp_shard", "pg_size": 4}]) == {"dp_shard": 4}
+
+
+WATCHED = """
+import os, traceback
+from gpuscope.instrumented_runtime.record.unchanged_script import AfterImport
+
+def watch():
+    import torch
+
+    def asking(name):
+        def asked(*_, **__):
+            with open(f"asked{os.getpid()}", "a") as file:
+                print(name, *traceback.format_stack()[-4:-1], file=file)
+            return 0
+        return asked
+
+    for name in ("is_available", "device_count", "current_device", "get_device_properties", "init", "_lazy_init"):
+        setattr(torch.cuda, name, asking(name))
+    for name in ("_cuda_init", "_cuda_getDeviceCount", "_cuda_getDevice"):
+        setattr(torch._C, name, asking(name))
+
+import sys
+sys.meta_path.insert(0, AfterImport("torch", watch))
+"""
+"""A `sitecustomize` that writes down whatever is asked of CUDA from torch's import on, before ours hears of it."""
+
+
+def test_a_recorded_script_finds_cuda_untouched(
+    record: Callable[..., SimpleNamespace], torchrun: tuple[str, ...], tmp_path: Path
+) -> None:
+    """After `import gpuscope`, after the hook has loaded, and once the recording has begun, with everything on."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(WATCHED)
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import os, pathlib, gpuscope, torch
+import torch.distributed as dist
+
+asked = f"asked{os.getpid()}"  # torchrun asks too, in a process of its own
+quiet = [torch.cuda.is_initialized(), os.path.exists(asked)]
+dist.init_process_group("gloo")
+quiet += [torch.cuda.is_initialized(), os.path.exists(asked)]
+assert os.path.exists("run/environment/rank0.json"), "the recording has not begun"
+pathlib.Path(f"quiet{dist.get_rank()}").write_text(str(any(quiet)))
+torch.cuda.device_count()  # the script's own
+dist.destroy_process_group()
+"""
+    )
+    words = ("--nvml-interval", "100", "--memory", "on", "--profiler", "torch", "--", *torchrun, script)
+    done = record(*words, PYTHONPATH=str(tmp_path / "site"))
+    assert done.code == 0, done.err
+    asked = [path.read_text() for path in sorted(tmp_path.glob("asked*"))]
+    assert [(tmp_path / f"quiet{rank}").read_text() for rank in (0, 1)] == ["False", "False"], asked
+    assert sum("the script's own" in one for one in asked) == 2  # the watch was there
 
 
 def test_nothing_is_asked_of_cuda_before_the_script_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

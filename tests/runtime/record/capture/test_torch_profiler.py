@@ -153,3 +153,21 @@ def test_a_script_that_profiles_itself_keeps_its_profiler(folder: RankFolder) ->
             TorchProfiler().start(folder)
         torch.ones(2)
     assert any(event.key == "aten::ones" for event in own.key_averages())
+
+
+def test_synchronisations_are_asked_for(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options that torch.profiler is made with, field by field of what it gives to Kineto."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    asked: list[Any] = []
+    make = torch.profiler.profile
+
+    def profile(**options: Any) -> Any:
+        asked.append(options["experimental_config"])
+        return make(**options)
+
+    monkeypatch.setattr(torch.profiler, "profile", profile)
+    record(TorchProfiler(wait=0, warmup=1, active=1), folder, steps=3)
+    (config,) = asked
+    assert config.__getstate__() == _ExperimentalConfig(enable_cuda_sync_events=True).__getstate__()
+    assert config.__getstate__() != _ExperimentalConfig().__getstate__()

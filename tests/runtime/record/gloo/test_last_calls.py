@@ -1,0 +1,77 @@
+"""What ranks called last, told after they have died of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
+from gpuscope.instrumented_runtime.record.gloo.last_calls import keeper, mismatch
+
+WORLD = Group("0", "default_pg", (0, 1, 2))
+
+
+def call(parts: Path, rank: int, *calls: tuple[str, int]) -> None:
+    log = CollectiveLog(on_issue=keeper(parts, rank))
+    for op, elements in calls:
+        log.issue(op, WORLD, torch.ones(elements), (), None)
+
+
+def test_other_sizes_and_operations_are_told(tmp_path: Path) -> None:
+    for rank, size in enumerate((100, 150, 100)):
+        call(tmp_path, rank, ("broadcast", 8), ("all_reduce", size))
+    assert mismatch(tmp_path) == (
+        "the ranks called different things as number 2 of group default_pg: "
+        "ranks 0, 2 called all_reduce of 100 float32, rank 1 called all_reduce of 150 float32"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_calls_and_uneven_exchanges_are_no_mismatch(tmp_path: Path) -> None:
+    call(tmp_path, 0, ("all_to_all", 100))
+    call(tmp_path, 1, ("all_to_all", 300))
+    assert mismatch(tmp_path) is None
+    call(tmp_path, 0, ("all_reduce", 100))
+    call(tmp_path, 1, ("all_reduce", 100), ("all_reduce", 7))  # one is ahead
+    assert mismatch(tmp_path) is None
+
+
+def test_a_killed_process_leaves_its_last_call(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        call(tmp_path, 0, ("all_reduce", 5))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    call(tmp_path, 1, ("all_reduce", 6))
+    assert "rank 0 called all_reduce of 5 float32, rank 1 called all_reduce of 6" in (mismatch(tmp_path) or "")
+
+
+MISMATCHED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for _ in range(3):
+    dist.all_reduce(torch.ones(8))
+dist.all_reduce(torch.ones(100 + 50 * dist.get_rank()))
+"""
+
+
+@pytest.mark.xdist_group("mismatch")
+def test_record_names_the_sizes_that_gloo_dies_of(
+    record: Callable[..., SimpleNamespace], torchrun: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MISMATCHED)
+    done = record("--", *torchrun, script)
+    assert done.code != 0
+    told = [one["message"] for one in done.manifest["problems"] if one["code"] == "mismatched_calls"]
+    assert told == [
+        "the ranks called different things as number 4 of group default_pg: "
+        "rank 0 called all_reduce of 100 float32, rank 1 called all_reduce of 150 float32"
+    ]
+    assert f"gpuscope: {told[0]}" in done.err
