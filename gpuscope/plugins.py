@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 COMMANDS = "gpuscope.commands"
@@ -33,16 +34,26 @@ def load(group: str, name: str) -> Any:
 
 
 def listed(package: str, attribute: str) -> list[Any]:
-    """`attribute` of every module below `package`, folders included, that has it; by the module's own name."""
-    names = sorted(_modules(package), key=lambda name: (name.rpartition(".")[2], name))
+    """`attribute` of every module below `package`, folders included, that has it; by the module's own name. What does
+    not assign it is not imported."""
+    names = sorted(_modules(package, attribute), key=lambda name: (name.rpartition(".")[2], name))
     parts = (getattr(import_module(name), attribute, None) for name in names)
     return [part for part in parts if part is not None]
 
 
-def _modules(package: str) -> Iterator[str]:
-    """Names of the modules below a package. A package's own `__init__` holds no part."""
-    for info in pkgutil.iter_modules(import_module(package).__path__, f"{package}."):
-        if info.ispkg:
-            yield from _modules(info.name)
-        else:
-            yield info.name
+def _modules(package: str, attribute: str) -> Iterator[str]:
+    """Names of the modules below a package that assign an attribute. A package's own `__init__` holds no part."""
+    for folder in import_module(package).__path__:
+        for info in pkgutil.iter_modules([folder], f"{package}."):
+            if info.ispkg:
+                yield from _modules(info.name, attribute)
+            elif _assigns(Path(folder, f"{info.name.rpartition('.')[2]}.py"), attribute):
+                yield info.name
+
+
+def _assigns(module: Path, attribute: str) -> bool:
+    """Whether a line of a module begins with an attribute; taken for granted where its source can't be read."""
+    try:
+        return f"\n{attribute}".encode() in module.read_bytes()
+    except OSError:
+        return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log, log1p
 
@@ -20,7 +20,7 @@ MIN_STEPS = 2
 """Steps over which a rank must cause the largest wait to be recurrent."""
 MIN_RANKS = 2
 MAX_CHANCE = 0.05
-"""Probability by chance below which a rank that causes the largest wait of so many steps is recurrent."""
+"""Probability by chance, of any rank, below which one that causes the largest wait of so many steps is recurrent."""
 SECOND_TEST = 2
 """Factor on the probability from the steps with the longest waits alone (Bonferroni: the second look at one run)."""
 
@@ -37,23 +37,26 @@ class Lateness:
     """By how much longer than at its median peer's rate its training thread had no core; 0 where not counted."""
     least: Times
     """What counts as late in a step, ns; shape (steps,)."""
-    ranks: int
-    """Ranks present."""
+    roles: Sequence[Sequence[int]]
+    """The ranks present, by what they do: those of a pipeline's stage, or all. Stages differ in when they are done."""
 
     def chance(self) -> tuple[Array, float]:
-        """Per rank, the probability of causing the largest wait of so many steps by chance; and the least that a rank
-        which always does could get.
+        """Per rank, the probability that any rank causes the largest wait of its role in so many steps by chance; and
+        the least that a rank which always does could get. Alone in its role a rank has nobody to be compared with.
 
         Waits caused directly and waits traced to it are tested each for itself, over all steps and over those that
         wait longer than the mean one: a rank that is slow in every third step is lost among all of them, and which
         steps wait long says nothing of who is late in them. Time without a core is no lateness of the rank's own.
         """
-        tests = [
-            _binomial(weight, self.least, self.ranks)
-            for weight in (self.caused - self.without_core, self.traced - self.without_core)
-        ]
-        chance: Array = np.min([found for both in tests for found, _ in both], axis=0)
-        return chance, min(least for both in tests for _, least in both)
+        chance, least = np.ones(self.caused.shape[1]), 1.0
+        roles = [np.array(role, np.int64) for role in self.roles if len(role) >= MIN_RANKS]
+        tested = sum(len(role) for role in roles)
+        for role in roles:
+            for weight in (self.caused, self.traced):
+                for found, lowest in _binomial(weight[:, role], self.without_core[:, role], self.least, tested):
+                    chance[role] = np.minimum(chance[role], found)
+                    least = min(least, lowest)
+        return chance, least
 
 
 def lateness(facts: RunFacts, traced: TracedWaits, steps: Times, judged: Mask) -> Lateness:
@@ -78,10 +81,20 @@ def lateness(facts: RunFacts, traced: TracedWaits, steps: Times, judged: Mask) -
     once = exposed.sum(1) / np.maximum(waited.sum(1), 1)
     own = by_step(every, np.where(inside, traced.own, 0)) * once[:, None]
     waiting = max(present - 1, 1)
+    roles = [[rank for rank in role if rank < ranks] for role in roles_of(facts).values()]
     without, counted = _without_core(facts, numbers, ranks)
     durations = np.array([facts.steady.steps[int(step)].duration for step in numbers.tolist()], np.float64)
     least = np.where(counted, MIN_SHARE * durations, 1.0)
-    return Lateness(exposed / waiting, own / waiting, without, least.astype(np.int64), present)
+    return Lateness(exposed / waiting, own / waiting, without, least.astype(np.int64), roles)
+
+
+def roles_of(facts: RunFacts) -> dict[int, list[int]]:
+    """The ranks present that do the same work and can be compared, by their stage of a pipeline; else all of them."""
+    places = facts.stages.places if facts.stages is not None else {}
+    found: dict[int, list[int]] = {}
+    for rank in facts.trace.ranks:
+        found.setdefault(places[rank][1] if rank in places else NA, []).append(rank)
+    return found
 
 
 def late_instances(facts: RunFacts, traced: TracedWaits, judged: Mask) -> Array:
@@ -118,18 +131,27 @@ def beyond_peers(times: Mapping[int, CoreTimes]) -> dict[int, float]:
     return dict(zip(times, np.maximum(waited - usual, 0.0).tolist(), strict=True))
 
 
-def _binomial(weight: Array, least: Times, present: int) -> list[tuple[Array, float]]:
-    """(probability per rank, the least possible) over all steps, and over those that wait longer than the mean."""
-    most = weight.max(axis=1, initial=0)
+def _binomial(weight: Array, without_core: Array, least: Times, tested: int) -> list[tuple[Array, float]]:
+    """(probability per rank, the least possible) over all steps, and over those that wait longer than the mean.
+
+    `weight` and `without_core` have shape (steps, ranks of a role); `tested` ranks, of all roles, each have a try
+    (Bonferroni). A rank is the last one of a step if it is with the time without a core and without it: else it would
+    be for what is taken off its peers.
+    """
+    own = weight - without_core
+    most = own.max(axis=1, initial=0)
+    last = np.where(own.argmax(axis=1) == weight.argmax(axis=1), own.argmax(axis=1), NA)
     trial = most >= least
     long = trial & (most > most[trial].mean()) if trial.any() else trial
-    return [_tested(weight[trial], present, 1), _tested(weight[long], present, SECOND_TEST)]
+    ranks = weight.shape[1]
+    return [_tested(last[trial], ranks, tested), _tested(last[long], ranks, SECOND_TEST * tested)]
 
 
-def _tested(weight: Array, present: int, factor: int) -> tuple[Array, float]:
-    trials, by_chance = len(weight), 1 / max(present, 1)
-    hits = np.bincount(weight.argmax(axis=1), minlength=weight.shape[1]) if trials else np.zeros(weight.shape[1], int)
-    chance = np.ones(weight.shape[1])
+def _tested(last: Times, ranks: int, factor: int) -> tuple[Array, float]:
+    """`last` is the rank (its place) that came last in each step tried, NA where that is nobody."""
+    trials, by_chance = len(last), 1 / max(ranks, 1)
+    hits = np.bincount(last[last != NA], minlength=ranks)
+    chance = np.ones(ranks)
     for one in np.flatnonzero(hits >= MIN_STEPS).tolist():
         chance[one] = min(1.0, factor * probability(int(hits[one]), trials, by_chance))
     return chance, min(1.0, factor * probability(trials, trials, by_chance)) if trials >= MIN_STEPS else 1.0

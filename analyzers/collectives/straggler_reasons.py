@@ -38,15 +38,21 @@ class Reasoned:
 
 
 def reasons(
-    trace: Trace, late: Mapping[int, int], host: Mapping[int, Mapping[str, float]], cores: Mapping[int, CoreTimes],
-    clocks: Mapping[int, GpuClocks],
+    trace: Trace, role: Sequence[int], late: Mapping[int, int], host: Mapping[int, Mapping[str, float]],
+    cores: Mapping[int, CoreTimes], clocks: Mapping[int, GpuClocks],
 ) -> dict[int, Reasoned]:  # fmt: skip
-    """Why each late rank is late. `late` is by how much, ns per step; `host` the time per step (ns) that each
+    """Why each late rank of a `role` is late: ranks that do the same work, such as those of a pipeline's stage. `late`
+    is by how much, ns per step; `host` the time per step (ns) that each
     rank's device idles for each cause of class cpu; `cores` what its training thread had of a core, and `clocks` those
     of its GPU, where recorded."""
-    work = WorkOfRanks(trace["work"])
+    late = {rank: ns for rank, ns in late.items() if rank in role}
+    cores = {rank: times for rank, times in cores.items() if rank in role}
+    if len(role) < min(len(trace.ranks), 2):
+        return dict.fromkeys(late, Reasoned(None, 0, "no other rank has its stage of the pipeline"))
+    table = trace["work"]
+    work = WorkOfRanks(table.take(np.flatnonzero(np.isin(table["rank"], role))))
     if cores:  # waits for cores delay all ranks in turns: what the peers are late too is nobody's own lateness
-        late = _beyond_median(late, trace.ranks)
+        late = _beyond_median(late, role)
     alone = Reasoned(None, 0, "no other rank's work is recorded to compare with")
     if len(work.ranks) < 2:
         return dict.fromkeys(late, alone)

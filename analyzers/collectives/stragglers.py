@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.lateness import MAX_CHANCE, late_instances, lateness
+from gpuscope.analyzers.collectives.lateness import MAX_CHANCE, late_instances, lateness, roles_of
 from gpuscope.analyzers.collectives.root_cause import Doing, TracedWaits
-from gpuscope.analyzers.collectives.straggler_reasons import reasons
+from gpuscope.analyzers.collectives.straggler_reasons import Reasoned, reasons
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
@@ -41,13 +41,10 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
     chance, least = lateness(facts, traced, steps, judged).chance()
     exposed = _exposed(facts, traced, judged, ranks)
     shared = _waiting_ranks(facts, judged, ranks) * max(len(facts.steady.durations), 1)
-    why = reasons(
-        facts.trace,
-        _per_step(facts, exposed),
-        _host_idle(facts),
-        judged_core_times(facts),
-        facts.gpu_clocks,
-    )
+    late, idle, cores = _per_step(facts, exposed), _host_idle(facts), judged_core_times(facts)
+    why: dict[int, Reasoned] = {}
+    for role in roles_of(facts).values():
+        why |= reasons(facts.trace, role, late, idle, cores, facts.gpu_clocks)
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
         most = doing.get(rank)

@@ -68,13 +68,13 @@ def _of_rank(trace: Trace, part: RankPart) -> tuple[list[OperatorEntry], list[Ra
     for which in distinct_values(thread).tolist():
         own = rows if (of_thread := thread == which).all() else rows[of_thread]
         by = device.by(which)
-        _add_thread(host, sums, own, parent[own], by, device.of_ranges(which) if which == device.home else by)
+        _add_thread(host, sums, own, parent, by, device.of_ranges(which) if which == device.home else by)
     return _operators(trace, sums, part.has_device), _ranges(trace, part.rank, sums, part.has_device)
 
 
 def _add_thread(host: Table, sums: _Sums, rows: Times, parent: Times, by: Launched, of_ranges: Launched) -> None:
-    """Add the events `rows` of a thread, each within the event `parent`; what was launched in ranges is looked for in
-    `of_ranges`, in others in `by`."""
+    """Add the events `rows` of a thread; `parent` says for each host event which one it is within. What was launched in
+    ranges is looked for in `of_ranges`, in others in `by`."""
     if core is not None:
         columns = tuple(np.ascontiguousarray(host[name]) for name in ("start", "end", "name", "category"))
         launched = by.columns, of_ranges.columns
@@ -82,7 +82,8 @@ def _add_thread(host: Table, sums: _Sums, rows: Times, parent: Times, by: Launch
         return
     # A piece at a time: what is made of millions of them would not fit caches.
     for first in range(0, len(rows), _PIECE):
-        piece, around = rows[first : first + _PIECE], parent[first : first + _PIECE]
+        piece = rows[first : first + _PIECE]
+        around = parent[piece]
         own, start, end = _keys(host, piece), host["start"][piece], host["end"][piece]
         spent = end - start
         nested = around != NA

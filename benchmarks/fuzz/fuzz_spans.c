@@ -172,15 +172,14 @@ static void launches(void)
     size_t count = any(MOST), keys = 2 * any(4);
     int32_t *name = room(events.count, 4);
     int8_t *category = room(events.count, 1);
-    int64_t *rows = room(count, 8), *parent = room(count, 8), *at = times(work.count, 1), *into = room(10 * keys, 8);
+    int64_t *rows = room(count, 8), *parent = room(events.count, 8), *at = times(work.count, 1), *into = room(10 * keys, 8);
     int64_t *sums = times(4 * (work.count + 1), 1);
     memset(into, 0, 80 * keys);
     for (size_t place = 0; place < events.count; place++)
-        name[place] = (int32_t)any(30) < 29 ? (int32_t)any(4) : -1, category[place] = (int8_t)any(3);
-    for (size_t place = 0; place < count; place++) {
+        name[place] = (int32_t)any(30) < 29 ? (int32_t)any(4) : -1, category[place] = (int8_t)any(3),
+        parent[place] = any(3) ? (int64_t)any(events.count) : any(9) ? INT64_MIN : instant(1);
+    for (size_t place = 0; place < count; place++)
         rows[place] = any(30) && events.count ? (int64_t)any(events.count) : instant(1);
-        parent[place] = any(3) && events.count ? (int64_t)any(events.count) : INT64_MIN;
-    }
     if (any(4))
         qsort(at, work.count, 8, ascends);
     gs_host host = {events.start, events.end, name, category, events.count};

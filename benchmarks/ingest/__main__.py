@@ -29,7 +29,9 @@ console = Console(width=None if sys.stdout.isatty() else 160)
 @click.command()
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=SAMPLE)
 @click.option("--size", "sizes", type=int, multiple=True, default=(100, 500), help="MB of JSON to compare at.")
-@click.option("--linear", type=int, multiple=True, default=(50, 100, 250, 500), help="MB to check linearity at.")
+@click.option(
+    "--linear", type=int, multiple=True, default=(50, 100, 250, 500), help="MB to check linearity at; 0: none."
+)
 @click.option("--shape", "shapes", type=click.Choice(SHAPES), multiple=True, default=SHAPES, help="Steps of the trace.")
 @click.option("--task", "tasks", type=click.Choice(["load", "analyze"]), multiple=True, default=("load", "analyze"))
 @click.option("--rounds", default=5, show_default=True, help="How often each contender runs.")
@@ -62,9 +64,9 @@ def main(
                 for suffix in (".json", ".json.gz") if zipped else (".json",):
                     with _enlarged(source, folder, size, shape, suffix) as trace:
                         for task in tasks:
-                            _show(trace, shape, task, compare(tools, task, trace.path, rounds, hta_python))
-        if linear:
-            _show_linear(source, folder, sorted(linear), rounds)
+                            _show(trace, shape, task, compare(tools, task, trace.path, rounds, hta_python, source))
+        if linear := [size for size in sorted(linear) if size]:
+            _show_linear(source, folder, linear, rounds)
 
 
 @contextmanager
@@ -133,8 +135,8 @@ def _show_linear(source: Path, folder: Path, sizes: Sequence[int], rounds: int) 
     for size in sizes:
         for shape in SHAPES:
             with _enlarged(source, folder, size, shape, ".json") as trace:
-                (load,) = compare([GPUSCOPE], "load", trace.path, rounds, None)
-                (analyze,) = compare([GPUSCOPE], "analyze", trace.path, rounds, None)
+                (load,) = compare([GPUSCOPE], "load", trace.path, rounds, None, source)
+                (analyze,) = compare([GPUSCOPE], "analyze", trace.path, rounds, None, source)
             seconds = (load.wall_s, load.cpu_s, analyze.wall_s, analyze.cpu_s)
             table.add_row(
                 f"{trace.size / 1e6:.0f}",

@@ -10,11 +10,16 @@ import os
 from importlib import import_module
 from typing import Any
 
+INTERFACE = 2
+"""Of the core that these sources call: one compiled from older or newer ones is left out, and Python does its work."""
+
 core: Any = None
 if os.environ.get("GPUSCOPE_NATIVE") != "0":
     try:
         core = import_module("gpuscope.native._core")
     except ImportError:  # no compiler when it was installed
+        core = None
+    if getattr(core, "INTERFACE", 0) != INTERFACE:
         core = None
 
 

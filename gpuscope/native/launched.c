@@ -71,8 +71,8 @@ int gs_add_launched(const gs_host *host, const int64_t *rows, const int64_t *par
         into->number[key]++;
         into->longest[key] = spent > into->longest[key] ? spent : into->longest[key];
         add(into, HOST, key, spent), add(into, HOST_SELF, key, spent), add(into, DEVICE_SELF, key, busy);
-        if (parent[which] != INT64_MIN) {
-            size_t above = key_of(host, parent[which], operators, into->keys);
+        if (parent[row] != INT64_MIN) {
+            size_t above = key_of(host, parent[row], operators, into->keys);
             if (above == into->keys)
                 return 0;
             add(into, HOST_SELF, above, (int64_t)(0 - (uint64_t)spent));

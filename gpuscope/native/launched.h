@@ -29,8 +29,9 @@ typedef struct {
     size_t keys;
 } gs_sums;
 
-/* Adds events of one thread: `rows`, and in `parent` for each the row of what encloses it or INT64_MIN. What was launched
- * in those of category `ranges` is looked for in `of_ranges`, in others in `by`. 0 where a row or a name is not there. */
+/* Adds events of one thread, `rows`; `parent` has for each event of the host the row of what encloses it or INT64_MIN. What
+ * was launched in those of category `ranges` is looked for in `of_ranges`, in others in `by`. 0 where a row or a name is not
+ * there. */
 int gs_add_launched(const gs_host *host, const int64_t *rows, const int64_t *parent, size_t count, int8_t operators,
                     int8_t ranges, const gs_launched *by, const gs_launched *of_ranges, const gs_sums *into);
 

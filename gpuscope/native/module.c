@@ -548,7 +548,7 @@ static PyObject *py_add_launched(PyObject *self, PyObject *args)
         return NULL;
     if ((host.start = take(&all, columns[0], 8, &host.count)) && (host.end = take(&all, columns[1], 8, &host.count))
         && (host.name = take(&all, columns[2], 4, &host.count)) && (host.category = take(&all, columns[3], 1, &host.count))
-        && (of = take(&all, rows, 8, &count)) && (above = take(&all, parent, 8, &count)) && take_launched(&all, by, &own)
+        && (of = take(&all, rows, 8, &count)) && (above = take(&all, parent, 8, &host.count)) && take_launched(&all, by, &own)
         && take_launched(&all, of_ranges, &others) && (into.number = take_as(&all, number, 8, &into.keys, 1))
         && (into.longest = take_as(&all, longest, 8, &into.keys, 1)) && (into.figures = take_as(&all, figures, 8, &sums, 1))) {
         if (sums / GS_FIGURES == into.keys && sums % GS_FIGURES == 0) {
@@ -797,7 +797,7 @@ static int fill(PyObject *module)
     PyObject *type = PyType_FromSpec(&codes_spec);
     int done = type ? PyModule_AddObjectRef(module, "Codes", type) : -1;
     Py_XDECREF(type);
-    return done;
+    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 2); /* as gpuscope.native has it */
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill}, {0, NULL}};

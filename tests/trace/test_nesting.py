@@ -3,6 +3,8 @@ also where spans do not nest."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -141,6 +143,13 @@ def test_statistics_by_group(drawn: list[tuple[int, int]]) -> None:
     durations, group = np.array(drawn, np.int64).reshape(-1, 2).T
     own, expected = both(grouped_durations, lambda: grouped_durations.grouped(durations, group, 5))
     assert [column.tolist() for column in own] == [column.tolist() for column in expected]
+
+
+def test_a_core_of_other_sources_is_left_out() -> None:
+    program = "import sys, types; sys.modules['gpuscope.native._core'] = types.ModuleType('_core')"
+    program += "; from gpuscope.native import core; print(core)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None"]
 
 
 def test_what_is_no_column_is_refused() -> None:

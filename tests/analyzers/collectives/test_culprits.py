@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.kineto import call, kernel, note, write
 from helpers.synthetic_job import MS, Job, simulate, trace_of
 
 import gpuscope
-from gpuscope.analyzers.collectives.lateness import probability
+from gpuscope.analyzers.collectives.lateness import Lateness, probability
 from gpuscope.analyzers.frame.sections import STRAGGLERS
 from gpuscope.analyzers.run.file_part import Options, reduce_trace
 from gpuscope.report.schema.document import Report
@@ -55,11 +56,11 @@ def analyzed(folder: Path, late: dict[int, list[int]]) -> Report:
 
 def test_late_in_forward_although_backward_ends_alike(tmp_path: Path) -> None:
     """Rank 1's forward takes 60 longer, its peer waits 60 behind backward: with waiting, the others' backward
-    looks longer. In the first step nothing precedes; the others say forward, in `fwd_gemm`. The last of the six
-    steps lacks the wait for its successor's input: five are judged."""
-    (entry,) = analyzed(tmp_path, {0: [0] * 6, 1: [60] * 6})["stragglers"]
+    looks longer. In the first step nothing precedes; the others say forward, in `fwd_gemm`. The last of the seven
+    steps lacks the wait for its successor's input: six are judged."""
+    (entry,) = analyzed(tmp_path, {0: [0] * 7, 1: [60] * 7})["stragglers"]
     assert (entry["rank"], entry["phase"], entry["operation"]) == (1, "forward", "fwd_gemm")
-    assert entry["caused_wait_ns"] == entry["root_wait_ns"] == 5 * 60_000
+    assert entry["caused_wait_ns"] == entry["root_wait_ns"] == 6 * 60_000
     assert entry["recurrent"] is True
 
 
@@ -124,14 +125,14 @@ def test_recurrence_counts_steps_and_not_collectives(tmp_path: Path) -> None:
 
 
 def test_synthetic_job_traces_lateness_through_its_groups() -> None:
-    """64 synthetic ranks: rank 21 is 5 ms late in each of three steps, before it receives from the stage before.
+    """64 synthetic ranks: rank 21 is 5 ms late in each of five steps, before it receives from the stage before.
 
     Of these 5 ms, stage 0 computes through 2 × 0.35: nobody would have gone on sooner. Its three mates then wait
     4.3 in an all-reduce, later stages for messages, and at the sum of gradients three replicas of 16 ranks wait 4.3
-    for the ranks of its own. Two of the three steps are judged. That stages wait for each other at the last all-reduce
+    for the ranks of its own. Four of the five steps are judged. That stages wait for each other at the last all-reduce
     of all is the pipeline's drain.
     """
-    job = Job(dp=4, tp=4, pp=4, layers=2, steps=3, late_rank=21)
+    job = Job(dp=4, tp=4, pp=4, layers=2, steps=5, late_rank=21)
     made = simulate(job)
     parts = [reduce_trace(trace_of(job, made, rank), Options()) for rank in range(job.ranks)]
     found = communication(parts)
@@ -139,8 +140,32 @@ def test_synthetic_job_traces_lateness_through_its_groups() -> None:
     assert [problem["code"] for problem in found.problems if problem["code"].startswith("coll")] == []
     assert [rank for rank, entry in entries.items() if entry["recurrent"]] == [21]
     assert (entries[21]["phase"], entries[21]["operation"]) == ("forward", "gemm")
-    assert entries[21]["root_wait_ns"] == pytest.approx(2 * (3 + 3 * 16) * 4.3 * MS, rel=0.05)
+    assert entries[21]["root_wait_ns"] == pytest.approx(4 * (3 + 3 * 16) * 4.3 * MS, rel=0.05)
     assert sum(e["root_wait_ns"] for rank, e in entries.items() if rank != 21) < 0.05 * entries[21]["root_wait_ns"]
+
+
+def test_a_stage_that_is_always_last_accuses_none_of_its_ranks() -> None:
+    """Four ranks as two stages: the ranks of stage 1 take turns in being last, in all of eight steps. Of all four ranks
+    each is last twice as often as by chance, within its stage as often as the other."""
+    turns = np.array([[0.0, 0.0, 9.0, 0.0], [0.0, 0.0, 0.0, 9.0]] * 4)
+    none, least = np.zeros((8, 4)), np.ones(8, np.int64)
+    chance, lowest = Lateness(turns, turns, none, least, [[0, 1], [2, 3]]).chance()
+    assert chance.min() > 0.5
+    assert lowest < 0.05
+    always = np.where(turns.sum(1, keepdims=True) > 0, [0.0, 0.0, 0.0, 9.0], 0.0)
+    together, _ = Lateness(always, always, none, least, [[0, 1], [2, 3]]).chance()
+    assert together.argmin() == 3
+    assert together[3] == pytest.approx(4 / 2**8)
+
+
+def test_what_is_taken_off_for_cores_makes_nobody_else_the_last() -> None:
+    """Rank 0 makes others wait 9 in each of eight steps, without a core for all of it; rank 1 makes them wait 2."""
+    caused, without = np.array([[9.0, 2.0]] * 8), np.array([[9.0, 0.0]] * 8)
+    chance, _ = Lateness(caused, caused, without, np.ones(8, np.int64), [[0, 1]]).chance()
+    assert chance.tolist() == [1.0, 1.0]
+    without[:, 0] = 5.0
+    chance, _ = Lateness(caused, caused, without, np.ones(8, np.int64), [[0, 1]]).chance()
+    assert chance.tolist() == [pytest.approx(2 / 2**8), 1.0]
 
 
 def communication(parts: list[Any]) -> Any:

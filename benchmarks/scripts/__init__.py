@@ -1,0 +1,1 @@
+"""Scripts of others, run as they are, plain and recorded."""
