@@ -22,7 +22,7 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.plugins import listed
 from gpuscope.report.schema.document import Evidence, FindingEntry, ProblemEntry
 from gpuscope.report.view.causes import BY_CODE
-from gpuscope.trace.columns.table import Table, Times
+from gpuscope.trace.columns.table import Table, Times, parts
 from gpuscope.trace.intervals import Spans, measure_within
 from gpuscope.trace.problems import Severity
 from gpuscope.trace.trace import Trace
@@ -166,7 +166,13 @@ EVIDENCE = 5
 
 def longest(spans: Spans, count: int = EVIDENCE) -> Times:
     """Indices of the longest spans, the longest first; of equal ones the first."""
-    missing = spans.start - spans.end
+    pieces = [part.start + _longest(spans.start[part] - spans.end[part], count) for part in parts(0, len(spans.start))]
+    candidates = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+    return candidates[_longest(spans.start[candidates] - spans.end[candidates], count)]
+
+
+def _longest(missing: Times, count: int) -> Times:
+    """Indices of the lowest of these, the lowest first; of equal ones the first."""
     if len(missing) <= count:
         return np.argsort(missing, kind="stable")
     candidates = np.flatnonzero(missing <= np.partition(missing, count - 1)[count - 1])

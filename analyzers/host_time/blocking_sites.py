@@ -34,7 +34,7 @@ def blocking_sites(trace: Trace, view: LaneView, rows: Times, judged: Judged) ->
     host = trace["host_events"]
     launch = trace["device_events"].at("launch", view.rows)
     threads = distinct_values(host["thread"][launch[launch != NA]])
-    calls = blocking_calls(trace, view, rows)
+    calls = blocking_calls(trace, view)
     calls = calls[np.isin(host["thread"][calls], threads) & (judged.place(host["start"][calls]) != NA)]
     if not len(calls):
         return []

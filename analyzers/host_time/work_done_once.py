@@ -57,7 +57,7 @@ def _first_use(trace: Trace, view: LaneView, rows: Times) -> Times:
     """Rows of host events that compile, load, or use something for the first time."""
     host = trace["host_events"]
     slow = (host["category"][rows] == Category.RUNTIME) & (host["end"][rows] - host["start"][rows] >= SLOW_CALL)
-    waiting = blocking_calls(trace, view, rows)
+    waiting = blocking_calls(trace, view)
     compiling = trace.names.matching(kinds.is_compilation)[host["name"][rows]]
     first: Mask = (slow & ~np.isin(rows, waiting)) | compiling
     return rows[first]

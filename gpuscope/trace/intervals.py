@@ -38,6 +38,8 @@ def union(start: Array, end: Array) -> Spans:
         if found is None:
             order = np.argsort(start, kind="stable")
             found = core.union(*(np.ascontiguousarray(side[order], np.int64) for side in (start, end)))
+        elif len(found[0]) == 8 * len(start) and start.dtype == end.dtype == np.int64:
+            return Spans(start, end)  # each is a span of its own: no need of a second copy
         return _set(found)
     keep = end > start
     if not keep.all():
@@ -49,6 +51,8 @@ def union(start: Array, end: Array) -> Spans:
         start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
     first = np.concatenate(([True], start[1:] > reach[:-1]))
+    if first.all() and start.dtype == end.dtype == np.int64:
+        return Spans(start, end)
     last = np.concatenate((first[1:], [True]))
     return Spans(np.ascontiguousarray(start[first], np.int64), np.ascontiguousarray(reach[last], np.int64))
 
@@ -60,12 +64,19 @@ def _set(columns: tuple[bytearray, bytearray]) -> Spans:
 
 def join(*sets: Spans) -> Spans:
     """A ∪ B ∪ …"""
-    return union(np.concatenate([s.start for s in sets]), np.concatenate([s.end for s in sets]))
+    some = [one for one in sets if len(one.start)]
+    if len(some) == 1:
+        return union(*some[0])
+    return union(np.concatenate([s.start for s in some]), np.concatenate([s.end for s in some])) if some else EMPTY
 
 
 def complement(spans: Spans, start: int, end: int) -> Spans:
     """[start, end) \\ A."""
     inside = clip(spans, start, end)
+    if len(inside.start) and inside.start[0] <= start and inside.end[-1] >= end:  # only what lies between them
+        gap_start, gap_end = inside.end[:-1], inside.start[1:]
+        keep = gap_end > gap_start
+        return Spans(gap_start, gap_end) if keep.all() else Spans(gap_start[keep], gap_end[keep])
     gap_start = np.concatenate((np.array([start], np.int64), inside.end))
     gap_end = np.concatenate((inside.start, np.array([end], np.int64)))
     keep = gap_end > gap_start

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.trace.columns.name_pool import NamePool
-from gpuscope.trace.columns.table import Array, Mask, Table, Times
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, parts
 from gpuscope.trace.schema import NA, Category, Kind
 
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
@@ -28,6 +28,7 @@ MIN_AGREEMENT = 0.95
 AS_EXACT = 0.001
 """Periods whose agreement differs by less repeat equally exactly."""
 _LAGS_TRIED = 256
+_NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -189,22 +190,14 @@ def device_steps(
     step k+1. What ran before the first step has the step number `NA`. `steps` are this rank's, `events`
     the rows of its device events; `on_device` says that the steps were found on the device's own clock.
     """
-    starts = device["start"][events]
-    launch = device["launch"][events]
-    known = (launch != NA) & (not on_device)
-    launched_at = starts.copy()
-    launched_at[known] = host["start"][launch[known]]
-    which = np.searchsorted(steps["start"], launched_at, "right") - 1
-    inside = (which >= 0) & (launched_at < steps["end"][np.maximum(which, 0)])
-    if known.any():  # when an event whose launch was not recorded was launched is not known
-        inside &= known
-    never = np.iinfo(np.int64).max
-    first = np.full(len(steps), never)
-    np.minimum.at(first, which[inside], starts[inside])
+    launched = not on_device and bool(device.known("launch")[events].any())
+    first = np.full(len(steps), _NEVER)
+    for part in parts(0, len(events)):
+        _begin_first(first, steps, device, host, events[part], launched)
     low, high = window
     tiles: list[tuple[int, int]] = []
     for step, start in zip(steps["step"].tolist(), first.tolist(), strict=True):
-        if start != never and low <= start < high and (not tiles or start > tiles[-1][1]):
+        if start != _NEVER and low <= start < high and (not tiles or start > tiles[-1][1]):
             tiles.append((step, start))
     if not tiles:
         return []
@@ -212,3 +205,16 @@ def device_steps(
         tiles.insert(0, (NA, low))
     ends = [start for _, start in tiles[1:]] + [high]
     return [(step, start, end) for (step, start), end in zip(tiles, ends, strict=True)]
+
+
+def _begin_first(first: Times, steps: Table, device: Table, host: Table, events: Times, launched: bool) -> None:
+    """Lower `first`, the start of each step's first device event, to what some more events say."""
+    starts = device.at("start", events)
+    launched_at, known = starts, np.ones(len(events), np.bool_)
+    if launched:  # when an event whose launch was not recorded was launched is not known
+        launch = device.at("launch", events)
+        known = launch != NA
+        launched_at = host["start"][np.where(known, launch, 0)]
+    which = np.searchsorted(steps["start"], launched_at, "right") - 1
+    inside = known & (which >= 0) & (launched_at < steps["end"][np.maximum(which, 0)])
+    np.minimum.at(first, which[inside], starts[inside])

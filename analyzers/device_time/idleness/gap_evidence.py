@@ -11,7 +11,8 @@ from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.report.schema.document import Evidence
 from gpuscope.report.view import units
 from gpuscope.report.view.short_kernels import short_kernel
-from gpuscope.trace.columns.table import Times, rows_of_rank
+from gpuscope.trace.columns.distinct import among
+from gpuscope.trace.columns.table import Array, Mask, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, clip
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
@@ -24,9 +25,8 @@ class EndedGaps(Protocol):
     """Gaps with what ends each and the thread that launches it."""
 
     @property
-    def event(self) -> Times: ...
-    @property
-    def thread(self) -> Times: ...
+    def thread(self) -> Array: ...
+    def event(self, gaps: Array | slice) -> Times: ...
     def of(self, spans: Spans) -> Times: ...
 
 
@@ -40,11 +40,11 @@ def evidence(
     device, names = trace["device_events"], trace.names
     judged = clip(spans, *view.judged)
     spans = judged if len(judged.start) else spans
-    own = gaps.of(spans)
+    picked = longest(spans)
+    shown = Spans(spans.start[picked], spans.end[picked])
+    own = gaps.of(shown)
     found: list[Evidence] = []
-    for index in longest(spans).tolist():
-        gap, start, end = int(own[index]), int(spans.start[index]), int(spans.end[index])
-        event = int(gaps.event[gap])
+    for gap, event, start, end in zip(*(column.tolist() for column in (own, gaps.event(own), *shown)), strict=True):
         ended_by = names[int(device["name"][event])] if event != NA else "the end of the trace"
         name, what = _host_side(trace, view.lane.rank, int(gaps.thread[gap]), start, end, blocking)
         note = f"{what}; device idle until {short_kernel(ended_by)}"
@@ -74,7 +74,10 @@ def host_activity(trace: Trace, rank: int, thread: int, start: int, end: int) ->
     low, high = rows_of_rank(host, rank)
     high = low + int(np.searchsorted(host["start"][low:high], end, "left"))
     steps = trace.names.matching(lambda name: name.startswith("ProfilerStep"))
-    rows = low + np.flatnonzero((host["thread"][low:high] == thread) & ~steps[host["name"][low:high]])
+    rows = rows_where(
+        low, high,
+        lambda part: (host["thread"][part] == thread) & (host["end"][part] > start) & ~steps[host["name"][part]],
+    )  # fmt: skip
     cover = np.minimum(host["end"][rows], end) - np.maximum(host["start"][rows], start)
     if not len(rows) or int(cover.max()) <= 0:
         return NA, 0
@@ -90,10 +93,13 @@ def _around(trace: Trace, rank: int, thread: int, call: int) -> int:
     """The innermost operator or range around a call; NA if none."""
     host = trace["host_events"]
     low, _ = rows_of_rank(host, rank)
-    rows = np.arange(low, call + 1)
-    kept = np.isin(host["category"][rows], (Category.OP, Category.ANNOTATION)) & (host["thread"][rows] == thread)
-    kept &= (host["start"][rows] <= host["start"][call]) & (host["end"][rows] >= host["end"][call])
-    rows = rows[kept]
+    begin, end = int(host["start"][call]), int(host["end"][call])
+
+    def around(part: slice) -> Mask:
+        kept = among(host["category"][part], (Category.OP, Category.ANNOTATION)) & (host["thread"][part] == thread)
+        return np.asarray(kept & (host["start"][part] <= begin) & (host["end"][part] >= end))
+
+    rows = rows_where(low, call + 1, around)
     return int(rows[np.argmin(host["end"][rows] - host["start"][rows])]) if len(rows) else NA
 
 

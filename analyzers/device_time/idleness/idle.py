@@ -17,7 +17,12 @@ import numpy as np
 from gpuscope.analyzers.device_time.host_cause import covering, host_causes
 from gpuscope.analyzers.device_time.idleness.gap_evidence import evidence, unexplained
 from gpuscope.analyzers.device_time.idleness.idle_replay import Work, replay
-from gpuscope.analyzers.device_time.idleness.launching_threads import Turns, blocking_calls, launching_threads
+from gpuscope.analyzers.device_time.idleness.launching_threads import (
+    Turns,
+    blocking_calls,
+    launching_threads,
+    most_launching,
+)
 from gpuscope.analyzers.device_time.idleness.longest_gaps import longest_gaps
 from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, only_present
 from gpuscope.analyzers.frame.lanes import LaneView
@@ -25,9 +30,9 @@ from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import GAPS
 from gpuscope.report.schema.profile_sections import GapEntry
 from gpuscope.report.view.causes import UNATTRIBUTED
-from gpuscope.trace.columns.distinct import among, counted, distinct, distinct_values
+from gpuscope.trace.columns.distinct import among, distinct, distinct_values
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, rows_of_rank
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, compact, parts, rows_of_rank, rows_where
 from gpuscope.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, subtract, union
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.schema import NA, Category
@@ -54,14 +59,14 @@ class Gaps:
 
     start: Times
     end: Times
-    event: Times
-    """Row of the device event that ends the gap, or NA at the window's end."""
-    launch: Times
-    """Row of its launch, or NA."""
-    thread: Times
+    launched: Mask
+    """Whether the launch of the device event that ends it is recorded."""
+    thread: Array
     """Thread that launches it; where that is not recorded, the one that launches most."""
-    issue: Times
-    """When it had been launched: the end of the launch call, or its own start if that is earlier."""
+    begins: Times
+    """Start of each of the lane's device events."""
+    rows: Times
+    """Rows of these."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -69,6 +74,10 @@ class Gaps:
     def of(self, spans: Spans) -> Times:
         """The gap that each span lies in, shape (n,)."""
         return places(self.start, spans.start, "right") - 1
+
+    def event(self, gaps: Array | slice) -> Times:
+        """Rows of the device events that end these gaps, or NA at the window's end; shape (n,)."""
+        return _ending(self.begins, self.rows, self.end[gaps])
 
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
@@ -87,24 +96,23 @@ def _attribute(trace: Trace, view: LaneView) -> tuple[dict[str, Attributed], lis
     """The idle time of a lane by cause, and its longest gaps."""
     host, idle = trace["host_events"], view.parts.idle
     low, high = rows_of_rank(host, view.lane.rank)
-    rows = np.arange(low, high)
     explaining = among(host["category"][low:high], EXPLAINING)
     if not explaining.any():
         causes = only_present({UNATTRIBUTED: attribute(idle, view, unexplained(view, idle))})
         return causes, longest_gaps(trace, view, {UNATTRIBUTED: idle})
-    gaps = find_gaps(trace, view, rows)
-    queued = _queued(gaps) if view.lane.device != NA else EMPTY
+    gaps, queued = find_gaps(trace, view)
+    queued = queued if view.lane.device != NA else EMPTY
     latency = Spans(queued.start, np.minimum(queued.end, queued.start + LAUNCH_LATENCY))
     left = subtract(idle, queued)
-    found = {"launch": latency, UNATTRIBUTED: subtract(queued, latency), **_covering(trace, gaps, rows, left)}
+    found = {"launch": latency, UNATTRIBUTED: subtract(queued, latency), **_covering(trace, view, gaps, left)}
     left = subtract(left, join(*(found[cause] for cause, _ in covering())))
     # What a recorded launch ends is explained to its end, also behind the last call of the host.
     last = int(host["end"][low:high].max(initial=NA, where=explaining))
-    last = max(last, int(gaps.end.max(initial=NA, where=gaps.launch != NA)))
+    last = max(last, int(gaps.end.max(initial=NA, where=gaps.launched)))
     inside = clip(left, int(host["start"][low + int(np.argmax(explaining))]), last)
     found[UNATTRIBUTED] = join(found[UNATTRIBUTED], subtract(left, inside))
-    blocking = blocking_calls(trace, view, rows)
-    for cause, spans in _own_work(trace, view, gaps, rows, blocking, inside).items():
+    blocking = blocking_calls(trace, view)
+    for cause, spans in _own_work(trace, view, gaps, blocking, inside).items():
         found[cause] = join(found.get(cause, EMPTY), spans)
     causes = {
         cause: attribute(spans, view, evidence(trace, view, spans, gaps, blocking if cause == "sync" else None))
@@ -113,39 +121,44 @@ def _attribute(trace: Trace, view: LaneView) -> tuple[dict[str, Attributed], lis
     return only_present(causes), longest_gaps(trace, view, found, gaps)
 
 
-def find_gaps(trace: Trace, view: LaneView, host_rows: Times) -> Gaps:
-    """The idle gaps of a lane's window, each with what ends it."""
+def find_gaps(trace: Trace, view: LaneView) -> tuple[Gaps, Spans]:
+    """The idle gaps of a lane's window, each with what ends it; and the part of each in which that had been launched
+    already."""
     device, host = trace["device_events"], trace["host_events"]
-    idle, events = view.parts.idle, view.rows
-    position = places(device["start"][events], idle.end)
-    ended = position < len(events)
-    event = np.where(ended, events[np.minimum(position, len(events) - 1)], NA)
-    launch = np.where(ended, device.at("launch", np.where(ended, event, 0)), NA)
-    launches = device.at("launch", events)
-    launches = launches[launches != NA]
-    main = _most_frequent(host["thread"][launches if len(launches) else host_rows])
-    thread = np.where(launch == NA, main, host["thread"][np.where(launch == NA, 0, launch)])
-    issue = np.where(launch == NA, idle.end, np.minimum(host["end"][np.where(launch == NA, 0, launch)], idle.end))
-    return Gaps(idle.start, idle.end, event, launch, thread, issue)
+    idle, begins = view.parts.idle, device.at("start", view.rows)
+    main = most_launching(trace, view)
+    launched, thread = np.zeros(len(idle.end), np.bool_), np.full(len(idle.end), main, host["thread"].dtype)
+    issue = np.array(idle.end)  # the end of the launch call, or the gap's own end if that is earlier
+    for part in parts(0, len(idle.end)):
+        event = _ending(begins, view.rows, idle.end[part])
+        launch = np.where(event == NA, NA, device.at("launch", np.maximum(event, 0)))
+        known = np.flatnonzero(launch != NA)
+        launch = launch[known]
+        launched[known + part.start] = True
+        thread[part][known] = host["thread"][launch]
+        issue[part][known] = np.minimum(host["end"][launch], idle.end[part][known])
+    gaps = Gaps(idle.start, idle.end, launched, compact(thread), begins, view.rows)
+    return gaps, _queued(gaps, issue)
 
 
-def _most_frequent(values: Times) -> int:
-    found, counts = counted(values)
-    return int(found[np.argmax(counts)])
+def _ending(begins: Times, rows: Times, end: Times) -> Times:
+    """Rows of the device events that begin first from each instant on, or NA; `begins` are the starts of `rows`."""
+    position = places(begins, end)
+    return np.where(position < len(rows), rows[np.minimum(position, len(rows) - 1)], NA)
 
 
-def _queued(gaps: Gaps) -> Spans:
-    """The part of each gap in which what ends it had been launched already."""
-    start = np.maximum(gaps.start, gaps.issue)
+def _queued(gaps: Gaps, issue: Times) -> Spans:
+    """The part of each gap in which what ends it had been launched already: at `issue`, which is used up."""
+    start = np.maximum(gaps.start, issue, out=issue)
     keep = gaps.end > start
-    return Spans(start[keep], gaps.end[keep])
+    return Spans(start, gaps.end) if keep.all() else Spans(start[keep], gaps.end[keep])
 
 
-def _covering(trace: Trace, gaps: Gaps, rows: Times, left: Spans) -> dict[str, Spans]:
+def _covering(trace: Trace, view: LaneView, gaps: Gaps, left: Spans) -> dict[str, Spans]:
     """Where host events with a cause of their own cover idle time on the launching thread; innermost first."""
     host = trace["host_events"]
     causes = list(dict.fromkeys(cause for cause, _ in covering()))
-    cause_of = _cause_of_event(trace, rows, causes)
+    cause_of = _cause_of_event(trace, view, causes)
     events = np.flatnonzero(cause_of >= 0)
     pieces = intersect(left, _on_launching_thread(host, events, gaps))
     bounds = np.unique(np.concatenate([host["start"][events], host["end"][events]]))
@@ -157,12 +170,12 @@ def _covering(trace: Trace, gaps: Gaps, rows: Times, left: Spans) -> dict[str, S
             for place, cause in enumerate(causes)}  # fmt: skip
 
 
-def _cause_of_event(trace: Trace, rows: Times, causes: Sequence[str]) -> Array:
+def _cause_of_event(trace: Trace, view: LaneView, causes: Sequence[str]) -> Array:
     """Per host event the place of the cause that it stands for by its name, or NO_CAUSE; shape (host events,)."""
     host = trace["host_events"]
     found = np.full(len(host), NO_CAUSE, np.int8)
     for cause, (categories, predicate) in reversed(covering()):
-        picked = _named(trace, rows, categories, predicate)
+        picked = _named(trace, view, categories, predicate)
         if Category.OS in categories:
             # A lock inside a runtime call is that call waiting, not the program.
             calls = host["category"] == Category.RUNTIME
@@ -171,13 +184,15 @@ def _cause_of_event(trace: Trace, rows: Times, causes: Sequence[str]) -> Array:
     return found
 
 
-def _named(trace: Trace, rows: Times, categories: Sequence[Category], predicate: object) -> Times:
-    """Those of some host events that are of these categories and have a name for which the predicate holds."""
+def _named(trace: Trace, view: LaneView, categories: Sequence[Category], predicate: object) -> Times:
+    """The host events of a lane's rank that are of these categories and have a name for which the predicate holds."""
     host, wanted = trace["host_events"], trace.names.matching(predicate)
     if not wanted.any():  # most causes do not occur in a trace
-        return rows[:0]
-    of_category = rows[among(host["category"][rows], categories)]
-    return np.asarray(of_category[wanted[host["name"][of_category]]])
+        return np.empty(0, np.int64)
+    return rows_where(
+        *rows_of_rank(host, view.lane.rank),
+        lambda part: wanted[host["name"][part]] & among(host["category"][part], categories),
+    )
 
 
 def _on_launching_thread(host: Table, picked: Times, gaps: Gaps) -> Spans:
@@ -192,16 +207,16 @@ def _on_launching_thread(host: Table, picked: Times, gaps: Gaps) -> Spans:
     return join(*parts) if parts else EMPTY
 
 
-def _own_work(trace: Trace, view: LaneView, gaps: Gaps, rows: Times, blocking: Times, left: Spans) -> dict[str, Spans]:
+def _own_work(trace: Trace, view: LaneView, gaps: Gaps, blocking: Times, left: Spans) -> dict[str, Spans]:
     """What the host itself made the device wait for: long stretches, blocking calls, launches one by one."""
     if view.lane.device == NA:  # a training thread has no launch queue
         return {"host_other": left}
     turns = launching_threads(trace, view, blocking)
     if not turns:
         return {"launch": left}
-    threads = distinct_values(np.concatenate([gaps.thread, *(own.threads for own in turns)])).tolist()
+    threads = sorted({*distinct_values(gaps.thread).tolist(), *(one for own in turns for one in own.threads.tolist())})
     host_of = [next((place for place, own in enumerate(turns) if thread in own.threads), 0) for thread in threads]
-    covered = _covered(trace, threads, rows)
+    covered = _covered(trace, view, threads)
     stretches = [
         _long_stretches(trace, view, own, join(*(covered[threads.index(t)] for t in own.threads.tolist())))
         for own in turns
@@ -210,10 +225,10 @@ def _own_work(trace: Trace, view: LaneView, gaps: Gaps, rows: Times, blocking: T
         join(spans, stretches[host]) if thread in turns[host].threads else spans
         for thread, spans, host in zip(threads, covered, host_of, strict=True)
     ]
-    thread_of_gap = np.searchsorted(threads, gaps.thread)
     long = join(EMPTY, *(
-        intersect(intersect(left, _where(gaps, thread_of_gap == place)), stretches[host])
-        for place, host in enumerate(host_of) if threads[place] in turns[host].threads
+        intersect(intersect(left, _where(gaps, gaps.thread == thread)), stretches[host])
+        for thread, host in zip(threads, host_of, strict=True)
+        if thread in turns[host].threads and len(stretches[host].start)
     ))  # fmt: skip
     rest = subtract(left, long)
     blocked = [own.blocked(trace["host_events"]) for own in turns]
@@ -227,10 +242,10 @@ def _where(gaps: Gaps, picked: Mask) -> Spans:
     return Spans(gaps.start[picked], gaps.end[picked])
 
 
-def _covered(trace: Trace, threads: Sequence[int], rows: Times) -> list[Spans]:
+def _covered(trace: Trace, view: LaneView, threads: Sequence[int]) -> list[Spans]:
     """Where each thread was in a loader, collector, allocator or file call."""
     host = trace["host_events"]
-    named = np.concatenate([_named(trace, rows, categories, predicate) for _, (categories, predicate) in covering()])
+    named = np.concatenate([_named(trace, view, categories, predicate) for _, (categories, predicate) in covering()])
     own = (named[host["thread"][named] == thread] for thread in threads)
     return [union(host["start"][picked], host["end"][picked]) for picked in own]
 
@@ -242,9 +257,12 @@ def _long_stretches(trace: Trace, view: LaneView, own: Turns, covered: Spans) ->
     launches = own.launches
     start, end = host["start"][launches], host["end"][launches]
     judged = view.judged
-    usual = np.diff(start[(start >= judged[0]) & (start < judged[1])])
+    usual = np.diff(start[slice(*np.searchsorted(start, judged).tolist())])
     usual = usual if len(usual) else np.diff(start)
-    limit = max(LONG_STRETCH, LONG_STRETCHES_OF_INTERVALS * int(np.median(usual)) if len(usual) else 0)
+    limit = max(
+        LONG_STRETCH, LONG_STRETCHES_OF_INTERVALS * int(np.median(usual, overwrite_input=True)) if len(usual) else 0
+    )
+    del usual
     bounded = join(union(start, end), covered, own.blocked(host))
     code = complement(bounded, int(start.min()), int(end.max()))
     long = code.end - code.start >= limit
@@ -271,8 +289,9 @@ def _price_of_blocking(
         for values in (outcome.recorded, outcome.unblocked)
     )
     price = idle - np.minimum(idle, idle_unblocked)
-    at = places(rows, gaps.event)
-    ends = (gaps.event != NA) & (at < len(rows))
+    event = gaps.event(slice(None))
+    at = places(rows, event)
+    ends = (event != NA) & (at < len(rows))
     own_lost = np.where(ends, lost[np.where(ends, at, 0)], 0)
     return _first_of_each(rest, gaps, _shared(price, places(starts, gaps.end - 1, "right"), own_lost, room))
 

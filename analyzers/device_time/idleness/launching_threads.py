@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.trace.columns.distinct import counted, distinct_values
+from gpuscope.trace.columns.distinct import among, counted, distinct_values
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Table, Times, looked_up
+from gpuscope.trace.columns.table import Array, Table, Times, parts, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, join, union
 from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming import kinds
@@ -47,7 +47,8 @@ def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Tur
     """The sequences of threads that launch a lane's work, the busiest first; `blocking` are its blocking calls."""
     host, device = trace["host_events"], trace["device_events"]
     linked = device.at("launch", view.rows)
-    launches = distinct_values(linked[linked != NA])
+    launches = distinct_values(linked[linked != NA])  # in order of start, as a rank's rows are
+    del linked
     threads, count = counted(host["thread"][launches])
     waits = queue_waits(trace, view, launches)
     groups: list[list[int]] = []
@@ -62,13 +63,13 @@ def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Tur
 
 
 def _turns(host: Table, threads: Times, launches: Times, blocking: Times, waits: tuple[Times, Times]) -> Turns:
-    own = launches[np.isin(host["thread"][launches], threads)]
+    own = launches[among(host["thread"][launches], threads.tolist())]
     calls, excess = waits
     mine = np.isin(host["thread"][calls], threads)
     end = host["end"][calls[mine]]
     return Turns(
         threads,
-        own[np.argsort(host["start"][own], kind="stable")],
+        own,
         _by_start(host, blocking[np.isin(host["thread"][blocking], threads)]),
         union(end - excess[mine], end),
     )
@@ -96,14 +97,39 @@ def _inside(host: Table, calls: Times, launches: Times) -> float:
     return float((last > first).mean())
 
 
-def blocking_calls(trace: Trace, view: LaneView, rows: Times) -> Times:
+def most_launching(trace: Trace, view: LaneView) -> int:
+    """The thread that launches most of a lane's work; without launches, that with most events of its rank."""
+    host, device = trace["host_events"], trace["device_events"]
+    thread, counts = host["thread"], np.zeros(1, np.int64)
+    for part in parts(0, len(view.rows)):
+        launch = device.at("launch", view.rows[part])
+        counts = _added(counts, np.bincount(thread[launch[launch != NA]]))
+    if not counts.any():
+        counts = np.bincount(thread[slice(*rows_of_rank(host, view.lane.rank))])
+    return int(np.argmax(counts))
+
+
+def _added(counts: Times, more: Times) -> Times:
+    """Sums of counts of which one may be longer than the other."""
+    if len(counts) < len(more):
+        counts, more = more, counts
+    counts[: len(more)] += more
+    return counts
+
+
+def blocking_calls(trace: Trace, view: LaneView) -> Times:
     """Host calls of a lane's rank that return only when device work is done: outermost synchronisations,
     synchronous copies, asynchronous copies with a pageable side. Rows of `host_events`, ordered by end."""
     host, device = trace["host_events"], trace["device_events"]
     blocks = trace.names.matching(kinds.is_blocking_call)
-    named = rows[looked_up(blocks, host["name"][rows])] if blocks.any() else rows[:0]
-    named = named[host["category"][named] == Category.RUNTIME]
-    copies = view.rows[device.known("copy_kind")[view.rows] & (device.at("launch", view.rows) != NA)]
+    named = np.empty(0, np.int64)
+    if blocks.any():
+        named = rows_where(
+            *rows_of_rank(host, view.lane.rank),
+            lambda part: blocks[host["name"][part]] & (host["category"][part] == Category.RUNTIME),
+        )
+    copies = view.rows[device.known("copy_kind")[view.rows]]
+    copies = copies[device.at("launch", copies) != NA]
     kind = device["copy_kind"][copies]
     pageable = trace.names.matching(lambda name: name.endswith("pageable"))[kind]
     # Where the kind of memory is not recorded, a call that outlasts its copy has waited for it.
@@ -121,27 +147,38 @@ def queue_waits(trace: Trace, view: LaneView, launches: Times) -> tuple[Times, T
     none = np.empty(0, np.int64)
     if not len(launches):
         return none, none
-    calls = _by_start(host, launches)
-    start, duration = host["start"][calls], host["end"][calls] - host["start"][calls]
-    full = queue_length(trace, view, start)
+    full = queue_length(trace, view, launches)
     longest = int(full.max(initial=0))
     if longest < QUEUE_AT_LEAST:
         return none, none
+    duration = host["end"][launches] - host["start"][launches]
     room = full < NEARLY_FULL * longest
     # Most launches of a host that is always ahead are blocked: the usual one is one that found room.
     usual = int(np.median(duration[room] if room.any() else duration))
     waited = ~room & (duration > BLOCKED_LAUNCH * usual)
-    return calls[waited], duration[waited] - usual
+    return launches[waited], duration[waited] - usual
 
 
-def queue_length(trace: Trace, view: LaneView, at: Times) -> Times:
-    """Launches of a lane that were issued before each instant and whose work had not ended then."""
+def queue_length(trace: Trace, view: LaneView, calls: Times) -> Array:
+    """Launches of a lane that were issued before each of some calls and whose work had not ended then."""
+    host = trace["host_events"]
+    issued, done = _issued_and_done(trace, view)
+    found = np.empty(len(calls), np.int32)
+    for part in parts(0, len(calls)):
+        at = host["start"][calls[part]]
+        found[part] = places(issued, at) - places(done, at, "right")
+    return found
+
+
+def _issued_and_done(trace: Trace, view: LaneView) -> tuple[Times, Times]:
+    """When each launch of a lane was issued, and when the work of each had ended; both ascending."""
     host, device = trace["host_events"], trace["device_events"]
-    rows = view.rows[device.at("launch", view.rows) != NA]
-    launch = device.at("launch", rows)
+    rows, launch = view.rows, device.at("launch", view.rows)
+    if not (known := launch != NA).all():
+        rows, launch = rows[known], launch[known]
     calls = distinct_values(launch)  # the nodes of a graph are one launch
-    issued = np.sort(host["start"][calls], kind="stable")
     ended = np.full(len(calls), NA, np.int64)
-    np.maximum.at(ended, places(calls, launch), device["end"][rows])
-    done = np.sort(ended, kind="stable")
-    return places(issued, at) - places(done, at, "right")
+    np.maximum.at(ended, places(calls, launch), device.at("end", rows))
+    del launch
+    ended.sort(kind="stable")  # nearly in order
+    return host["start"][calls], ended

@@ -123,7 +123,7 @@ def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Produc
     counted = np.flatnonzero(work.flops[picked])
     return _Products(
         step[chosen], (device["end"][rows] - start)[chosen], work.known[picked], work.flops[picked],
-        counted, [work.precision[row] for row in picked[counted].tolist()],
+        counted, [work.precision.get(row) for row in picked[counted].tolist()],
     )  # fmt: skip
 
 

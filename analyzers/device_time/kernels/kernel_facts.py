@@ -131,7 +131,7 @@ def _precision(trace: Trace, category: Labels, work: Work) -> Times:
     said = PerName(trace.names, lambda name: code.get(precisions.of_kernel(name) or "", 0))
     found = np.where(is_multiplying(category), said(trace["device_events"]["name"]), 0).astype(np.int64)
     for index in np.flatnonzero(work.flops).tolist():
-        found[index] = code.get(work.precision[index] or "", 0) or found[index]
+        found[index] = code.get(work.precision.get(index) or "", 0) or found[index]
     return found
 
 

@@ -133,7 +133,7 @@ def _rates(
         own[0] += float(work.flops[row])
         own[1] += float(duration[index])
         model = models.get((int(device["rank"][row]), int(device["device"][row])), "")
-        kinds.setdefault(int(group[index]), set()).add((work.precision[row], model))
+        kinds.setdefault(int(group[index]), set()).add((work.precision.get(row), model))
     rates: dict[int, tuple[float, str | None, float | None]] = {}
     for key, (flops, spent) in sums.items():
         if not spent:

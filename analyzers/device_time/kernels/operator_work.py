@@ -11,7 +11,7 @@ from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, c
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.trace.columns.distinct import distinct_pairs, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME, PerName
-from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.columns.table import Array, Mask, Times, constant
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import precisions
 from gpuscope.trace.naming.kernel_categories import CONVOLUTION, MULTIPLYING, kernel_category
@@ -26,12 +26,12 @@ SINGLE_UNKNOWN = "fp32 or tf32"
 class Work:
     """Per device event asked for: its FLOPs (0 for helpers), at which precision, and whether they are known.
 
-    `known` holds for every kernel of an operator whose FLOPs are counted; `precision` is set where `flops` is.
+    `known` holds for every kernel of an operator whose FLOPs are counted; `precision` is by place, where `flops` is.
     """
 
     flops: Array
     known: Mask
-    precision: list[str | None]
+    precision: dict[int, str | None]
 
 
 def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
@@ -42,7 +42,9 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     in kernels of their own); the others (layout, split-K sums) only help.
     """
     device, host = trace["device_events"], trace["host_events"]
-    work = Work(np.zeros(len(rows), np.float64), np.zeros(len(rows), np.bool_), [None] * len(rows))
+    if not len(trace["shapes"]):
+        return Work(constant(0, len(rows), np.float64), constant(False, len(rows), np.bool_), {})
+    work = Work(np.zeros(len(rows), np.float64), np.zeros(len(rows), np.bool_), {})
     linked = np.flatnonzero((device.at("launch", rows) != NA) & (device["kind"][rows] == Kind.COMPUTE))
     counted, types = _counted(trace)
     counts = ~np.isnan(counted)

@@ -186,7 +186,7 @@ class Returns:
 def _returns(trace: Trace, view: LaneView, ops: Operations, rows: Times) -> Returns:
     host = trace["host_events"]
     launches = ops.launch[ops.launch != NA]
-    found = blocking_calls(trace, view, rows)
+    found = blocking_calls(trace, view)
     inside = (host["start"][found] >= host["start"][launches].min()) & (host["end"][found] <= ops.at.max())
     found = found[inside & np.isin(host["thread"][found], np.unique(host["thread"][launches]))]
     full, excess = queue_waits(trace, view, np.unique(launches))

@@ -24,7 +24,7 @@ def distinct_values(values: Array) -> Array:
         for part in parts(0, len(values)):
             present[np.subtract(values[part], low, dtype=np.int64)] = True
         return np.asarray(np.flatnonzero(present) + low, values.dtype)
-    ordered = np.sort(values)
+    ordered = values if bool((values[1:] >= values[:-1]).all()) else np.sort(values)
     return np.asarray(ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -134,6 +134,28 @@ def parts(low: int, high: int) -> Iterator[slice]:
     return (slice(first, min(first + _AT_ONCE, high)) for first in range(low, high, _AT_ONCE))
 
 
+def as_slice(rows: Array | slice) -> Array | slice:
+    """Many row numbers that follow each other, as a slice: what it picks is no copy."""
+    if isinstance(rows, slice) or rows.dtype == np.bool_ or len(rows) < _AT_ONCE:
+        return rows
+    first, last = int(rows[0]), int(rows[-1])
+    if first < 0 or last - first != len(rows) - 1:
+        return rows
+    ascending = all(bool((rows[part][1:] > rows[part][:-1]).all()) for part in _overlapping(len(rows)))
+    return slice(first, last + 1) if ascending else rows
+
+
+def _overlapping(count: int) -> Iterator[slice]:
+    """`parts(0, count)`, each with the first row of the next."""
+    return (slice(part.start, part.stop + 1) for part in parts(0, count))
+
+
+def rows_where(low: int, high: int, wanted: Callable[[slice], Mask]) -> Times:
+    """The rows from `low` on and before `high` for which `wanted` holds, asked part by part."""
+    found = [np.flatnonzero(wanted(part)) + part.start for part in parts(low, high)]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
 def rows_of_rank(table: Table, rank: int) -> tuple[int, int]:
     """The first row of a rank in a table ordered by rank, and the one after its last."""
     ranks = table.columns["rank"]
@@ -202,9 +224,15 @@ class Table:
         return widened(self.columns[name])
 
     def at(self, name: str, rows: Array | slice) -> Array:
-        """`table[name][rows]`, without making more of the column than that."""
+        """`table[name][rows]`, without making more of the column than that; of rows that follow each other (all of the
+        only lane) it may be the column itself, so treat it as read-only."""
         array = self.columns[name]
-        return widened(array[rows] if isinstance(rows, slice) else picked(array, rows))
+        rows = as_slice(rows)
+        if not isinstance(rows, slice):
+            return widened(picked(array, rows))
+        part = array[rows]
+        part.flags.writeable = False
+        return widened(part)
 
     def known(self, name: str) -> Mask:
         """Per row, whether the column has a value there, shape (n,)."""

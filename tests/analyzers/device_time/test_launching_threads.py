@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.kineto import Event, call, kernel, write
 
@@ -16,8 +15,7 @@ from gpuscope.analyzers.frame.lanes import views
 def turns(path: Path, *events: Event) -> list[Turns]:
     trace = gpuscope.open_trace(write(path / "rank0.json", *events))
     (view,) = views(trace)
-    rows = np.flatnonzero(trace["host_events"]["rank"] == view.lane.rank)
-    return launching_threads(trace, view, blocking_calls(trace, view, rows))
+    return launching_threads(trace, view, blocking_calls(trace, view))
 
 
 @pytest.mark.parametrize(
