@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from gpuscope.analyzers.profile.recorded_part import of_lane
 from gpuscope.report.schema.profile_sections import LaunchEntry, QueueEntry
 from gpuscope.trace.columns.distinct import counted, distinct_values
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Array, Times, parts
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 
@@ -36,7 +37,8 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     queues: list[QueueEntry] = []
     for view in lanes:
         rows = of_lane(trace, view)
-        rows = rows[trace["device_events"].at("launch", rows) != NA]
+        known = trace["device_events"].known("launch")[rows]
+        rows = rows if known.all() else rows[known]
         if view.lane.device != NA and len(rows):
             launches += _launches(trace, view, rows)
             queues += _queues(trace, view, rows)
@@ -49,36 +51,45 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 
 def _launches(trace: Trace, view: LaneView, rows: Times) -> Iterator[LaunchEntry]:
     device, host = trace["device_events"], trace["host_events"]
-    rows = rows[device["kind"][rows] != Kind.MEMORY]
+    kernels = device.at("kind", rows) != Kind.MEMORY
+    rows = rows if kernels.all() else rows[kernels]
     if not len(rows):
         return
     launch = device.at("launch", rows)
     calls = distinct_values(launch)
     call = host["end"][calls] - host["start"][calls]
-    kernel = device["end"][rows] - device["start"][rows]
-    delay = np.maximum(device["start"][rows] - host["end"][launch], 0)
+    del calls
+    kernel = device.at("end", rows) - device.at("start", rows)
+    delay, short = np.empty(len(rows), np.int64), 0
+    for part in parts(0, len(rows)):
+        begin, end = host["start"][launch[part]], host["end"][launch[part]]
+        delay[part] = np.maximum(device.at("start", rows[part]) - end, 0)
+        short += int((kernel[part] < end - begin).sum())
+    late = int((delay >= LATE_START).sum())
+    del launch
     yield {
         "rank": view.lane.rank, "device": view.lane.device, "launches": len(rows), "call_ns": int(call.sum()),
         "call_median_ns": int(np.median(call)), "call_max_ns": int(call.max()),
-        "delay_median_ns": int(np.median(delay)), "delay_max_ns": int(delay.max()),
-        "kernel_median_ns": int(np.median(kernel)),
-        "short_kernels": int((kernel < host["end"][launch] - host["start"][launch]).sum()),
-        "slow_calls": int((call >= SLOW_CALL).sum()), "late_starts": int((delay >= LATE_START).sum()),
+        "delay_median_ns": int(np.median(delay, overwrite_input=True)), "delay_max_ns": int(delay.max()),
+        "kernel_median_ns": int(np.median(kernel, overwrite_input=True)), "short_kernels": short,
+        "slow_calls": int((call >= SLOW_CALL).sum()), "late_starts": late,
     }  # fmt: skip
 
 
 def _queues(trace: Trace, view: LaneView, rows: Times) -> Iterator[QueueEntry]:
     """The queue of each stream of a lane, the one with most operations first."""
     device, host = trace["device_events"], trace["host_events"]
-    stream = device.at("stream", rows)
-    streams, counts = counted(stream)
+    streams, counts = counted(device.at("stream", rows))
     for place in np.argsort(-counts, kind="stable")[:STREAMS_KEPT].tolist():
         if counts[place] < FEWEST:
             break
-        own = rows[stream == streams[place]]
-        issue = np.minimum(host["end"][device.at("launch", own)], device["start"][own])
-        issue, start = (np.sort(times, kind="stable") for times in (issue, device["start"][own]))  # nearly in order
-        yield _queue(view, int(streams[place]), issue, start)
+        own = rows if len(streams) == 1 else rows[device.at("stream", rows) == streams[place]]
+        start = device.at("start", own)
+        issue = np.empty(len(own), np.int64)
+        for part in parts(0, len(own)):
+            issue[part] = np.minimum(host["end"][device.at("launch", own[part])], start[part])
+        issue.sort(kind="stable")  # nearly in order
+        yield _queue(view, int(streams[place]), issue, start)  # a lane's rows are in order of start
 
 
 def _queue(view: LaneView, stream: int, issue: Times, start: Times) -> QueueEntry:
@@ -87,37 +98,39 @@ def _queue(view: LaneView, stream: int, issue: Times, start: Times) -> QueueEntr
     width = max(-(-(end - begin) // BINS), 1)
     edges = begin + width * np.arange(BINS + 1)
     waited = _time_since(issue, edges) - _time_since(start, edges)
-    at = np.concatenate((issue, start))
-    order = np.lexsort((np.repeat((1, -1), len(issue)), at))  # of one instant, what starts leaves first
-    at, length = at[order], np.cumsum(np.repeat((1, -1), len(issue))[order])
-    spent = np.diff(at)
+    # Whatever is in the queue longest, it is longest just after something is issued; of one instant, what starts leaves
+    # first. It is empty from the start of one until the next is issued, since each is issued before it starts.
+    length = np.empty(len(issue), np.int32)
+    for part in parts(0, len(issue)):
+        length[part] = np.arange(part.start + 1, part.stop + 1) - places(start, issue[part], "right")
+    idle = np.maximum(issue[1:] - start[:-1], 0)
     first, last = int(issue[0]), int(start[-1])
     return {
         "rank": view.lane.rank, "device": view.lane.device, "stream": None if stream == NA else stream,
         "operations": len(issue), "mean": float((start - issue).sum() / max(last - first, 1)),
         "max": int(length.max()),
-        "empty_frac": float(spent[length[:-1] == 0].sum() / max(last - first, 1)),
+        "empty_frac": float(idle.sum() / max(last - first, 1)),
         "start_ns": begin, "bin_ns": int(width), "mean_by_bin": [round(float(v), 3) for v in np.diff(waited) / width],
-        "max_by_bin": _largest_by_bin(at, length, edges),
+        "max_by_bin": _largest_by_bin(issue, start, length, edges),
     }  # fmt: skip
 
 
 def _time_since(instants: Times, at: Times) -> Times:
-    """Σ max(0, t − x) over the sorted instants x, for each t."""
+    """Σ max(0, t − x) over the sorted instants x, for each t; these ascend."""
     base = int(instants[0])
-    sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(instants - base)))
     passed = places(instants, at, "right")
-    return np.asarray(passed * (at - base) - sums[passed], np.int64)
+    between = [int((instants[low:high] - base).sum()) for low, high in pairwise((0, *passed.tolist()))]
+    return np.asarray(passed * (at - base) - np.cumsum(between), np.int64)
 
 
-def _largest_by_bin(at: Times, length: Times, edges: Times) -> list[int]:
-    """The longest that a queue is in each bin, from its lengths after the instants `at`."""
-    after = np.searchsorted(at, edges, "right")
-    found: list[int] = []
-    for low, high in zip(after[:-1].tolist(), after[1:].tolist(), strict=True):
-        at_begin = int(length[low - 1]) if low else 0
-        found.append(max(at_begin, int(length[low:high].max(initial=0))))
-    return found
+def _largest_by_bin(issue: Times, start: Times, length: Array, edges: Times) -> list[int]:
+    """The longest that a queue is in each bin, from its lengths after what is issued."""
+    issued, started = (np.searchsorted(instants, edges, "right") for instants in (issue, start))
+    at_begin = (issued - started)[:-1].tolist()
+    bounds = zip(issued[:-1].tolist(), issued[1:].tolist(), strict=True)
+    return [
+        max(before, int(length[low:high].max(initial=0))) for before, (low, high) in zip(at_begin, bounds, strict=True)
+    ]
 
 
 ANALYZER = FileAnalyzer("launches", run, (DEVICE_EVENTS,), (LAUNCHES, QUEUES))

@@ -10,7 +10,7 @@ import numpy as np
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import Need
-from gpuscope.analyzers.frame.phases import Phases, main_thread
+from gpuscope.analyzers.frame.phases import Phases, main_thread, name_phases
 from gpuscope.analyzers.frame.sections import OPERATORS, PHASES, RANGES
 from gpuscope.analyzers.profile.call_tree import Launched, LaunchingThreads, parents
 from gpuscope.analyzers.profile.recorded_part import RankPart, parts
@@ -55,12 +55,19 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _of_rank(trace: Trace, part: RankPart) -> tuple[list[OperatorEntry], list[RangeEntry]]:
     """The operators and the ranges of one rank."""
     host = trace["host_events"]
-    category = host["category"][part.host]
-    module = category == Category.PYTHON
-    module[module] = trace.names.matching(lambda name: name.startswith(_MODULE))[host["name"][part.host[module]]]
-    rows = part.host[(category == Category.OP) | (category == Category.ANNOTATION) | module]
+    is_module = trace.names.matching(lambda name: name.startswith(_MODULE))
+
+    def shown(rows: slice) -> Mask:
+        category = host["category"][rows]
+        module = (category == Category.PYTHON) & is_module[host["name"][rows]]
+        return np.asarray((category == Category.OP) | (category == Category.ANNOTATION) | module)
+
+    rows = part.host_rows(host, shown)
     rows = rows[~_is_step(trace, part.rank, rows)]
-    sums, device = _Sums(len(trace.names)), LaunchingThreads(trace, part.device, part.host)
+    sums = _Sums(len(trace.names))
+    if not len(rows):
+        return _operators(trace, sums, part.has_device), _ranges(trace, part.rank, sums, part.has_device)
+    device = LaunchingThreads(trace, part)
     wanted = np.zeros(len(host), np.bool_)
     wanted[rows] = True
     parent = parents(host["start"], host["end"], host["thread"], wanted)
@@ -217,10 +224,13 @@ def _ranges(trace: Trace, rank: int, sums: _Sums, known: bool) -> list[RangeEntr
 def _phases(trace: Trace, part: RankPart) -> list[PhaseEntry]:
     """Host and device time of a rank by phase; empty where no event names one."""
     host, device, names = trace["host_events"], trace["device_events"], trace.names
+    is_phase = name_phases(names) != NO_NAME
+    if not part.host_rows(host, lambda rows: is_phase[host["name"][rows]]).size:
+        return []
     launch = device.at("launch", part.device)
     rows, launch = part.device[launch != NA], launch[launch != NA]
     found = Phases(trace, part.rank, main_thread(host, part.rank, launch))
-    in_phase = part.host[found.ranges[part.host]]
+    in_phase = part.host_rows(host, lambda rows: found.ranges[rows])
     if not len(in_phase):
         return []
     of_range = found.code[host["name"][in_phase]]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.trace.columns.table import Mask, Times, rows_of_rank
+from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank, rows_where
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -21,11 +21,15 @@ class RankPart:
     lanes: tuple[LaneView, ...]
     window: tuple[int, int] | None
     """None for all that was recorded."""
-    host: Times
-    """Rows of its host events that begin in the window."""
+    bounds: tuple[int, int]
+    """Its first host event, and the one after its last."""
     device: Times
     """Rows of its device events that touch the window, by start; empty where its training thread is the device."""
     has_device: bool
+
+    def host_rows(self, host: Table, wanted: Callable[[slice], Mask]) -> Times:
+        """Rows of its host events that begin in the window and for which `wanted` holds, asked part by part."""
+        return rows_where(*self.bounds, lambda part: self.began(host["start"][part]) & wanted(part))
 
     def began(self, start: Times) -> Mask:
         """Which of these instants lie in the window."""
@@ -44,15 +48,13 @@ def parts(trace: Trace, lanes: Sequence[LaneView]) -> list[RankPart]:
 
 def _part(trace: Trace, rank: int, views: Sequence[LaneView]) -> RankPart:
     host = trace["host_events"]
-    low, high = rows_of_rank(host, rank)
-    rows = np.arange(low, high)
     window = None
     if any(view.cut for view in views):
         window = min(view.window[0] for view in views), max(view.window[1] for view in views)
-        rows = rows[(host["start"][rows] >= window[0]) & (host["start"][rows] < window[1])]
     real = [view for view in views if view.lane.device != NA]
-    events = np.concatenate([of_lane(trace, view) for view in real]) if real else np.empty(0, np.int64)
-    return RankPart(rank, tuple(views), window, rows, np.sort(events, kind="stable"), bool(real))
+    events = [of_lane(trace, view) for view in real] or [np.empty(0, np.int64)]
+    rows = events[0] if len(events) == 1 else np.sort(np.concatenate(events), kind="stable")
+    return RankPart(rank, tuple(views), window, rows_of_rank(host, rank), rows, bool(real))
 
 
 def of_lane(trace: Trace, view: LaneView) -> Times:

@@ -33,8 +33,9 @@ def _of_rank(trace: Trace, part: RankPart) -> list[ApiCallEntry]:
     host = trace["host_events"]
 
     def calls() -> Iterator[Times]:
-        for rows in map(part.host.__getitem__, row_parts(0, len(part.host))):
-            yield rows[host["category"][rows] == Category.RUNTIME]
+        for rows in row_parts(*part.bounds):
+            own = (host["category"][rows] == Category.RUNTIME) & part.began(host["start"][rows])
+            yield np.flatnonzero(own) + rows.start
 
     called = np.zeros(len(trace.names), np.bool_)
     for rows in calls():

@@ -12,7 +12,8 @@ from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import STREAMS
 from gpuscope.analyzers.profile.recorded_part import of_lane
 from gpuscope.report.schema.profile_sections import StreamEntry
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.table import Times, parts
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 
@@ -29,32 +30,42 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _of_lane(trace: Trace, view: LaneView) -> list[StreamEntry]:
     device = trace["device_events"]
     rows = of_lane(trace, view)
-    rows = rows[np.argsort(device.at("stream", rows), kind="stable")]
-    bounds = np.flatnonzero(np.diff(device.at("stream", rows))) + 1
-    entries = [_of_stream(trace, view, own) for own in np.split(rows, bounds)] if len(rows) else []
+    streams = device.at("stream", rows)
+    found = distinct_values(streams).tolist()
+    entries = [_of_stream(trace, view, rows if len(found) == 1 else rows[streams == one]) for one in found]
     return sorted(entries, key=lambda entry: -entry["busy_ns"])
 
 
 def _of_stream(trace: Trace, view: LaneView, rows: Times) -> StreamEntry:
     """One stream's operations, by start."""
     device, host = trace["device_events"], trace["host_events"]
-    start, end, launch = device["start"][rows], device["end"][rows], device.at("launch", rows)
-    reach = np.maximum.accumulate(end)
-    gap = np.maximum(start[1:] - reach[:-1], 0)
-    known = launch != NA
-    issue = np.where(known, host["end"][np.where(known, launch, 0)] if len(host) else NA, start)
-    queued = np.clip(start - np.maximum(np.minimum(issue, start), np.append(start[:1], reach[:-1])), 0, None)[1:]
-    queued = np.where(known[1:], np.minimum(queued, gap), 0)
-    spent, kind = end - start, device["kind"][rows]
-    compute, communication, memory = (int(spent[kind == one].sum()) for one in Kind)
-    span, idle = int(reach[-1] - start[0]), int(gap.sum())
+    idle = waited = queueing = longest = 0
+    spent, reach = dict.fromkeys(Kind, 0), int(device["start"][rows[0]])
+    for part in parts(0, len(rows)):
+        own = rows[part]
+        start, end, launch = device["start"][own], device["end"][own], device.at("launch", own)
+        reached = np.maximum.accumulate(np.maximum(end, reach))
+        before = np.concatenate((np.array([reach], np.int64), reached[:-1]))
+        gap = np.maximum(start - before, 0)
+        known = launch != NA
+        issue = np.where(known, host["end"][np.where(known, launch, 0)] if len(host) else NA, start)
+        queued = np.clip(start - np.maximum(np.minimum(issue, start), before), 0, None)
+        queued = np.where(known, np.minimum(queued, gap), 0)
+        for one in Kind:
+            spent[one] += int((end - start).sum(where=device["kind"][own] == one))
+        idle += int(gap.sum())
+        waited += int(gap.sum(where=known))
+        queueing += int(queued.sum())
+        longest = max(longest, int(gap.max()))
+        reach = int(reached[-1])
+    span = reach - int(device["start"][rows[0]])
     stream = int(device["stream"][rows[0]])
     return {
         "rank": view.lane.rank, "device": view.lane.device, "stream": None if stream == NA else stream,
         "operations": len(rows), "span_ns": span, "busy_ns": span - idle, "idle_ns": idle,
-        "host_wait_ns": int(gap[known[1:]].sum()) - int(queued.sum()), "queued_wait_ns": int(queued.sum()),
-        "longest_idle_ns": int(gap.max(initial=0)), "compute_ns": compute, "communication_ns": communication,
-        "memory_ns": memory,
+        "host_wait_ns": waited - queueing, "queued_wait_ns": queueing, "longest_idle_ns": longest,
+        "compute_ns": spent[Kind.COMPUTE], "communication_ns": spent[Kind.COMMUNICATION],
+        "memory_ns": spent[Kind.MEMORY],
     }  # fmt: skip
 
 

@@ -47,19 +47,21 @@ def grouped_parts(parts: Callable[[], Iterable[tuple[Times, Times]]], groups: in
         ordered, mask = _ordered(parts()), -1
     else:
         # Sorting one number per row is several times as fast as sorting by two keys.
-        ordered, mask, filled = np.empty(int(counts.sum()), np.int64), (1 << bits) - 1, 0
+        dtype = np.uint32 if bits + groups.bit_length() <= 32 else np.int64
+        ordered, mask, filled = np.empty(int(counts.sum()), dtype), dtype((1 << bits) - 1), 0
         for durations, group in parts():
             into = ordered[filled : filled + len(group)]
             into[:] = group
             into <<= bits
-            into |= durations
+            into |= durations.astype(dtype)
             filled += len(group)
         ordered.sort()
     first = np.cumsum(counts) - counts
     some = counts > 0
 
     def at(place: Times) -> Times:
-        return np.where(some, ordered[np.minimum(place, len(ordered) - 1)] & mask, 0)
+        found = (ordered[np.minimum(place, len(ordered) - 1)] & mask).astype(np.int64)
+        return np.where(some, found, 0)
 
     median = (at(first + (counts - 1) // 2) + at(first + counts // 2)) // 2
     return Grouped(counts, total, at(first), median, at(first + counts - 1))
