@@ -12,15 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.lanes import LaneView, computing
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Mask, Table, Times
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, parts
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.shaped_operators import computes
-from gpuscope.trace.schema import NA, SCHEMAS, Kind
+from gpuscope.trace.schema import NA, SCHEMAS
 from gpuscope.trace.trace import Trace
 
 KEPT = 300
@@ -37,27 +36,39 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 
 
 def _of_lane(trace: Trace, view: LaneView) -> Table:
+    rows, width = computing(trace, view), len(trace.names) + 1
+    keys, spent, count = (_by_shape if len(trace["shapes"]) else _by_name)(trace, rows, width)
+    kept = np.argsort(-spent, kind="stable")[:KEPT]
+    names = keys[kept] // width - 1, keys[kept] % width - 1
+    return Table.build(SCHEMAS["work"], len(kept), {
+        "rank": view.lane.rank, "operation": names[0], "dims": names[1], "elements": _elements(trace, names[1]),
+        "count": count[kept], "dur": np.rint(spent[kept]).astype(np.int64), "steps": len(view.judged_steps),
+    })  # fmt: skip
+
+
+def _by_name(trace: Trace, rows: Times, width: int) -> tuple[Times, Array, Times]:
+    """As `_by_shape`, where no shapes were recorded: every kernel is a piece of work of its own."""
     device = trace["device_events"]
-    bounds = [(step.start, step.end) for step in view.judged_steps]
-    starts = np.array([start for start, _ in bounds], np.int64)
-    ends = np.array([end for _, end in bounds], np.int64)
-    rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
-    step = places(starts, device["start"][rows], "right") - 1
-    rows = rows[(step >= 0) & (device["start"][rows] < ends[np.maximum(step, 0)])]
+    spent, count = np.zeros(width), np.zeros(width, np.int64)
+    for part in parts(0, len(rows)):
+        name, duration = device["name"][rows[part]], device["end"][rows[part]] - device["start"][rows[part]]
+        spent += np.bincount(name, duration, width)
+        count += np.bincount(name, minlength=width)
+    names = np.flatnonzero(count)
+    return (names + 1) * width + NO_NAME + 1, spent[names], count[names]
+
+
+def _by_shape(trace: Trace, rows: Times, width: int) -> tuple[Times, Array, Times]:
+    """Operations with their shapes as one key each, ascending; their device time, ns; how many pieces of work."""
+    device = trace["device_events"]
     operation, dims, instance = _operations(trace, rows)
-    width = len(trace.names) + 1
     keys, which = distinct((operation.astype(np.int64) + 1) * width + dims + 1)
     spent = np.bincount(which, weights=device["end"][rows] - device["start"][rows], minlength=len(keys))
     # The kernels of one operator are one piece of work.
     low = int(instance.min(initial=0))
     pieces = int(instance.max(initial=0)) - low + 1
     count = np.bincount(distinct_values(which * pieces + (instance - low)) // pieces, minlength=len(keys))
-    kept = np.argsort(-spent, kind="stable")[:KEPT]
-    names = keys[kept] // width - 1, keys[kept] % width - 1
-    return Table.build(SCHEMAS["work"], len(kept), {
-        "rank": view.lane.rank, "operation": names[0], "dims": names[1], "elements": _elements(trace, names[1]),
-        "count": count[kept], "dur": np.rint(spent[kept]).astype(np.int64), "steps": len(bounds),
-    })  # fmt: skip
+    return keys, spent, count
 
 
 def _operations(trace: Trace, rows: Times) -> tuple[Array, Array, Times]:

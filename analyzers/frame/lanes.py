@@ -10,7 +10,8 @@ import numpy as np
 from gpuscope.analyzers.frame.step_roles import Role, StepFacts, roles
 from gpuscope.errors import UsageError
 from gpuscope.trace.breakdown import Breakdown, Parts, split
-from gpuscope.trace.columns.table import Times, rows_of_rank
+from gpuscope.trace.columns.sorted_search import places
+from gpuscope.trace.columns.table import Times, parts, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Kind
@@ -80,6 +81,20 @@ def views(trace: Trace, steps: tuple[int, int] | None = None) -> list[LaneView]:
     return [view for view in found if view is not None]
 
 
+def computing(trace: Trace, view: LaneView) -> Times:
+    """Rows of a lane's compute kernels that begin in its judged steps, in order."""
+    device, steps = trace["device_events"], view.judged_steps
+    begins, ends = (np.array([getattr(step, side) for step in steps], np.int64) for side in ("start", "end"))
+    found: list[Times] = [view.rows[:0]]
+    for part in parts(0, len(view.rows)):
+        rows = view.rows[part]
+        start = device["start"][rows]
+        place = places(begins, start, "right") - 1
+        inside = (place >= 0) & (start < ends[np.maximum(place, 0)])
+        found.append(rows[inside & (device["kind"][rows] == Kind.COMPUTE)])
+    return np.concatenate(found)
+
+
 def no_such_steps(steps: tuple[int, int]) -> UsageError:
     """The error where steps are asked for that nothing has."""
     return UsageError(f"no rank has a step between {steps[0]} and {steps[1]}", hint="gpuscope info lists the steps")
@@ -104,8 +119,8 @@ def _view(trace: Trace, lane: Lane, asked: tuple[int, int] | None) -> LaneView |
 def _compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[float]:
     """Share of each step that host threads of the rank spent compiling, loading modules or autotuning."""
     host = trace["host_events"]
-    low, high = rows_of_rank(host, rank)
-    rows = low + np.flatnonzero(trace.names.matching(kinds.is_compilation)[host["name"][low:high]])
+    compiles = trace.names.matching(kinds.is_compilation)
+    rows = rows_where(*rows_of_rank(host, rank), lambda part: compiles[host["name"][part]])
     start, end = (np.array([getattr(step, side) for step in steps], np.int64) for side in ("start", "end"))
     spent = measure_within(union(host["start"][rows], host["end"][rows]), start, end)
     return [float(share) for share in spent / np.maximum(end - start, 1)]

@@ -12,7 +12,7 @@ from gpuscope.analyzers.host_time.judged_windows import Judged
 from gpuscope.report.schema.host_calls_section import BlockingCallEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.table import Mask, Times, rows_of_rank
 from gpuscope.trace.launch_links import innermost, outermost
 from gpuscope.trace.naming.kinds import is_step_range
 from gpuscope.trace.schema import NA, Category
@@ -29,15 +29,18 @@ _Site = tuple[bool, int, int, int]
 """Whether it copies; codes of the kind of copy (else of the call), of the operator and of the outermost range."""
 
 
-def blocking_sites(trace: Trace, view: LaneView, rows: Times, judged: Judged) -> list[BlockingCallEntry]:
-    """The blocking calls of a lane's launching threads in its judged part; `rows` are the rank's host events."""
+def blocking_sites(trace: Trace, view: LaneView, judged: Judged) -> list[BlockingCallEntry]:
+    """The blocking calls of a lane's launching threads in its judged part."""
     host = trace["host_events"]
+    calls = blocking_calls(trace, view)
+    if not len(calls):
+        return []
     launch = trace["device_events"].at("launch", view.rows)
     threads = distinct_values(host["thread"][launch[launch != NA]])
-    calls = blocking_calls(trace, view)
     calls = calls[np.isin(host["thread"][calls], threads) & (judged.place(host["start"][calls]) != NA)]
     if not len(calls):
         return []
+    rows = np.arange(*rows_of_rank(host, view.lane.rank))
     inner, outer = _around(trace, rows, calls)
     copy = _copies(trace, view, calls, inner)
     waited = (copy != NA) | (host["end"][calls] - host["start"][calls] > NOTHING_TO_WAIT_FOR)

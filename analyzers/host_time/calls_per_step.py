@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -16,9 +16,9 @@ from gpuscope.analyzers.frame.sections import HOST_CALLS
 from gpuscope.analyzers.host_time.blocking_sites import blocking_sites
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
-from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.distinct import counted
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Mask, Times, rows_of_rank
+from gpuscope.trace.columns.table import Mask, Times, parts, rows_of_rank, rows_where
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category, Kind
@@ -44,20 +44,21 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _of_lane(trace: Trace, view: LaneView) -> HostCallsEntry:
     host, names = trace["host_events"], trace.names
     part = judged(view)
-    rows = np.arange(*rows_of_rank(host, view.lane.rank))
-    calls = rows[host["category"][rows] == Category.RUNTIME]
-    called = np.bincount(host["name"][calls])
-    allocations, frees = (_per_step(trace, calls, pattern, part) for pattern in (_ALLOCATES, _FREES))
+    rows = rows_of_rank(host, view.lane.rank)
+    called = np.zeros(len(names), np.int64)
+    for piece in parts(*rows):
+        called += np.bincount(host["name"][piece][host["category"][piece] == Category.RUNTIME], minlength=len(names))
+    allocations, frees = (_per_step(trace, rows, pattern, part) for pattern in (_ALLOCATES, _FREES))
     kernels, repeated = _kernels(trace, view, part)
     return {
         "rank": view.lane.rank, "device": view.lane.device, "runtime": _runtime(trace, called), "steps": len(part),
         "steady": part.steady, "kernels_per_step": kernels, "repeated_frac": repeated,
-        "blocking_calls": blocking_sites(trace, view, rows, part),
+        "blocking_calls": blocking_sites(trace, view, part),
         "allocations_per_step": float(allocations.mean()), "frees_per_step": float(frees.mean()),
         "least_allocations": int(allocations.min()), "least_frees": int(frees.min()),
         "maps_segments": _number(called, names.matching(lambda name: _MAPS.match(name) is not None)) > 0,
-        "caches": _caches(trace, view), "frees_outside_per_step": _outside(trace, calls, part),
-        "passes_per_step": _passes(trace, rows),
+        "caches": _caches(trace, view), "frees_outside_per_step": _outside(trace, rows, part),
+        "passes_per_step": _passes(trace, view.lane.rank),
     }  # fmt: skip
 
 
@@ -76,19 +77,25 @@ def _number(called: Times, wanted: Mask) -> int:
     return int(called[wanted[: len(called)]].sum())
 
 
-def _per_step(trace: Trace, calls: Times, pattern: re.Pattern[str], part: Judged) -> Times:
-    """Calls of such a name in each judged step, shape (n,)."""
+def _calls(trace: Trace, rows: tuple[int, int], wanted: Mask) -> Times:
+    """Runtime calls of wanted names among the host events between two rows."""
     host = trace["host_events"]
+    if not wanted.any():
+        return np.empty(0, np.int64)
+    return rows_where(*rows, lambda part: wanted[host["name"][part]] & (host["category"][part] == Category.RUNTIME))
+
+
+def _per_step(trace: Trace, rows: tuple[int, int], pattern: re.Pattern[str], part: Judged) -> Times:
+    """Calls of such a name in each judged step, shape (n,)."""
     wanted: Mask = trace.names.matching(lambda name: kinds.is_allocator_call(name) and bool(pattern.match(name)))
-    place = part.place(host["start"][calls[wanted[host["name"][calls]]]])
+    place = part.place(trace["host_events"]["start"][_calls(trace, rows, wanted)])
     return np.bincount(place[place != NA], minlength=len(part)).astype(np.int64)
 
 
-def _outside(trace: Trace, calls: Times, part: Judged) -> float | None:
+def _outside(trace: Trace, of_rank: tuple[int, int], part: Judged) -> float | None:
     """Frees per judged step that no operator made; None where no operators were recorded, or some step has none."""
     host = trace["host_events"]
-    frees = trace.names.matching(lambda name: _FREES.match(name) is not None)[host["name"][calls]]
-    rows = calls[frees]
+    rows = _calls(trace, of_rank, trace.names.matching(lambda name: _FREES.match(name) is not None))
     operators = host["category"] == Category.OP
     if not len(rows) or not operators.any():
         return None
@@ -98,13 +105,14 @@ def _outside(trace: Trace, calls: Times, part: Judged) -> float | None:
     return float(counts.mean()) if counts.min() > 0 else None
 
 
-def _passes(trace: Trace, rows: Times) -> int | None:
+def _passes(trace: Trace, rank: int) -> int | None:
     """Forward passes in a step of the host, which runs ahead of the device's."""
     host, steps = trace["host_events"], trace["steps"]
-    if trace.names.find(DDP_FORWARD) == NO_NAME:
+    code = trace.names.find(DDP_FORWARD)
+    if code == NO_NAME:
         return None
-    forward = host["start"][rows[host["name"][rows] == trace.names.find(DDP_FORWARD)]]
-    begins = np.sort(steps["start"][steps["rank"] == host["rank"][rows[0]]]) if len(rows) else np.empty(0, np.int64)
+    forward = host["start"][rows_where(*rows_of_rank(host, rank), lambda part: host["name"][part] == code)]
+    begins = np.sort(steps["start"][steps["rank"] == rank])
     step = np.searchsorted(begins, forward, "right") - 1
     if not len(begins) or not (step >= 0).any():
         return None
@@ -114,16 +122,30 @@ def _passes(trace: Trace, rows: Times) -> int | None:
 
 def _kernels(trace: Trace, view: LaneView, part: Judged) -> tuple[float, float | None]:
     """Compute kernels per judged step, and how many of a steady step's the one before it ran too."""
-    device = trace["device_events"]
-    rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
-    place = part.place(device["start"][rows])
-    rows, place = rows[place != NA], place[place != NA]
-    per_step = len(rows) / max(len(part), 1)
-    if not part.steady or not len(rows):
+    device, count = trace["device_events"], 0
+
+    def pieces() -> Iterator[tuple[Times, Times]]:
+        for piece in parts(0, len(view.rows)):
+            rows = view.rows[piece]
+            rows = rows[device["kind"][rows] == Kind.COMPUTE]
+            place = part.place(device["start"][rows])
+            yield device["name"][rows[place != NA]], place[place != NA]
+
+    used = np.zeros(len(trace.names), np.bool_)
+    for name, _ in pieces():
+        used[name] = True
+        count += len(name)
+    per_step = count / max(len(part), 1)
+    if not part.steady or not count:
         return per_step, None
-    names, name = distinct(device["name"][rows])
-    table = np.bincount(place * len(names) + name, minlength=len(part) * len(names)).reshape(len(part), -1)
-    alike = [float(np.minimum(one, other).sum() / max(one.sum(), other.sum(), 1)) for one, other in pairwise(table)]
+    width, column = int(np.count_nonzero(used)), np.cumsum(used) - 1
+    table = np.zeros(len(part) * width, np.int64)
+    for name, place in pieces():
+        # Of the few steps of a piece only: the table may be much larger.
+        found, times = counted(place * width + column[name])
+        table[found] += times
+    steps = pairwise(table.reshape(len(part), -1))
+    alike = [float(np.minimum(one, other).sum() / max(one.sum(), other.sum(), 1)) for one, other in steps]
     return per_step, float(np.median(alike))
 
 

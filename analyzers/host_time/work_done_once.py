@@ -12,13 +12,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpuscope.analyzers.device_time.idleness.gap_evidence import host_activity
-from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
+from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls, most_launching
 from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneView
 from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.analyzers.host_time.blocking_sites import plain
 from gpuscope.analyzers.host_time.judged_windows import judged
-from gpuscope.trace.columns.distinct import counted
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.table import Mask, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, clip, intersect
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import kinds
@@ -41,11 +40,11 @@ def work_done_once(trace: Trace, view: LaneView) -> Mapping[int, tuple[HostWork,
     whole = judged(view)
     if not whole.steady:
         parts[RECORDING] = int(whole.start[0]), int(whole.end[-1])
-    rows = np.flatnonzero(trace["host_events"]["rank"] == view.lane.rank)
-    if not parts or not len(rows):
+    low, high = rows_of_rank(trace["host_events"], view.lane.rank)
+    if not parts or low == high:
         return {}
-    first_use = _first_use(trace, view, rows)
-    thread = _launching_thread(trace, view, rows)
+    first_use = _first_use(trace, view)
+    thread = most_launching(trace, view)
     found: dict[int, tuple[HostWork, ...]] = {}
     for place, (start, end) in parts.items():
         idle = clip(view.parts.idle, start, end)
@@ -53,14 +52,17 @@ def work_done_once(trace: Trace, view: LaneView) -> Mapping[int, tuple[HostWork,
     return found
 
 
-def _first_use(trace: Trace, view: LaneView, rows: Times) -> Times:
+def _first_use(trace: Trace, view: LaneView) -> Times:
     """Rows of host events that compile, load, or use something for the first time."""
     host = trace["host_events"]
-    slow = (host["category"][rows] == Category.RUNTIME) & (host["end"][rows] - host["start"][rows] >= SLOW_CALL)
-    waiting = blocking_calls(trace, view)
-    compiling = trace.names.matching(kinds.is_compilation)[host["name"][rows]]
-    first: Mask = (slow & ~np.isin(rows, waiting)) | compiling
-    return rows[first]
+    compiles = trace.names.matching(kinds.is_compilation)
+
+    def may_be(part: slice) -> Mask:
+        slow = (host["category"][part] == Category.RUNTIME) & (host["end"][part] - host["start"][part] >= SLOW_CALL)
+        return np.asarray(slow | compiles[host["name"][part]])
+
+    rows = rows_where(*rows_of_rank(host, view.lane.rank), may_be)
+    return rows[~np.isin(rows, blocking_calls(trace, view)) | compiles[host["name"][rows]]]
 
 
 def _largest(trace: Trace, rows: Times, idle: Spans) -> tuple[HostWork, ...]:
@@ -100,12 +102,3 @@ def _covering(trace: Trace, view: LaneView, thread: int, idle: Spans) -> tuple[H
     if row == NA:
         return ()
     return (HostWork(plain(trace.names[int(trace["host_events"]["name"][row])]), covered, first_use=False),)
-
-
-def _launching_thread(trace: Trace, view: LaneView, rows: Times) -> int:
-    """The thread that launches most of the lane's work; without launches the one with most events."""
-    host = trace["host_events"]
-    launch = trace["device_events"].at("launch", view.rows)
-    launch = launch[launch != NA]
-    threads, count = counted(host["thread"][launch if len(launch) else rows])
-    return int(threads[np.argmax(count)])

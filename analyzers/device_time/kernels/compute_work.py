@@ -12,16 +12,16 @@ from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS, Kern
 from gpuscope.analyzers.device_time.kernels.launching_operators import codes, label
 from gpuscope.analyzers.device_time.kernels.operator_work import device_models, is_multiplying
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.frame.lanes import LaneView, computing
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import COMPUTE
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.report.schema.compute_section import ComputeEntry, ComputePart, Generation, ReducibleEntry
-from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.table import Mask, Times, looked_up, picked
 from gpuscope.trace.naming import precisions
-from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 SIZES_SHOWN = 6
@@ -57,20 +57,15 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _lane(trace: Trace, view: LaneView) -> ComputeEntry | None:
     if view.lane.device == NA:
         return None
-    device, facts = trace["device_events"], kernel_facts(trace)
-    steps = view.judged_steps
-    begins, ends = (np.array([getattr(step, side) for step in steps], np.int64) for side in ("start", "end"))
-    start = device["start"][view.rows]
-    place = places(begins, start, "right") - 1
-    inside = (place >= 0) & (start < ends[np.maximum(place, 0)]) & (device["kind"][view.rows] == Kind.COMPUTE)
-    rows = view.rows[inside]
+    facts, steps, rows = kernel_facts(trace), view.judged_steps, computing(trace, view)
     if not len(rows):
         return None
     model = device_models(trace).get(view.key, "")
     return {
         "rank": view.lane.rank, "device": view.lane.device, "device_name": model or None,
         "generation": _generation(trace, facts, rows, model),
-        "steps": len(steps), "window_ns": int((ends - begins).sum()), "parts": _parts(trace, facts, rows, len(steps)),
+        "steps": len(steps), "window_ns": sum(step.end - step.start for step in steps),
+        "parts": _parts(trace, facts, rows, len(steps)),
         "reducible": list(_reducible(trace, facts, rows, model)), "why": _why(facts, rows, model),
     }  # fmt: skip
 
@@ -87,15 +82,15 @@ def _generation(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Ge
 
 def _parts(trace: Trace, facts: KernelFacts, rows: Times, steps: int) -> list[ComputePart]:
     device = trace["device_events"]
-    category, floor = facts.category[rows], facts.floor[rows]
-    spent = device["end"][rows] - device["start"][rows]
+    category, floor = facts.category[rows], picked(facts.floor, rows)
+    spent = device.at("end", rows) - device.at("start", rows)
     found: list[ComputePart] = []
-    for code in np.unique(category).tolist():
+    for code in distinct_values(category).tolist():
         own = category == code
         known = own & (floor > 0)
         found.append({
-            "category": label(code), "dur_ns": int(spent[own].sum()) // steps,
-            "known_ns": int(spent[known].sum()) // steps, "floor_ns": int(floor[known].sum()) // steps,
+            "category": label(code), "dur_ns": int(spent.sum(where=own)) // steps,
+            "known_ns": int(spent.sum(where=known)) // steps, "floor_ns": int(floor.sum(where=known)) // steps,
         })  # fmt: skip
     return sorted(found, key=lambda part: -part["dur_ns"])
 
@@ -105,7 +100,7 @@ def _why(facts: KernelFacts, rows: Times, model: str) -> str:
         return "the model of the device is not recorded, so its peaks are unknown"
     if not peaks_of(model):
         return f"no peaks are known for {model!r}"
-    if not (facts.floor[rows] > 0).any():
+    if not (picked(facts.floor, rows) > 0).any():
         return f"no operator that launched these kernels has recorded shapes; {HOW_SHAPES}"
     return ""
 
@@ -113,13 +108,13 @@ def _why(facts: KernelFacts, rows: Times, model: str) -> str:
 def _reducible(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Iterator[ReducibleEntry]:
     """What other settings would shorten; nothing where the kernels show that it is set already."""
     device, names = trace["device_events"], trace.names
-    category, precision, name = facts.category[rows], facts.precision[rows], device["name"][rows]
+    category, precision, name = facts.category[rows], facts.precision[rows], device.at("name", rows)
     products = is_multiplying(category)
     for code, precise in (("single_precision", precisions.SINGLE), ("tf32_products", "tf32")):
         yield from _entry(trace, code, rows, products & (precision == PRECISIONS.index(precise)), precise)
-    spent = (device["end"] - device["start"])[rows]
+    spent = device.at("end", rows) - device.at("start", rows)
     triton = int(spent[category == codes("triton_fused")[0]].sum())
-    chained = facts.chain[rows] >= 0
+    chained = picked(facts.chain, rows) >= 0
     if triton < COMPILED * max(int(spent[chained].sum()) + triton, 1):
         yield from _entry(trace, "unfused_kernels", rows, chained, "")
     odd = np.isin(rows, list(facts.odd))
@@ -127,14 +122,14 @@ def _reducible(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Ite
     yield from _entry(trace, "odd_sizes", rows, odd, ", ".join(map(str, sizes[:SIZES_SHOWN])))
     if "fp8" in peaks_of(model):
         halves = [PRECISIONS.index(name) for name in ("bf16", "fp16")]
-        busy = products & np.isin(precision, halves) & (facts.floor[rows] >= NEAR_PEAK * spent)
+        busy = products & np.isin(precision, halves) & (picked(facts.floor, rows) >= NEAR_PEAK * spent)
         yield from _entry(trace, "half_precision_products", rows, busy, "")
     yield from _entry(trace, "layout_conversion", rows, facts.layout[rows], "")
     yield from _entry(trace, "unfused_attention", rows, facts.attention[rows] & ~products, "")
     if _generation(trace, facts, rows, model) == "hopper":
         yield from _entry(trace, "flash_attention_2", rows, facts.flash_2[rows], "")
     optimizer = category == codes("optimizer")[0]
-    passes = optimizer & ~names.matching(lambda text: _ONE_PASS.search(text) is not None)[name]
+    passes = optimizer & ~looked_up(names.matching(lambda text: _ONE_PASS.search(text) is not None), name)
     if int(spent[passes].sum()) * 2 > int(spent[optimizer].sum()):
         yield from _entry(trace, "optimizer_passes", rows, passes, "")
 
@@ -143,12 +138,12 @@ def _entry(trace: Trace, code: str, rows: Times, own: Mask, detail: str) -> Iter
     if not own.any():
         return
     device = trace["device_events"]
-    picked = rows[own]
-    spent = device["end"][picked] - device["start"][picked]
+    rows = rows[own]
+    spent = device["end"][rows] - device["start"][rows]
     longest = int(np.argmax(spent))
     yield {
-        "code": code, "dur_ns": int(spent.sum()), "count": len(picked), "detail": detail,
-        "name": trace.names[int(device["name"][picked[longest]])], "start_ns": int(device["start"][picked[longest]]),
+        "code": code, "dur_ns": int(spent.sum()), "count": len(rows), "detail": detail,
+        "name": trace.names[int(device["name"][rows[longest]])], "start_ns": int(device["start"][rows[longest]]),
         "longest_ns": int(spent[longest]),
     }  # fmt: skip
 

@@ -72,9 +72,10 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 
 def _lane(trace: Trace, view: LaneView) -> EfficiencyEntry | None:
     device = trace["device_events"]
-    rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
-    if not len(rows) or view.lane.device == NA:
+    computes = device.at("kind", view.rows) == Kind.COMPUTE
+    if not computes.any() or view.lane.device == NA:
         return None
+    rows = view.rows[computes & is_multiplying(kernel_facts(trace).category[view.rows])]
     steps = view.judged_steps
     found = _products(trace, rows, steps)
     model = device_models(trace).get(view.key, "")
@@ -110,7 +111,7 @@ def _steps(steps: Sequence[StepWindow], found: _Products, ideal: Array) -> list[
 
 
 def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Products:
-    """Of compute kernels `rows`; steps follow each other."""
+    """Of kernels `rows`, which multiply; steps follow each other."""
     device = trace["device_events"]
     facts = kernel_facts(trace)
     work = facts.work
@@ -118,7 +119,7 @@ def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Produc
     ends = np.array([step.end for step in steps], np.int64)
     start = device["start"][rows]
     step = places(begins, start, "right") - 1
-    chosen = np.flatnonzero(is_multiplying(facts.category[rows]) & (step >= 0) & (start < ends[np.maximum(step, 0)]))
+    chosen = np.flatnonzero((step >= 0) & (start < ends[np.maximum(step, 0)]))
     picked = rows[chosen]
     counted = np.flatnonzero(work.flops[picked])
     return _Products(

@@ -12,8 +12,9 @@ import re
 import numpy as np
 
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, codes
+from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.name_pool import PerName
-from gpuscope.trace.columns.table import Mask, Times, is_constant
+from gpuscope.trace.columns.table import Array, Mask, Times, constant, is_constant, looked_up
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kernel_names import words
 from gpuscope.trace.schema import NA, Kind
@@ -30,17 +31,16 @@ _EXPONENTIAL, _REDUCES = re.compile(r"exp_kernel"), re.compile(r"reduce_kernel")
 MIN_KERNELS = 2
 
 
-def chains(trace: Trace, category: Labels) -> tuple[Times, Mask]:
+def chains(trace: Trace, category: Labels) -> tuple[Array, Mask]:
     """Per device event the number of its chain, or `NO_CHAIN`, and whether it is part of an unfused attention."""
     device = trace["device_events"]
-    number = np.full(len(device), NO_CHAIN, np.int64)
-    attention = np.zeros(len(device), np.bool_)
-    kernels = np.flatnonzero((device["kind"] != Kind.MEMORY) & (device["device"] != NA))
-    if not len(kernels):
-        return number, attention
     of_all = _fusable(trace, category)
-    if not of_all[kernels].any():
-        return number, attention
+    kernels = (device["kind"] != Kind.MEMORY) & (device["device"] != NA)
+    if not (of_all & kernels).any():
+        return constant(NO_CHAIN, len(device), np.int32), constant(False, len(device), np.bool_)
+    kernels = np.flatnonzero(kernels)
+    number = np.full(len(device), NO_CHAIN, np.int32)
+    attention = np.zeros(len(device), np.bool_)
     lanes = [name for name in ("rank", "device", "stream") if not is_constant(device.columns[name])]
     keys = [device["start"][kernels], *(device.at(name, kernels) for name in reversed(lanes))]
     order = kernels[np.lexsort(keys)]
@@ -63,12 +63,14 @@ def chains(trace: Trace, category: Labels) -> tuple[Times, Mask]:
 def _fusable(trace: Trace, category: Labels) -> Mask:
     device, names = trace["device_events"], trace.names
     left = names.matching(lambda name: _LIBRARY.search(name) is not None)
-    found = np.isin(category, codes(*_FUSABLE)) & (device["kind"] == Kind.COMPUTE) & ~left[device["name"]]
-    rows = np.flatnonzero(found & (device["launch"] != NA))
+    found = among(category, codes(*_FUSABLE).tolist()) & (device["kind"] == Kind.COMPUTE)
+    found &= ~looked_up(left, device["name"])
+    of_parameters = names.matching(lambda name: _OF_PARAMETERS.search(name) is not None)
+    rows = np.flatnonzero(found & device.known("launch")) if of_parameters.any() else np.empty(0, np.int64)
     if len(rows):
         host = trace["host_events"]
         launch = device.at("launch", rows)
-        candidates = names.matching(lambda name: _OF_PARAMETERS.search(name) is not None)[host["name"]]
+        candidates = of_parameters[host["name"]]
         around = innermost(host, candidates, host["thread"][launch], host["start"][launch])
         outside = names.matching(lambda name: name == "DistributedDataParallel.forward")[host["name"]]
         found[rows[(around != NA) & ~outside[np.maximum(around, 0)]]] = False

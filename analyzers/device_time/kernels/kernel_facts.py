@@ -16,8 +16,8 @@ from gpuscope.analyzers.device_time.kernels.operator_bytes import operator_bytes
 from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models, is_multiplying, operator_work
 from gpuscope.hardware.device_peaks import memory_bandwidth, peaks_of
 from gpuscope.trace.columns.distinct import distinct, distinct_rows
-from gpuscope.trace.columns.name_pool import NO_NAME, PerName
-from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.columns.name_pool import NO_NAME, Codes, PerName
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, constant, is_constant, looked_up
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import precisions
 from gpuscope.trace.schema import NA, Category, Kind
@@ -37,13 +37,13 @@ class KernelFacts:
 
     category: Labels
     work: Work
-    precision: Times
+    precision: Array
     """Place in `PRECISIONS`; of kernels that multiply."""
     bytes: Array
     """That its operator moves at least, split over its kernels by time; 0 where not known."""
     floor: Times
     """ns that its FLOPs need at the peak of their precision and its bytes at that of the memory; 0 where not known."""
-    chain: Times
+    chain: Array
     """Number of the chain of memory-bound kernels that it is part of; `NO_CHAIN` outside one."""
     layout: Mask
     """Whether it converts between the memory layouts of images, for a convolution that wants the other one."""
@@ -80,12 +80,17 @@ def _facts(trace: Trace) -> KernelFacts:
     moved = _bytes(trace, rows)
     chain, attention = chains(trace, category)
     compute = device["kind"] == Kind.COMPUTE
-    layout = compute & names.matching(lambda name: _LAYOUT.search(name) is not None)[device["name"]]
-    flash = compute & names.matching(lambda name: _FLASH_2.search(name) is not None)[device["name"]]
+    layout = _named(device, compute, names.matching(lambda name: _LAYOUT.search(name) is not None))
+    flash = _named(device, compute, names.matching(lambda name: _FLASH_2.search(name) is not None))
     floor = _floor(trace, work, moved, precision)
     odd = _odd(trace, work, precision)
     copied = gradient_copies(trace)
     return KernelFacts(category, work, precision, moved, floor, chain, layout, attention, flash, odd, copied)
+
+
+def _named(device: Table, own: Mask, wanted: Mask) -> Mask:
+    """Which of a lane's `own` events have a name that is wanted."""
+    return own & looked_up(wanted, device["name"]) if wanted.any() else constant(False, len(device), np.bool_)
 
 
 def gradient_copies(trace: Trace) -> Mask:
@@ -104,7 +109,7 @@ def gradient_copies(trace: Trace) -> Mask:
     return found
 
 
-def _odd(trace: Trace, work: Work, precision: Times) -> dict[int, tuple[int, ...]]:
+def _odd(trace: Trace, work: Work, precision: Array) -> dict[int, tuple[int, ...]]:
     """Odd sizes of the products whose FLOPs are known."""
     device, host, names, shapes = trace["device_events"], trace["host_events"], trace.names, trace["shapes"]
     rows = np.flatnonzero(work.flops)
@@ -125,11 +130,13 @@ def _odd(trace: Trace, work: Work, precision: Times) -> dict[int, tuple[int, ...
     return found
 
 
-def _precision(trace: Trace, category: Labels, work: Work) -> Times:
+def _precision(trace: Trace, category: Labels, work: Work) -> Array:
     """By the operator's types where its FLOPs are known, else by the kernel's name."""
     code = {name: place for place, name in enumerate(PRECISIONS)}
     said = PerName(trace.names, lambda name: code.get(precisions.of_kernel(name) or "", 0))
-    found = np.where(is_multiplying(category), said(trace["device_events"]["name"]), 0).astype(np.int64)
+    multiplying = np.flatnonzero(is_multiplying(category))
+    found = np.zeros(len(category), np.int8)
+    found[multiplying] = said(trace["device_events"].at("name", multiplying))
     for index in np.flatnonzero(work.flops).tolist():
         found[index] = code.get(work.precision.get(index) or "", 0) or found[index]
     return found
@@ -138,9 +145,11 @@ def _precision(trace: Trace, category: Labels, work: Work) -> Times:
 def _bytes(trace: Trace, rows: Times) -> Array:
     """Bytes per device event, from the innermost operator around its launch whose bytes can be counted."""
     device, host = trace["device_events"], trace["host_events"]
+    if not len(trace["shapes"]):
+        return constant(0, len(rows), np.float64)
     found = np.zeros(len(rows), np.float64)
-    linked = np.flatnonzero((device["launch"] != NA) & (device["kind"] == Kind.COMPUTE) & (device["device"] != NA))
-    if not len(linked) or not len(trace["shapes"]):
+    linked = np.flatnonzero(device.known("launch") & (device["kind"] == Kind.COMPUTE) & (device["device"] != NA))
+    if not len(linked):
         return found
     shapes = trace["shapes"]
     candidates = np.zeros(len(host), np.bool_)
@@ -156,7 +165,7 @@ def _bytes(trace: Trace, rows: Times) -> Array:
     return found
 
 
-def _per_operator(trace: Trace, operator: Times, kernel: Labels) -> Array:
+def _per_operator(trace: Trace, operator: Times, kernel: Codes) -> Array:
     """Bytes of the operator behind each kernel; 0 where they can't be counted."""
     host, shapes, names = trace["host_events"], trace["shapes"], trace.names
     place = np.full(len(host), NA, np.int64)
@@ -178,9 +187,11 @@ def _element_of(kernel: str) -> int:
     return next((size for pattern, size in _ELEMENT if pattern.search(kernel)), 0)
 
 
-def _floor(trace: Trace, work: Work, moved: Array, precision: Times) -> Times:
+def _floor(trace: Trace, work: Work, moved: Array, precision: Array) -> Times:
     """ns, no longer than the kernel took."""
     device, models = trace["device_events"], device_models(trace)
+    if is_constant(work.flops) and is_constant(moved):  # nothing is known of either
+        return constant(0, len(device), np.int64)
     duration = device["end"] - device["start"]
     floor = np.zeros(len(duration), np.float64)
     for (rank, number), model in models.items():

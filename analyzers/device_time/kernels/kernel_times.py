@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
-from gpuscope.analyzers.device_time.kernels.launching_operators import label, operators
+from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, label, operators
 from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
@@ -16,10 +16,10 @@ from gpuscope.analyzers.frame.sections import KERNEL_RANKS, KERNELS
 from gpuscope.hardware.device_peaks import peak_flops
 from gpuscope.report.schema.document import KernelEntry
 from gpuscope.report.schema.profile_sections import KernelRankEntry
-from gpuscope.trace.columns.distinct import distinct
-from gpuscope.trace.columns.grouped_durations import grouped
+from gpuscope.trace.columns.distinct import distinct, distinct_values, mapped
+from gpuscope.trace.columns.grouped_durations import Grouped, grouped
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Array, Times, is_constant, parts, picked
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -32,37 +32,53 @@ OF_A_RANK = 50
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     """The tables of kernels over the lanes' windows, the costliest first: over all lanes, and lane by lane."""
     device = trace["device_events"]
-    inside = [
-        view.rows[(device["end"][view.rows] > view.window[0]) & (device["start"][view.rows] < view.window[1])]
-        for view in lanes
-    ]
-    rows = np.concatenate(inside) if inside else np.empty(0, np.int64)
-    duration = device["end"][rows] - device["start"][rows]
     facts = kernel_facts(trace)
-    category = facts.category[rows]
-    unique, group = distinct(device["name"][rows].astype(np.int64) * _ROOM + category)
-    operator = operators(trace, rows).astype(np.int64)
+    inside = [_inside(trace, view) for view in lanes]
+    rows = inside[0] if len(inside) == 1 else np.concatenate(inside) if inside else np.empty(0, np.int64)
+    duration = device.at("end", rows) - device.at("start", rows)
+    unique, group = _groups(trace, rows, facts.category)
+    operator = operators(trace, rows)
     result = Result(ANALYZER.name)
+    stats, launched_by = grouped(duration, group, len(unique)), _main_operators(group, duration, operator, len(unique))
     rates = _rates(trace, rows, group, facts.work, duration)
-    result.sections[KERNELS] = _entries(trace, unique, group, duration, operator, rates)
+    result.sections[KERNELS] = _entries(trace, unique, stats, launched_by, rates)
     of_lanes: list[KernelRankEntry] = []
     first = 0
     for view, own in zip(lanes, inside, strict=True):
         part = slice(first, first + len(own))
         first += len(own)
-        of_lanes += _of_lane(trace, view, unique, group[part], duration[part], operator[part])
+        if len(lanes) > 1:
+            stats = grouped(duration[part], group[part], len(unique))
+            launched_by = _main_operators(group[part], duration[part], operator[part], len(unique))
+        of_lanes += _of_lane(trace, view, unique, stats, launched_by)
     if of_lanes:
         result.sections[KERNEL_RANKS] = of_lanes
     return result
 
 
+def _inside(trace: Trace, view: LaneView) -> Times:
+    """Rows of a lane's device events that touch its window."""
+    device, rows = trace["device_events"], view.rows
+    touching = (device.at("end", rows) > view.window[0]) & (device.at("start", rows) < view.window[1])
+    return rows if touching.all() else rows[touching]
+
+
+def _groups(trace: Trace, rows: Times, category: Labels) -> tuple[Times, Array]:
+    """The distinct names and categories of device events as one key each, ascending, and for each event the place of
+    its own among these."""
+    name = trace["device_events"]["name"]
+    key = np.empty(len(rows), np.int32 if len(trace.names) * _ROOM < 2**31 else np.int64)
+    for part in parts(0, len(rows)):
+        key[part] = name[rows[part]].astype(np.int64) * _ROOM + category[rows[part]]
+    unique = distinct_values(key).astype(np.int64)
+    return unique, mapped(key, unique, np.arange(len(unique), dtype=np.int32))
+
+
 def _entries(
-    trace: Trace, unique: Times, group: Times, duration: Times, operator: Times,
+    trace: Trace, unique: Times, stats: Grouped, launched_by: Sequence[int],
     rates: dict[int, tuple[float, str | None, float | None]],
 ) -> list[KernelEntry]:  # fmt: skip
-    stats = grouped(duration, group, len(unique))
-    launched_by = _main_operators(group, duration, operator, len(unique))
-    everything = int(duration.sum())
+    everything = int(stats.total.sum())
     entries: list[KernelEntry] = []
     for index in np.argsort(-stats.total, kind="stable").tolist():
         rate, precision, peak_frac = rates.get(index, (None, None, None))
@@ -78,12 +94,10 @@ def _entries(
 
 
 def _of_lane(
-    trace: Trace, view: LaneView, unique: Times, group: Times, duration: Times, operator: Times
+    trace: Trace, view: LaneView, unique: Times, stats: Grouped, launched_by: Sequence[int]
 ) -> list[KernelRankEntry]:
     """A lane's own statistics of the kernels that take most of its time."""
-    stats = grouped(duration, group, len(unique))
-    launched_by = _main_operators(group, duration, operator, len(unique))
-    everything = int(duration.sum())
+    everything = int(stats.total.sum())
     entries: list[KernelRankEntry] = []
     for index in np.argsort(-stats.total, kind="stable")[:OF_A_RANK].tolist():
         total, count = int(stats.total[index]), int(stats.number[index])
@@ -103,8 +117,10 @@ def _name(trace: Trace, code: int) -> str | None:
     return None if code == NO_NAME else trace.names[code]
 
 
-def _main_operators(group: Times, duration: Times, operator: Times, groups: int) -> list[int]:
+def _main_operators(group: Array, duration: Times, operator: Array, groups: int) -> list[int]:
     """Per group the operator that launched most of its time (`NO_NAME`: not recorded), a code, shape (groups,)."""
+    if is_constant(operator):
+        return [int(operator[0])] * groups
     names, which = distinct(operator)
     pairs, of_pair = distinct(group * len(names) + which)
     spent = np.zeros(len(pairs), np.int64)
@@ -117,7 +133,7 @@ def _main_operators(group: Times, duration: Times, operator: Times, groups: int)
 
 
 def _rates(
-    trace: Trace, rows: Times, group: Times, work: Work, duration: Times
+    trace: Trace, rows: Times, group: Array, work: Work, duration: Times
 ) -> dict[int, tuple[float, str | None, float | None]]:
     """Per group of kernels (device events `rows`; `work` is of all) whose FLOPs are known: their rate, precision,
     and share of the peak of their device.
@@ -127,7 +143,7 @@ def _rates(
     device, models = trace["device_events"], device_models(trace)
     sums: dict[int, list[float]] = {}
     kinds: dict[int, set[tuple[str | None, str]]] = {}
-    for index in np.flatnonzero(work.flops[rows]).tolist():
+    for index in np.flatnonzero(picked(work.flops, rows)).tolist():
         row = int(rows[index])
         own = sums.setdefault(int(group[index]), [0.0, 0.0])
         own[0] += float(work.flops[row])

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool, PerName
-from gpuscope.trace.columns.table import Times, looked_up
+from gpuscope.trace.columns.table import Times, constant, looked_up, parts
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kernel_categories import (
     CATEGORIES,
@@ -21,7 +21,7 @@ from gpuscope.trace.naming.kinds import is_step_range
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
-Labels = npt.NDArray[np.int32]
+Labels = npt.NDArray[np.int8] | npt.NDArray[np.int32]
 _LABELS = tuple(kind.name.lower() for kind in Kind) + CATEGORIES
 """Communication and memory are labels by kind; the label `compute` occurs nowhere."""
 _CODE = {label: code for code, label in enumerate(_LABELS)}
@@ -45,34 +45,36 @@ def categories(trace: Trace, rows: Times) -> Labels:
     that own whatever runs inside them come first, the innermost of them, then the innermost of all; where that does not
     say, or was not recorded, the kernel's name decides. Inductor's fused loops stay what they are.
     """
-    device = trace["device_events"]
-    kind, name = device["kind"][rows], device["name"][rows]
-    result = kind.astype(np.int32)
-    compute = np.flatnonzero(kind == Kind.COMPUTE)
-    by_name = PerName(trace.names, lambda text: _CODE[kernel_category(text)])(name[compute])
-    launch = device.at("launch", rows[compute])
-    found = np.full(len(launch), NO_NAME, np.int32)
-    linked = np.flatnonzero(launch != NA)
-    if len(linked):
-        found[linked] = _by_operator(trace, launch[linked])
-    kept = (by_name == _CODE[TRITON]) & (found != _CODE[OPTIMIZER])
-    result[compute] = np.where((found == NO_NAME) | kept, by_name, found)
+    device, result = trace["device_events"], np.empty(len(rows), np.int8)
+    by_name = PerName(trace.names, lambda text: _CODE[kernel_category(text)])
+    by_operator = _by_operator(trace, rows)
+    for part in parts(0, len(rows)):
+        kind, name = device["kind"][rows[part]], device["name"][rows[part]]
+        compute = np.flatnonzero(kind == Kind.COMPUTE)
+        said = by_name(name[compute])
+        if by_operator is not None:
+            found = by_operator[part][compute]
+            kept = (said == _CODE[TRITON]) & (found != _CODE[OPTIMIZER])
+            said = np.where((found == NO_NAME) | kept, said, found)
+        kind[compute] = said
+        result[part] = kind
     return result
 
 
 def operators(trace: Trace, rows: Times) -> Labels:
     """The name of what launched each of these device events, shape (n,): its innermost operator, where there is none
     its innermost range, else `NO_NAME`. Ranges of whole steps are none."""
-    host, launch = trace["host_events"], trace["device_events"].at("launch", rows)
-    found = np.full(len(rows), NO_NAME, np.int32)
-    left = np.flatnonzero(launch != NA)
-    steps = trace.names.matching(is_step_range)
+    host, device = trace["host_events"], trace["device_events"]
+    steps, left = trace.names.matching(is_step_range), None
+    found: Labels = constant(NO_NAME, len(rows), np.int32)
     for category in (Category.OP, Category.ANNOTATION):
         candidates = host["category"] == category
-        named = np.flatnonzero(candidates)
-        if not len(named):
+        candidates[candidates] = ~steps[host["name"][candidates]]
+        if not candidates.any():
             continue
-        candidates[named] = ~steps[host["name"][named]]
+        if left is None:
+            found, launch = np.full(len(rows), NO_NAME, np.int32), device.at("launch", rows)
+            left = np.flatnonzero(launch != NA)
         own = launch[left]
         around = innermost(host, candidates, host["thread"][own], host["start"][own])
         found[left] = np.where(around == NA, NO_NAME, host["name"][np.maximum(around, 0)])
@@ -80,15 +82,19 @@ def operators(trace: Trace, rows: Times) -> Labels:
     return found
 
 
-def _by_operator(trace: Trace, launch: Times) -> Labels:
-    """What the operators around each launch say, else `NO_NAME`."""
-    host, names = trace["host_events"], trace.names
-    result = np.full(len(launch), NO_NAME, np.int32)
+def _by_operator(trace: Trace, rows: Times) -> Labels | None:
+    """What the operators around the launch of each compute kernel among these device events say, else `NO_NAME`; None
+    where no operators were recorded."""
+    host, device, names = trace["host_events"], trace["device_events"], trace.names
     operators = np.flatnonzero(host["category"] == Category.OP)
-    is_step = looked_up(names.matching(is_optimizer_step), host["name"])
+    steps = names.matching(is_optimizer_step)
+    is_step = looked_up(steps, host["name"]) if steps.any() else np.zeros(len(host), np.bool_)
     is_step &= (host["category"] == Category.ANNOTATION) | (host["category"] == Category.OP)
     if not len(operators) and not is_step.any():
-        return result
+        return None
+    result = np.full(len(rows), NO_NAME, np.int32)
+    linked = np.flatnonzero((device["kind"][rows] == Kind.COMPUTE) & device.known("launch")[rows])
+    launch = device.at("launch", rows[linked])
     thread, start = host["thread"][launch], host["start"][launch]
     said = _operator_codes(names)
     own = np.full(len(host), NO_NAME, np.int32)
@@ -102,7 +108,7 @@ def _by_operator(trace: Trace, launch: Times) -> Labels:
         around = innermost(host, candidates, thread, start)
         inside = np.flatnonzero(around != NA)
         known = inside[says[around[inside]] != NO_NAME]
-        result[known] = says[around[known]]
+        result[linked[known]] = says[around[known]]
     return result
 
 

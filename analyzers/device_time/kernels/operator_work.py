@@ -9,7 +9,7 @@ import numpy as np
 from gpuscope.analyzers.device_time.kernels.flops import operator_flops
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, codes
 from gpuscope.hardware.device_peaks import peaks_of
-from gpuscope.trace.columns.distinct import distinct_pairs, distinct_values
+from gpuscope.trace.columns.distinct import among, distinct_pairs, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME, PerName
 from gpuscope.trace.columns.table import Array, Mask, Times, constant
 from gpuscope.trace.launch_links import innermost
@@ -157,4 +157,4 @@ def device_models(trace: Trace) -> dict[tuple[int, int], str]:
 
 def is_multiplying(category: Labels) -> Mask:
     """Which categories' floating-point operations are counted."""
-    return np.isin(category, codes(*MULTIPLYING))
+    return among(category, codes(*MULTIPLYING).tolist())

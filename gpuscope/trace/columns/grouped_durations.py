@@ -47,8 +47,8 @@ def grouped_parts(parts: Callable[[], Iterable[tuple[Times, Times]]], groups: in
         ordered, mask = _ordered(parts()), -1
     else:
         # Sorting one number per row is several times as fast as sorting by two keys.
-        dtype = np.uint32 if bits + groups.bit_length() <= 32 else np.int64
-        ordered, mask, filled = np.empty(int(counts.sum()), dtype), dtype((1 << bits) - 1), 0
+        dtype: type = np.uint32 if bits + groups.bit_length() <= 32 else np.int64
+        ordered, mask, filled = np.empty(int(counts.sum()), dtype), (1 << bits) - 1, 0
         for durations, group in parts():
             into = ordered[filled : filled + len(group)]
             into[:] = group
