@@ -20,7 +20,7 @@ MIN_STEPS = 2
 """Steps over which a rank must cause the largest wait to be recurrent."""
 MIN_RANKS = 2
 MAX_CHANCE = 0.05
-"""Probability by chance, of any rank, below which one that causes the largest wait of so many steps is recurrent."""
+"""Probability by chance below which a rank that causes the largest wait of so many steps is recurrent."""
 SECOND_TEST = 2
 """Factor on the probability from the steps with the longest waits alone (Bonferroni: the second look at one run)."""
 
@@ -41,8 +41,9 @@ class Lateness:
     """The ranks present, by what they do: those of a pipeline's stage, or all. Stages differ in when they are done."""
 
     def chance(self) -> tuple[Array, float]:
-        """Per rank, the probability that any rank causes the largest wait of its role in so many steps by chance; and
-        the least that a rank which always does could get. Alone in its role a rank has nobody to be compared with.
+        """Per rank, the probability of causing the largest wait of its role in so many steps by chance, for as many
+        tries as there are ranks to compare with; and the least that a rank which always does could get. Alone in its
+        role a rank has nobody to be compared with.
 
         Waits caused directly and waits traced to it are tested each for itself, over all steps and over those that
         wait longer than the mean one: a rank that is slow in every third step is lost among all of them, and which
@@ -50,10 +51,10 @@ class Lateness:
         """
         chance, least = np.ones(self.caused.shape[1]), 1.0
         roles = [np.array(role, np.int64) for role in self.roles if len(role) >= MIN_RANKS]
-        tested = sum(len(role) for role in roles)
+        tries = sum(len(role) - 1 for role in roles)
         for role in roles:
             for weight in (self.caused, self.traced):
-                for found, lowest in _binomial(weight[:, role], self.without_core[:, role], self.least, tested):
+                for found, lowest in _binomial(weight[:, role], self.without_core[:, role], self.least, tries):
                     chance[role] = np.minimum(chance[role], found)
                     least = min(least, lowest)
         return chance, least
@@ -131,12 +132,12 @@ def beyond_peers(times: Mapping[int, CoreTimes]) -> dict[int, float]:
     return dict(zip(times, np.maximum(waited - usual, 0.0).tolist(), strict=True))
 
 
-def _binomial(weight: Array, without_core: Array, least: Times, tested: int) -> list[tuple[Array, float]]:
+def _binomial(weight: Array, without_core: Array, least: Times, tries: int) -> list[tuple[Array, float]]:
     """(probability per rank, the least possible) over all steps, and over those that wait longer than the mean.
 
-    `weight` and `without_core` have shape (steps, ranks of a role); `tested` ranks, of all roles, each have a try
-    (Bonferroni). A rank is the last one of a step if it is with the time without a core and without it: else it would
-    be for what is taken off its peers.
+    `weight` and `without_core` have shape (steps, ranks of a role); `tries` multiplies the probability (Bonferroni). A
+    rank is the last one of a step if it is with the time without a core and without it: else it would be for what is
+    taken off its peers.
     """
     own = weight - without_core
     most = own.max(axis=1, initial=0)
@@ -144,7 +145,7 @@ def _binomial(weight: Array, without_core: Array, least: Times, tested: int) -> 
     trial = most >= least
     long = trial & (most > most[trial].mean()) if trial.any() else trial
     ranks = weight.shape[1]
-    return [_tested(last[trial], ranks, tested), _tested(last[long], ranks, SECOND_TEST * tested)]
+    return [_tested(last[trial], ranks, tries), _tested(last[long], ranks, SECOND_TEST * tries)]
 
 
 def _tested(last: Times, ranks: int, factor: int) -> tuple[Array, float]:

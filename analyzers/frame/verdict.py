@@ -21,8 +21,6 @@ WHOLE_WINDOW = 0.8
 """Confidence that remains where the whole window is judged, warm-up and all."""
 TOLD = 0.9
 """A doubt that leaves no more than this of the confidence is told as a limit of the verdict."""
-CLOSE = 0.5
-"""Share of the largest cause from which on the next one of its class makes it less certain."""
 ESTIMATED_SIZES = 0.9
 """Confidence that remains in latency or bandwidth where the sizes that tell them apart are estimated."""
 ASSUMED_WORLD = 0.9
@@ -228,8 +226,6 @@ def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> 
         doubts.append(Doubt(0.7, f"{cause_label(cause)} is inferred from assumed link speeds"))
     if cause in ("latency", "bandwidth") and evidence.sizes_estimated:
         doubts.append(Doubt(ESTIMATED_SIZES, "the sizes of messages are estimated, not recorded"))
-    if cause is not None:
-        doubts.append(_close_cause(evidence, cause))
     world = evidence.world_size
     if world is not None and len(evidence.ranks) < world:
         present = len(evidence.ranks)
@@ -269,20 +265,6 @@ def _lead(evidence: Evidence, top: Class, share: float) -> Doubt:
             else f"{CLASSES[top]} stalls take {units.share(share)}; below {line} the run would count as compute-bound"
         )
     return Doubt(0.5 + 0.5 * min(max(lead, 0.0), 1.0), why)
-
-
-def _close_cause(evidence: Evidence, cause: str) -> Doubt:
-    """How far the next cause of the class is from being the largest."""
-    of_class = {one: ns for one, ns in evidence.causes.items() if class_of(one) == class_of(cause) and one != cause}
-    of_class.pop(UNDIVIDED_COMMUNICATION, None)
-    if not of_class:
-        return Doubt(1.0, "")
-    next_one = max(of_class, key=lambda one: of_class[one])
-    beyond = max(of_class[next_one] / evidence.causes[cause] - CLOSE, 0.0)
-    taken = units.share(of_class[next_one] / evidence.window)
-    return Doubt(
-        1 - min(beyond, 1 - CLOSE), f"{cause_label(next_one)} takes {taken}, nearly as much as its largest cause"
-    )
 
 
 def _of_recording(evidence: Evidence, top: Class) -> list[Doubt]:

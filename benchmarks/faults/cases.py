@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOW = ("--steps", "12", "--set", "capture.wait=1", "--set", "capture.warmup=1", "--set", "capture.active=10")
-"""Ten recorded steps: two ranks need six to tell a rank that is last from chance."""
+"""Ten recorded steps: two ranks need five to tell a rank that is last from chance."""
 LONG = ("--steps", "26", "--set", "capture.wait=1", "--set", "capture.warmup=1", "--set", "capture.active=24")
 
 

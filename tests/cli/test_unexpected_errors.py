@@ -59,10 +59,10 @@ def test_the_next_call_is_not_debugged(trace: Path, capsys: pytest.CaptureFixtur
 def test_a_module_that_is_missing_and_in_no_extra(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "gpuscope.output", None)
+    monkeypatch.setitem(sys.modules, "gpuscope.commands.options", None)
     done = call(capsys, "analyze", trace)
     assert done.returncode == 4
-    assert done.stderr.startswith("Error: unexpected ModuleNotFoundError: import of gpuscope.output halted")
+    assert done.stderr.startswith("Error: unexpected ModuleNotFoundError: import of gpuscope.commands.options halted")
 
 
 def test_debug_shows_where_a_known_error_was_raised(capsys: pytest.CaptureFixture[str]) -> None:

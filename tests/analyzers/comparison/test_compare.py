@@ -128,8 +128,7 @@ def test_a_slow_rank_is_a_regression_and_its_removal_an_improvement(recorded: di
     worse, better = compare(healthy, slow), compare(slow, healthy)
     assert (worse["verdict"]["result"], better["verdict"]["result"]) == ("regression", "improvement")
     assert worse["causes"][0]["cause"] == "straggler"
-    # Both runs wait for late ranks, the healthy one for 1.6 % of the time and for no single rank.
-    assert (worse["findings"]["worse"], better["findings"]["better"]) == (["straggler"], ["straggler"])
+    assert (worse["findings"]["new"], better["findings"]["gone"]) == (["straggler"], ["straggler"])
 
 
 def test_two_judged_steps_settle_what_is_large(recorded: dict[str, Side]) -> None:

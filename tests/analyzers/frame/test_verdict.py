@@ -45,16 +45,6 @@ def test_bound(causes: dict[str, int], expected: tuple[str, str | None]) -> None
     assert bound(causes, 1000)[:2] == expected
 
 
-@pytest.mark.parametrize(("next_one", "left"), [(150, 1.0), (180, 0.9), (300, 0.5)])
-def test_a_cause_nearly_as_large_is_told(next_one: int, left: float) -> None:
-    """Of the same class, beside 300: up to half of it takes nothing off; 180, three fifths, a tenth; as much, half."""
-    alone = decide(dataclasses.replace(CLEAR, window=10_000, causes={"input": 3000}))
-    both = decide(dataclasses.replace(CLEAR, window=10_000, causes={"input": 3000, "sync": 10 * next_one}))
-    assert both["cause"] == "input"
-    assert both["confidence"] == pytest.approx(max(left * min(1.0, alone["confidence"] / 0.95), 0.05), abs=0.051)
-    assert any("blocking synchronisation" in why for why in both["limits"]) == (left < 1)
-
-
 def test_clear_case_is_near_certain() -> None:
     verdict = decide(CLEAR)
     assert (verdict["bound_by"], verdict["cause"], verdict["share_frac"]) == ("cpu", "input", 0.4)
