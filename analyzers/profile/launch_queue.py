@@ -11,9 +11,9 @@ from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import LAUNCHES, QUEUES
-from gpuscope.analyzers.profile.recorded_part import of_lane
+from gpuscope.analyzers.profile.recorded_part import of_lane, on_stream, streams_of
 from gpuscope.report.schema.profile_sections import LaunchEntry, QueueEntry
-from gpuscope.trace.columns.distinct import counted, distinct_values
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Times, parts
 from gpuscope.trace.schema import NA, Kind
@@ -58,7 +58,9 @@ def _launches(trace: Trace, view: LaneView, rows: Times) -> Iterator[LaunchEntry
     launch = device.at("launch", rows)
     calls = distinct_values(launch)
     call = host["end"][calls] - host["start"][calls]
-    del calls
+    of_calls = int(call.sum()), int(call.max()), int((call >= SLOW_CALL).sum())
+    median = int(np.median(call, overwrite_input=True))
+    del calls, call
     kernel = device.at("end", rows) - device.at("start", rows)
     delay, short = np.empty(len(rows), np.int64), 0
     for part in parts(0, len(rows)):
@@ -68,28 +70,28 @@ def _launches(trace: Trace, view: LaneView, rows: Times) -> Iterator[LaunchEntry
     late = int((delay >= LATE_START).sum())
     del launch
     yield {
-        "rank": view.lane.rank, "device": view.lane.device, "launches": len(rows), "call_ns": int(call.sum()),
-        "call_median_ns": int(np.median(call)), "call_max_ns": int(call.max()),
+        "rank": view.lane.rank, "device": view.lane.device, "launches": len(rows), "call_ns": of_calls[0],
+        "call_median_ns": median, "call_max_ns": of_calls[1],
         "delay_median_ns": int(np.median(delay, overwrite_input=True)), "delay_max_ns": int(delay.max()),
         "kernel_median_ns": int(np.median(kernel, overwrite_input=True)), "short_kernels": short,
-        "slow_calls": int((call >= SLOW_CALL).sum()), "late_starts": late,
+        "slow_calls": of_calls[2], "late_starts": late,
     }  # fmt: skip
 
 
 def _queues(trace: Trace, view: LaneView, rows: Times) -> Iterator[QueueEntry]:
     """The queue of each stream of a lane, the one with most operations first."""
     device, host = trace["device_events"], trace["host_events"]
-    streams, counts = counted(device.at("stream", rows))
+    streams, counts = streams_of(device, rows)
     for place in np.argsort(-counts, kind="stable")[:STREAMS_KEPT].tolist():
         if counts[place] < FEWEST:
             break
-        own = rows if len(streams) == 1 else rows[device.at("stream", rows) == streams[place]]
+        own = on_stream(device, rows, streams[place], len(streams))
         start = device.at("start", own)
         issue = np.empty(len(own), np.int64)
         for part in parts(0, len(own)):
             issue[part] = np.minimum(host["end"][device.at("launch", own[part])], start[part])
         issue.sort(kind="stable")  # nearly in order
-        yield _queue(view, int(streams[place]), issue, start)  # a lane's rows are in order of start
+        yield _queue(view, streams[place], issue, start)  # a lane's rows are in order of start
 
 
 def _queue(view: LaneView, stream: int, issue: Times, start: Times) -> QueueEntry:
@@ -103,7 +105,8 @@ def _queue(view: LaneView, stream: int, issue: Times, start: Times) -> QueueEntr
     length = np.empty(len(issue), np.int32)
     for part in parts(0, len(issue)):
         length[part] = np.arange(part.start + 1, part.stop + 1) - places(start, issue[part], "right")
-    idle = np.maximum(issue[1:] - start[:-1], 0)
+    idle = issue[1:] - start[:-1]
+    np.maximum(idle, 0, out=idle)
     first, last = int(issue[0]), int(start[-1])
     return {
         "rank": view.lane.rank, "device": view.lane.device, "stream": None if stream == NA else stream,

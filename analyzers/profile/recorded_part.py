@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.trace.columns.distinct import counted
 from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank, rows_where
+from gpuscope.trace.columns.table import parts as row_parts
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -63,3 +66,21 @@ def of_lane(trace: Trace, view: LaneView) -> Times:
     if not view.cut:
         return rows
     return rows[(device["end"][rows] > view.window[0]) & (device["start"][rows] < view.window[1])]
+
+
+def streams_of(device: Table, rows: Times) -> tuple[list[int], Times]:
+    """The streams that device events ran on, ascending, and how many ran on each."""
+    counts: Counter[int] = Counter()
+    for part in row_parts(0, len(rows)):
+        found, number = counted(device.at("stream", rows[part]))
+        counts.update(dict(zip(found.tolist(), number.tolist(), strict=True)))
+    streams = sorted(counts)
+    return streams, np.array([counts[stream] for stream in streams], np.int64)
+
+
+def on_stream(device: Table, rows: Times, stream: int, streams: int) -> Times:
+    """Those of the device events that ran on a stream, where they ran on so many."""
+    if streams == 1:
+        return rows
+    pieces = (rows[part] for part in row_parts(0, len(rows)))
+    return np.concatenate([piece[device.at("stream", piece) == stream] for piece in pieces])

@@ -10,9 +10,8 @@ from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import STREAMS
-from gpuscope.analyzers.profile.recorded_part import of_lane
+from gpuscope.analyzers.profile.recorded_part import of_lane, on_stream, streams_of
 from gpuscope.report.schema.profile_sections import StreamEntry
-from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Times, parts
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
@@ -30,9 +29,8 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _of_lane(trace: Trace, view: LaneView) -> list[StreamEntry]:
     device = trace["device_events"]
     rows = of_lane(trace, view)
-    streams = device.at("stream", rows)
-    found = distinct_values(streams).tolist()
-    entries = [_of_stream(trace, view, rows if len(found) == 1 else rows[streams == one]) for one in found]
+    streams, _ = streams_of(device, rows)
+    entries = [_of_stream(trace, view, on_stream(device, rows, stream, len(streams))) for stream in streams]
     return sorted(entries, key=lambda entry: -entry["busy_ns"])
 
 

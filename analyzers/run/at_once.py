@@ -4,9 +4,9 @@ at once. More would mostly wait for the interpreter, and each needs memory."""
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 from gpuscope.analyzers.collectives.activity import IDLE
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of, run_one
@@ -17,7 +17,9 @@ from gpuscope.trace.trace import Trace
 LARGE = 1 << 18
 """Events from which threads pay for waiting for each other."""
 _FIRST = ("idle", "activity", "compute", "operators")
-"""Those that take longest come first, so that none ends alone; the two that need most memory not at once."""
+"""Those that take longest come first, so that none ends alone."""
+_LARGEST = ("idle", "compute", "launches")
+"""Those that need most memory: never two at once."""
 
 
 def results_of(trace: Trace, lanes: Sequence[LaneView], alone: bool) -> list[Result]:
@@ -34,19 +36,41 @@ def results_of(trace: Trace, lanes: Sequence[LaneView], alone: bool) -> list[Res
     name_phases(trace.names)
     trace.names.code(IDLE)
     rank = {name: place for place, name in enumerate(_FIRST)}
-    left = deque(sorted(analyzers, key=lambda analyzer: rank.get(analyzer.name, len(rank))))
+    left = _Left(sorted(analyzers, key=lambda analyzer: rank.get(analyzer.name, len(rank))))
     found: dict[str, Result] = {}
 
     def work() -> None:
-        while True:
+        while (analyzer := left.take()) is not None:
             try:
-                analyzer = left.popleft()
-            except IndexError:  # none is left
-                return
-            found[analyzer.name] = result(analyzer)
+                found[analyzer.name] = result(analyzer)
+            finally:
+                left.done(analyzer)
 
     with ThreadPoolExecutor(1, "gpuscope-analyze") as pool:
         other = pool.submit(work)
         work()  # here too, where freed memory is at hand
         other.result()
     return [found[analyzer.name] for analyzer in analyzers]
+
+
+class _Left:
+    """The analyses that are still to be run, for several threads to take from."""
+
+    def __init__(self, analyzers: list[FileAnalyzer]) -> None:
+        self._analyzers, self._lock = analyzers, Lock()
+        self._large_runs = False
+
+    def take(self) -> FileAnalyzer | None:
+        """The next one; None where none is left but what the thread that runs a large one will take itself."""
+        with self._lock:
+            for place, analyzer in enumerate(self._analyzers):
+                large = analyzer.name in _LARGEST
+                if not (large and self._large_runs):
+                    self._large_runs |= large
+                    return self._analyzers.pop(place)
+            return None
+
+    def done(self, analyzer: FileAnalyzer) -> None:
+        """One that was taken has been run."""
+        if analyzer.name in _LARGEST:
+            self._large_runs = False

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuscope.native import core
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.columns.table import Array, Times, overlapping
 
 
 class Spans(NamedTuple):
@@ -33,13 +33,13 @@ EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 def union(start: Array, end: Array) -> Spans:
     """Merge any spans, in any order, overlapping or empty, into a set."""
+    if _apart(start, end):  # each is a span of its own: no need of a second copy
+        return Spans(start, end)
     if core is not None:
         found = core.union(*(np.ascontiguousarray(side, np.int64) for side in (start, end)))
         if found is None:
             order = np.argsort(start, kind="stable")
             found = core.union(*(np.ascontiguousarray(side[order], np.int64) for side in (start, end)))
-        elif len(found[0]) == 8 * len(start) and start.dtype == end.dtype == np.int64:
-            return Spans(start, end)  # each is a span of its own: no need of a second copy
         return _set(found)
     keep = end > start
     if not keep.all():
@@ -51,10 +51,18 @@ def union(start: Array, end: Array) -> Spans:
         start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
     first = np.concatenate(([True], start[1:] > reach[:-1]))
-    if first.all() and start.dtype == end.dtype == np.int64:
-        return Spans(start, end)
     last = np.concatenate((first[1:], [True]))
     return Spans(np.ascontiguousarray(start[first], np.int64), np.ascontiguousarray(reach[last], np.int64))
+
+
+def _apart(start: Array, end: Array) -> bool:
+    """Whether spans are a set already."""
+    if not len(start) or not start.dtype == end.dtype == np.int64:
+        return False
+    return all(
+        bool((start[part] < end[part]).all() and (end[part][:-1] < start[part][1:]).all())
+        for part in overlapping(len(start))
+    )
 
 
 def _set(columns: tuple[bytearray, bytearray]) -> Spans:

@@ -47,7 +47,7 @@ def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Tur
     """The sequences of threads that launch a lane's work, the busiest first; `blocking` are its blocking calls."""
     host, device = trace["host_events"], trace["device_events"]
     linked = device.at("launch", view.rows)
-    launches = distinct_values(linked[linked != NA])  # in order of start, as a rank's rows are
+    launches = distinct_values(linked if (known := linked != NA).all() else linked[known])
     del linked
     threads, count = counted(host["thread"][launches])
     waits = queue_waits(trace, view, launches)
@@ -63,7 +63,8 @@ def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Tur
 
 
 def _turns(host: Table, threads: Times, launches: Times, blocking: Times, waits: tuple[Times, Times]) -> Turns:
-    own = launches[among(host["thread"][launches], threads.tolist())]
+    of_threads = among(host["thread"][launches], threads.tolist())
+    own = launches if of_threads.all() else launches[of_threads]  # in order of start, as a rank's rows are
     calls, excess = waits
     mine = np.isin(host["thread"][calls], threads)
     end = host["end"][calls[mine]]
@@ -177,8 +178,12 @@ def _issued_and_done(trace: Trace, view: LaneView) -> tuple[Times, Times]:
     if not (known := launch != NA).all():
         rows, launch = rows[known], launch[known]
     calls = distinct_values(launch)  # the nodes of a graph are one launch
-    ended = np.full(len(calls), NA, np.int64)
-    np.maximum.at(ended, places(calls, launch), device.at("end", rows))
+    if calls is launch:
+        ended = device.at("end", rows)
+    else:
+        ended = np.full(len(calls), NA, np.int64)
+        np.maximum.at(ended, places(calls, launch), device.at("end", rows))
     del launch
-    ended.sort(kind="stable")  # nearly in order
+    if not bool((ended[1:] >= ended[:-1]).all()):
+        ended = np.sort(ended, kind="stable")  # nearly in order
     return host["start"][calls], ended

@@ -50,7 +50,7 @@ def longest_gaps(
 def _around(trace: Trace, view: LaneView, start: Times, end: Times) -> tuple[Times, Times]:
     """The device events that end last before each gap, and that end it; NA where there is none."""
     device, rows = trace["device_events"], view.rows
-    starts, ends = device["start"][rows], device["end"][rows]
+    starts, ends = device.at("start", rows), device.at("end", rows)
     begun = np.searchsorted(starts, start, "right")  # and all of these have ended, since the device is idle
     reach = np.maximum.accumulate(ends)
     before = np.full(len(start), NA, np.int64)

@@ -141,11 +141,11 @@ def as_slice(rows: Array | slice) -> Array | slice:
     first, last = int(rows[0]), int(rows[-1])
     if first < 0 or last - first != len(rows) - 1:
         return rows
-    ascending = all(bool((rows[part][1:] > rows[part][:-1]).all()) for part in _overlapping(len(rows)))
+    ascending = all(bool((rows[part][1:] > rows[part][:-1]).all()) for part in overlapping(len(rows)))
     return slice(first, last + 1) if ascending else rows
 
 
-def _overlapping(count: int) -> Iterator[slice]:
+def overlapping(count: int) -> Iterator[slice]:
     """`parts(0, count)`, each with the first row of the next."""
     return (slice(part.start, part.stop + 1) for part in parts(0, count))
 

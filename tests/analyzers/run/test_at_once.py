@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from gpuscope.analyzers.frame import analyzer as frame
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, analyzers_of
-from gpuscope.analyzers.frame.lanes import views
+from gpuscope.analyzers.frame.lanes import LaneView, views
 from gpuscope.analyzers.run import at_once
 from gpuscope.errors import UsageError
 from gpuscope.sources.opening import open_trace
+from gpuscope.trace.trace import Trace
 
 SAMPLE = Path(__file__).parents[3] / "sample_traces" / "ddp_slow_rank" / "rank1.json.gz"
 
@@ -59,3 +61,21 @@ def test_small_traces_and_runs_of_many_files_need_no_thread(monkeypatch: pytest.
     assert len(found(alone=True)[0]) == len(frame.analyzers_of(FileAnalyzer))
     monkeypatch.setattr(at_once, "LARGE", 0)
     assert len(found(alone=False)[0]) == len(frame.analyzers_of(FileAnalyzer))
+
+
+def test_of_those_that_need_most_memory_one_runs_at_a_time() -> None:
+    left = at_once._Left([FileAnalyzer(name, _nothing) for name in ("idle", "compute", "kernels")])
+    first, second = left.take(), left.take()
+    assert first is not None and second is not None
+    assert (first.name, second.name) == ("idle", "kernels")
+    assert left.take() is None  # the thread that runs `idle` takes the other large one itself
+    left.done(second)
+    assert left.take() is None
+    left.done(first)
+    last = left.take()
+    assert last is not None and last.name == "compute"
+    assert left.take() is None
+
+
+def _nothing(_: Trace, __: Sequence[LaneView]) -> Result:
+    return Result("")
