@@ -51,6 +51,17 @@ def test_a_slow_rank_replaced(samples: Path) -> None:
     assert other.after == pytest.approx(other.before, rel=0.02)
 
 
+@pytest.mark.parametrize("sample", ["ddp_slow_rank", "ddp_uneven_sequences"])
+def test_what_a_late_rank_costs_is_what_its_replacement_gains(samples: Path, sample: str) -> None:
+    """The waiting that it causes, per step and waiting rank, lies in the range of the gain."""
+    found, replayer = analysis(samples / sample)
+    (late,) = found.report["stragglers"]
+    outcome = predicted(replayer.predict(ReplacedRank(late["rank"])))
+    cost = late["caused_wait_ns_per_step"]
+    assert cost is not None
+    assert outcome.before - outcome.high <= cost <= outcome.before - outcome.low
+
+
 def test_a_slow_loader_with_workers(samples: Path) -> None:
     """80 ms per batch, all of it in every steady step. The same job with a fast loader took 57 ms per step
     (`ddp_healthy`)."""
