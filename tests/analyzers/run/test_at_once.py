@@ -66,14 +66,16 @@ def test_small_traces_and_runs_of_many_files_need_no_thread(monkeypatch: pytest.
 def test_of_those_that_need_most_memory_one_runs_at_a_time() -> None:
     left = at_once._Left([FileAnalyzer(name, _nothing) for name in ("idle", "compute", "kernels")])
     first, second = left.take(), left.take()
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert (first.name, second.name) == ("idle", "kernels")
     assert left.take() is None  # the thread that runs `idle` takes the other large one itself
     left.done(second)
     assert left.take() is None
     left.done(first)
     last = left.take()
-    assert last is not None and last.name == "compute"
+    assert last is not None
+    assert last.name == "compute"
     assert left.take() is None
 
 
