@@ -51,11 +51,11 @@ def _by_name(trace: Trace, rows: Times, width: int) -> tuple[Times, Array, Times
     device = trace["device_events"]
     spent, count = np.zeros(width), np.zeros(width, np.int64)
     for part in parts(0, len(rows)):
-        name, duration = device["name"][rows[part]], device["end"][rows[part]] - device["start"][rows[part]]
-        spent += np.bincount(name, duration, width)
-        count += np.bincount(name, minlength=width)
-    names = np.flatnonzero(count)
-    return (names + 1) * width + NO_NAME + 1, spent[names], count[names]
+        place = device["name"][rows[part]] - NO_NAME  # from 0 on, where a name is absent
+        spent += np.bincount(place, device["end"][rows[part]] - device["start"][rows[part]], width)
+        count += np.bincount(place, minlength=width)
+    places = np.flatnonzero(count)
+    return places * width + NO_NAME + 1, spent[places], count[places]
 
 
 def _by_shape(trace: Trace, rows: Times, width: int) -> tuple[Times, Array, Times]:

@@ -45,9 +45,11 @@ def _of_lane(trace: Trace, view: LaneView) -> HostCallsEntry:
     host, names = trace["host_events"], trace.names
     part = judged(view)
     rows = rows_of_rank(host, view.lane.rank)
-    called = np.zeros(len(names), np.int64)
+    called = np.zeros(len(names) + 1, np.int64)  # the first place is that of absent names
     for piece in parts(*rows):
-        called += np.bincount(host["name"][piece][host["category"][piece] == Category.RUNTIME], minlength=len(names))
+        places = host["name"][piece][host["category"][piece] == Category.RUNTIME] - NO_NAME
+        called += np.bincount(places, minlength=len(called))
+    called = called[1:]
     allocations, frees = (_per_step(trace, rows, pattern, part) for pattern in (_ALLOCATES, _FREES))
     kernels, repeated = _kernels(trace, view, part)
     return {
@@ -129,9 +131,9 @@ def _kernels(trace: Trace, view: LaneView, part: Judged) -> tuple[float, float |
             rows = view.rows[piece]
             rows = rows[device["kind"][rows] == Kind.COMPUTE]
             place = part.place(device["start"][rows])
-            yield device["name"][rows[place != NA]], place[place != NA]
+            yield device["name"][rows[place != NA]] - NO_NAME, place[place != NA]
 
-    used = np.zeros(len(trace.names), np.bool_)
+    used = np.zeros(len(trace.names) + 1, np.bool_)
     for name, _ in pieces():
         used[name] = True
         count += len(name)
