@@ -110,7 +110,7 @@ for step in range(10):
     if step == 6 and rank == 1 and fail == "hang":
         time.sleep(12)
     if step == 6 and fail == "wait":
-        print("waiting", flush=True)
+        os.write(1, b"waiting" + os.linesep.encode())  # at once: print writes the end of the line by itself
         time.sleep(60)
 print("done", rank)
 dist.destroy_process_group()
