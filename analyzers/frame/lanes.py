@@ -84,7 +84,7 @@ def views(trace: Trace, steps: tuple[int, int] | None = None) -> list[LaneView]:
 def computing(trace: Trace, view: LaneView) -> Times:
     """Rows of a lane's compute kernels that begin in its judged steps, in order."""
     device, steps = trace["device_events"], view.judged_steps
-    begins, ends = (np.array([getattr(step, side) for step in steps], np.int64) for side in ("start", "end"))
+    begins, ends = _bounds(steps)
     found: list[Times] = [view.rows[:0]]
     for part in parts(0, len(view.rows)):
         rows = view.rows[part]
@@ -93,6 +93,10 @@ def computing(trace: Trace, view: LaneView) -> Times:
         inside = (place >= 0) & (start < ends[np.maximum(place, 0)])
         found.append(rows[inside & (device["kind"][rows] == Kind.COMPUTE)])
     return np.concatenate(found)
+
+
+def _bounds(steps: Sequence[StepWindow]) -> tuple[Times, Times]:
+    return np.array([step.start for step in steps], np.int64), np.array([step.end for step in steps], np.int64)
 
 
 def no_such_steps(steps: tuple[int, int]) -> UsageError:
@@ -121,7 +125,7 @@ def _compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[flo
     host = trace["host_events"]
     compiles = trace.names.matching(kinds.is_compilation)
     rows = rows_where(*rows_of_rank(host, rank), lambda part: compiles[host["name"][part]])
-    start, end = (np.array([getattr(step, side) for step in steps], np.int64) for side in ("start", "end"))
+    start, end = _bounds(steps)
     spent = measure_within(union(host["start"][rows], host["end"][rows]), start, end)
     return [float(share) for share in spent / np.maximum(end - start, 1)]
 

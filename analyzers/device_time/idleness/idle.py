@@ -23,7 +23,7 @@ from gpuscope.analyzers.device_time.idleness.launching_threads import (
     launching_threads,
     most_launching,
 )
-from gpuscope.analyzers.device_time.idleness.longest_gaps import longest_gaps
+from gpuscope.analyzers.device_time.idleness.longest_gaps import ending, longest_gaps
 from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, only_present
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
@@ -77,7 +77,7 @@ class Gaps:
 
     def event(self, gaps: Array | slice) -> Times:
         """Rows of the device events that end these gaps, or NA at the window's end; shape (n,)."""
-        return _ending(self.begins, self.rows, self.end[gaps])
+        return ending(self.begins, self.rows, self.end[gaps])
 
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
@@ -130,7 +130,7 @@ def find_gaps(trace: Trace, view: LaneView) -> tuple[Gaps, Spans]:
     launched, thread = np.zeros(len(idle.end), np.bool_), np.full(len(idle.end), main, host["thread"].dtype)
     issue = np.array(idle.end)  # the end of the launch call, or the gap's own end if that is earlier
     for part in parts(0, len(idle.end)):
-        event = _ending(begins, view.rows, idle.end[part])
+        event = ending(begins, view.rows, idle.end[part])
         launch = np.where(event == NA, NA, device.at("launch", np.maximum(event, 0)))
         known = np.flatnonzero(launch != NA)
         launch = launch[known]
@@ -139,12 +139,6 @@ def find_gaps(trace: Trace, view: LaneView) -> tuple[Gaps, Spans]:
         issue[part][known] = np.minimum(host["end"][launch], idle.end[part][known])
     gaps = Gaps(idle.start, idle.end, launched, compact(thread), begins, view.rows)
     return gaps, _queued(gaps, issue)
-
-
-def _ending(begins: Times, rows: Times, end: Times) -> Times:
-    """Rows of the device events that begin first from each instant on, or NA; `begins` are the starts of `rows`."""
-    position = places(begins, end)
-    return np.where(position < len(rows), rows[np.minimum(position, len(rows) - 1)], NA)
 
 
 def _queued(gaps: Gaps, issue: Times) -> Spans:

@@ -10,6 +10,7 @@ from gpuscope.analyzers.device_time.idleness.gap_evidence import EndedGaps, host
 from gpuscope.analyzers.frame.analyzer import longest
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.report.schema.profile_sections import GapEntry
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, measure_within
 from gpuscope.trace.schema import NA
@@ -59,8 +60,13 @@ def _around(trace: Trace, view: LaneView, start: Times, end: Times) -> tuple[Tim
             latest = int(reach[count - 1])
             first = int(np.searchsorted(reach, latest, "left"))
             before[place] = rows[first + int(np.flatnonzero(ends[first:count] == latest)[-1])]
-    after = np.searchsorted(starts, end, "left")
-    return before, np.where(after < len(rows), rows[np.minimum(after, len(rows) - 1)], NA)
+    return before, ending(starts, rows, end)
+
+
+def ending(begins: Times, rows: Times, end: Times) -> Times:
+    """Rows of the device events that begin first from each instant on, or NA; `begins` are the starts of `rows`."""
+    position = places(begins, end)
+    return np.where(position < len(rows), rows[np.minimum(position, len(rows) - 1)], NA)
 
 
 def _name(trace: Trace, table: str, row: int) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gpuscope.trace.columns.table import Array, Mask, Times, constant, is_constant, looked_up, overlapping, parts
+from gpuscope.trace.columns.table import Array, Mask, Times, ascends, constant, is_constant, looked_up, parts
 
 _TABLE = 1 << 22
 """Values that lie no further apart than this are counted in a table rather than sorted."""
@@ -19,7 +19,7 @@ def distinct_values(values: Array) -> Array:
     ascend are returned as they are: treat them as read-only."""
     if len(values) < 2 or is_constant(values):
         return values[:1].copy()
-    if all(bool((values[part][1:] > values[part][:-1]).all()) for part in overlapping(len(values))):
+    if ascends(values):
         return values
     low, high = int(values.min()), int(values.max())
     if high - low < min(_TABLE, _SPREAD * len(values)):

@@ -141,8 +141,12 @@ def as_slice(rows: Array | slice) -> Array | slice:
     first, last = int(rows[0]), int(rows[-1])
     if first < 0 or last - first != len(rows) - 1:
         return rows
-    ascending = all(bool((rows[part][1:] > rows[part][:-1]).all()) for part in overlapping(len(rows)))
-    return slice(first, last + 1) if ascending else rows
+    return slice(first, last + 1) if ascends(rows) else rows
+
+
+def ascends(values: Array) -> bool:
+    """Whether each value is larger than the one before, looked at part by part."""
+    return all(bool((values[part][1:] > values[part][:-1]).all()) for part in overlapping(len(values)))
 
 
 def overlapping(count: int) -> Iterator[slice]:
