@@ -15,8 +15,9 @@ from gpuscope.analyzers.collectives.stragglers import judged_core_times
 from gpuscope.analyzers.collectives.work_of_ranks import WorkOfRanks
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.frame.cause_findings import severity
 from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.pipelines import WorkOutsidePipeline
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.pipeline_section import PipelineRow
 from gpuscope.report.view import units
@@ -123,16 +124,8 @@ def _finding(
         }
         for number in longest
     ]  # fmt: skip
-    return {
-        "code": "work_outside_pipeline",
-        "severity": severity(cost / step),
-        "message": f"Rank {rank} (stage {stages.places[rank][1]}) computes "
-        f"{units.duration(round(fmean(own.values())))} of a step outside the pipeline's computations, "
-        f"{units.duration(round(cost))} more than the others: every stage waits for it. Neither the schedule nor the "
-        "split of the layers is the reason",
-        "ranks": [rank],
-        "cost_ns_per_step": round(cost),
-        "cost_ns": round(cost * len(over)),
-        "share_frac": cost / step,
-        "evidence": evidence,
-    }
+    words = WorkOutsidePipeline(rank, stages.places[rank][1], round(fmean(own.values())), round(cost))
+    return made(
+        words, ranks=[rank], share=cost / step, cost_ns=round(cost * len(over)), per_step_ns=round(cost),
+        evidence=evidence,
+    )  # fmt: skip

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
 from gpuscope.analyzers.frame.needs import Need
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.network import GroupAcrossHosts, RailsCrossed
 from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.view import units
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, union
@@ -27,6 +28,7 @@ from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 INSIDE = frozenset({"tp", "sp", "cp", "ep"})
+RAILS = "rails"
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,10 @@ def run(facts: RunFacts) -> Result:
     """A finding `group_across_hosts` per kind of parallelism whose exposed communication costs 1 % or more."""
     result = Result(ANALYZER.name)
     found: dict[str, list[Spread]] = {}
-    for spread in _spread_groups(facts.trace):
+    for spread in (*_spread_groups(facts.trace), *_crossed_rails(facts.trace)):
         found.setdefault(spread.kind, []).append(spread)
     for kind, spreads in found.items():
         finding = _finding(facts.trace, facts.lanes, kind, spreads)
-        if finding["share_frac"] >= MIN_SHARE:
-            result.findings.append(finding)
-    crossed = list(_crossed_rails(facts.trace))
-    if crossed:
-        finding = _rails_finding(facts.trace, facts.lanes, crossed)
         if finding["share_frac"] >= MIN_SHARE:
             result.findings.append(finding)
     return result
@@ -84,22 +81,7 @@ def _crossed_rails(trace: Trace) -> Iterator[Spread]:
         places = {device.get(rank, NA) for rank in members}
         whole = len(members) == int(table["size"][rows[0]]) > 1
         if whole and len(own) == len(members) and "" not in own and NA not in places and len(places) > 1:
-            yield Spread("rails", group, members, tuple(sorted(own)))
-
-
-def _rails_finding(trace: Trace, lanes: Sequence[LaneSummary], spreads: Sequence[Spread]) -> FindingEntry:
-    found = _finding(trace, lanes, "rails", spreads)
-    said = (
-        f"{units.plural(len(spreads), 'group')} of one rank per host on different GPUs of their hosts; exposed "
-        f"communication of these takes {units.share(found['share_frac'])} of the time"
-    )
-    return {
-        **found,
-        "code": "rails_crossed",
-        "severity": found["severity"],
-        "message": said,
-        "evidence": found["evidence"],
-    }
+            yield Spread(RAILS, group, members, tuple(sorted(own)))
 
 
 def _hosts(trace: Trace) -> dict[int, str]:
@@ -117,18 +99,15 @@ def _finding(trace: Trace, lanes: Sequence[LaneSummary], kind: str, spreads: Seq
     share = sum(spans.total for _, spans in exposed) / max(window, 1)
     per_step = [spans.total / max(count_steps(lane.steps), 1) for lane, spans in exposed]
     hosts = sorted({host for spread in spreads for host in spread.hosts})
-    return {
-        "code": "group_across_hosts",
-        "severity": severity(share),
-        "message": f"{len(spreads)} {kind} group{'s' if len(spreads) > 1 else ''} of {len(spreads[0].members)} ranks "
-        f"cross hosts ({', '.join(hosts[:4])}{'…' if len(hosts) > 4 else ''}), though one host could hold each; its "
-        f"exposed communication takes {units.share(share)} of the time",
-        "ranks": members,
-        "cost_ns_per_step": round(sum(per_step) / max(len(lanes), 1)),
-        "cost_ns": sum(spans.total for _, spans in exposed),
-        "share_frac": share,
-        "evidence": [evidence for lane, spans in exposed for evidence in _evidence(lane, spans, kind)][:5],
-    }
+    words = (
+        RailsCrossed(len(spreads), share) if kind == RAILS
+        else GroupAcrossHosts(kind, len(spreads), len(spreads[0].members), hosts, share)
+    )  # fmt: skip
+    return made(
+        words, ranks=members, share=share, cost_ns=sum(spans.total for _, spans in exposed),
+        per_step_ns=round(sum(per_step) / max(len(lanes), 1)),
+        evidence=[evidence for lane, spans in exposed for evidence in _evidence(lane, spans, kind)][:EVIDENCE],
+    )  # fmt: skip
 
 
 def _exposed(trace: Trace, lane: LaneSummary, groups: Times) -> Spans:

@@ -6,7 +6,7 @@ are 1e9 B/s. What the numbers mean stands in docs/definitions.md.
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from gpuscope.report.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, PowerEntry
 from gpuscope.report.schema.hang_section import Hang
@@ -217,6 +217,8 @@ class FindingEntry(TypedDict):
     code: str
     severity: Literal["high", "medium", "low"]
     message: str
+    facts: NotRequired[dict[str, Any]]
+    """What the message is made of; reports of version 2 lack them."""
     ranks: list[int]
     cost_ns_per_step: int | None
     """Over the judged steps; None of what is paid once."""

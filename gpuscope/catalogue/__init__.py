@@ -1,0 +1,5 @@
+"""What gpuscope says: one record per finding, problem and suggestion, which makes the words from the facts.
+
+Analyses hand over facts. Every front (terminal, HTML, dashboard, JSON, assistants, docs/findings.md) takes the words
+from here, and no code outside reads a sentence: what another part needs to know is a field of the record.
+"""
