@@ -19,6 +19,7 @@ from gpuscope.report.view import (
     arrangement,
     headline,
     ideal_sentences,
+    memory_sentences,
     prediction_sentences,
     straggler_sentences,
     units,
@@ -27,6 +28,7 @@ from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.short_kernels import short_kernel, short_kernels
 from gpuscope.report.view.summary import Summary, in_order, summary
 from gpuscope.report.view.vocabulary import CLASSES, PARTS
+from gpuscope.trace.naming.stack_frames import own_line
 
 EVIDENCE_SHOWN = 12
 """Per finding; all of it is in the JSON."""
@@ -205,6 +207,8 @@ def _environment() -> Environment:
         link_courses=counter_drawing.courses,
         ideal_lines=ideal_sentences.ideal_lines,
         memory_words=memory_text,
+        memory_sentences=memory_sentences,
+        own_line=own_line,
         parts=PARTS,
         classes=CLASSES,
         cause_label=cause_label,

@@ -27,8 +27,8 @@ _RISKS = {
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The best setting that was replayed; where none could be, the usual one without a prediction."""
-    entry = next((one for one in case.report.get("memory", []) if one["replay"] and one["rank"] in finding["ranks"]
-                  and (one["replay"]["changes"] or one["replay"]["why"])), None)  # fmt: skip
+    entry = next((one for one in case.report.get("memory", []) if one["replay"]
+                  and (one["rank"] in finding["ranks"] or not finding["ranks"]) and (one["replay"]["changes"] or one["replay"]["why"])), None)  # fmt: skip
     if entry is None or entry["replay"] is None:
         return
     replay, best = entry["replay"], entry["replay"]["best"]
