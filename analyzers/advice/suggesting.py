@@ -285,10 +285,8 @@ def _tried(proposal: Proposal, finding: FindingEntry, after: int) -> TriedEntry:
 def _why(report: Diagnosis, suggestions: Sequence[SuggestionEntry], unpredicted: Sequence[UnpredictedEntry]) -> str:
     """Why there is no advice; empty where there is."""
     verdict = report["verdict"]
-    if suggestions:
+    if suggestions or any("memory_bound" in one for one in unpredicted):
         return ""
-    if verdict["abstained"] and any("memory_bound" in one for one in unpredicted):
-        return "no gain in time can be predicted without a trace; what memory each change can save is bounded"
     if verdict["abstained"]:
         return "no advice without a verdict; the verdict says what to record"
     if is_startup(report):

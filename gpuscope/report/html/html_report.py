@@ -150,12 +150,12 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
         "findings": bool(report["findings"]), "causes": bool(first.causes), "all-ranks": first.folded > 0,
         "steps": bool(report["ranks"]), "by-step": bool(report["steps"]), "collectives": bool(report["collectives"]),
         "links": bool(report.get("link_counters") or report.get("device_counters")), "kernels": bool(report["kernels"]),
-        "doubts": bool(arrangement.doubts(report)),
+        "memory": bool(report.get("memory")), "doubts": bool(arrangement.doubts(report)),
     }  # fmt: skip
     words = {
         "suggestions": "every change", "findings": "findings and evidence", "causes": "causes",
         "all-ranks": "all ranks", "steps": "steps over time", "by-step": "step by step, rank by rank",
-        "collectives": "collectives", "links": "links and GPUs over time", "kernels": "kernels",
+        "collectives": "collectives", "links": "links and GPUs over time", "kernels": "kernels", "memory": "memory",
         "doubts": "what is uncertain",
     }  # fmt: skip
     return [(key, words[key]) for key, there in present.items() if there]

@@ -146,11 +146,10 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
 
 def _savings(found: Summary, writer: Writer) -> None:
     """What shrinks the peak of memory, and by how much at most."""
-    several = any(line.whose for line in found.changes)
-    table = writer.table("~What would shrink the peak", ">saves at most", *(["~of"] if several else []))
+    whose = found.changes[0].whose
+    table = writer.table("~What would shrink the peak" + (f" of {whose}" if whose else ""), ">saves at most")
     for line in found.changes:
-        whose = [writer.cell(line.whose)] if several else []
-        table.add_row(writer.words(line.setting), writer.text(line.saves or "time"), *whose)
+        table.add_row(writer.words(line.setting), writer.text(line.saves or "time"))
     writer.show(table)
     if found.more_changes:
         writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))

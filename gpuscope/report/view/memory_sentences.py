@@ -12,6 +12,10 @@ from gpuscope.trace.naming.stack_frames import StackKind, file_of, own_line
 
 LEAST_NAMED = 0.05
 """The share of the peak from which a second line is named beside the largest."""
+LEAST_KIND = 0.001
+"""The share from which a kind of allocation is named."""
+MUCH_UNKNOWN = 0.2
+"""The share without a stack from which it is said how to record one."""
 NAME = 60
 """Cells of a line or file within a sentence."""
 FRAME, FRAMES_SHOWN = 200, 24
@@ -126,7 +130,7 @@ def headline(report: Report) -> str:
     sentence = sentence[:1].upper() + sentence[1:] if not whose else sentence
     if best is None:
         return sentence
-    return f"{sentence} To try: {best['action'][:1].lower()}{best['action'][1:]} (saves at most {saving(best)})."
+    return f"{sentence} To try: {best['action'][:1].lower()}{best['action'][1:]}: at most {saving(best)} less."
 
 
 def saving(one: UnpredictedEntry) -> str:
@@ -146,8 +150,20 @@ def lines_left(entry: MemoryEntry, shown: int) -> str:
 
 def kinds(entry: MemoryEntry) -> str:
     """`forward 10,244 MiB, attention scores 6,144 MiB, …`: the peak by what allocated it."""
-    found = [one for one in entry.get("peak_by_kind", []) if one["bytes"]]
+    least = LEAST_KIND * entry["peak_allocated_bytes"]
+    found = [one for one in entry.get("peak_by_kind", []) if one["bytes"] and one["bytes"] >= least]
     return ", ".join(f"{one['kind']} {units.memory(one['bytes'])}" for one in found)
+
+
+def to_record(entry: MemoryEntry) -> str:
+    """How to see what is unknown, where that is much; else empty."""
+    before = sum(one["bytes"] for one in entry.get("peak_by_kind", []) if one["kind"] == StackKind.BEFORE.value)
+    unknown = sum(one["bytes"] for one in entry.get("peak_by_kind", []) if one["kind"] == StackKind.NO_STACK.value)
+    if before >= MUCH_UNKNOWN * entry["peak_allocated_bytes"] > 0:
+        return "To see what was in use before: torch.cuda.memory._record_memory_history() before the model is built."
+    if unknown >= MUCH_UNKNOWN * entry["peak_allocated_bytes"] > 0:
+        return 'To see every stack: torch.cuda.memory._record_memory_history(stacks="all").'
+    return ""
 
 
 def replay_lines(replay: AllocatorReplayEntry) -> list[str]:

@@ -399,7 +399,9 @@ def _changes(report: Report) -> tuple[list[ChangeLine], int]:
     advice = report["advice"]["unpredicted"]
     answered = main_finding(report) is None or any(_answers(report, one) for one in report["suggestions"])
     unanswered = advice if not predicted else [] if answered else [one for one in advice if _answers(report, one)]
-    return predicted + [_untried(one) for one in unanswered], len(advice) - len(unanswered)
+    # Of several snapshots each has its own; those of the one that the sentence is about come forward.
+    first = [one for one in unanswered if one.get("path") == unanswered[0].get("path")]
+    return predicted + [_untried(one) for one in first], len(advice) - len(first)
 
 
 def _untried(one: UnpredictedEntry) -> ChangeLine:
@@ -527,11 +529,12 @@ def _limits(report: Report) -> str:
     """What lowers the confidence, and what was lost."""
     verdict = report["verdict"]
     limits: Sequence[str] = verdict.get("limits", [])  # reports of gpuscope 0.1.0 lack the key
-    found = [*limits, *([memory_sentences.NO_TIME] if memory_sentences.headline(report) else [])]
+    of_memory = bool(memory_sentences.headline(report))
+    found = [*limits, *([memory_sentences.NO_TIME] if of_memory else [])]
     if verdict["cause_abstained"] and report["suggestions"]:
         found.insert(0, f"to find the cause, {_what_to_add(report)}")
     lost = [problem["message"] for problem in report["problems"] if problem["severity"] in ("error", "data_loss")]
-    found += [message for message in lost[:1] if not verdict["abstained"]]
+    found += [message for message in lost[:1] if of_memory or not verdict["abstained"]]
     failed = [one["name"] for one in report["analyzers"] if one["status"] == "failed"]
     found += [f"{units.plural(len(failed), 'analysis', 'analyses')} failed: {', '.join(failed)}"] if failed else []
     shown = "; ".join(found[:LIMITS])

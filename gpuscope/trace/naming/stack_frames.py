@@ -13,7 +13,7 @@ FRAMES = 24
 """Frames kept of a stack, from the innermost outwards; the user's own and autograd's node are kept beyond."""
 OWN_FRAMES = 8
 """The user's own frames that are kept beyond."""
-FRAME_TEXT = 400
+FRAME_TEXT = 1000
 """Characters kept of a frame's name, and of its file's: C++ templates are long, and say little after that."""
 
 _LIBRARY = re.compile(

@@ -15,7 +15,7 @@ def section(report: Report, writer: Writer) -> None:
     if not (suggestions or advice["unpredicted"] or advice["why"]):
         return
     writer.heading("What to change")
-    if not suggestions:
+    if advice["why"]:
         writer.line(f"Nothing: {advice['why']}.")
     for suggestion in in_order(report):
         _suggestion(suggestion, writer)

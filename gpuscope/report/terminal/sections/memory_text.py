@@ -12,8 +12,9 @@ from gpuscope.trace.naming.stack_frames import own_frames
 
 ENTRIES_SHOWN = 16
 LINES_SHOWN = 8
-"""Lines of code of one snapshot; of several that share a screen fewer."""
-LEAST_LINES = 3
+"""Lines of code of one snapshot."""
+LEAST_LINES = 2
+"""Of one of several that share the first screen."""
 BRIEF = 3
 """Snapshots whose contents the first screen shows."""
 FAILURES_SHOWN = 3
@@ -29,8 +30,9 @@ def section(report: Report, writer: Writer, *, brief: bool = False) -> None:
         _table(entries, writer)
     snapshots = memory_sentences.snapshots(report)
     shown = snapshots[: BRIEF if brief else ENTRIES_SHOWN]
+    whole = not brief or len(shown) == 1
     for entry in shown:
-        _details(entry, max(LINES_SHOWN // len(shown), LEAST_LINES) if brief else LINES_SHOWN, writer, brief=brief)
+        _details(entry, LINES_SHOWN if whole else LEAST_LINES, writer, whole=whole, replay=not brief)
     if len(snapshots) > len(shown):
         more = units.plural(len(snapshots) - len(shown), "more snapshot")
         writer.line(writer.text(f"and {more} ({'--full, ' if brief else ''}--html, --json)", "dim"))
@@ -53,7 +55,7 @@ def numbers(entry: MemoryEntry) -> tuple[str, ...]:
     return memory_sentences.rank_of(entry), str(entry["device"]), allocated[0], peak, allocated[1], end
 
 
-def _details(entry: MemoryEntry, lines: int, writer: Writer, *, brief: bool) -> None:
+def _details(entry: MemoryEntry, lines: int, writer: Writer, *, whole: bool, replay: bool) -> None:
     peak, reserved = units.memory(entry["peak_allocated_bytes"]), entry["peak_reserved_bytes"]
     of = "" if reserved is None else f" ({units.memory(reserved)} reserved)"
     writer.line(writer.text(memory_sentences.label(entry), "bold"), f"  {peak} in use at the peak{of}, by line:", hang=2)
@@ -66,8 +68,10 @@ def _details(entry: MemoryEntry, lines: int, writer: Writer, *, brief: bool) -> 
         writer.show(table)
         if more := memory_sentences.lines_left(entry, lines):
             writer.line(writer.text(more, "dim"))
-        if kinds := memory_sentences.kinds(entry):
+        if kinds := memory_sentences.kinds(entry) if whole else "":
             writer.line(f"By kind: {kinds}", hang=2)
+        if hint := memory_sentences.to_record(entry) if whole else "":
+            writer.line(writer.text(hint, "dim"), hang=2)
     for failure in entry["failures"][:FAILURES_SHOWN]:
         blocks = ", ".join(map(units.memory, failure["free_blocks"])) or "none"
         writer.line(writer.text("failed", "bold red"), f"  {failure['why']} (free blocks: {blocks})", hang=4)
@@ -75,6 +79,6 @@ def _details(entry: MemoryEntry, lines: int, writer: Writer, *, brief: bool) -> 
             writer.line(frame, indent=4, hang=2)
     if (left := memory_sentences.failures(entry) - FAILURES_SHOWN) > 0:
         writer.line(writer.text(f"and {units.plural(left, 'more failed request')}", "dim"))
-    if entry["replay"] is not None and not brief:
+    if entry["replay"] is not None and replay:
         for line in memory_sentences.replay_lines(entry["replay"]):
             writer.line(line, hang=2)
