@@ -13,7 +13,9 @@ from markupsafe import Markup, escape
 
 from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moments
+from gpuscope.report.schema.diff_document import Diff
 from gpuscope.report.schema.document import Evidence, KernelEntry, RankEntry, Report, StepEntry
+from gpuscope.report.terminal import diff_text
 from gpuscope.report.terminal.sections import memory_text, pipeline_text, stragglers_text
 from gpuscope.report.view import (
     arrangement,
@@ -38,6 +40,8 @@ STEPS_KEPT, LEAST_STEPS, RANKS_KEPT = 1200, 8, 64
 """Rows of the tables of steps: so many over all ranks, at least so many of each, of so many ranks."""
 MOMENTS_SHOWN = 3
 """Places of a finding that have a small timeline."""
+CAUSES_SHOWN = 8
+"""Of a comparison in a notebook."""
 NAME = 160
 KERNEL = 90
 """Cells of a kernel's short name."""
@@ -92,6 +96,27 @@ def render_cell(report: Report) -> str:
         _environment()
         .get_template("notebook.html.j2")
         .render(report=report, first=summary(report), context_line=headline.context_line(report))
+    )
+
+
+def render_comparison_cell(diff: Diff) -> str:
+    """A comparison as a fragment for a notebook's cell: the verdict, and what moved of the parts and the causes."""
+    labels = {part.key: part.label for part in PARTS}
+    parts = [(labels.get(row["part"], row["part"]), row["before_ns"], row["after_ns"]) for row in diff["breakdown"]]
+    causes = [
+        (cause_label(row["cause"]), row["before_ns"], row["after_ns"]) for row in diff["causes"] if row["change_ns"]
+    ]
+    moved = [(title, rows[:CAUSES_SHOWN]) for title, rows in (("part", parts), ("cause", causes)) if rows]
+    return (
+        _environment()
+        .get_template("notebook_diff.html.j2")
+        .render(
+            diff=diff,
+            sentence=diff_text.verdict_line(diff),
+            before=diff_text.side_line(diff["before"]),
+            after=diff_text.side_line(diff["after"]),
+            moved=moved,
+        )
     )
 
 
