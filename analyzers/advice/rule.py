@@ -51,7 +51,6 @@ class Proposal:
     grounds: str = ""
     """What in the trace calls for it, beyond its finding's words; «inferred» where nothing shows it directly."""
 
-
     saves: MemoryBound | None = None
     """What it saves at most of the peak of memory, where a snapshot shows that."""
     path: str = ""

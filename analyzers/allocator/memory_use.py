@@ -61,7 +61,11 @@ def run(facts: RunFacts) -> Result:
 def _trouble(entry: MemoryEntry) -> tuple[int, int, int]:
     """How badly another setting is needed: failed requests, retries, bytes reserved by fragmentation."""
     fragmentation = entry["fragmentation"]
-    return len(entry["failures"]) + entry.get("failures_left", 0), len(entry["retries"]), fragmentation["reserved_bytes"] if fragmentation else 0
+    return (
+        len(entry["failures"]) + entry.get("failures_left", 0),
+        len(entry["retries"]),
+        fragmentation["reserved_bytes"] if fragmentation else 0,
+    )
 
 
 def _entry(history: History, frames: Frames) -> MemoryEntry:

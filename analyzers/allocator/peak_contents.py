@@ -85,8 +85,8 @@ def _entry(line: str, early: bool, own: _Line, frames: Mapping[int, str]) -> Hel
 
 
 def trains(history: History, frames: Mapping[int, str]) -> bool:
-    """Whether the recording shows training: an allocation of the backward pass or of an optimizer, or one without a stack,
-    as the thread of the backward pass has none where C++ frames are not recorded."""
+    """Whether the recording shows training: an allocation of the backward pass or of an optimizer, or one without a
+    stack, as the thread of the backward pass has none where C++ frames are not recorded."""
     codes = {event.frames for event in history.events if event.action == AllocatorAction.ALLOC}
     stacks = [frames.get(code, "").splitlines() for code in codes]
     some = any(stacks)

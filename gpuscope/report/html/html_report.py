@@ -101,7 +101,7 @@ def render_cell(report: Report) -> str:
 
 def render_comparison_cell(diff: Diff) -> str:
     """A comparison as a fragment for a notebook's cell: the verdict, and what moved of the parts and the causes."""
-    labels = {part.key: part.label for part in PARTS}
+    labels: dict[str, str] = {part.key: part.label for part in PARTS}
     parts = [(labels.get(row["part"], row["part"]), row["before_ns"], row["after_ns"]) for row in diff["breakdown"]]
     causes = [
         (cause_label(row["cause"]), row["before_ns"], row["after_ns"]) for row in diff["causes"] if row["change_ns"]

@@ -34,7 +34,12 @@ def _lines(entry: MemoryEntry) -> Lines:
     most = max(max(sample["allocated_bytes"], sample["reserved_bytes"] or 0) for sample in samples) or 1
     allocated = [sample["allocated_bytes"] for sample in samples]
     reserved = [sample["reserved_bytes"] for sample in samples]
-    return Lines(units.crop(memory_sentences.label(entry), NAME), _points(allocated, most), _points(reserved, most), units.memory(most))
+    return Lines(
+        units.crop(memory_sentences.label(entry), NAME),
+        _points(allocated, most),
+        _points(reserved, most),
+        units.memory(most),
+    )
 
 
 def _points(values: list[int] | list[int | None], most: int) -> str:

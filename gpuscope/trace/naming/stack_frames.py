@@ -18,8 +18,8 @@ FRAME_TEXT = 1000
 
 _LIBRARY = re.compile(
     # Installed packages; the standard library; code without a file of its own; what torch.compile generated.
-    r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3(\.\d+)?[/\\]|[/\\]python3\d*\.zip[/\\]|^<frozen |^<eval_with_key>"
-    r"|[/\\]torchinductor_|^\?\?$|^$|^(runpy|threading|contextlib|functools)\.py$"
+    r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3(\.\d+)?[/\\]|[/\\]python3\d*\.zip[/\\]|^<frozen "
+    r"|^<eval_with_key>|[/\\]torchinductor_|^\?\?$|^$|^(runpy|threading|contextlib|functools)\.py$"
     # torch where it was built from source: known parts of its package.
     r"|(^|[/\\])torch(_npu)?[/\\](_\w+|amp|autograd|cuda|distributed|fx|jit|nn|npu|optim|profiler|utils)[/\\]"
     r"|(^|[/\\])torch(_npu)?[/\\](_\w+|functional|overrides|random|serialization)\.py$"
@@ -80,8 +80,8 @@ def file_of(frame: str) -> str:
 
 
 def own_frames(frames: Sequence[str]) -> list[str]:
-    """The user's own frames: neither of the standard library, nor of an installed package, nor of torch. Where there are
-    none, those of installed packages but torch; where there are none of these either, all."""
+    """The user's own frames: neither of the standard library, nor of an installed package, nor of torch. Where there
+    are none, those of installed packages but torch; where there are none of these either, all."""
     own = [frame for frame in frames if not _LIBRARY.search(file_of(frame))]
     if own:
         return own
@@ -90,8 +90,8 @@ def own_frames(frames: Sequence[str]) -> list[str]:
 
 
 def own_line(frames: Sequence[str]) -> str:
-    """Where the user's code asked for memory: the innermost frame of their own; in the thread of the backward pass, which
-    has none, autograd's node. Empty without frames."""
+    """Where the user's code asked for memory: the innermost frame of their own; in the thread of the backward pass,
+    which has none, autograd's node. Empty without frames."""
     if node := backward_node(frames):
         return node
     return next(iter(own_frames(frames)), "")

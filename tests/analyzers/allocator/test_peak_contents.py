@@ -30,16 +30,19 @@ TRAIN = ("<module>", "/job/train.py", 90)
 RUNPY = ("_run_code", "/usr/lib/python3.11/runpy.py", 86)
 CALL = ("_call_impl", f"{TORCH}/nn/modules/module.py", 1739)
 SOFTMAX = stack(
-    ("softmax", f"{TORCH}/nn/functional.py", 2140), ("attention", "/job/model.py", 40), CALL, ("forward", "/job/model.py", 80),
-    TRAIN, RUNPY,
+    ("softmax", f"{TORCH}/nn/functional.py", 2140), ("attention", "/job/model.py", 40), CALL,
+    ("forward", "/job/model.py", 80), TRAIN, RUNPY,
 )  # fmt: skip
-LINEAR = stack(("forward", f"{TORCH}/nn/modules/linear.py", 125), CALL, ("forward", "/job/model.py", 81), CALL, TRAIN, RUNPY)
+LINEAR = stack(
+    ("forward", f"{TORCH}/nn/modules/linear.py", 125), CALL, ("forward", "/job/model.py", 81), CALL, TRAIN, RUNPY
+)  # fmt: skip
 ADAM = f"{TORCH}/optim/adam.py"
 STATES = stack(("_init_group", ADAM, 174), ("step", ADAM, 234), ("train_step", "/job/train.py", 18), TRAIN)
 SECOND_STATES = stack(("_init_group", ADAM, 178), *((f["name"], f["filename"], f["line"]) for f in STATES[1:]))
 COPIES = stack(("_multi_tensor_adam", ADAM, 703), *((f["name"], f["filename"], f["line"]) for f in STATES[1:]))
 GRADIENT = stack(
-    ("c10::cuda::CUDACachingAllocator::malloc(unsigned long)", "??", 0), ("at::_ops::clone::call(at::Tensor const&)", "??", 0),
+    ("c10::cuda::CUDACachingAllocator::malloc(unsigned long)", "??", 0),
+    ("at::_ops::clone::call(at::Tensor const&)", "??", 0),
     ("torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)", "??", 0), ("__clone", "??", 0),
 )  # fmt: skip
 
@@ -88,7 +91,10 @@ def texts(frames: list[Entry]) -> list[str]:
             stack(("forward", f"{TORCH}/nn/modules/linear.py", 1), ("forward", f"{PACKAGES}/vllm/llama.py", 7), RUNPY),
             f"forward ({PACKAGES}/vllm/llama.py:7)", StackKind.FORWARD,
         ),
-        (stack(("f", "/opt/pytorch/torch/nn/functional.py", 1), ("g", "/home/me/torch/train.py", 2)), "g (/home/me/torch/train.py:2)", StackKind.OTHER),
+        (
+            stack(("f", "/opt/pytorch/torch/nn/functional.py", 1), ("g", "/home/me/torch/train.py", 2)),
+            "g (/home/me/torch/train.py:2)", StackKind.OTHER,
+        ),
         ([], "", StackKind.NO_STACK),
     ],
 )  # fmt: skip
@@ -178,8 +184,7 @@ def test_enormous_names_make_no_enormous_page(tmp_path: Path) -> None:
     assert len(page) < 200_000
     assert len(json.dumps(report)) < 300_000
     assert [(one["code"], one["count"]) for one in report["problems"]] == [("frame_name_cut", 400)]
-    cut = str(FRAME_TEXT)[:1] + f",{str(FRAME_TEXT)[1:]}"
-    assert cut in page or str(FRAME_TEXT) in page
+    assert str(FRAME_TEXT) in page
     left = report["memory"][0]["at_peak_left"]
     assert (left["lines"], left["bytes"]) == (388, 388 * 2 * MIB)
     assert "388 more lines" in page
@@ -188,7 +193,9 @@ def test_enormous_names_make_no_enormous_page(tmp_path: Path) -> None:
 
 
 def test_many_failed_requests_are_counted_and_a_few_told(tmp_path: Path) -> None:
-    trace = events(("segment_alloc", 0x1000, 20 * MIB), ("alloc", 0x1000, 20 * MIB), *[("oom", 1 * MIB, 50 * MIB)] * 300)
+    trace = events(
+        ("segment_alloc", 0x1000, 20 * MIB), ("alloc", 0x1000, 20 * MIB), *[("oom", 1 * MIB, 50 * MIB)] * 300
+    )
     path = snapshot(tmp_path / "snap.pickle", [segment(0x1000, (20 * MIB, "active_allocated"))], trace)
     report = gpuscope.analyze(path).report
     (entry,) = report["memory"]

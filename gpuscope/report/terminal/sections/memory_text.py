@@ -58,7 +58,9 @@ def numbers(entry: MemoryEntry) -> tuple[str, ...]:
 def _details(entry: MemoryEntry, lines: int, writer: Writer, *, whole: bool, replay: bool) -> None:
     peak, reserved = units.memory(entry["peak_allocated_bytes"]), entry["peak_reserved_bytes"]
     of = "" if reserved is None else f" ({units.memory(reserved)} reserved)"
-    writer.line(writer.text(memory_sentences.label(entry), "bold"), f"  {peak} in use at the peak{of}, by line:", hang=2)
+    writer.line(
+        writer.text(memory_sentences.label(entry), "bold"), f"  {peak} in use at the peak{of}, by line:", hang=2
+    )
     if entry["at_peak"]:
         table = writer.table(">bytes", ">blocks", ">share", "~where")
         for held in entry["at_peak"][:lines]:
