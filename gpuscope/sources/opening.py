@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -102,13 +101,13 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Unrecognised:
     """Stands for the files of a folder that look like recordings and are of no known format: reading says which."""
 
     paths: tuple[Path, ...]
-    name: ClassVar[str] = "unrecognised"
-    files: ClassVar[Files] = Files(Role.RECORD, ())
+    name: str = "unrecognised"
+    files: Files = Files(Role.RECORD, ())
 
     def sniff(self, path: Path, head: bytes) -> bool:  # noqa: ARG002 - a protocol's signature
         """Nothing is found by it."""

@@ -134,8 +134,8 @@ def _to_answer(case: Case) -> list[MemoryEntry]:
 
 
 def _seen(entry: MemoryEntry) -> bool:
-    """Whether the stacks of enough of the peak are known."""
-    unknown = (StackKind.NO_STACK.value, StackKind.BEFORE.value)
+    """Whether the stacks tell of enough of the peak what it is."""
+    unknown = (StackKind.NO_STACK.value, StackKind.BEFORE.value, StackKind.OTHER.value)
     known = sum(one["bytes"] for one in entry.get("peak_by_kind", []) if one["kind"] not in unknown)
     return known >= SEEN_SHARE * max(entry["peak_allocated_bytes"], 1)
 
