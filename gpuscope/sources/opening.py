@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +107,7 @@ class Unrecognised:
 
     paths: tuple[Path, ...]
     name: str = "unrecognised"
-    files: Files = Files(Role.RECORD, ())
+    files: Files = field(default_factory=lambda: Files(Role.RECORD, ()))
 
     def sniff(self, path: Path, head: bytes) -> bool:  # noqa: ARG002 - a protocol's signature
         """Nothing is found by it."""
