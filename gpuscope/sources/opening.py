@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,11 @@ from gpuscope.cache import second_look
 from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
 from gpuscope.sources import nodes, remote, run_manifest
-from gpuscope.sources.records import files_of, is_timeline, records_below, records_beside
+from gpuscope.sources.records import files_below, files_of, is_record, is_timeline, records_below, records_beside
 from gpuscope.sources.restarts import last_attempt
 from gpuscope.sources.run_manifest import ended
 from gpuscope.sources.source import (
+    Files,
     ReadOptions,
     Role,
     Source,
@@ -37,6 +38,10 @@ PathLike = str | os.PathLike[str]
 LARGE = 32 << 20
 """Bytes of a file that leave so much freed memory behind that giving it back pays."""
 
+RECORDINGS = (".gz", ".pickle", ".pkl", ".zst")
+"""Suffixes of files that some profiler wrote, whatever it is."""
+NAMES_TOLD = 4
+"""Files of no known format that are named one by one."""
 NOTHING_RECORDED = "record fewer steps sooner (--wait, --warmup, --active), or --whole where no optimizer steps"
 
 
@@ -83,6 +88,7 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
     paths = [named for named in paths if not remote.is_url(named)]
     outright = {Path(named) for named in paths}
     files = list(dict.fromkeys(file for named in paths for file in _expand(named)))
+    found += [Input(others[0], Unrecognised(others), None, beside=True) for others in _unrecognised(paths, files)]
     for path in files:
         source, head = source_for(path)
         rank = source.peek_rank(path, head)
@@ -93,6 +99,41 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
         named = ", ".join(os.fspath(path) for path in paths) or "the URLs"
         raise InputError(f"{named}: contains none of the requested ranks" if ranks else f"{named}: no traces")
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
+
+
+@dataclass
+class Unrecognised:
+    """Stands for the files of a folder that look like recordings and are of no known format: reading says which."""
+
+    paths: tuple[Path, ...]
+    name: str = "unrecognised"
+    files: Files = field(default_factory=lambda: Files(Role.RECORD, ()))
+
+    def sniff(self, path: Path, head: bytes) -> bool:  # noqa: ARG002 - a protocol's signature
+        """Nothing is found by it."""
+        return False
+
+    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002
+        """Unknown."""
+        return None
+
+    def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:  # noqa: ARG002
+        """Raise `InputError` with the names."""
+        shown = ", ".join(other.name for other in self.paths[:NAMES_TOLD])
+        more = f" and {len(self.paths) - NAMES_TOLD} more" if len(self.paths) > NAMES_TOLD else ""
+        raise InputError(f"{shown}{more}: unrecognised trace format")
+
+
+def _unrecognised(paths: Sequence[PathLike], files: Collection[Path]) -> Iterator[tuple[Path, ...]]:
+    """Of each folder without a timeline, what looks like a recording and is of no known format. Beside timelines other
+    people's files are no news."""
+    for folder in (Path(named) for named in paths if os.path.isdir(named)):
+        own = [path for path in files if path.is_relative_to(folder)]
+        if folder in own or any(_is_trace(path) for path in own):
+            continue
+        others = tuple(path for path in files_below(folder) if path.name.endswith(RECORDINGS) and not is_record(path))
+        if others:
+            yield others
 
 
 def _remote(url: str, ranks: Collection[int] | None) -> Iterator[Input]:

@@ -255,6 +255,14 @@ class SuggestionEntry(TypedDict):
     verify: str
 
 
+class MemoryBound(TypedDict):
+    """What a change can save at most of the memory in use at the peak."""
+
+    peak_bytes_before: int
+    peak_bytes_low: int
+    basis: str
+
+
 class UnpredictedEntry(TypedDict):
     """A change that may help, but whose gain is not estimated."""
 
@@ -268,6 +276,10 @@ class UnpredictedEntry(TypedDict):
     """How to try it; reports of older versions lack both."""
     grounds: NotRequired[str]
     """As a suggestion's."""
+    memory_bound: NotRequired[MemoryBound]
+    """Of a change that saves memory, where an allocator snapshot shows how much at most."""
+    path: NotRequired[str]
+    """The snapshot that it is for, where several are of different jobs."""
 
 
 class TriedEntry(TypedDict):

@@ -116,6 +116,9 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
     if not found.changes:
         return
     writer.line("")
+    if any(line.saves for line in found.changes):
+        _savings(found, writer)
+        return
     if all(line.predicted is None for line in found.changes):
         tried = writer.table("~What to try (gain unknown)")
         for line in found.changes:
@@ -141,6 +144,17 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
         writer.line(writer.text("Together  ", "bold"), found.together, hang=10)
 
 
+def _savings(found: Summary, writer: Writer) -> None:
+    """What shrinks the peak of memory, and by how much at most."""
+    whose = found.changes[0].whose
+    table = writer.table("~What would shrink the peak" + (f" of {whose}" if whose else ""), ">saves at most")
+    for line in found.changes:
+        table.add_row(writer.words(line.setting), writer.text(line.saves or "time"))
+    writer.show(table)
+    if found.more_changes:
+        writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
+
+
 def _gain(line: ChangeLine) -> tuple[str, str, str]:
     predicted = line.predicted
     if predicted is None:
@@ -160,5 +174,5 @@ def _records(report: Report, writer: Writer) -> None:
     if "hang" in report:
         hang_text.section(report["hang"], limited)
     nccl_text.sections(report, limited)
-    memory_text.section(report, limited)
+    memory_text.section(report, limited, brief=True)
     limited.end("more lines: --full")

@@ -11,7 +11,7 @@ from typing import Literal
 
 from gpuscope.report.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.schema.replay_section import Prediction
-from gpuscope.report.view import arrangement, units
+from gpuscope.report.view import arrangement, memory_sentences, units
 from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
 from gpuscope.report.view.headline import verdict_words
 from gpuscope.report.view.prediction_sentences import gain_share, setting_words
@@ -77,6 +77,10 @@ class ChangeLine:
     predicted: Prediction | None
     certain: bool
     """Whether the whole range is a gain."""
+    saves: str = ""
+    """What it saves of the peak of memory at most, where a snapshot bounds that."""
+    whose: str = ""
+    """The snapshot it is for, where there are several."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,8 @@ def _problem(report: Report) -> str:
     if "hang" in report and report["hang"]["hung"]:
         ranks = [cause["rank"] for cause in report["hang"]["first_cause"]]
         return f"The job hung; first cause: {units.rank_words(ranks)}." if ranks else "The job hung."
+    if memory := memory_sentences.headline(report):
+        return memory
     if verdict["abstained"] or verdict["bound_by"] is None:
         what, _, to_do = verdict["why"].partition(": ")
         if what == NO_DEVICE and to_do:
@@ -393,9 +399,14 @@ def _changes(report: Report) -> tuple[list[ChangeLine], int]:
     advice = report["advice"]["unpredicted"]
     answered = main_finding(report) is None or any(_answers(report, one) for one in report["suggestions"])
     unanswered = advice if not predicted else [] if answered else [one for one in advice if _answers(report, one)]
-    return predicted + [ChangeLine(*_words(one), one["action"], None, False) for one in unanswered], (
-        len(advice) - len(unanswered)
-    )
+    # Of several snapshots each has its own; those of the one that the sentence is about come forward.
+    first = [one for one in unanswered if one.get("path") == unanswered[0].get("path")]
+    return predicted + [_untried(one) for one in first], len(advice) - len(first)
+
+
+def _untried(one: UnpredictedEntry) -> ChangeLine:
+    saves = memory_sentences.saving(one) if "memory_bound" in one else ""
+    return ChangeLine(*_words(one), one["action"], None, False, saves, one.get("path", "").rpartition("/")[2])
 
 
 def _words(one: SuggestionEntry | UnpredictedEntry) -> tuple[str, str]:
@@ -518,11 +529,12 @@ def _limits(report: Report) -> str:
     """What lowers the confidence, and what was lost."""
     verdict = report["verdict"]
     limits: Sequence[str] = verdict.get("limits", [])  # reports of gpuscope 0.1.0 lack the key
-    found = [*limits]
+    of_memory = bool(memory_sentences.headline(report))
+    found = [*limits, *([memory_sentences.NO_TIME] if of_memory else [])]
     if verdict["cause_abstained"] and report["suggestions"]:
         found.insert(0, f"to find the cause, {_what_to_add(report)}")
     lost = [problem["message"] for problem in report["problems"] if problem["severity"] in ("error", "data_loss")]
-    found += [message for message in lost[:1] if not verdict["abstained"]]
+    found += [message for message in lost[:1] if of_memory or not verdict["abstained"]]
     failed = [one["name"] for one in report["analyzers"] if one["status"] == "failed"]
     found += [f"{units.plural(len(failed), 'analysis', 'analyses')} failed: {', '.join(failed)}"] if failed else []
     shown = "; ".join(found[:LIMITS])

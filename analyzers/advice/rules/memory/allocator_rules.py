@@ -27,8 +27,9 @@ _RISKS = {
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The best setting that was replayed; where none could be, the usual one without a prediction."""
-    entry = next((one for one in case.report.get("memory", []) if one["replay"] and one["rank"] in finding["ranks"]
-                  and (one["replay"]["changes"] or one["replay"]["why"])), None)  # fmt: skip
+    own = [one for one in case.report.get("memory", []) if one["rank"] in finding["ranks"] or not finding["ranks"]]
+    replayed = ((one, one["replay"]) for one in own if one["replay"])
+    entry = next((one for one, replay in replayed if replay["changes"] or replay["why"]), None)
     if entry is None or entry["replay"] is None:
         return
     replay, best = entry["replay"], entry["replay"]["best"]
