@@ -178,7 +178,8 @@ def _unbroken(text: str) -> Markup:
 
 def _prose(text: str) -> Markup:
     """A sentence, what stands between backticks as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", _unbroken(text)))
+    # A plain `str` first: a substitution in `Markup` escapes what it puts in.
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(_unbroken(text))))
 
 
 def _shown(value: Any) -> Any:

@@ -187,9 +187,8 @@ def _counters(heading: str, entries: Sequence[LinkCounterEntry | DeviceCounterEn
     for entry in entries[:ROWS_SHOWN]:
         figures = (entry["mean"], entry.get("mean_while_computing"), entry["mean_while_exposed"], entry["peak"])
         cells = [_amount(value, entry["unit"]) for value in figures]  # type: ignore[arg-type]
-        cells.append(_course(entry["course"]))
         place, counter = writer.text(entry["place"]), writer.cell(entry["counter"])
-        table.add_row(place, counter, *(writer.text(cell) for cell in cells))
+        table.add_row(place, counter, *(writer.text(cell) for cell in cells), writer.cell(_course(entry["course"])))
     writer.show(table)
     writer.line(writer.text("mean while kernels compute, and while communication is exposed", "dim"))
     _more(len(entries), writer)
