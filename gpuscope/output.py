@@ -15,9 +15,7 @@ import click
 from gpuscope.errors import InputError, UsageError
 
 
-def check_free(
-    paths: Iterable[Path], force: bool, inputs: Iterable[str] = (), folders: Iterable[Path] = ()
-) -> None:
+def check_free(paths: Iterable[Path], force: bool, inputs: Iterable[str] = (), folders: Iterable[Path] = ()) -> None:
     """Raise, before any work is done, where an output can't be written or is in the way of something.
 
     `paths` are to become files, `folders` folders. What is read is never written over, nor is what is of another

@@ -170,11 +170,10 @@ def _why_abstain(evidence: Evidence) -> str:
             "the job hung, so the window holds the wait for it: see the finding `hang`; --steps takes whole steps only"
         )
     if not evidence.events and evidence.timelines_cut:
-        files = units.plural(evidence.timelines_cut, "file")
+        cut = "the file is" if evidence.timelines_cut == 1 else f"{evidence.timelines_cut} files are"
         return (
-            f"{'the file is' if evidence.timelines_cut == 1 else f'{files} are'} cut off, and what is left holds no device "
-            "events; they may be in the part that is missing. Copy the whole file again, or record again and let the "
-            "profiler finish"
+            f"{cut} cut off, and what is left holds no device events; they may be in the missing part. Copy the "
+            "whole file again, or record again and let the profiler finish"
         )
     if evidence.window <= 0 or not evidence.events:
         why = evidence.why_no_device or (

@@ -1,7 +1,7 @@
 """Tables and paragraphs at any width: a number and its unit are never parted, cropped or wrapped.
 
-Where room is short, names give way first, then titles are wrapped, then words; where even that is not enough, each
-row becomes a paragraph.
+Where room is short, long names give way first, then titles and words are wrapped, then names get shorter still; where
+even that is not enough, each row becomes a paragraph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuscope.report.view import units
 GAP = 2
 """Blanks between columns."""
 READABLE, SHORTEST = 24, 12
-"""Cells that a name keeps while titles are still on one line, and at least."""
+"""Cells that a name keeps while titles and words are still on one line, and at least."""
 LEAST_LINE = 20
 
 
@@ -68,7 +68,7 @@ class Columns(Table):
         room = options.max_width - GAP * (len(self.columns) - 1)
         kinds = zip(self.columns, self.kinds, strict=True)
         widths = [_width(column, kind, console, options) for column, kind in kinds]
-        for kind, least in (("~", READABLE), (">", 0), ("~", SHORTEST), ("<", 0)):
+        for kind, least in (("~", READABLE), (">", 0), ("<", 0), ("~", SHORTEST)):
             _shrink(widths, [width.floor(kind, least) for width in widths], room)
         if sum(width.given for width in widths) > room:
             yield from self._as_paragraphs(console, options)
