@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from gpuscope.archives import archives_in
 from gpuscope.cache import second_look
 from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
 from gpuscope.sources import nodes, remote, run_manifest
-from gpuscope.sources.archives import archives_in
 from gpuscope.sources.records import files_of, is_timeline, records_below, records_beside
 from gpuscope.sources.restarts import last_attempt
 from gpuscope.sources.run_manifest import ended

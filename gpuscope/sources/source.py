@@ -12,9 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from gpuscope import archives
 from gpuscope.errors import InputError, UsageError
 from gpuscope.plugins import SOURCES, listed, load, plugins
-from gpuscope.sources import archives, stream
+from gpuscope.sources import stream
 from gpuscope.trace.builder import TraceBuilder
 
 

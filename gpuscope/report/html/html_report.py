@@ -199,7 +199,6 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         units=units,
-        unbroken=_unbroken,
         prose=_prose,
         drawing=drawing,
         memory_lines=memory_drawing.lines,

@@ -45,7 +45,8 @@ class _Width:
         if self.kind != kind:
             return self.given
         if kind == "~":
-            return max(min(self.cells, least), self.title_word)
+            drawn = not self.word  # a bar, which needs no words' room
+            return max(min(self.cells, SHORTEST if drawn else least), self.title_word)
         return max(self.cells if kind == ">" else self.word, self.title_word)
 
 

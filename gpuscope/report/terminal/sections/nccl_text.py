@@ -64,9 +64,9 @@ def _nccl(nccl: Nccl, writer: Writer) -> None:
             hang=2,
         )
     if nccl["average_busbw_gbps"]:
-        shown = ", ".join(f"{value:g}" for value in nccl["average_busbw_gbps"][:AVERAGES_SHOWN])
+        shown = ", ".join(units.bandwidth(value) for value in nccl["average_busbw_gbps"][:AVERAGES_SHOWN])
         more = ", …" if len(nccl["average_busbw_gbps"]) > AVERAGES_SHOWN else ""
-        writer.line(f"nccl-tests' own average bus bandwidth: {shown}{more} GB/s")
+        writer.line(f"nccl-tests' own average bus bandwidth: {shown}{more}")
     for variable in nccl["environment"]:
         writer.line(f"set: {variable['name']}={variable['value']}", hang=2)
     _choices(nccl["choices"], writer)
