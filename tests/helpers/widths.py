@@ -22,7 +22,7 @@ def parted(wide: str, narrow: str) -> list[str]:
     for number, own in units.items():
         if number in bare:
             continue
-        for match in re.finditer(rf"(?<![\w.,]){re.escape(number)}(?![\d\w,])", narrow):
+        for match in re.finditer(rf"(?<![\w.,]){re.escape(number)}(?!\w|[.,]\d)", narrow):
             rest = narrow[match.end() : match.end() + 12]
             whole = rest.startswith("%") or any(re.match(rf" {re.escape(unit)}(?![\w/])", rest) for unit in own)
             if not whole and not _SHARES_UNIT.match(rest):

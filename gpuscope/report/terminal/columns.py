@@ -22,7 +22,7 @@ from gpuscope.report.view import units
 
 GAP = 2
 """Blanks between columns."""
-READABLE, SHORTEST = 24, 12
+READABLE, SHORTEST = 16, 12
 """Cells that a name keeps while titles and words are still on one line, and at least."""
 LEAST_LINE = 20
 
