@@ -64,6 +64,8 @@ class Evidence:
     """Share of the waiting for late ranks that others' threads may have caused by holding the cores."""
     contradiction: str = ""
     """What does not add up; empty where all does."""
+    timelines_cut: int = 0
+    """Recordings that are cut off: what they seem to lack may be in the part that is missing."""
 
 
 def class_sums(causes: Mapping[str, int]) -> dict[Class, int]:
@@ -166,6 +168,12 @@ def _why_abstain(evidence: Evidence) -> str:
     if evidence.hung and evidence.events:
         return (
             "the job hung, so the window holds the wait for it: see the finding `hang`; --steps takes whole steps only"
+        )
+    if not evidence.events and evidence.timelines_cut:
+        cut = "the file is" if evidence.timelines_cut == 1 else f"{evidence.timelines_cut} files are"
+        return (
+            f"{cut} cut off, and what is left holds no device events; they may be in the missing part. Copy the "
+            "whole file again, or record again and let the profiler finish"
         )
     if evidence.window <= 0 or not evidence.events:
         why = evidence.why_no_device or (

@@ -257,7 +257,13 @@ def _weigh(
         slowdown=given.get(sections.SLOWDOWN),
         waits_without_core=_without_core(given),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
+        timelines_cut=_timelines_cut(trace, problems),
     )
+
+
+def _timelines_cut(trace: Trace, problems: Sequence[ProblemEntry]) -> int:
+    """How many files are cut off, where files with a timeline are among them: only these could hold device events."""
+    return verdict.count_problem(problems, "truncated") if any(is_timeline(one.format) for one in trace.sources) else 0
 
 
 def _without_core(given: Sections) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from gpuscope.archives import archives_in
 from gpuscope.cache import second_look
 from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
@@ -187,6 +189,8 @@ def _expand(named: PathLike) -> list[Path]:
                     f"{path}: the run recorded no trace; its status is «{manifest.status}»{manifest.first_failure}",
                     hint=NOTHING_RECORDED,
                 )
+            if packed := archives_in(path.iterdir()):
+                source_for(packed[0])  # which says how to unpack it
             raise InputError(
                 f"{path}: no trace in this folder",
                 hint=f"gpuscope reads {', '.join(f'*{suffix}' for suffix in suffixes_of(*Role))}",
@@ -353,7 +357,8 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
                 raise UsageError(
                     f"{remote.shown(first[0])} is of a job with {first[2]} ranks, {remote.shown(path)} of one with "
                     f"{world_size}",
-                    hint="name the traces of one run only",
+                    hint="name the traces of one run only; two runs are compared by: gpuscope diff "
+                    f"{' '.join(_two_runs(first[0], path))}",
                 )
             first = first or (path, fmt, world_size)
         if not files_of(fmt).one_per_rank:
@@ -363,6 +368,17 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
             if key in owner:
                 raise UsageError(
                     f"{remote.shown(owner[key])} and {remote.shown(path)} both hold rank {rank}",
-                    hint="name one trace per rank; a file without a recorded rank counts as rank 0",
+                    hint="name one trace per rank (a file without a recorded rank counts as rank 0); two runs are "
+                    f"compared by: gpuscope diff {' '.join(_two_runs(owner[key], path))}",
                 )
             owner[key] = path
+
+
+def _two_runs(one: Path, other: Path) -> tuple[str, str]:
+    """How two runs are named that have a file each: by these, or by the folders that part them."""
+    paths = [one, other]
+    if one.parent != other.parent and not any(remote.is_url(remote.shown(path)) for path in paths):
+        depth = len(Path(os.path.commonpath(paths)).parts)
+        paths = [Path(*path.parts[: depth + 1]) for path in paths]
+    first, second = (shlex.quote(remote.shown(path)) for path in paths)
+    return first, second

@@ -40,6 +40,12 @@ _HEADER = 100
 """Bytes of SQLite's file header: user_version at 60, application_id at 68, big-endian (sqlite.org/fileformat)."""
 
 
+_CAUSE_SHARE = (
+    "(SELECT share_frac FROM cause_shares AS own "
+    "WHERE own.run = runs.id AND own.class = runs.bound_by AND own.cause = runs.cause)"
+)
+
+
 class Store:
     """An open run store. Use `opened`."""
 
@@ -79,10 +85,11 @@ class Store:
         return run
 
     def runs(self, where: str = "1", parameters: Sequence[Any] = (), limit: int | None = None) -> list[dict[str, Any]]:
-        """Rows of `runs` without the report, the last analysed first."""
+        """Rows of `runs` without the report and with the share of the verdict's cause, the last analysed first."""
         columns = ", ".join(column.name for column in TABLES[0].columns if column.name != "report")
         found = self.db.query(
-            f"SELECT {columns} FROM runs WHERE {where} ORDER BY analysed_at DESC, id DESC LIMIT ?",
+            f"SELECT {columns}, {_CAUSE_SHARE} AS cause_share_frac FROM runs WHERE {where} "
+            "ORDER BY analysed_at DESC, id DESC LIMIT ?",
             [*parameters, -1 if limit is None else limit],
         )
         rows = [

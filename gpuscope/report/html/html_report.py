@@ -205,7 +205,8 @@ def _unbroken(text: str) -> Markup:
 
 def _prose(text: str) -> Markup:
     """A sentence, what stands between backticks as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", _unbroken(text)))
+    # A plain `str` first: a substitution in `Markup` escapes what it puts in.
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(_unbroken(text))))
 
 
 def _shown(value: Any) -> Any:
@@ -225,7 +226,6 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         units=units,
-        unbroken=_unbroken,
         prose=_prose,
         drawing=drawing,
         memory_lines=memory_drawing.lines,

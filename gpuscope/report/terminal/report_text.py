@@ -247,9 +247,9 @@ def _kernels(report: Report, writer: Writer, shown: int) -> None:
     room = _room(columns, writer)
     operator = min(operator, max(room // 3, OPERATOR)) if operator else 0
     names = short_kernels([row["name"] for row in first], max(room - operator - 2, LEAST_NAME))
-    table = writer.table(*(f">{title}" for title in columns), "~kernel", *(["<launched by"] if operator else []))
+    table = writer.table(*(f">{title}" for title in columns), "~kernel", *(["~launched by"] if operator else []))
     for cells, name, launcher in zip(zip(*columns.values(), strict=True), names, operators, strict=True):
-        last = [writer.text(writer.name(launcher, operator))] if operator else []
+        last = [writer.cell(launcher)] if operator else []
         table.add_row(*map(writer.text, cells), writer.cell(name), *last)
     writer.show(table)
     _left_out(len(rows) - shown, writer)
