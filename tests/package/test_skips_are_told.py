@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from helpers import needs
 from helpers.wheel import ROOT
 
