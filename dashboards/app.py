@@ -39,7 +39,8 @@ def new_app() -> Dash:
     """An empty application that works without a network."""
     app = Dash(
         __name__,
-        server=Flask(__name__, static_folder=None),  # Flask's own would be a folder named «static»
+        # Without Flask's own folder of files, named «static»; Dash takes an application too, as its documentation says.
+        server=Flask(__name__, static_folder=None),  # type: ignore[arg-type]
         assets_folder=str(ASSETS),
         title="gpuscope",
         update_title="",
