@@ -77,6 +77,7 @@ def _stored(shown: Shown) -> _Other | None:
 
 def _compared(shown: Shown) -> Iterator[Component]:
     others = _others(shown)
+    yield from _ignored(shown, others)
     other = _stored(shown) or shown_one(others, shown.view.extra.get(WITH, ""))
     if other is None:
         yield parts.empty("Nothing to compare with", "Open two runs: gpuscope dashboard BEFORE AFTER.")
@@ -102,6 +103,15 @@ def _compared(shown: Shown) -> Iterator[Component]:
     yield _kernels(diff, shown.dark)
     if diff["suggestions"]:
         yield parts.card("Predicted and gained", parts.sentences([_proof(one) for one in diff["suggestions"]]))
+
+
+def _ignored(shown: Shown, others: Sequence[_Other]) -> Iterator[Component]:
+    """A word on a run to compare with that there is not."""
+    named, past = shown.view.extra.get(WITH, ""), shown.view.extra.get(PAST, "")
+    if named and named not in [one.key for one in others]:
+        yield parts.ignored(WITH, f"no other run {units.crop(named, 40)} is open")
+    if past and _stored(shown) is None:
+        yield parts.ignored(PAST, f"the run store holds no run {units.crop(past, 40)}")
 
 
 def shown_one(others: Sequence[_Other], key: str) -> _Other | None:
@@ -244,7 +254,7 @@ def _jobs(shown: Shown, names: Sequence[str], job: str) -> Component | None:
 
 def _own(shown: Shown, store: Path) -> str:
     """The job of the run shown, by its files; empty where the store has none."""
-    return run_history.job_of(store, [source["path"] for source in shown.run.report["trace"]["sources"]])
+    return run_history.job_of(store, shown.run.files)
 
 
 PAGE = Page("/compare", "Compare and history", 9, layout)

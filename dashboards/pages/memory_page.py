@@ -34,8 +34,10 @@ def layout(shown: Shown) -> Component:
             else "The filter excludes all ranks with such a record.",
         )
     chosen = shown.view.extra.get(PICK, "0")
-    entry = entries[int(chosen)] if chosen.isdecimal() and int(chosen) < len(entries) else entries[0]
+    known = chosen in map(str, range(len(entries)))
+    entry = entries[int(chosen)] if known else entries[0]
     return parts.page(
+        None if known else parts.ignored(PICK, f"the snapshots are numbered 0 to {len(entries) - 1}"),
         _choice(entries, entry, shown), _facts(entry), _over_time(entry, shown), _peak(entry, shown), _cut(shown),
         *_segments(entry, shown), *_failures(entry),
     )  # fmt: skip

@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from gpuscope.report.json_report import dumps
 from gpuscope.report.published.info_document import StoredRun
 from gpuscope.report.schema.document import Report
 from gpuscope.sources.remote import is_url
-from gpuscope.store.rows import run_row, section_rows
+from gpuscope.store.rows import real_path, run_row, section_rows
 from gpuscope.store.tables import APPLICATION_ID, SCHEMA_VERSION, TABLES, migrations
 
 if TYPE_CHECKING:
@@ -102,6 +102,16 @@ class Store:
         except msgspec.ValidationError as error:
             raise InputError(f"{self.path}: a stored run is damaged: {error}", hint=_AGAIN) from error
         return rows
+
+    def runs_of(self, files: Iterable[str]) -> list[dict[str, Any]]:
+        """Rows of `runs` that read one of these files, or everything in a folder above it; the last analysed first."""
+        asked = {real_path(file) for file in files}
+        above = asked | {str(folder) for file in asked for folder in Path(file).parents}
+        found = self.db.query(
+            "SELECT DISTINCT run FROM sources WHERE path IN (SELECT value FROM json_each(?))", [json.dumps(list(asked))]
+        )
+        read = {row["run"] for row in found}
+        return [row for row in self.runs() if row["id"] in read or any(real_path(one) in above for one in row["paths"])]
 
     def report(self, run: int) -> Report:
         """The report of a run. Raises `UsageError` where there is no such run."""

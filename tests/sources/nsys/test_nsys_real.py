@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers import needs
 
 import gpuscope
 from gpuscope.errors import InputError
@@ -18,7 +19,7 @@ from gpuscope.trace.trace import Trace
 
 needs_nsys = [
     pytest.mark.nsys,
-    pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys on PATH"),
+    pytest.mark.skipif(shutil.which("nsys") is None, reason=needs.NSYS),
 ]
 
 
