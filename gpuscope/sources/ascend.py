@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.contained_files import read_text
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.collective_rows import add_collectives
@@ -244,8 +245,8 @@ def _version(path: Path) -> str:
     for folder in path.absolute().parents[:2]:
         for found in sorted(folder.glob("profiler_info_*.json")):
             try:
-                return str(json.loads(found.read_text(encoding="utf-8")).get("torch_npu_version", ""))
-            except (OSError, ValueError, AttributeError):
+                return str(json.loads(read_text(folder, found)).get("torch_npu_version", ""))
+            except (OSError, ValueError, AttributeError, RecursionError):
                 return ""
     return ""
 

@@ -15,6 +15,7 @@ import numpy as np
 from gpuscope.errors import InputError
 from gpuscope.sources.nsys.formats.range_texts import RARER, USUAL, RangeTexts, range_texts
 from gpuscope.sources.pyarrow_import import require_pyarrow
+from gpuscope.sources.source import check_readable
 from gpuscope.trace.columns.table import Array, Mask, Times, constant, narrowed
 from gpuscope.trace.schema import NA
 
@@ -38,10 +39,12 @@ class ArrowTables:
     """A parquetdir or arrowdir, as `nsys_tables.Tables`."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `InputError` where pyarrow is not installed."""
+        """Raises `InputError` where pyarrow is not installed, or a table is no plain file."""
         self.path = path
         self.invalid_utf8 = False
         files = _table_files(path)
+        for file in files:
+            check_readable(file)
         self._files = {file.stem: file for file in files}
         self.format = _FORMATS[files[0].suffix]
         self._arrow = require_pyarrow(path, "a parquetdir or arrowdir")
