@@ -23,6 +23,8 @@ TOLD = 0.9
 """A doubt that leaves no more than this of the confidence is told as a limit of the verdict."""
 ESTIMATED_SIZES = 0.9
 """Confidence that remains in latency or bandwidth where the sizes that tell them apart are estimated."""
+TOTALS_DIFFER = 0.5
+"""Confidence that remains where a file's own totals contradict what was read of it."""
 ASSUMED_WORLD = 0.9
 """What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
 
@@ -64,6 +66,10 @@ class Evidence:
     """Share of the waiting for late ranks that others' threads may have caused by holding the cores."""
     contradiction: str = ""
     """What does not add up; empty where all does."""
+    totals_differ: bool = False
+    """Whether a file's own totals contradict what was read of it."""
+    members_unknown: bool = False
+    """Whether it is not recorded which ranks belong to the groups of the collectives."""
 
 
 def class_sums(causes: Mapping[str, int]) -> dict[Class, int]:
@@ -281,6 +287,8 @@ def _of_recording(evidence: Evidence, top: Class) -> list[Doubt]:
             f"{units.plural(evidence.events_lost, 'event')} could not be read",
         ),
     ]
+    if evidence.totals_differ:
+        doubts.append(Doubt(TOTALS_DIFFER, "the trace's own totals are others than those of the events as read"))
     if top == "cpu":
         doubts.append(
             Doubt(1 - 0.5 * unlinked, f"the launches of {units.share(unlinked)} of the device events are not recorded")
@@ -318,6 +326,8 @@ def _what_to_add(evidence: Evidence) -> str:
     """What would distinguish a slow rank from a slow link."""
     if not _ranks_missing(evidence):
         return "record the sizes of collectives (NCCL's own arguments in torch.profiler, NVTX payloads in nsys)"
+    if evidence.world_size is None and evidence.members_unknown and len(evidence.ranks) > 1:
+        return "record which ranks form each group (distributedInfo, communicators): no file at hand says"
     if evidence.world_size is None:
         return "add the traces of all ranks; how many there are is not recorded"
     missing = sorted(set(range(evidence.world_size)) - set(evidence.ranks))

@@ -65,7 +65,7 @@ class ArrowTables:
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Times]:
         there = [name for name in columns if name in self.columns(table)]
         if not there:
-            return {name: np.empty(0, np.int64) for name in columns}
+            return dict.fromkeys(columns, constant(NA, self._count(table), np.int64))
         found = self._read(table, there)
         missing = constant(NA, found.num_rows, np.int64)
         return {name: self._integers(found[name]) if name in there else missing for name in columns}
@@ -126,12 +126,17 @@ class ArrowTables:
         """Python values of a column."""
         values = self._column(table, column)
         if values is None:
-            return []
+            return [None] * (self._count(table) if rows is None else int(np.count_nonzero(rows)))
         if rows is not None:
-            if len(rows) != len(values):  # the columns that the rows were picked by are not there
-                return []
             values = values.filter(self._arrow.array(rows))
         return list(values.to_pylist())
+
+    def _count(self, table: str) -> int:
+        """Rows of a table; 0 where it is missing."""
+        if table not in self._files:
+            return 0
+        some = sorted(self.columns(table))[:1]
+        return int(self._read(table, some).num_rows) if some else 0
 
     def _column(self, table: str, column: str) -> Any:
         """A column, text as bytes, since nsys does not promise UTF-8; None where it is missing."""
