@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import floor, prod
 
 from gpuscope.analyzers.frame.analyzer import Attributed
 from gpuscope.report.schema.document import Class, ProblemEntry, Slowdown, Verdict
@@ -107,7 +107,7 @@ def decide(evidence: Evidence) -> Verdict:
         return _cores_held(evidence, top, share)
     cause_abstained = top == "communication" and cause is None
     doubts = _doubts(evidence, top, cause, share)
-    confidence = round(min(max(prod(doubt.factor for doubt in doubts), 0.05), MAX_CONFIDENCE), 2)
+    confidence = _confidence(doubts)
     why = _why(evidence, top, cause, share) + _world_taken(evidence)
     if evidence.why_whole:
         why += f"; {evidence.why_whole}"
@@ -123,7 +123,7 @@ def _cores_held(evidence: Evidence, top: Class, share: float) -> Verdict:
         "record where nothing else runs, or with cores of its own for each rank"
     )
     doubts = _doubts(evidence, top, None, share)
-    confidence = round(min(max(prod(doubt.factor for doubt in doubts), 0.05), MAX_CONFIDENCE), 2)
+    confidence = _confidence(doubts)
     return _verdict(top, None, share, confidence, why, cause_abstained=True)
 
 
@@ -212,6 +212,15 @@ class Doubt:
 
     factor: float
     why: str
+    of_loss: bool = False
+    """Whether it is of what the recording held and could not be read: it always shows, however little that is."""
+
+
+def _confidence(doubts: Sequence[Doubt]) -> float:
+    """The doubts' product: at most `MAX_CONFIDENCE`, less than that where anything was lost."""
+    whole = min(prod(doubt.factor for doubt in doubts if not doubt.of_loss), MAX_CONFIDENCE)
+    left = whole * prod(doubt.factor for doubt in doubts if doubt.of_loss)
+    return max(round(left, 2) if left == whole else floor(100 * left) / 100, 0.05)
 
 
 def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> list[Doubt]:
@@ -285,10 +294,11 @@ def _of_recording(evidence: Evidence, top: Class) -> list[Doubt]:
         Doubt(
             evidence.events / (evidence.events + evidence.events_lost),
             f"{units.plural(evidence.events_lost, 'event')} could not be read",
+            of_loss=True,
         ),
     ]
     if evidence.totals_differ:
-        doubts.append(Doubt(TOTALS_DIFFER, "the trace's own totals are others than those of the events as read"))
+        doubts.append(Doubt(TOTALS_DIFFER, "the trace's own totals differ from those of the events as read"))
     if top == "cpu":
         doubts.append(
             Doubt(1 - 0.5 * unlinked, f"the launches of {units.share(unlinked)} of the device events are not recorded")

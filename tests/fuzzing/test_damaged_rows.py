@@ -5,19 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.nsys_schemas import everything
 
 import gpuscope
 from fuzzing.damaged_rows import TURNED, damaged
 from fuzzing.inputs import Mutator
 from fuzzing.judge import analysed, compared
-from fuzzing.seeds import SEEDS
+from fuzzing.seeds import SEEDS, Seed
+from gpuscope.analyzers.frame.verdict import MAX_CONFIDENCE, Doubt, _confidence
 
-TIMELINES = ("kineto", "kineto gz", "pftrace", "ascend", "nsys SQLite", "nsys parquetdir", "nsys arrowdir", "operations")
+TIMELINES = (
+    "kineto",
+    "kineto gz",
+    "pftrace",
+    "ascend",
+    "nsys SQLite",
+    "nsys parquetdir",
+    "nsys arrowdir",
+    "operations",
+)
+
+EVERY_TABLE = Seed("every table of nsys", "export.sqlite", lambda _: everything(), tabular="sqlite")
 
 
-@pytest.mark.parametrize("name", TIMELINES)
+@pytest.mark.parametrize("name", [*TIMELINES, EVERY_TABLE.name])
 def test_damaged_rows_are_told(tmp_path: Path, name: str) -> None:
-    seed = next(seed for seed in SEEDS if seed.name == name)
+    seed = next(seed for seed in (*SEEDS, EVERY_TABLE) if seed.name == name)
     mutator = Mutator(seed, tmp_path)
     whole = analysed(mutator.whole)
     lost = {problem.code for problem in gpuscope.open_trace(mutator.whole).problems if problem.severity == "data_loss"}
@@ -30,3 +43,10 @@ def test_damaged_rows_are_told(tmp_path: Path, name: str) -> None:
         if damage == TURNED and told <= lost:
             silent.append((kind, damage, "no data loss"))
     assert silent == []
+
+
+def test_the_least_loss_takes_confidence() -> None:
+    """Also from a verdict that is otherwise as certain as one can be."""
+    certain = [Doubt(1.0, "nothing"), Doubt(1.0, "nothing lost", of_loss=True)]
+    assert _confidence(certain) == MAX_CONFIDENCE
+    assert _confidence([*certain, Doubt(2_000 / 2_001, "one event of 2,001", of_loss=True)]) < MAX_CONFIDENCE
