@@ -1,9 +1,9 @@
 """Ascend's Chrome trace (`trace_view.json`), as torch_npu's profiler writes it.
 
 A Chrome trace whose rows are distinguished by the name of their process, not by category. Work is read from
-the rows «Ascend Hardware» and «HCCL» (or «Communication»); the vendor's own «Overlap Analysis» is what the totals are
-held against. Task types as in Ascend's profiler documentation (`kernel_details.csv`, `task_time.csv`); older versions call
-them «Other», or nothing.
+the rows «Ascend Hardware» and «HCCL» (or «Communication»); its totals are held against those of the vendor's own
+«Overlap Analysis». Task types as in Ascend's profiler documentation (`kernel_details.csv`, `task_time.csv`); older
+versions call them «Other», or nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _TOTALS: dict[str, Part] = {
 _COMPUTE_TASK = re.compile(r"AI_CORE|AI_VECTOR_CORE|AIV|AIC|AI_CPU|AICPU|MIX_|DSA", re.IGNORECASE)
 _COPY = re.compile(r"MEMCPY", re.IGNORECASE)
 _TRANSFER_TASK = re.compile(
-    r"hcom_.*|hccl.*|(S|R)DMA([_ ]\w+)*|notify([_ ]\w+)*|write[_ ]?value|inline[_ ]?reduce|reduce[_ ]?(inline|async)(_\w+)?",
+    r"hcom_.*|hccl.*|(S|R)DMA([_ ]\w+)*|notify([_ ]\w+)*|write[_ ]?value|inline[_ ]?reduce"
+    r"|reduce[_ ]?(inline|async)(_\w+)?",
     re.IGNORECASE,
 )
 """Single tasks of a collective, which its whole operation among the communication rows already covers."""

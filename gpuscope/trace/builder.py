@@ -109,7 +109,8 @@ class TraceBuilder:
             total = found.total
             self.problem(
                 "data_loss", "totals_differ", 1, f"rank {total.rank}: {total.by} gives {total.ns / 1e6:.2f} ms of "
-                f"{total.part.replace('_', ' ')}, the events as read {found.own / 1e6:.2f} of {found.window / 1e6:.2f} ms",
+                f"{total.part.replace('_', ' ')}, the events as read {found.own / 1e6:.2f} of "
+                f"{found.window / 1e6:.2f} ms",
             )  # fmt: skip
 
     def _table(self, name: str) -> Table:

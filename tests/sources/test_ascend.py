@@ -69,7 +69,7 @@ def test_rank_collective_and_launch(tmp_path: Path) -> None:
 
 
 def older(folder: Path, rank: int, task_type: str | None, computing: int = 2_600) -> Path:
-    """As older versions write it: what the tasks are stands in their names alone. Stream 2 computes, stream 4 carries an
+    """As older versions write it: only names tell what the tasks are. Stream 2 computes, stream 4 carries an
     all-reduce. Ten times: kernels 0–200 and 240–300, an all-reduce 250–900, nothing until 1000 (µs); and «Computing»
     of `computing` in all, as the vendor's own analysis has it."""
     told = {} if task_type is None else {"Task Type": task_type}

@@ -1,4 +1,4 @@
-"""Columns that an export lacks, one at a time and in sets: a report or a clean refusal, whatever the version left out."""
+"""Columns that an export lacks, one at a time and in sets: a report or a clean refusal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from fuzzing.tables import write_arrow, write_sqlite
 from helpers.nsys_schemas import Tables, columns, everything, sets, shortened, without
 
 import gpuscope
-from fuzzing.tables import write_arrow, write_sqlite
 from gpuscope.errors import InputError
 from gpuscope.sources.nsys.export_facts import device_ids, device_names
 from gpuscope.sources.nsys.formats.export_tables import SqliteTables

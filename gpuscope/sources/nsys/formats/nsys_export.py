@@ -90,7 +90,10 @@ def _refusal(nsys: str, report: Path, code: int, said: str) -> InputError:
     needed, here = _writer(report, words), nsys_version(nsys)
     wanted = f"Nsight Systems {needed} or later" if needed else "a newer Nsight Systems"
     package = f"the package nsight-systems-{needed} of NVIDIA's repositories, or " if needed else ""
-    install = f"install {wanted} ({package}https://developer.nvidia.com/nsight-systems), name its nsys by --nsys or GPUSCOPE_NSYS"
+    install = (
+        f"install {wanted} ({package}https://developer.nvidia.com/nsight-systems), name its nsys by --nsys or "
+        "GPUSCOPE_NSYS"
+    )
     if needed and _number(needed) <= _number(here):
         install = "the report may be damaged: copy it again"
     wrote = f"; the report was written by Nsight Systems {needed}" if needed else ""
