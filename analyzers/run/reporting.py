@@ -247,6 +247,8 @@ def _weigh(
         events=events,
         launch_missing=verdict.count_problem(problems, "launch_missing"),
         events_lost=sum(p["count"] for p in losses),
+        totals_differ=verdict.count_problem(problems, "totals_differ") > 0,
+        members_unknown=verdict.count_problem(problems, "collectives_group_unknown") > 0,
         why_whole=facts.steady.why_whole,
         thinned=next((lane.thinned for lane in lanes if lane.thinned), ""),
         assumed=[cause for result in results for cause in result.assumed],
