@@ -18,7 +18,7 @@ from gpuscope.analyzers.pipelines.bubbles import bubbles
 from gpuscope.analyzers.pipelines.gains import EVEN, MORE, Gains, entry, gains
 from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
-from gpuscope.analyzers.pipelines.stage_pace import outside_work, pace
+from gpuscope.analyzers.pipelines.stage_pace import StepLength, outside_work, pace
 from gpuscope.report.schema.pipeline_section import (
     Pipeline,
     PipelineComputation,
@@ -56,7 +56,8 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
     section["timeline"] = _timeline(whole, rows, what_if, stages)
     found = gains(what_if, schedule.micro_batches)
     _add_gains(section, found, schedule)
-    step = mean_step_ns(facts.lanes) or mean_begin_to_begin(whole)
+    mean = mean_step_ns(facts.lanes) or mean_begin_to_begin(whole)
+    step = StepLength(mean, facts.step_ns or round(mean))
     result.findings = few_micro_batches(section, step, whole, stages)
     if from_ranges(facts.trace):  # of a job's own timers, `slowdown` names the stage or worker
         result.findings += imbalance(
