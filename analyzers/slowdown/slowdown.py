@@ -150,8 +150,8 @@ def _findings(job: Grid, found: Slowdowns, gains: Mapping[Worker, Prediction]) -
         named = max(named, found.explained(effect))
         yield _slow_worker(job, found, place, effect, gains[place])
     for stage, effect in (_costly(found.stages, found) if job.stages > 1 else {}).items():
-        one = max((_cost(other, found) for (at, _), other in workers.items() if at == stage), default=0.0)
-        if one < MOST * _cost(effect, found):
+        one = max((found.lost(other) for (at, _), other in workers.items() if at == stage), default=0.0)
+        if one < MOST * found.lost(effect):
             named = max(named, found.explained(effect))
             yield _slow_stage(job, found, stage, effect)
     if named < MOST and found.replayed - found.ideal >= MIN_SHARE * found.replayed:
@@ -161,13 +161,14 @@ def _findings(job: Grid, found: Slowdowns, gains: Mapping[Worker, Prediction]) -
 def _cost(effect: Effect, found: Slowdowns) -> float:
     """ns of the step that the slowness of some operations costs: what goes away with it, and at most what all slowness
     costs. Where the others are quicker than the mean more goes away, and M exceeds 1."""
-    return min(found.lost(effect), found.replayed - found.ideal)
+    return max(min(found.lost(effect), found.replayed - found.ideal), 0.0)
 
 
 def _costly(effects: Mapping[Group, Effect], found: Slowdowns) -> dict[Group, Effect]:
-    """Those that cost at least 1 % of the step, and that in most steps: what is slow now and then is not the cause."""
+    """Those without whose slowness the step would be 1 % shorter or more, and that in most steps: what is slow now and
+    then is not the cause."""
     least = MIN_SHARE * found.replayed
-    return {key: effect for key, effect in effects.items() if _cost(effect, found) >= least and effect.often > MOST}
+    return {key: effect for key, effect in effects.items() if found.lost(effect) >= least and effect.often > MOST}
 
 
 def _slow_worker(job: Grid, found: Slowdowns, place: Worker, effect: Effect, gain: Prediction) -> FindingEntry:
@@ -229,6 +230,10 @@ def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
 def _explained(found: Slowdowns, effect: Effect) -> str:
     """What part of the slowdown goes with it; of more than all, all, and why."""
     explained = found.explained(effect)
+    if not _cost(effect, found):
+        return (
+            "the others are as much quicker than the mean, with which it is compared, so no time is lost against that"
+        )
     if explained <= 1:
         return f"{units.share(explained)} of the slowdown by stragglers goes away with that (M = {explained:.3f})"
     return (
