@@ -68,6 +68,17 @@ def test_a_report_alone_says_what_to_open_for_events(pair: OpenRun, tmp_path: Pa
         assert "can't be drawn" not in str(draw(page.path, shown))
 
 
+def test_another_job_is_compared_only_where_it_is_asked_for(slow_rank: OpenRun, pair: OpenRun) -> None:
+    runs = Runs([slow_rank, pair])
+    unasked = str(draw("/compare", Shown(slow_rank, View(), runs, dark=False)))
+    assert pair.label in unasked
+    assert "compare" in unasked
+    assert "verdict" not in unasked
+    asked = str(draw("/compare", Shown(slow_rank, View(extra={"with": pair.key}), runs, dark=False)))
+    assert "Different jobs" in asked
+    assert "eutral" not in asked
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [('{"schema_version": 2, "gpuscope_version": "0.1.0"}', "without analyzers"),

@@ -1,4 +1,4 @@
-"""A report of schema version 2 is still read, wherever reports are: a file, the run store, a comparison, the dashboard."""
+"""Reports of schema version 2 are still read: from a file, from the run store, in a comparison and in the dashboard."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from helpers.cli import call
 from helpers.reports import report
 
-from gpuscope.cli import main
 from gpuscope.report.json_report import dumps
 from gpuscope.report.older_reports import brought_up
 from gpuscope.report.read_report import read_report
@@ -57,7 +56,9 @@ def test_a_version_that_is_not_read_is_left_alone() -> None:
     assert brought_up({"schema_version": 1}) == {"schema_version": 1}
 
 
-def test_the_store_compares_and_shows_it(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_compares_and_shows_it(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = tmp_path / "runs.db"
     with opened(store, write=True) as open_store:
@@ -68,11 +69,11 @@ def test_the_store_compares_and_shows_it(old: Path, tmp_path: Path, monkeypatch:
         ["open", str(old), "--print"],
         ["diff", str(number), str(old), "--store", str(store)],
     ):
-        done = CliRunner().invoke(main, arguments)
-        assert done.exit_code == 0, (arguments, done.output)
+        done = call(capsys, *arguments)
+        assert done.returncode == 0, (arguments, done.stderr)
         if "--full" in arguments:
-            assert "30.00 ms per step" in done.output
-            assert "60.00 ms" not in done.output
+            assert "30.00 ms per step" in done.stdout
+            assert "60.00 ms" not in done.stdout
 
 
 def test_the_dashboard_opens_it(old: Path) -> None:

@@ -88,9 +88,10 @@ def test_parts_move_with_their_interval() -> None:
 
     def exposing(ms: float) -> Report:
         made = report(*STEADY, ranks=1)
-        for entry in made["steps"]:
-            entry["breakdown_ns"]["compute"] -= round(ms * 1_000_000)
-            entry["breakdown_ns"]["exposed_communication"] += round(ms * 1_000_000)
+        for entries, steps in ((made["steps"], 1), (made["ranks"], len(STEADY))):
+            for entry in entries:  # type: ignore[attr-defined]
+                entry["breakdown_ns"]["compute"] -= round(ms * steps * 1_000_000)
+                entry["breakdown_ns"]["exposed_communication"] += round(ms * steps * 1_000_000)
         return made
 
     [row] = [r for r in diff(exposing(10), exposing(5))["breakdown"] if r["part"] == "exposed_communication"]

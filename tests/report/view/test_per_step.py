@@ -10,7 +10,6 @@ from helpers.reports import report
 from simulator.catalogue import CASES
 from simulator.judged import Case
 
-
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view import arrangement
 
