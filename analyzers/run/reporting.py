@@ -45,6 +45,7 @@ from gpuscope.report.schema.document import (
 from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.view import memory_sentences
 from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
+from gpuscope.report.view.per_step import with_per_step
 from gpuscope.sources.records import files_of, is_timeline
 from gpuscope.sources.remote import shown
 from gpuscope.trace.breakdown import Breakdown
@@ -105,7 +106,7 @@ def _diagnosis(
         "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
         "ranks": [_rank(facts, lane, causes[lane.key]) for lane in lanes],
         "steps": [step for lane in lanes for step in _steps(facts.steady, lane, causes[lane.key])],
-        "step_time": facts.steady.step_time,
+        "step_time": facts.step_time,
         "steps_basis": basis,
         "steps_provenance": None if basis is None else "inferred" if basis == KERNEL_SEQUENCE else "measured",
         "collectives": [],
@@ -166,7 +167,9 @@ def _findings(
     thinned = any(lane.thinned for lane in facts.lanes)
     compute = given.get(sections.COMPUTE)
     of_compute = compute_findings(compute) if compute and not thinned else ()
-    return [*findings(judged, measure), *of_analyses, *of_compute]
+    found = [*findings(judged, measure), *of_analyses, *of_compute]
+    step_time = facts.step_time
+    return [with_per_step(one, step_time["median_ns"] if step_time else None) for one in found]
 
 
 def judged_causes(steady: SteadyState, lane: LaneSummary, causes: Causes) -> dict[str, Attributed]:

@@ -23,6 +23,7 @@ import msgspec
 
 from gpuscope.errors import InputError, UsageError
 from gpuscope.report.json_report import dumps
+from gpuscope.report.older_reports import brought_up
 from gpuscope.report.published.info_document import StoredRun
 from gpuscope.report.schema.document import Report
 from gpuscope.sources.remote import is_url
@@ -118,7 +119,7 @@ class Store:
         found = next(self.db.query("SELECT report FROM runs WHERE id = ?", [run]), None)
         if found is None:
             raise UsageError(f"no run {run} in {self.path}", hint="`gpuscope runs` lists them")
-        return cast(Report, self._parsed(found["report"], dict))
+        return cast(Report, brought_up(self._parsed(found["report"], dict)))
 
     def delete(self, run: int) -> None:
         """Delete a run with all its rows. Raises `UsageError` where there is no such run."""

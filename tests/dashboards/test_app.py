@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -71,6 +72,20 @@ def test_a_report_alone_says_what_to_open_for_events(pair: OpenRun, tmp_path: Pa
     assert "open the trace itself" in str(draw("/timeline", shown))
     for page in pages():
         assert "can't be drawn" not in str(draw(page.path, shown))
+
+
+def test_another_job_is_compared_only_where_it_is_asked_for(slow_rank: OpenRun, pair: OpenRun) -> None:
+    larger = {**pair.report["trace"], "world_size": 8, "world_basis": "distributed_info"}
+    pair = replace(pair, report={**pair.report, "trace": larger})  # type: ignore[typeddict-item]
+    runs = Runs([slow_rank, pair])
+    unasked = str(draw("/compare", Shown(slow_rank, View(), runs, dark=False)))
+    assert f"with={pair.key}" in unasked
+    assert "Different jobs" not in unasked
+    assert "No run of the same job" in unasked
+    assert not any(word in unasked for word in ("eutral", "mprovement", "egression"))
+    asked = str(draw("/compare", Shown(slow_rank, View(extra={"with": pair.key}), runs, dark=False)))
+    assert "Different jobs" in asked
+    assert "eutral" not in asked
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,7 @@ def _environment() -> Environment:
         cell_words=stragglers_text.cell_words,
         place_ns=arrangement.place_ns,
         caused_wait=straggler_sentences.CAUSED_WAIT,
+        finding_cost_ns=arrangement.finding_cost_ns,
         slowdown_total=straggler_sentences.slowdown_total,
         slowdown_meaning=straggler_sentences.SLOWDOWN,
         pipeline_sentences=pipeline_text.sentences,

@@ -11,11 +11,10 @@ from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text
 from gpuscope.report.view import units
 from gpuscope.report.view.headline import context_line, whole
 from gpuscope.report.view.prediction_sentences import gain_cell
+from gpuscope.report.view.straggler_sentences import slowest_ranks
 from gpuscope.report.view.summary import SHOWN, ChangeLine, RankLine, Summary, summary
 from gpuscope.report.view.vocabulary import PARTS
 
-SLOWED = 1.01
-"""A rank that makes the step longer by less is not named."""
 RECORDS_LINES = 26
 """Of sections on records without a timeline (NCCL logs, snapshots, dumps), so many lines."""
 
@@ -85,12 +84,11 @@ def _slowdown(report: Report, writer: Writer) -> None:
     """Of a job known by its operations alone: the ranks that slow it most, in place of bars."""
     if report["ranks"] or "slowdown" not in report:
         return
-    by = report["slowdown"]["by_rank"]
-    worst = [one for one in sorted(by.items(), key=lambda item: -item[1])[:SHOWN] if one[1] >= SLOWED]
-    if len(by) > 1 and worst:
-        each = ", ".join(f"rank {name} {units.share(value - 1)}" for name, value in worst)
+    worst = slowest_ranks(report["slowdown"])[:SHOWN]
+    if len(report["slowdown"]["by_rank"]) > 1 and worst:
+        each = ", ".join(f"rank {name} {units.share(share)}" for name, share in worst)
         writer.line("")
-        writer.line(writer.text("By how much each rank alone lengthens the step: ", "bold"), each, hang=2)
+        writer.line(writer.text("What each rank's slowness alone costs of the step: ", "bold"), each, hang=2)
 
 
 def _causes(report: Report, found: Summary, writer: Writer) -> None:

@@ -138,15 +138,15 @@ def _findings(report: Report, writer: Writer) -> None:
     writer.heading("Findings")
     starts = arrangement.starts(report)
     for finding in found:
-        _finding(finding, whole(report), starts, writer)
+        _finding(finding, arrangement.finding_cost_ns(report, finding), whole(report), starts, writer)
 
 
 _SEVERITY_STYLE = {"high": "bold red", "medium": "bold yellow", "low": "bold"}
 
 
-def _finding(finding: FindingEntry, unit: str, starts: dict[int, int], writer: Writer) -> None:
+def _finding(finding: FindingEntry, lost: int | None, unit: str, starts: dict[int, int], writer: Writer) -> None:
     costs = [
-        f"{units.duration(finding['cost_ns_per_step'])} per {unit}" if finding["cost_ns_per_step"] else "",
+        f"{units.duration(lost)} per {unit}" if lost else "",
         units.share(finding["share_frac"]) if finding["share_frac"] else "",
     ]
     cost = "  " + ", ".join(cost for cost in costs if cost)

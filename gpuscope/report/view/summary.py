@@ -14,6 +14,7 @@ from gpuscope.report.schema.replay_section import Prediction
 from gpuscope.report.view import arrangement, memory_sentences, units
 from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
 from gpuscope.report.view.headline import verdict_words
+from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.report.view.prediction_sentences import gain_share, setting_words
 from gpuscope.report.view.short_kernels import plain_kernel
 from gpuscope.report.view.straggler_sentences import late_in, why_late
@@ -246,11 +247,11 @@ def _few(report: Report, ranks: Sequence[int]) -> bool:
 
 def _cost(report: Report, finding: FindingEntry) -> str:
     share = units.share(finding["share_frac"])
-    if not finding["cost_ns_per_step"]:
+    lost = arrangement.finding_cost_ns(report, finding)
+    if not lost:
         return f"{share} of the time"
     per_step = " per step" if arrangement.step_ns(report) is not None else ""
-    cost = f"{units.duration(finding['cost_ns_per_step'])}{per_step}, {share} of the time"
-    # A share is of all judged time, «the step» a median: they don't divide, so they don't stand side by side.
+    cost = f"{units.duration(lost)}{per_step}, {share} of the time"
     return cost + (f", mean over ranks{_most(report, finding)}" if len(report["ranks"]) > 1 else "")
 
 
@@ -265,7 +266,8 @@ def _most(report: Report, finding: FindingEntry) -> str:
     share = ns / max(entry["window_ns"], 1)
     if share < HIDDEN * finding["share_frac"]:
         return ""
-    return f" (rank {entry['rank']}: {units.duration(round(ns / max(entry['steps'], 1)))}, {units.share(share)})"
+    cost = per_step_ns(share, arrangement.step_ns(report))
+    return f" (rank {entry['rank']}: {units.duration(ns if cost is None else cost)}, {units.share(share)})"
 
 
 def _fix(report: Report) -> str:
@@ -455,9 +457,11 @@ def _evidence(report: Report) -> str:
 
 def _compute_per_step(report: Report, rank: int) -> tuple[float, float] | None:
     """What a rank computes per step and what its median peer does, ns; None where that is not known."""
+    step = arrangement.step_ns(report)
     spent = {
-        entry["rank"]: entry["breakdown_ns"]["compute"] / entry["steps"] for entry in report["ranks"] if entry["steps"]
-    }
+        entry["rank"]: per_step_ns(arrangement.compute_share(entry), step) or 0
+        for entry in report["ranks"] if entry["steps"] and step is not None
+    }  # fmt: skip
     own = spent.pop(rank, None)
     return (own, median(spent.values())) if own is not None and spent else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gpuscope.analyzers.advice.framework_settings import step_now
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.allocator.allocator_settings import merged
 from gpuscope.analyzers.frame.changes import NoAllocatorStalls, Predicted, Refused
@@ -55,8 +56,7 @@ def _outcome(case: Case, entry: MemoryEntry, replay: AllocatorReplayEntry, best:
         outcome = case.predict((NoAllocatorStalls(),))
         if isinstance(outcome, Predicted):
             return replace(outcome, basis=f"{basis}; {outcome.basis}")
-    steps = [rank["window_ns"] / max(rank["steps"], 1) for rank in case.report["ranks"]]
-    step = round(sum(steps) / len(steps)) if steps else 0
+    step = step_now(case)
     return Predicted(step, step, step, step, basis)
 
 
