@@ -51,7 +51,7 @@ def _finding(counted: Sequence[Waited]) -> FindingEntry:
         ranks=[rank for rank in ranks if _share([one for one in counted if one.rank == rank]) >= MIN_SHARE],
         share=share,
         cost_ns=sum(one.ns for one in counted),
-        per_step_ns=round(sum(one.ns for one in counted) / len(counted)),
+        mean_ns=round(sum(one.ns for one in counted) / len(counted)),
         evidence=[_evidence(one) for one in sorted(counted, key=lambda one: -one.ns)[:EVIDENCE]],
     )
 

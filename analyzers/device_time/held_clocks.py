@@ -47,7 +47,7 @@ def _finding(holder: str, held: Mapping[int, GpuClocks]) -> FindingEntry:
     worst = max(held, key=lambda rank: held[rank].held[holder])
     own = held[worst]
     words = ClocksHeld(worst, sorted(held), holder, own.held[holder], own.mhz, own.watts)
-    return made(words, ranks=held, cost_ns=None, per_step_ns=None)
+    return made(words, ranks=held, cost_ns=None, mean_ns=None)
 
 
 def _sampled(trace: Trace) -> bool:

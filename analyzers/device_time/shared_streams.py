@@ -51,7 +51,7 @@ def _finding(trace: Trace, view: LaneView, rows: Times, exposed: Spans) -> Findi
         ranks=[view.lane.rank],
         share=share,
         cost_ns=exposed.total,
-        per_step_ns=round(exposed.total / max(count_steps(view.steps), 1)),
+        mean_ns=round(exposed.total / max(count_steps(view.steps), 1)),
         evidence=[_evidence(trace, view, rows, exposed, index) for index in longest(exposed).tolist()],
     )
 

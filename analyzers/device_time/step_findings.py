@@ -119,7 +119,7 @@ def _shift(facts: RunFacts) -> Iterator[FindingEntry]:
 def _finding(
     words: Finding, ranks: Iterable[int], cost: int, evidence: list[Evidence], share: float = 0.0
 ) -> FindingEntry:
-    return made(words, ranks=ranks, share=share, cost_ns=cost, per_step_ns=None, evidence=evidence[:EVIDENCE],
+    return made(words, ranks=ranks, share=share, cost_ns=cost, mean_ns=None, evidence=evidence[:EVIDENCE],
                 severity="medium" if share else None)  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def _add(result: Result, facts: RunFacts, rank: int, lanes: list[LaneSummary]) -
         return
     share, steps = lost / window, max(facts.steady.count(lanes[0]), 1)
     words = SingleProcess(len(lanes), share)
-    result.findings.append(made(words, ranks=[rank], share=share, cost_ns=lost, per_step_ns=lost // steps))
+    result.findings.append(made(words, ranks=[rank], share=share, cost_ns=lost, mean_ns=lost // steps))
 
 
 ANALYZER = RunAnalyzer("data_parallel", run, (Need("ranks", "record the ranks' activity"),))

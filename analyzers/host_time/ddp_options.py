@@ -89,7 +89,7 @@ def _finding(words: Finding, view: LaneView, part: Judged, cost: int, evidence: 
     """That costs so many ns of the judged steps."""
     share = cost / int((part.end - part.start).sum())
     return made(
-        words, ranks=[view.lane.rank], share=share, cost_ns=cost, per_step_ns=cost // len(part), evidence=evidence
+        words, ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(part), evidence=evidence
     )
 
 

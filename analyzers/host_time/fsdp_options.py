@@ -115,7 +115,7 @@ def _finding(
         for row in rows[:EVIDENCE].tolist()
     ]  # fmt: skip
     return made(
-        words, ranks=[view.lane.rank], share=share, cost_ns=cost, per_step_ns=cost // len(part), evidence=evidence
+        words, ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(part), evidence=evidence
     )
 
 

@@ -65,7 +65,7 @@ def _of_lane(trace: Trace, view: LaneView) -> list[FindingEntry]:
         for start, end, own, _ in sorted(found, key=lambda one: one[0] - one[1])[:EVIDENCE]
     ]  # fmt: skip
     return [
-        made(words, ranks=[view.lane.rank], share=copied / whole, cost_ns=copied, per_step_ns=copied // len(part),
+        made(words, ranks=[view.lane.rank], share=copied / whole, cost_ns=copied, mean_ns=copied // len(part),
              evidence=evidence)
     ]  # fmt: skip
 

@@ -14,7 +14,7 @@ from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.analyzers.frame.changes import Predicted, Refused
-from gpuscope.analyzers.pipelines.stage_pace import Pace
+from gpuscope.analyzers.pipelines.stage_pace import Pace, StepLength
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import FILLED_BY_MORE, FewMicroBatches, PipelineImbalance, SlowWorker
 from gpuscope.report.schema.document import Evidence, FindingEntry
@@ -31,8 +31,10 @@ SIGNIFICANT = 3.0
 SHOWN = 5
 
 
-def few_micro_batches(section: Pipeline, step: float, found: Sequence[Flush], stages: StageMap) -> list[FindingEntry]:
-    """The finding where there are fewer micro-batches than hide the filling, and that costs time. `step` in ns."""
+def few_micro_batches(
+    section: Pipeline, step: StepLength, found: Sequence[Flush], stages: StageMap
+) -> list[FindingEntry]:
+    """The finding where there are fewer micro-batches than hide the filling, and that costs time."""
     schedule = section["schedule"]
     m, p, v = schedule["micro_batches"], schedule["stages"], schedule["chunks_per_stage"]
     measured = _mean([row["bubble_ns"]["warm_up"] + row["bubble_ns"]["drain"] for row in section["rows"]])
@@ -41,13 +43,13 @@ def few_micro_batches(section: Pipeline, step: float, found: Sequence[Flush], st
     cost = (
         measured if not best else min(measured, best / (1 - best) * _mean([r["compute_ns"] for r in section["rows"]]))
     )
-    share = cost / step
+    share = cost / step.mean
     if best is None or schedule["name"] not in FILLED_BY_MORE or m * v >= ENOUGH * p or share < MIN_SHARE:
         return []
-    words = FewMicroBatches(m, p, schedule["name"], round(cost), best, section["more_micro_batches"])
+    words = FewMicroBatches(m, p, schedule["name"], step.part(cost), best, section["more_micro_batches"])
     shown = [_filled(flush, stages) for flush in sorted(found, key=lambda one: -_filling(one))[:SHOWN]]
     return [
-        made(words, ranks=stages.places, share=share, cost_ns=round(cost * len(found)), per_step_ns=round(cost),
+        made(words, ranks=stages.places, share=share, cost_ns=round(cost * len(found)), mean_ns=round(cost),
              evidence=shown)
     ]  # fmt: skip
 
@@ -75,17 +77,17 @@ def _filled(flush: Flush, stages: StageMap) -> Evidence:
 
 
 def imbalance(
-    section: Pipeline, even: Predicted | Refused, step: float, found: Sequence[Flush], stages: StageMap,
+    section: Pipeline, even: Predicted | Refused, step: StepLength, found: Sequence[Flush], stages: StageMap,
     pace_of: Callable[[int], Pace | None],
 ) -> list[FindingEntry]:  # fmt: skip
     """The finding where one stage is the busiest in most steps, beyond the scatter of its micro-batches, and the others
-    idle for it; none where the replay says that an even split would not shorten the step. `step` in ns.
+    idle for it; none where the replay says that an even split would not shorten the step.
 
     Where the same operations on the same shapes take longer there, it is the pace of its ranks (`slow_worker`), not its
     layers; nor is it where they take longer for want of a core.
     """
     cost = _mean([row["bubble_ns"]["imbalance"] for row in section["rows"]])
-    share = cost / step
+    share = cost / step.mean
     stage, often = Counter(_busiest(flush) for flush in found).most_common(1)[0]
     if share < MIN_SHARE or often <= MOST * len(found) or not _beyond_scatter(found, stage):
         return []
@@ -100,22 +102,22 @@ def imbalance(
     ranks = sorted(_rank(stages, pipeline, stage) for pipeline in slow or pipelines)
     own, others = _work(found, stage)
     words = PipelineImbalance(
-        stage, stages.stages, round(own), round(others), round(cost), section["even_split"], len(pipelines), len(slow),
-        told_apart=pace is not None and pace.known,
+        stage, stages.stages, round(own), round(others), step.part(cost), section["even_split"], len(pipelines),
+        len(slow), told_apart=pace is not None and pace.known,
     )  # fmt: skip
     return [
-        made(words, ranks=ranks, share=share, cost_ns=round(cost * len(found)), per_step_ns=round(cost),
+        made(words, ranks=ranks, share=share, cost_ns=round(cost * len(found)), mean_ns=round(cost),
              evidence=_longest(found, stage, stages))
     ]  # fmt: skip
 
 
 def _slow_rank(
-    ranks: list[int], stage: int, pace: Pace, cost: float, step: float, found: Sequence[Flush], stages: StageMap
+    ranks: list[int], stage: int, pace: Pace, cost: float, step: StepLength, found: Sequence[Flush], stages: StageMap
 ) -> FindingEntry:
     """A stage that is slow at equal work."""
-    words = SlowWorker(ranks, stage, slower_ns=round(pace.slower), idle_ns=round(cost))
+    words = SlowWorker(ranks, stage, slower_ns=step.part(pace.slower), idle_ns=step.part(cost))
     return made(
-        words, ranks=ranks, share=cost / step, cost_ns=round(cost * len(found)), per_step_ns=round(cost),
+        words, ranks=ranks, share=cost / step.mean, cost_ns=round(cost * len(found)), mean_ns=round(cost),
         evidence=_longest(found, stage, stages),
     )  # fmt: skip
 

@@ -45,6 +45,18 @@ class Pace:
         return self.known and self.slower > self.more
 
 
+@dataclass(frozen=True)
+class StepLength:
+    """What costs of the pipeline are shares of: the mean step, ns; and «the step», which sentences name parts of."""
+
+    mean: float
+    the_step: int
+
+    def part(self, cost: float) -> int:
+        """A mean cost per step as a part of «the step», ns."""
+        return round(cost / self.mean * self.the_step)
+
+
 def pace(facts: RunFacts, stages: StageMap, stage: int) -> Pace | None:
     """How a stage compares with the median of the others; None where the work of its ranks is not recorded."""
     work = WorkOfRanks(_by_stage(facts.trace["work"], stages))
@@ -72,9 +84,11 @@ def _by_stage(work: Table, stages: StageMap) -> Table:
     )
 
 
-def outside_work(facts: RunFacts, rows: Sequence[PipelineRow], stages: StageMap, step: float) -> list[FindingEntry]:
+def outside_work(
+    facts: RunFacts, rows: Sequence[PipelineRow], stages: StageMap, step: StepLength
+) -> list[FindingEntry]:
     """A finding per rank that computes more than the others outside the pipeline's computations, by as much as bounds
-    a run: all stages wait for it, and neither the schedule nor the split is to blame. `step` in ns."""
+    a run: all stages wait for it, and neither the schedule nor the split is to blame."""
     outside, without_core = _outside(facts, rows), beyond_peers(judged_core_times(facts))
     found = []
     for rank, own in outside.items():
@@ -82,7 +96,7 @@ def outside_work(facts: RunFacts, rows: Sequence[PipelineRow], stages: StageMap,
         if len(over) < 2 or fmean(over.values()) <= SIGNIFICANT * stdev(over.values()) / sqrt(len(over)):
             continue
         cost = fmean(over.values()) - without_core.get(rank, 0.0)
-        if cost >= VERDICT_SHARE * step:
+        if cost >= VERDICT_SHARE * step.mean:
             found.append(_finding(facts, stages, rank, own, over, cost, step))
     return found
 
@@ -112,7 +126,7 @@ def _beyond_others(outside: Mapping[int, Mapping[int, int]], rank: int) -> dict[
 
 def _finding(
     facts: RunFacts, stages: StageMap, rank: int, own: Mapping[int, int], over: Mapping[int, float], cost: float,
-    step: float,
+    step: StepLength,
 ) -> FindingEntry:  # fmt: skip
     longest = sorted(over, key=lambda number: -over[number])[:SHOWN]
     windows = {window.step: window for lane in facts.lanes if lane.rank == rank for window in lane.steps}
@@ -124,8 +138,8 @@ def _finding(
         }
         for number in longest
     ]  # fmt: skip
-    words = WorkOutsidePipeline(rank, stages.places[rank][1], round(fmean(own.values())), round(cost))
+    words = WorkOutsidePipeline(rank, stages.places[rank][1], step.part(fmean(own.values())), step.part(cost))
     return made(
-        words, ranks=[rank], share=cost / step, cost_ns=round(cost * len(over)), per_step_ns=round(cost),
+        words, ranks=[rank], share=cost / step.mean, cost_ns=round(cost * len(over)), mean_ns=round(cost),
         evidence=evidence,
     )  # fmt: skip

@@ -105,7 +105,7 @@ def _finding(trace: Trace, lanes: Sequence[LaneSummary], kind: str, spreads: Seq
     )  # fmt: skip
     return made(
         words, ranks=members, share=share, cost_ns=sum(spans.total for _, spans in exposed),
-        per_step_ns=round(sum(per_step) / max(len(lanes), 1)),
+        mean_ns=round(sum(per_step) / max(len(lanes), 1)),
         evidence=[evidence for lane, spans in exposed for evidence in _evidence(lane, spans, kind)][:EVIDENCE],
     )  # fmt: skip
 

@@ -40,13 +40,13 @@ class Finding:
 
 
 def made(
-    words: Finding, *, ranks: Iterable[int], share: float = 0.0, cost_ns: int | None = 0, per_step_ns: int | None = 0,
+    words: Finding, *, ranks: Iterable[int], share: float = 0.0, cost_ns: int | None = 0, mean_ns: int | None = 0,
     evidence: Sequence[Evidence] = (), severity: Severity | None = None,
 ) -> FindingEntry:  # fmt: skip
     """The finding as it stands in a report.
 
-    `share` is of the judged time, 0 of what is paid once; `cost_ns` is in all, `per_step_ns` the mean over ranks and
-    steps. Without a `severity`, here or in the record, the share decides.
+    `share` is of the judged time, 0 of what is paid once; `cost_ns` is in all, `mean_ns` the mean over ranks
+    and steps. Without a `severity`, here or in the record, the share decides.
     """
     return {
         "code": words.code,
@@ -54,7 +54,7 @@ def made(
         "message": words.message(),
         "facts": asdict(words),
         "ranks": sorted(ranks),
-        "cost_ns_per_step": per_step_ns,
+        "cost_ns_per_step": mean_ns,
         "cost_ns": cost_ns,
         "share_frac": share,
         "evidence": list(evidence),

@@ -48,6 +48,6 @@ def _finding(
     ]  # fmt: skip
     return made(
         KINDS[code](round(count / steps), cost / window, _sizes(own)),
-        ranks={entry["rank"] for entry, _ in own}, share=cost / window, cost_ns=cost, per_step_ns=round(cost / steps),
+        ranks={entry["rank"] for entry, _ in own}, share=cost / window, cost_ns=cost, mean_ns=round(cost / steps),
         evidence=evidence,
     )  # fmt: skip
