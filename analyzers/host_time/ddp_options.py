@@ -88,9 +88,7 @@ def _accumulation(trace: Trace, view: LaneView, part: Judged) -> list[FindingEnt
 def _finding(words: Finding, view: LaneView, part: Judged, cost: int, evidence: list[Evidence]) -> FindingEntry:
     """That costs so many ns of the judged steps."""
     share = cost / int((part.end - part.start).sum())
-    return made(
-        words, ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(part), evidence=evidence
-    )
+    return made(words, ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(part), evidence=evidence)
 
 
 def _shown(trace: Trace, view: LaneView, of: str, rows: Times, note: str) -> list[Evidence]:

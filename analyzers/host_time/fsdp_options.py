@@ -114,9 +114,7 @@ def _finding(
          "note": note}
         for row in rows[:EVIDENCE].tolist()
     ]  # fmt: skip
-    return made(
-        words, ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(part), evidence=evidence
-    )
+    return made(words, ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(part), evidence=evidence)
 
 
 ANALYZER = FileAnalyzer("fsdp_options", run, (Need("host_events", "record CPU activities too", optional=True),))

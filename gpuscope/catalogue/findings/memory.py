@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuscope.catalogue.finding import Finding
+from gpuscope.report.view import units
+
+WHY_FAILED = {
+    "fragmentation": "fragmentation: enough bytes were free, but in pieces",
+    "scattered": "the free memory was partly in pieces of reserved memory, partly on the device",
+    "limit": "because of a limit set for the process, not of the device",
+    "full": "no allocator setting helps: the job must use less memory at once",
+}
 
 
 @dataclass(frozen=True)
@@ -14,6 +22,7 @@ class OutOfMemory(Finding):
     """
 
     code = "out_of_memory"
+    severity = "high"
     recognised = """an `oom` event of the snapshot's history. The message says which request it was, how much was in
     use, how much lay free in reserved blocks, the size of the largest free block that request could have used, and
     what was free on the device. `fragmentation`: enough lay free, in pieces. `limit`: enough was free on the device,
@@ -24,6 +33,19 @@ class OutOfMemory(Finding):
     smaller micro-batch, sharding, offload."""
     misleads = """memory that is not the allocator's (NCCL buffers, CUDA contexts, other processes): it appears only
     as less free on the device. A history that was recorded without stacks has sizes, not places."""
+
+    requests: int
+    kinds: list[str]
+    """Why they failed: fragmentation, scattered, limit, full."""
+    first: str
+    """Of the first one, in words."""
+
+    def message(self) -> str:
+        cause = "some by fragmentation, some because memory was full"
+        if len(self.kinds) == 1:
+            cause = WHY_FAILED[self.kinds[0]]
+        first = f"{self.first[0].upper()}{self.first[1:]}"
+        return f"{units.plural(self.requests, 'request')} for memory failed; {cause}. {first}"
 
 
 @dataclass(frozen=True)
@@ -37,6 +59,20 @@ class AllocatorRetries(Finding):
     helps = """as for `out_of_memory`; a job that retries is a job that soon fails. The time is in the trace as the
     cause `allocator`."""
     misleads = "`garbage_collection_threshold`, which gives back in the same way, without synchronising."
+
+    retries: int
+    certain: int
+    """Of these, those that were no calls of empty_cache."""
+    took_ns: int
+
+    def message(self) -> str:
+        open_ = self.retries - self.certain
+        doubt = f"; {open_} of them may have been calls of empty_cache" if open_ else ""
+        took = f", which took {units.duration(self.took_ns)} in all" if self.took_ns else ""
+        return (
+            f"{units.plural(self.retries, 'request')} found the device full: the allocator released cached memory and "
+            f"retried, with the device synchronised{took}{doubt}"
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +89,24 @@ class Fragmentation(Finding):
     helps = "the setting under «What to change»; fewer different sizes (padding batches to a few lengths)."
     misleads = "a history that begins long after the process did: what was reserved before it is not judged."
 
+    share: float
+    """Of the peak of reserved memory."""
+    reserved_bytes: int
+    peak_bytes: int
+    requests: int
+    largest_request_bytes: int
+    free_bytes: int
+    free_elsewhere_bytes: int
+
+    def message(self) -> str:
+        size, peak = units.memory(self.reserved_bytes), units.memory(self.peak_bytes)
+        return (
+            f"Up to {units.share(self.share)} of the peak of reserved memory ({size} of {peak}) was reserved while as "
+            f"much was free in blocks that the requests could not use: {units.plural(self.requests, 'request')}, the "
+            f"largest {units.memory(self.largest_request_bytes)} with {units.memory(self.free_bytes)} free in smaller "
+            f"blocks of its pool and {units.memory(self.free_elsewhere_bytes)} in blocks for other streams or sizes"
+        )
+
 
 @dataclass(frozen=True)
 class MemoryHeadroom(Finding):
@@ -61,9 +115,17 @@ class MemoryHeadroom(Finding):
     """
 
     code = "memory_headroom"
+    severity = "low"
     recognised = """the allocator's samples (`profile_memory=True`) and the memory of the device in Kineto's header."""
     helps = "a larger batch per rank, more micro-batches in flight."
     misleads = "other processes on the device; a peak that lies outside the recording."
+
+    reserved_bytes: int
+    """The most that was, on the rank with least room."""
+    capacity_bytes: int
+
+    def message(self) -> str:
+        return f"Most of the memory stays free: {_room(self.reserved_bytes, self.capacity_bytes)}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +133,50 @@ class NeedlessCheckpointing(Finding):
     """Activations are computed again in the backward pass although the device has room to keep them."""
 
     code = "needless_checkpointing"
+    severity = "low"
     recognised = """autograd's `CheckpointFunction` or frames of `torch/utils/checkpoint.py` beside a
     `memory_headroom`."""
     helps = "checkpointing off, or of fewer layers."
     misleads = "as above."
+
+    reserved_bytes: int
+    """The most that was, on the rank with least room."""
+    capacity_bytes: int
+
+    def message(self) -> str:
+        room = _room(self.reserved_bytes, self.capacity_bytes)
+        return f"Activations are computed again in the backward pass, although there is room for them: {room}"
+
+
+@dataclass(frozen=True)
+class MemoryPeak(Finding):
+    """What holds GPU memory at the peak of an allocator snapshot that is analysed without a trace: the headline of such
+    a report.
+    """
+
+    code = "memory_peak"
+    severity = "low"
+    recognised = """the blocks in use at the moment of most allocated memory, summed by the line of the user's own code
+    that asked for them: the innermost frame that is neither of the standard library, nor of an installed package, nor
+    of torch. The thread of the backward pass has no Python frames: there autograd's node stands for the line. Each
+    block also counts to one kind (forward, attention scores, gradients, optimizer…), by the functions and files of
+    torch that its stack goes through."""
+    helps = """what is under «What would shrink the peak», each with the bytes it can save at most: a fused attention
+    kernel for scores that a softmax within attention keeps, activation checkpointing and a smaller micro-batch for what
+    the forward pass keeps, sharding for gradients, optimizer states and parameters, `fused=True` for copies that the
+    optimizer makes. Nothing is proposed that the stacks don't show."""
+    misleads = """what was in use before the recording began has no stack: begin it before the model is built. Once the
+    largest is gone another moment may be the peak, so a saving is a bound, not a prediction."""
+
+    said: str
+    """What `report.view.memory_sentences` says of the section `memory`, which holds the numbers."""
+    snapshot: str
+    """Which one, of several."""
+
+    def message(self) -> str:
+        return f"{self.said[0].upper()}{self.said[1:]}{f' ({self.snapshot})' if self.snapshot else ''}"
+
+
+def _room(reserved_bytes: int, capacity_bytes: int) -> str:
+    reserved, capacity = units.memory(reserved_bytes), units.memory(capacity_bytes)
+    return f"{reserved} of the device's {capacity} are the most that was reserved"

@@ -23,8 +23,18 @@ def place(stage: int, stages: int) -> str:
     return " (the first)" if not stage else " (the last)" if stage == stages - 1 else ""
 
 
-def _instead(how: str, after_ns: int | None, before_ns: int | None) -> str:
-    return f"{how} the step would take {units.duration(after_ns)} instead of {units.duration(before_ns)}"
+def _explained(explained: float, costs: bool) -> str:
+    """What part of the slowdown goes with it; of more than all, all, and why."""
+    if not costs:
+        return (
+            "the others are as much quicker than the mean, with which it is compared, so no time is lost against that"
+        )
+    if explained <= 1:
+        return f"{units.share(explained)} of the slowdown by stragglers goes away with that (M = {explained:.3f})"
+    return (
+        f"all of the slowdown by stragglers goes away with that (M = {explained:.3f}, above 1 where the others are "
+        "quicker than the mean)"
+    )
 
 
 @dataclass(frozen=True)
@@ -50,19 +60,21 @@ class SlowWorker(Finding):
     after_ns: int | None = None
     explained: float | None = None
     """M: the part of the slowdown that it explains (docs/definitions.md)."""
+    costs: bool = True
+    """Whether any time is lost against the mean of all."""
     slower_ns: int | None = None
     """What the same operations take longer here than on the other stages, per step, and what these idle for it."""
     idle_ns: int | None = None
 
     def message(self) -> str:
-        if self.before_ns is None or self.after_ns is None:
+        if self.before_ns is None or self.after_ns is None or self.explained is None:
             return (
                 f"{units.rank_words(self.ranks).capitalize()} (stage {self.stage}) {units.be(self.ranks)} slow: the "
                 f"same operations on the same shapes take {units.duration(self.slower_ns)} of a step longer than on "
                 f"the other stages, which idle {units.duration(self.idle_ns)} for it; the split of the layers is not "
                 "the reason"
             )
-        return f"{self.headline()}: {self.without()}; that mean includes its own; M = {self.explained:.3f}"
+        return f"{self.headline()}: {self.without()}; {_explained(self.explained, self.costs)}"
 
     def headline(self) -> str:
         if self.replica is None:
@@ -71,7 +83,10 @@ class SlowWorker(Finding):
 
     def without(self) -> str:
         """What the step would take."""
-        return _instead("at the mean pace of its peers", self.after_ns, self.before_ns)
+        return (
+            "at the mean pace of its peers, its own included, the step would take "
+            f"{units.duration(self.after_ns)} instead of {units.duration(self.before_ns)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -88,25 +103,21 @@ class SlowStage(Finding):
     stage: int
     stages: int
     replicas: int
-    before_ns: int
-    after_ns: int
     explained: float
+    costs: bool
 
     def message(self) -> str:
-        doubt = (
-            "" if self.replicas > 1 else "; with one replica, an uneven split can't be distinguished from a slow rank"
-        )
-        return (
-            f"{self.headline()}: {self.without()}; that work is gone, not moved to others; "
-            f"M = {self.explained:.3f}{doubt}"
-        )
+        said = f"{self.headline()}: {self.without()}"
+        if self.replicas > 1:
+            return said
+        return f"{said}; with one replica, an uneven split can't be distinguished from a slow rank"
 
     def headline(self) -> str:
         return f"Pipeline stage {self.stage}{place(self.stage, self.stages)} is slow"
 
     def without(self) -> str:
-        """What the step would take."""
-        return _instead("without its extra work", self.after_ns, self.before_ns)
+        """What goes away with its slowness."""
+        return _explained(self.explained, self.costs)
 
 
 @dataclass(frozen=True)
