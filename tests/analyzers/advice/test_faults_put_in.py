@@ -86,11 +86,13 @@ PREDICTED = [
 ]  # fmt: skip
 
 
-def analysed(job: Job, folder: Path, *left_out: int, log: str = "") -> Report:
-    """The report on a job; `log`: NCCL's, beside its traces."""
+def analysed(job: Job, folder: Path, *left_out: int, log: str = "", topology: str = "") -> Report:
+    """The report on a job; `log` and `topology`: NCCL's, beside its traces."""
     path = Case(replace(job, name=f"job{len(list(folder.iterdir()))}"), "", Profiler(left_out=left_out)).write(folder)
     if log:
         (path / "nccl.log").write_text(log)
+    if topology:
+        (path / "topology.xml").write_text(topology)
     return gpuscope.analyze(path).report
 
 
@@ -142,16 +144,11 @@ def nccl_log(*parts: Sequence[str], ranks: int = 2, nodes: int = 1, via: str = "
 BUCKET = 33_554_428
 """Bytes of a bucket of `COMPUTE`: three gradients of its 32 MiB a layer."""
 SLOW = replace(COMPUTE, rate=15.0)
-GATHERED = replace(SHARDED, rate=20.0, layer_bytes=16 * MIB, prefetch=1)
-ROCE = [said("NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", pid=100)]
 RDMA = {"nodes": 2, "via": "NET/IB/0/GDRDMA"}
 TREE = chosen({BUCKET: "TREE LL"}, channels=2)
 COMPILES = replace(READ_LOSS, compile_ns=400 * MS, copy_bytes=MIB)
 """In its first step, behind the copy of the batch."""
 COMPILED = "triton_poi_fused_gelu_0"
-TENSOR = replace(COMPUTE, parallel="tensor", ranks=4, tensor_bytes=64 * MIB, rate=60.0)
-DEEPSPEED = "DeepSpeedEngine.train_batch"
-MEGATRON = "megatron.training.train_step"
 
 
 @dataclass(frozen=True)
@@ -180,44 +177,21 @@ SHOWN = [
                                                                                          "ranks": 1}),
     Shown("hybrid_shard", replace(SHARDED, rate=20.0, ranks=4), nccl_log(ranks=4, **RDMA),  # type: ignore[arg-type]
           quiet_log=nccl_log(ranks=4)),
-    Shown("tensor_overlap", replace(TENSOR, mark=MEGATRON), nccl_log(ranks=4), quiet={"mark": ""}),
-    Shown("async_tensor_parallel", replace(TENSOR, tensor_op="all_gather"), nccl_log(ranks=4), small=COMPILED,
-          quiet={"tensor_op": "all_reduce"}),
     Shown("host_work_named", replace(READ_LOSS, host_work_ns=9 * MS, host_work="train.py(12): between"),
           quiet={"host_work_ns": 0}),
     Shown("broadcast_buffers", replace(READ_LOSS, host_work_ns=9 * MS, host_work="aten::flatten_dense_tensors"),
           quiet={"host_work_ns": 0}),
     Shown("asynchronous_checkpoint", replace(READ_LOSS, outlier_step=3, outlier_ns=60 * MS, steps=8),
           quiet={"outlier_work": "validate"}),
-    Shown("evaluation_aside", replace(READ_LOSS, outlier_step=3, outlier_ns=60 * MS, steps=8, outlier_work="validate"),
-          quiet={"outlier_work": "save_checkpoint"}),
     Shown("compile_cache", COMPILES, quiet={"compile_ns": 0}),
     Shown("module_loading", replace(READ_LOSS, first_use_ns=30 * MS), quiet={"first_use_ns": 0}),
-    Shown("algorithm_search", replace(COMPILES, compile_work="cudnnFindConvolutionForwardAlgorithm"),
-          quiet={"compile_ns": 0}),
     Shown("record_steady_steps", replace(COMPILES, steps=1), quiet={"steps": 8}),
     Shown("nccl_log", SLOW, quiet_log=nccl_log(TREE)),
     Shown("nccl_algorithm", SLOW, nccl_log(TREE), quiet_log=nccl_log(TREE, variables(NCCL_ALGO="Tree"))),
     Shown("nccl_protocol", SLOW, nccl_log(TREE), quiet_log=nccl_log(chosen({BUCKET: "TREE SIMPLE"}))),
     Shown("nccl_channels", SLOW, nccl_log(TREE), quiet_log=nccl_log(chosen({BUCKET: "TREE LL"}, channels=64))),
-    Shown("nccl_collnet", SLOW, nccl_log(TREE, **RDMA), quiet_log=nccl_log(TREE)),  # type: ignore[arg-type]
-    Shown("nccl_buffer", SLOW, nccl_log(TREE, **RDMA), quiet_log=nccl_log(TREE)),  # type: ignore[arg-type]
     Shown("nccl_nvls", SLOW, nccl_log(TREE, variables(NCCL_NVLS_ENABLE="0")),
           quiet_log=nccl_log(TREE, variables(NCCL_NVLS_ENABLE="2"))),
-    Shown("nccl_registration", SLOW, nccl_log(variables(NCCL_WIN_ENABLE="0")), quiet_log=nccl_log()),
-    Shown("nccl_queue_pairs", SLOW, nccl_log(ROCE, **RDMA),  # type: ignore[arg-type]
-          quiet_log=nccl_log(ROCE, variables(NCCL_IB_QPS_PER_CONNECTION="8"), **RDMA)),  # type: ignore[arg-type]
-    Shown("nccl_sockets", SLOW, nccl_log(nodes=2, via="NET/Socket/0"), quiet_log=nccl_log()),
-    Shown("nccl_chunks", replace(STAGES, activation_bytes=256 * MIB, rate=20.0), nccl_log(**RDMA),  # type: ignore[arg-type]
-          quiet_log=nccl_log()),
-    Shown("nccl_symmetric", GATHERED, nccl_log(), quiet_log=nccl_log(version="2.26.5")),
-    Shown("nccl_user_buffers", GATHERED, nccl_log(version="2.26.5"), quiet_log=nccl_log()),
-    Shown("nccl_zero_cta", GATHERED, nccl_log(), quiet_log=nccl_log(version="2.27.7")),
-    Shown("nccl_cta_policy", SLOW, nccl_log(), quiet_log=nccl_log(variables(NCCL_CTA_POLICY="1"))),
-    Shown("local_sgd", SLOW, nccl_log(**RDMA), quiet_log=nccl_log()),  # type: ignore[arg-type]
-    Shown("quantized_collectives", replace(SLOW, wrapped=False, mark=DEEPSPEED), nccl_log(**RDMA),  # type: ignore[arg-type]
-          quiet_log=nccl_log()),
-    Shown("fp8_collectives", GATHERED, nccl_log(**RDMA), quiet_log=nccl_log()),  # type: ignore[arg-type]
 ]  # fmt: skip
 
 
