@@ -190,8 +190,6 @@ SHOWN = [
     Shown("nccl_algorithm", SLOW, nccl_log(TREE), quiet_log=nccl_log(TREE, variables(NCCL_ALGO="Tree"))),
     Shown("nccl_protocol", SLOW, nccl_log(TREE), quiet_log=nccl_log(chosen({BUCKET: "TREE SIMPLE"}))),
     Shown("nccl_channels", SLOW, nccl_log(TREE), quiet_log=nccl_log(chosen({BUCKET: "TREE LL"}, channels=64))),
-    Shown("nccl_nvls", SLOW, nccl_log(TREE, variables(NCCL_NVLS_ENABLE="0")),
-          quiet_log=nccl_log(TREE, variables(NCCL_NVLS_ENABLE="2"))),
 ]  # fmt: skip
 
 
@@ -234,14 +232,10 @@ def test_memory_is_allocated_once_in_cpp(tmp_path: Path) -> None:
 
 
 def test_unified_memory_by_what_moved_it(tmp_path: Path) -> None:
-    """First touches are prefetched; pages that both sides want in every step are given a place; what is evicted does
-    not fit."""
-    paging = {"prefetch", "memory_advice", "oversubscription"}
-    assert told(in_cpp(tmp_path, migrations=[(TO_DEVICE, FAULT)])) & paging == {"prefetch"}
-    both = [(TO_DEVICE, FAULT), (TO_HOST, FAULT)]
-    assert told(in_cpp(tmp_path, migrations=both)) & paging == {"prefetch", "memory_advice"}
-    assert told(in_cpp(tmp_path, migrations=[*both, (TO_HOST, EVICTION)])) & paging == {"oversubscription"}
-    assert not told(in_cpp(tmp_path)) & paging
+    """What host or device touch is prefetched; where pages are evicted, a prefetch would evict more."""
+    assert "prefetch" in told(in_cpp(tmp_path, migrations=[(TO_DEVICE, FAULT), (TO_HOST, FAULT)]))
+    assert "prefetch" not in told(in_cpp(tmp_path, migrations=[(TO_DEVICE, FAULT), (TO_HOST, EVICTION)]))
+    assert "prefetch" not in told(in_cpp(tmp_path))
 
 
 def short_of_memory(folder: Path, free_on_device: int) -> Report:

@@ -91,6 +91,17 @@ def test_a_forced_protocol_is_taken_away(tmp_path: Path) -> None:
     assert "nccl_choice" in {one["code"] for one in two["advice"]["unpredicted"]}
 
 
+def test_switches_that_reduce_are_given_back(tmp_path: Path) -> None:
+    """Eight H100 behind switches: NCCL would reduce large messages in them."""
+    eight = replace(TWO_SIZES, ranks=8)
+    small, large = sizes_of(eight, tmp_path)
+    log = nccl_log(
+        chosen({small: "RING SIMPLE", large: "RING SIMPLE"}, channels=16), variables(NCCL_NVLS_ENABLE="0"), ranks=8
+    )
+    predicted = suggestion(analysed(eight, tmp_path, log=log), "nccl_nvls")["predicted"]
+    assert predicted["step_ns_after"] < predicted["step_ns_before"]
+
+
 HGX = Place(8, 1, nvlink=True, generation="hopper")
 FITTED = CostModel(20_000.0, 1 / 200, 0.05, "fitted to 4 message sizes")
 

@@ -97,11 +97,6 @@ def test_alternatives_for_bandwidth() -> None:
     assert found["NCCL_MIN_CTAS=32"].changes == (Algorithm(channels=32, op="all_reduce"),)
 
 
-def test_nvls_is_given_back_not_forced() -> None:
-    found = [one.setting for one in told("bandwidth", bandwidth=[row()], nccl=nccl(NCCL_NVLS_ENABLE="0"))]
-    assert {"kind": "env", "name": "NCCL_NVLS_ENABLE", "value": "unset"} in found
-
-
 def test_what_the_user_has_set_stays() -> None:
     found = told("bandwidth", bandwidth=[row(channels=64)], nccl=nccl(NCCL_ALGO="Ring", NCCL_PROTO="Simple"))
     assert found == []

@@ -61,7 +61,6 @@ def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield from _protocols(finding, row)
     if finding["code"] == "bandwidth":
         yield from _channels(case, finding, row)
-        yield from _switches(case, finding, row)
 
 
 def _algorithms(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
@@ -116,21 +115,6 @@ def _channels(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterato
     )
 
 
-def _switches(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
-    """NVLS that somebody has switched off. It is left to NCCL, never forced: that fails where it is not supported."""
-    if variable(case, "NCCL_NVLS_ENABLE") != "0":
-        return
-    yield Proposal(
-        code="nccl_nvls",
-        action="Let NCCL use NVLink switches that reduce (NVLS) again",
-        why=f"{cost(finding)}; NCCL's log says that NCCL_NVLS_ENABLE=0 is set",
-        setting=env("NCCL_NVLS_ENABLE", UNSET),
-        risk="more device memory; it may have been switched off for a reason: multicast missing in a virtual machine",
-        verify="NCCL's log shows nvls channels; " + _VERIFY,
-        changes=(Algorithm(algorithm="nvls", protocol="simple", op=row["op"]),),
-    )
-
-
 def _allowed_channels(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """A limit in one host's environment makes it have fewer channels than the others."""
     most = max((entry["channels"] or 0 for entry in case.report["nccl"]["communicators"]), default=0)
@@ -173,7 +157,6 @@ RULE = Rule(
             ("bandwidth", "fewer_channels"),
             "`NCCL_MIN_CTAS`; `NCCL_MAX_CTAS` or `NCCL_MAX_NCHANNELS` unset where the log shows such a limit",
         ),
-        Knob("nccl_nvls", ("bandwidth",), "`NCCL_NVLS_ENABLE` unset, where the log shows that it was 0"),
     ),
     propose,
     ("pytorch", "jax", "native"),
