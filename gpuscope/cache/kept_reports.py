@@ -19,7 +19,7 @@ _HARDWARE = "GPUSCOPE_HARDWARE"
 
 def report_key(paths: Sequence[str], *asked: object) -> str | None:
     """The key of the report on these files when `asked` so; None where it may depend on more than these files: folders,
-    URLs, a table of link rates of one's own (whether they lie in a run folder the caller knows). None for small files."""
+    URLs, a table of link rates of one's own (whether they lie in a run folder the caller knows), and for small ones."""
     files = [Path(path) for path in paths]
     if os.environ.get(_HARDWARE) or not all(map(second_look.is_worth, files)):
         return None
