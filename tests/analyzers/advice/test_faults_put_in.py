@@ -128,13 +128,12 @@ def test_the_job_without_the_fault_takes_what_was_predicted(
     assert trial.code not in told(silent)
 
 
-def nccl_log(*parts: Sequence[str], ranks: int = 2, nodes: int = 1, via: str = "P2P/CUMEM", version: str = "2.29.2",
-             channels: int = 16) -> str:  # fmt: skip
+def nccl_log(*parts: Sequence[str], ranks: int = 2, nodes: int = 1, via: str = "P2P/CUMEM") -> str:
     """What NCCL logs of a job: version, communicator, the transport between ranks 0 and the last, and `parts`."""
     last, device = ranks - 1, (ranks - 1) % (ranks // nodes)
     host = f"n{nodes - 1}"
     lines = [
-        said(f"NCCL version {version}+cuda13.0", pid=100), *communicator(ranks, nodes, channels),
+        said("NCCL version 2.29.2+cuda13.0", pid=100), *communicator(ranks, nodes),
         said(f"Channel 00/0 : 0[0] -> {last}[{device}] [send] via {via}", pid=100),
         said(f"Channel 00/0 : 0[0] -> {last}[{device}] [receive] via {via}", host=host, pid=100 + last),
     ]  # fmt: skip
@@ -148,7 +147,6 @@ RDMA = {"nodes": 2, "via": "NET/IB/0/GDRDMA"}
 TREE = chosen({BUCKET: "TREE LL"}, channels=2)
 COMPILES = replace(READ_LOSS, compile_ns=400 * MS, copy_bytes=MIB)
 """In its first step, behind the copy of the batch."""
-COMPILED = "triton_poi_fused_gelu_0"
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,6 @@ class Shown:
     """Changes of the job…"""
     quiet_log: str | None = None
     """… or another log."""
-    small: str = ""
 
 
 SHOWN = [
@@ -194,11 +191,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: shown.code)
-def test_a_setting_without_a_predicted_step_comes_only_where_it_applies(
-    shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if shown.small:
-        monkeypatch.setattr(simulator.training, "SMALL", shown.small)
+def test_a_setting_without_a_predicted_step_comes_only_where_it_applies(shown: Shown, tmp_path: Path) -> None:
     report = analysed(shown.job, tmp_path, log=shown.log)
     assert shown.code in told(report), (sorted(told(report)), [finding["code"] for finding in report["findings"]])
     quiet = replace(shown.job, **(shown.quiet or {}))
