@@ -30,7 +30,6 @@ UNITS = replace(SHARDED, keep_parameters=True, layer_bytes=MIB, first_bytes=8 * 
                 gemms=2, smalls=1, gemm_ns=30_000, prefetch=0, optimizer_ns=10_000)  # fmt: skip
 STAGES = replace(COMPUTE, parallel="pipeline", layers=2, steps=6)
 BY_HAND = replace(COMPUTE, wrapped=False, overlap=False, rate=40.0)
-GRADIENT_EACH = replace(SMALL, bucket_bytes=MIB, layer_bytes=9 * MIB, alpha_ns=120_000, rate=60.0)
 
 
 @dataclass(frozen=True)
