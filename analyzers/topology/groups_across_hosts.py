@@ -18,17 +18,15 @@ from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.catalogue.finding import made
-from gpuscope.catalogue.findings.network import GroupAcrossHosts, RailsCrossed
+from gpuscope.catalogue.findings.network import GroupAcrossHosts
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, union
 from gpuscope.trace.naming.frameworks import parallelism_of
-from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 INSIDE = frozenset({"tp", "sp", "cp", "ep"})
-RAILS = "rails"
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ def run(facts: RunFacts) -> Result:
     """A finding `group_across_hosts` per kind of parallelism whose exposed communication costs 1 % or more."""
     result = Result(ANALYZER.name)
     found: dict[str, list[Spread]] = {}
-    for spread in (*_spread_groups(facts.trace), *_crossed_rails(facts.trace)):
+    for spread in _spread_groups(facts.trace):
         found.setdefault(spread.kind, []).append(spread)
     for kind, spreads in found.items():
         finding = _finding(facts.trace, facts.lanes, kind, spreads)
@@ -69,21 +67,6 @@ def _spread_groups(trace: Trace) -> Iterator[Spread]:
             yield Spread(kind, group, members, tuple(sorted(own)))
 
 
-def _crossed_rails(trace: Trace) -> Iterator[Spread]:
-    """Groups of one rank per host whose ranks are on different GPUs of their hosts: on a network with a switch per card
-    (rails) they cross it."""
-    hosts, table, ranks = _hosts(trace), trace["groups"], trace["ranks"]
-    device = dict(zip(ranks["rank"].tolist(), ranks["device"].tolist(), strict=True))
-    for group in np.unique(table["group"]).tolist():
-        rows = np.flatnonzero(table["group"] == group)
-        members = tuple(sorted(set(table["rank"][rows].tolist())))
-        own = {hosts.get(rank, "") for rank in members}
-        places = {device.get(rank, NA) for rank in members}
-        whole = len(members) == int(table["size"][rows[0]]) > 1
-        if whole and len(own) == len(members) and "" not in own and NA not in places and len(places) > 1:
-            yield Spread(RAILS, group, members, tuple(sorted(own)))
-
-
 def _hosts(trace: Trace) -> dict[int, str]:
     """Host of each rank that records one."""
     ranks = trace["ranks"]
@@ -99,10 +82,7 @@ def _finding(trace: Trace, lanes: Sequence[LaneSummary], kind: str, spreads: Seq
     share = sum(spans.total for _, spans in exposed) / max(window, 1)
     per_step = [spans.total / max(count_steps(lane.steps), 1) for lane, spans in exposed]
     hosts = sorted({host for spread in spreads for host in spread.hosts})
-    words = (
-        RailsCrossed(len(spreads), share) if kind == RAILS
-        else GroupAcrossHosts(kind, len(spreads), len(spreads[0].members), hosts, share)
-    )  # fmt: skip
+    words = GroupAcrossHosts(kind, len(spreads), len(spreads[0].members), hosts, share)
     return made(
         words, ranks=members, share=share, cost_ns=sum(spans.total for _, spans in exposed),
         mean_ns=round(sum(per_step) / max(len(lanes), 1)),

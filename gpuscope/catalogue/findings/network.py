@@ -69,29 +69,6 @@ class GroupAcrossHosts(Finding):
 
 
 @dataclass(frozen=True)
-class RailsCrossed(Finding):
-    """Groups of one rank per host use different GPUs of their hosts. Where each network card has a switch of its own
-    (rails), their messages go over the spine.
-    """
-
-    code = "rails_crossed"
-    recognised = """the recorded groups, the hosts and the devices of their ranks; exposed communication of these
-    groups of 1 % of the time or more."""
-    helps = "ranks numbered by host, then by GPU, and the data-parallel dimension of the mesh outermost."
-    misleads = """a network without rails; devices renumbered by `CUDA_VISIBLE_DEVICES`, so that device 0 is another
-    one in each process."""
-
-    groups: int
-    share: float
-
-    def message(self) -> str:
-        return (
-            f"{units.plural(self.groups, 'group')} of one rank per host on different GPUs of their hosts; exposed "
-            f"communication of these takes {units.share(self.share)} of the time"
-        )
-
-
-@dataclass(frozen=True)
 class NetworkCongestion(Finding):
     """Counters of a network port or switch that stay at 0 on a network that flows counted something."""
 
