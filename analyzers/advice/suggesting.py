@@ -83,7 +83,7 @@ def advise(
 
 def not_asked() -> AdviceEntry:
     """The advice of a report without tries."""
-    return {"why": NOT_ASKED, "unpredicted": [], "nothing_gains": []}
+    return {"why": NOT_ASKED, "asked": False, "unpredicted": [], "nothing_gains": []}
 
 
 def worth_answering(report: Diagnosis, finding: FindingEntry) -> bool:

@@ -21,7 +21,7 @@ from gpuscope.analyzers.operations.pipeline_dependencies import check_alone, pip
 from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds
 from gpuscope.analyzers.slowdown.slowdowns import Effect, Slowdowns, Worker, slowdowns
 from gpuscope.catalogue.finding import Finding, made
-from gpuscope.catalogue.findings.pipelines import SlowOperations, SlowStage, SlowWorker
+from gpuscope.catalogue.findings.pipelines import SlowOperation, SlowOperations, SlowStage, SlowWorker
 from gpuscope.report.schema.document import Evidence, FindingEntry, Slowdown
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Prediction
@@ -178,28 +178,29 @@ def _slow_worker(job: Grid, found: Slowdowns, place: Worker, effect: Effect, gai
     rank = int(job.ranks[place])
     only = np.arange(len(job.replicas)) == replica
     cost = _cost(effect, found)
+    slowest, evidence = _slowest(job, found, job.stage == stage, only)
     words = SlowWorker(
         [rank], stage, int(job.replicas[replica]), gain["step_ns_before"], gain["step_ns_after"],
-        found.explained(effect), costs=cost > 0,
+        found.explained(effect), cost > 0, slowest,
     )  # fmt: skip
-    return _made(words, job, found, [rank], cost, _slowest(job, found, job.stage == stage, only))
+    return _made(words, job, found, [rank], cost, evidence)
 
 
 def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> FindingEntry:
     cost = _cost(effect, found)
-    words = SlowStage(stage, job.stages, len(job.replicas), found.explained(effect), costs=cost > 0)
-    evidence = _slowest(job, found, job.stage == stage, np.ones(len(job.replicas), np.bool_))
+    slowest, evidence = _slowest(job, found, job.stage == stage, np.ones(len(job.replicas), np.bool_))
+    words = SlowStage(stage, job.stages, len(job.replicas), found.explained(effect), cost > 0, slowest)
     return _made(words, job, found, job.ranks[stage].tolist(), cost, evidence)
 
 
 def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
     worst = max(found.operations, key=lambda op: found.explained(found.operations[op]))
     cost = found.replayed - found.ideal
-    words = SlowOperations(
-        found.replayed / found.ideal, round(found.ideal), worst, min(found.explained(found.operations[worst]), 1.0)
-    )
     chosen = np.array([op == worst for op in job.op])
-    return _made(words, job, found, [], cost, _slowest(job, found, chosen, np.ones(len(job.replicas), np.bool_)))
+    slowest, evidence = _slowest(job, found, chosen, np.ones(len(job.replicas), np.bool_))
+    explained = min(found.explained(found.operations[worst]), 1.0)
+    words = SlowOperations(found.replayed / found.ideal, round(found.ideal), worst, explained, slowest)
+    return _made(words, job, found, [], cost, evidence)
 
 
 def _made(
@@ -211,26 +212,33 @@ def _made(
     )  # fmt: skip
 
 
-def _slowest(job: Grid, found: Slowdowns, chosen: Mask, replicas: Mask) -> list[Evidence]:
-    """The operations furthest above the ideal, of the type that lies above it most."""
+def _slowest(job: Grid, found: Slowdowns, chosen: Mask, replicas: Mask) -> tuple[SlowOperation | None, list[Evidence]]:
+    """The operation furthest above the ideal, of the type that lies above it most; and the first few of these."""
     over = (found.original - found.best[:, None, None]) * (chosen[:, None, None] & replicas[None, :, None])
     types = np.array(job.op)
     worst = max(sorted(set(job.op)), key=lambda op: int(over[types == op].sum()))
     over[types != worst] = 0
     places = np.argsort(-over, axis=None, kind="stable")[:SHOWN]
-    return [_evidence(job, found, place) for place in zip(*np.unravel_index(places, over.shape), strict=True)
-            if over[place] > 0]  # fmt: skip
+    above = [place for place in zip(*np.unravel_index(places, over.shape), strict=True) if over[place] > 0]
+    return (_operation(job, found, above[0]) if above else None), [_evidence(job, found, place) for place in above]
+
+
+def _operation(job: Grid, found: Slowdowns, place: tuple[int, int, int]) -> SlowOperation:
+    operation, replica, _ = place
+    rank = int(job.ranks[job.stage[operation], replica])
+    return job.op[operation], rank, int(found.original[place]), int(found.best[operation])
 
 
 def _evidence(job: Grid, found: Slowdowns, place: tuple[int, int, int]) -> Evidence:
-    operation, replica, step = place
-    took, peers = (units.duration(int(ns)) for ns in (found.original[place], found.best[operation]))
+    operation, _, step = place
+    name, rank, took, peers = _operation(job, found, place)
+    of_step = f"step {int(job.steps[step])}, number {int(job.seq[operation])}"
     return {
-        "rank": int(job.ranks[job.stage[operation], replica]),
+        "rank": rank,
         "start_ns": int(job.start[place]),
         "dur_ns": int(job.end[place] - job.start[place]),
-        "name": job.op[operation],
-        "note": f"step {int(job.steps[step])}, number {int(job.seq[operation])}: {took} vs. {peers} of its peers",
+        "name": name,
+        "note": f"{of_step}: {units.duration(took)} vs. {units.duration(peers)} of its peers",
     }
 
 

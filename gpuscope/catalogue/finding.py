@@ -38,6 +38,10 @@ class Finding:
         """The same as the first line of a report, shorter where the cost stands beside it."""
         return self.message()
 
+    def shows(self) -> str:
+        """The same as the clause that shows what is wrong."""
+        return self.message()
+
 
 def made(
     words: Finding, *, ranks: Iterable[int], share: float = 0.0, cost_ns: int | None = 0, mean_ns: int | None = 0,
@@ -83,6 +87,18 @@ def words_of(entry: FindingEntry) -> Finding | None:
     if kind is None or facts is None or {field.name for field in fields(kind)} != facts.keys():
         return None
     return kind(**facts)
+
+
+def headline(entry: FindingEntry) -> str:
+    """`Finding.headline` of a finding in a report."""
+    words = words_of(entry)
+    return entry["message"] if words is None else words.headline()
+
+
+def shows(entry: FindingEntry) -> str:
+    """`Finding.shows` of a finding in a report."""
+    words = words_of(entry)
+    return entry["message"] if words is None else words.shows()
 
 
 def _below(kind: type[Any]) -> list[type[Any]]:

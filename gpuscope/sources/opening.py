@@ -151,7 +151,7 @@ def _remote(url: str, ranks: Collection[int] | None) -> Iterator[Input]:
                 # Of a folder only traces are read: other people's JSON lies beside them.
                 if len(found) > 1:
                     continue
-                raise InputError(f"{name}: {error.message.partition(': ')[2]}", hint=error.hint) from None
+                raise error.naming(name, local) from None
             if len(found) > 1 and source.files.role is not Role.TIMELINE:
                 continue
             rank = _peeked(source, local, head)

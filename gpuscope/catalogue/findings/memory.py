@@ -41,11 +41,13 @@ class OutOfMemory(Finding):
     """Of the first one, in words."""
 
     def message(self) -> str:
+        return f"{self.shows()}. {self.first[0].upper()}{self.first[1:]}"
+
+    def shows(self) -> str:
         cause = "some by fragmentation, some because memory was full"
         if len(self.kinds) == 1:
             cause = WHY_FAILED[self.kinds[0]]
-        first = f"{self.first[0].upper()}{self.first[1:]}"
-        return f"{units.plural(self.requests, 'request')} for memory failed; {cause}. {first}"
+        return f"{units.plural(self.requests, 'request')} for memory failed; {cause}"
 
 
 @dataclass(frozen=True)

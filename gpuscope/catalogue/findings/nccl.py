@@ -233,9 +233,12 @@ class FewerChannels(Finding):
         why = "A degraded NVLink or PCIe link can cause this; a topology file of these hosts would name it"
         if self.missing_links:
             why = f"The topology shows why: {'; '.join(self.missing_links[:NAMED])}"
+        return f"{self.shows()}. {why}"
+
+    def shows(self) -> str:
         return (
             f"{self.ranks} of {self.of} ranks have fewer channels than others in communicators of the same size: "
-            f"{self.channels} instead of {self.most} (size {self.size}). {why}"
+            f"{self.channels} instead of {self.most} (size {self.size})"
         )
 
 

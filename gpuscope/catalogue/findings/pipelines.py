@@ -9,6 +9,8 @@ from gpuscope.report.schema.pipeline_section import PipelineGain
 from gpuscope.report.view import units
 from gpuscope.report.view.prediction_sentences import outcome
 
+SlowOperation = tuple[str, int, int, int]
+"""(operation, rank, ns that it took, ns of its peers): the one furthest above the ideal."""
 FILLED_BY_MORE = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -21,6 +23,13 @@ FILLED_BY_MORE = {
 def place(stage: int, stages: int) -> str:
     """` (the first)`, ` (the last)`; empty between."""
     return " (the first)" if not stage else " (the last)" if stage == stages - 1 else ""
+
+
+def _measured(slowest: SlowOperation | None) -> str:
+    if slowest is None:
+        return ""
+    name, rank, took_ns, peers_ns = slowest
+    return f"{name} of rank {rank}: {units.duration(took_ns)} vs. {units.duration(peers_ns)} of its peers (measured)"
 
 
 def _explained(explained: float, costs: bool) -> str:
@@ -62,6 +71,7 @@ class SlowWorker(Finding):
     """M: the part of the slowdown that it explains (docs/definitions.md)."""
     costs: bool = True
     """Whether any time is lost against the mean of all."""
+    slowest: SlowOperation | None = None
     slower_ns: int | None = None
     """What the same operations take longer here than on the other stages, per step, and what these idle for it."""
     idle_ns: int | None = None
@@ -80,6 +90,9 @@ class SlowWorker(Finding):
         if self.replica is None:
             return self.message()
         return f"Rank {self.ranks[0]} (replica {self.replica}, stage {self.stage}) is slow"
+
+    def shows(self) -> str:
+        return _measured(self.slowest) or f"{self.without()} (calculated)"
 
     def without(self) -> str:
         """What the step would take."""
@@ -105,6 +118,7 @@ class SlowStage(Finding):
     replicas: int
     explained: float
     costs: bool
+    slowest: SlowOperation | None
 
     def message(self) -> str:
         said = f"{self.headline()}: {self.without()}"
@@ -114,6 +128,9 @@ class SlowStage(Finding):
 
     def headline(self) -> str:
         return f"Pipeline stage {self.stage}{place(self.stage, self.stages)} is slow"
+
+    def shows(self) -> str:
+        return _measured(self.slowest) or f"{self.without()} (calculated)"
 
     def without(self) -> str:
         """What goes away with its slowness."""
@@ -136,12 +153,16 @@ class SlowOperations(Finding):
     worst: str
     """The type of operation that explains most."""
     explained: float
+    slowest: SlowOperation | None
 
     def message(self) -> str:
         return f"{self.headline()}: {self.without()}; {self.worst} explains {self.explained:.3f} of that"
 
     def headline(self) -> str:
         return "Operations are slower than their peers, and no rank or stage explains most of it"
+
+    def shows(self) -> str:
+        return _measured(self.slowest) or f"{self.without()} (calculated)"
 
     def without(self) -> str:
         """What the step takes of what it would."""
@@ -195,6 +216,9 @@ class PipelineImbalance(Finding):
             )
         return said
 
+    def shows(self) -> str:
+        return self.headline()
+
     def headline(self) -> str:
         others = "the other one" if self.stages == 2 else "the others on average"
         return (
@@ -225,10 +249,12 @@ class WorkOutsidePipeline(Finding):
     more_ns: int
 
     def message(self) -> str:
+        return f"{self.shows()}. Neither the schedule nor the split of the layers is the reason"
+
+    def shows(self) -> str:
         return (
             f"Rank {self.rank} (stage {self.stage}) computes {units.duration(self.own_ns)} of a step outside the "
-            f"pipeline's computations, {units.duration(self.more_ns)} more than the others: every stage waits for it. "
-            "Neither the schedule nor the split of the layers is the reason"
+            f"pipeline's computations, {units.duration(self.more_ns)} more than the others: every stage waits for it"
         )
 
 
@@ -263,6 +289,9 @@ class FewMicroBatches(Finding):
             f"fills and drains; with equal stages it would be {units.share(self.ideal_bubble)} of the pipeline's time. "
             f"The same batch in {self.more['micro_batches']} micro-batches: {outcome(self.more)}"
         )
+
+    def shows(self) -> str:
+        return self.headline()
 
     def headline(self) -> str:
         batches = units.plural(self.micro_batches, "micro-batch", "micro-batches")

@@ -41,6 +41,9 @@ from gpuscope.trace.naming.programs import Program
 SCHEMA_VERSION = 3
 
 Class = Literal["cpu", "communication", "memory", "compute"]
+AbstainReason = Literal[
+    "contradiction", "hung", "cut_off", "no_device_events", "thinned", "kernels_lost", "no_host_events"
+]
 
 
 class SourceEntry(TypedDict):
@@ -89,6 +92,10 @@ class Verdict(TypedDict):
     why: str
     limits: list[str]
     """What lowers the confidence by a tenth or more, the most first."""
+    abstain_reason: NotRequired[AbstainReason | None]
+    """Why there is no verdict; reports of version 2 lack it."""
+    record: NotRequired[str]
+    """What to record or add to have the verdict, or its cause; empty where that is no short matter."""
 
 
 class BreakdownEntry(TypedDict):
@@ -189,6 +196,8 @@ class StragglerEntry(TypedDict):
     """Its device is slower at equal work, it has more work, its host is late, or other threads held its cores; None
     where the trace can't show it."""
     reason_why: str
+    more_work: NotRequired[str]
+    """With the reason `data`: how much more it computes, and what."""
     own_operation: NotRequired[str]
     """With the reason `data`: the operation that makes it late, where no other rank runs it at all."""
 
@@ -332,6 +341,8 @@ class AdviceEntry(TypedDict):
 
     why: str
     """Why there are none; empty where there are."""
+    asked: NotRequired[bool]
+    """False where advice was not asked for; else absent."""
     unpredicted: list[UnpredictedEntry]
     nothing_gains: NotRequired[list[NothingGainsEntry]]
     plan: NotRequired[PlanEntry]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from gpuscope.catalogue.finding import headline, shows
 from gpuscope.report.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.schema.replay_section import Prediction
 from gpuscope.report.view import arrangement, memory_sentences, units
@@ -31,8 +32,6 @@ TELLING = 2 / 3
 """Share of the evidence that a name has which stands for all of it."""
 HIDDEN = 1.5
 """A rank that loses this many times the mean over ranks is named beside it."""
-NO_DEVICE = "no device events"
-"""How the reason of a verdict that lacks them begins."""
 _STALLS: dict[str, Literal["cpu", "communication", "memory"]] = {
     "cpu": "cpu", "communication": "communication", "memory": "memory",
 }  # fmt: skip
@@ -165,12 +164,12 @@ def _problem(report: Report) -> str:
     if memory := memory_sentences.headline(report):
         return memory
     if verdict["abstained"] or verdict["bound_by"] is None:
-        what, _, to_do = verdict["why"].partition(": ")
-        if what == NO_DEVICE and to_do:
-            return f"No verdict: no device events are recorded. {_sentence_end(to_do[:1].upper() + to_do[1:])}"
+        record = verdict.get("record", "")
+        if verdict.get("abstain_reason") == "no_device_events" and record:
+            return f"No verdict: no device events are recorded. {_sentence_end(record[:1].upper() + record[1:])}"
         return f"No verdict: {_lower(_sentence_end(verdict['why']))}"
     if startup := _startup(report):
-        return _sentence_end(startup["message"].partition("; record")[0])
+        return _sentence_end(headline(startup))
     if verdict["bound_by"] == "compute":
         return f"Compute takes {units.share(verdict['share_frac'])} of the time; no class of stalls reaches 10 %."
     finding = main_finding(report)
@@ -181,9 +180,9 @@ def _problem(report: Report) -> str:
         which = (
             f" ({units.rank_words(finding['ranks'])})" if finding["code"] == "slow_stage" and finding["ranks"] else ""
         )
-        return f"{finding['message'].partition(': ')[0]}{which}, which costs {lost} of the time."
+        return f"{headline(finding)}{which}, which costs {lost} of the time."
     if finding["code"] not in BY_CODE and finding["code"] != BY_CODE[UNDIVIDED_COMMUNICATION].finding_code:
-        return _sentence_end(finding["message"].partition("; ")[0])
+        return _sentence_end(headline(finding))
     return f"{_blame(report, finding)}: {_cost(report, finding)}."
 
 
@@ -219,9 +218,9 @@ def _blame(report: Report, finding: FindingEntry) -> str:
         return "Ranks take turns being late, and the others wait in collectives"
     cause = next(one for one in BY_CODE.values() if one.finding_code == finding["code"])
     message = cause.said(on_cpu=_on_cpu(report))
-    if reason := _reason(report):  # `2 micro-batches on 2 stages (1F1B)`
-        why = reason["message"].partition(": ")[0]
-        return f"With {why}, {_lower(message)}" if why[:1].isdigit() else f"{why}, so {_lower(message)}"
+    if reason := _reason(report):
+        few = reason["code"] == "few_micro_batches"  # `2 micro-batches on 2 stages (1F1B)`
+        return f"With {headline(reason)}, {_lower(message)}" if few else f"{headline(reason)}, so {_lower(message)}"
     where = _where(report, finding, TELLING) if cause.located else ""
     return message + (f" ({where})" if 0 < len(where) <= WHERE else "")
 
@@ -291,7 +290,7 @@ def _fix(report: Report) -> str:
         return f"To find the cause: {_what_to_add(report)}."
     if advice["unpredicted"]:
         return f"To try (gain unknown): {_lower(_by_answer(report)[0]['action']).rstrip('.')}."
-    return "" if "not asked" in advice["why"] else f"No change tried is predicted to help.{_in_vain(report)}"
+    return "" if not advice.get("asked", True) else f"No change tried is predicted to help.{_in_vain(report)}"
 
 
 def _against(report: Report, one: SuggestionEntry) -> str:
@@ -338,7 +337,7 @@ def _by_answer(report: Report) -> list[UnpredictedEntry]:
 
 def _what_to_add(report: Report) -> str:
     """What the verdict says to record or to add where it leaves the cause open."""
-    return report["verdict"]["why"].partition("unknown: ")[2].partition(";")[0] or "see --full"
+    return report["verdict"].get("record") or "see --full"
 
 
 def _lower(text: str) -> str:
@@ -444,15 +443,12 @@ def _evidence(report: Report) -> str:
     if grounds := next((one.get("grounds", "") for one in (*suggestions[:1], *open_[:1])), ""):
         return grounds
     if main is not None and main["code"] in EXPLAINED_BY["straggler"]:
-        seen = [f"{one['name']} of rank {one['rank']}: {one['note'].rpartition(': ')[2]} (measured)"
-                for one in main["evidence"][:1] if one["note"]]  # fmt: skip
-        without = main["message"].partition(": ")[2].partition(";")[0]
-        return "; ".join(seen or ([f"{without} (calculated)"] if without else []))
+        return shows(main)
     answered = suggestions[0]["finding"] if suggestions else ""
     found = next((one for one in report["findings"] if one["code"] == answered and one is not main), None)
     if found is None or found["code"] in BY_CODE or found is _reason(report):  # which the sentence begins with
         return ""
-    return _lower(found["message"].partition(". ")[0].partition(": a stage")[0])
+    return _lower(shows(found))
 
 
 def _compute_per_step(report: Report, rank: int) -> tuple[float, float] | None:
