@@ -25,6 +25,7 @@ from gpuscope.report.schema.document import (
     UnpredictedEntry,
 )
 from gpuscope.report.schema.replay_section import Prediction
+from gpuscope.report.view import blame
 from gpuscope.report.view.causes import BY_CODE
 
 TIE_FRAC = 0.005
@@ -69,8 +70,9 @@ def advise(
     kept = _culprit_first(report, _undominated(_once(sorted(found.kept, key=_rank)), tries))
     plan = best_plan(found.candidates, tries)
     taken = {proposal.code for proposal, _, _ in kept}
-    suggestions = [_suggestion(*_of_the_reason(one, found.kept)) for one in kept]
-    unpredicted = [_unpredicted(*one) for one in _once(found.refused) if one[0].code not in taken]
+    suggestions = blame.in_order(report, [_suggestion(*_of_the_reason(one, found.kept)) for one in kept])
+    refused = [_unpredicted(*one) for one in _once(found.refused) if one[0].code not in taken]
+    unpredicted = blame.answering_first(report, refused)
     advice: AdviceEntry = {
         "why": _why(report, suggestions, unpredicted),
         "unpredicted": unpredicted,
