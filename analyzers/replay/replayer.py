@@ -42,7 +42,7 @@ MAX_ERROR = 0.05
 MODEL_ERROR = 0.03
 INFERRED_ERROR = 0.06
 """Of a change's effect on the step, what its prediction may miss beside what is known to be uncertain, where streams'
-waits are recorded, and where they are inferred. Chosen, and checked on simulated jobs (docs/predictions.md)."""
+waits are recorded, and where they are inferred. Chosen, and checked on simulated jobs (docs/trust.md)."""
 
 
 WIDE_FRAC = 0.2

@@ -23,17 +23,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def main(train: bool, steps: int, keep: Path | None) -> None:
     """Print one table."""
     if not train:
-        head = (
-            "model",
-            "cluster",
-            "published",
-            "of the peak (published)",
-            "first choice",
-            "of the peak",
-            "place",
-            "source",
-        )
-        click.echo(table(head, published.rows()))
+        click.echo(table(published.HEAD, published.rows()))
         return
     with tempfile.TemporaryDirectory() as folder:
         rows = campaign.run(keep or Path(folder), steps)

@@ -63,6 +63,9 @@ PUBLISHED = (
 )  # fmt: skip
 
 
+HEAD = ("model", "cluster", "published", "of the peak (published)", "first choice", "of the peak", "place", "source")
+
+
 def rows() -> list[tuple[str, ...]]:
     """Model, cluster, published sizes and their share of the peak, our first choice and its share, the place of the
     published sizes among the candidates, and the source."""

@@ -29,7 +29,8 @@ HEADER = (
     "traces", "verdict", "read by hand", "right",
 )  # fmt: skip
 
-MARKS = ("<!-- measured: python -m benchmarks.scripts -->", "<!-- end of measured -->")
+OUTCOME = Path(__file__).parent / "outcome.toml"
+"""From which docs/trust.md has its table."""
 
 
 @click.command()
@@ -37,10 +38,10 @@ MARKS = ("<!-- measured: python -m benchmarks.scripts -->", "<!-- end of measure
 @click.option("--only", default="", help="Scripts whose name contains this.")
 @click.option("--rounds", default=3, show_default=True, help="Plain and recorded runs of each, in turn.")
 @click.option("--prepare", is_flag=True, help="Make environments and data, and stop.")
-@click.option("--docs", type=click.Path(path_type=Path, exists=True), help="Put the table into this page.")
+@click.option("--publish", is_flag=True, help="Keep the table in outcome.toml, for docs/trust.md.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write all runs as JSON.")
-def main(work: Path, only: str, rounds: int, prepare: bool, docs: Path | None, save: Path | None) -> None:
-    """Measure them and print the table of docs/recording.md."""
+def main(work: Path, only: str, rounds: int, prepare: bool, publish: bool, save: Path | None) -> None:
+    """Measure them and print the table of docs/trust.md."""
     work = work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     cases = [case for case in CASES if only in case.name]
@@ -55,11 +56,11 @@ def main(work: Path, only: str, rounds: int, prepare: bool, docs: Path | None, s
         except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
             click.echo(f"{case.name}: {error}", err=True)
             continue
-        click.echo(_row(rows[-1], places[case.environment]), err=True)
+        click.echo(_line(_cells(rows[-1], places[case.environment])), err=True)
     if save is not None:
         save.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    lines = ["| " + " | ".join(HEADER) + " |", "|---" * len(HEADER) + "|"]
-    lines += [_row(row, places[row.case.environment]) for row in rows]
+    cells = [_cells(row, places[row.case.environment]) for row in rows]
+    lines = ["| " + " | ".join(HEADER) + " |", "|---" * len(HEADER) + "|", *map(_line, cells)]
     seconds, after = time.monotonic() - begun, os.getloadavg()[2]
     torch = next((versions(place)["torch"] for place in places.values()), "")
     told = (
@@ -68,18 +69,24 @@ def main(work: Path, only: str, rounds: int, prepare: bool, docs: Path | None, s
     )
     text = "\n".join([*lines, "", told])
     click.echo(f"{text}\n{len(rows)} of {len(cases)} scripts ran, in {seconds:.0f} s")
-    if docs is not None:
-        page = docs.read_text()
-        begin, end = (page.index(mark) for mark in MARKS)
-        docs.write_text(page[:begin] + f"{MARKS[0]}\n{text}\n" + page[end:])
+    if publish:
+        texts = [json.dumps(line, ensure_ascii=False) for line in (HEADER, *cells)]  # as TOML writes arrays of strings
+        kept = [f"# Written by `python -m benchmarks.scripts --work FOLDER --publish`: {told}",
+                "# docs/generate.py makes a table of docs/trust.md from it.",
+                f"columns = {texts[0]}", "rows = [", *(f"  {text}," for text in texts[1:]), "]"]  # fmt: skip
+        OUTCOME.write_text("\n".join(kept) + "\n")
 
 
-def _row(row: Measured, place: Place) -> str:
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cells(row: Measured, place: Place) -> list[str]:
     """A line of the table."""
     case, last = row.case, row.recorded[-1]
     version = versions(place).get(case.distribution.replace("_", "-"), "")
     found = sorted({steps for run in row.recorded for steps in run.steps})
-    cells = [
+    return [
         f"{case.name} ({case.distribution} {version})",
         str(last.ranks) if last.ranks == case.ranks else f"{last.ranks}, not {case.ranks}",
         f"{', '.join(map(str, found))} / {case.steps}",
@@ -90,7 +97,6 @@ def _row(row: Measured, place: Place) -> str:
         row.recorded[-1].reading,
         _each(run.right for run in row.recorded),
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
 def _each(words: Iterable[str]) -> str:
