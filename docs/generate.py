@@ -297,7 +297,7 @@ def schemas() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write what is out of date, with --record also what only a recording shows; --check only names it, --words counts."""
+    """Write what is out of date (--record: also what only a recording shows); --check names it, --words counts."""
     if "--words" in sys.argv[1:]:
         for name, count in (counted := words()).items():
             print(f"{count:6}  {name}")
