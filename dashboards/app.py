@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from dash import Dash
+from flask import Flask
 from flask_compress import Compress
 
 from gpuscope.dashboards import shell
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.page import pages
-from gpuscope.dashboards.web import access, downloads, limits, timeline_data
+from gpuscope.dashboards.web import access, downloads, limits, own_files, timeline_data
+
+ASSETS = Path(__file__).resolve().with_name("assets")
+"""By its own path: looked up by the name of a module, Dash would take the working folder's where it finds none."""
 
 
 def create_app(runs: Runs, token: str, local: bool = True) -> Dash:
@@ -33,7 +38,10 @@ def create_app(runs: Runs, token: str, local: bool = True) -> Dash:
 def new_app() -> Dash:
     """An empty application that works without a network."""
     app = Dash(
-        "dashboards",
+        __name__,
+        # Without Flask's own folder of files, named «static»; Dash takes an application too, as its documentation says.
+        server=Flask(__name__, static_folder=None),  # type: ignore[arg-type]
+        assets_folder=str(ASSETS),
         title="gpuscope",
         update_title="",
         serve_locally=True,  # works without a network
@@ -54,6 +62,7 @@ def protect(app: Dash, token: str, local: bool) -> None:
         return list(app.csp_hashes())
 
     access.guard(app.server, token, local, hashes)
+    own_files.only(app.server, ASSETS)
     limits.limit(app)
     # In the encoding the browser takes, quickly rather than tightly.
     app.server.config["COMPRESS_ZSTD_LEVEL"] = app.server.config["COMPRESS_LEVEL"] = 3

@@ -37,7 +37,7 @@ def command(
     """Analyse each PATH as a run of its own and show them in a browser, until interrupted.
 
     PATH is what `gpuscope analyze` takes (a folder or glob holds one trace per rank), or a report that
-    `gpuscope analyze --json` wrote.
+    `gpuscope analyze --json` wrote. Of several, those that can't be opened are named and left out.
 
     \b
     gpuscope dashboard run/
@@ -72,7 +72,7 @@ def _followed(paths: tuple[str, ...], token: str, local: bool) -> Dash:
 def _open(paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, store: Path) -> Runs:
     from gpuscope.analyzers.run.runner import Options
     from gpuscope.commands.options import cache_wanted
-    from gpuscope.dashboards.data.open_runs import Runs, open_run
+    from gpuscope.dashboards.data.open_runs import open_runs
     from gpuscope.progress import reading
     from gpuscope.sources.source import ReadOptions
 
@@ -80,8 +80,10 @@ def _open(paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, n
     with reading(size, "reading", files=len(paths)) as progress:
         read = ReadOptions(partial, nsys, progress, cache=cache_wanted(), status=progress.say)
         options = Options(ranks, None, 1, read)
-        runs = [open_run(str(number), path, options, progress.file) for number, path in enumerate(paths, 1)]
-        return Runs(runs, store)
+        runs = open_runs(paths, options, progress.file, store)
+    for one in runs.not_opened:  # the dashboard shows them too, in its frame
+        click.echo(f"Not opened: {one.error}", err=True)
+    return runs
 
 
 def _size(path: Path) -> int:

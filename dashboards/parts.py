@@ -21,6 +21,11 @@ def empty(what: str, how: Any) -> Component:
     return dmc.Alert(how, title=what, color="gray", variant="light", className="empty")
 
 
+def ignored(key: str, why: str) -> Component:
+    """A word on a parameter of the address that the page can't follow."""
+    return empty(f"«{key}» in this address is ignored", units.clean(why))
+
+
 def page(*children: Any) -> Component:
     """A page of these panels; where several have nothing to show, they are one line at its end that opens."""
     flat: list[Any] = [one for child in children for one in (child if isinstance(child, list | tuple) else [child])]

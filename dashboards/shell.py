@@ -9,7 +9,7 @@ from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, dcc
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ids, parts, theme
-from gpuscope.dashboards.data.open_runs import Runs
+from gpuscope.dashboards.data.open_runs import NoSuchRunError, Runs
 from gpuscope.dashboards.page import Page, Shown, pages
 from gpuscope.dashboards.parts import attributes
 from gpuscope.dashboards.state import MalformedStateError, View, parse, text
@@ -34,12 +34,21 @@ def layout(runs: Runs) -> Component:
                 [
                     html.Header(_header(runs), className="frame-head"),
                     html.Nav([_nav_link(page) for page in pages()], **attributes(aria_label="Pages")),
-                    html.Main(html.Div(id=ids.CONTENT, tabIndex="-1")),
+                    html.Main([_not_opened(runs), html.Div(id=ids.CONTENT, tabIndex="-1")]),
                 ],
                 className="frame",
             ),
         ],
     )
+
+
+def _not_opened(runs: Runs) -> Component | None:
+    """The paths that could not be opened, and why; open until the viewer closes it."""
+    if not runs.not_opened:
+        return None
+    lines = [html.Li(units.clean(str(one.error)), className="not-opened") for one in runs.not_opened]
+    summary = html.Summary(f"{units.plural(len(lines), 'path')} could not be opened")
+    return html.Details([summary, html.Ul(lines, className="links")], className="missing", open=True)
 
 
 def _nav_link(page: Page) -> Component:
@@ -82,10 +91,13 @@ def register(app: Dash, runs: Runs) -> None:
         Input(ids.DRAWN, "data"),
         prevent_initial_call=True,
     )
-    def _draw(asked: object) -> tuple[Component, str, str, str, str, str]:
+    def _draw(asked: object) -> tuple[Component, str | None, str, str, str, str]:
         path, search, scheme = _asked(asked)
         view = parse(search)
-        run = runs.named(view.run)
+        try:
+            run = runs.named(view.run)
+        except NoSuchRunError as error:
+            return _no_run(path or "/", view, runs, error), None, "", "", "", ""
         shown = Shown(run, view, runs, scheme == "dark")
         ranks = units.ranks(view.ranks) if view.ranks is not None else ""
         steps = "-".join(map(str, view.steps)) if view.steps is not None else ""
@@ -162,12 +174,22 @@ def draw(path: str, shown: Shown) -> Component:
     if page is None:
         return parts.empty(f"There is no page {path}", "Choose one on the left.")
     notes = [
-        parts.empty(f"«{key}» in this address is ignored", why)
+        parts.ignored(key, why)
         for key, why in shown.view.wrong.items()
         if key not in ("ranks", "steps")  # their fields show it themselves
     ]
     notes += _unknown(shown.view, shown)
     return html.Div([*notes, _drawn(page, shown)], key=path + shown.view.query(), **attributes(data_page=path))
+
+
+def _no_run(path: str, view: View, runs: Runs, error: NoSuchRunError) -> Component:
+    """What any page shows of a run that is not open: nothing of another one."""
+    links = [
+        html.Li(dmc.Anchor(f"Run {run.key}: {units.clean(run.label)}", href=View(run.key).link(path), size="sm"))
+        for run in runs.values()
+    ]
+    note = parts.empty(error.what, html.Ul(links, className="links"))
+    return html.Div(note, key=path + view.query(), **attributes(data_page=path))
 
 
 def _drawn(page: Page, shown: Shown) -> Component:
@@ -179,10 +201,8 @@ def _drawn(page: Page, shown: Shown) -> Component:
 
 
 def _unknown(view: View, shown: Shown) -> list[Component]:
-    """Runs and ranks in the address that don't exist."""
+    """Ranks in the address that don't exist."""
     notes: list[Component] = []
-    if view.run and view.run not in shown.runs:
-        notes.append(parts.empty(f"No run {view.run} is open", f"This is {shown.run.label}."))
     present = set(shown.run.report["trace"]["ranks_present"])
     if view.ranks is not None and present and not view.ranks & present:
         notes.append(

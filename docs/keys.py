@@ -50,7 +50,12 @@ def _within(value: Any, path: str, said: dict[str, Any]) -> Iterator[tuple[str, 
     elif get_origin(value) is list:
         yield from _within(get_args(value)[0], f"{path}[]", said)
     elif get_origin(value) is dict and (path in DATA or "stall_ns" in path):
-        yield f"{path}.{{{DATA.get(path, 'cause')}}}", _type(get_args(value)[1]), ""
+        text = (
+            ""
+            if path in DATA
+            else "a [cause](definitions.md#stalls-class-and-cause) of that class; absent where it took no time"
+        )
+        yield f"{path}.{{{DATA.get(path, 'cause')}}}", _type(get_args(value)[1]), text
     elif get_origin(value) in (Union, UnionType):
         for member in get_args(value):
             yield from _within(member, path, said)

@@ -98,7 +98,11 @@ if not TYPE_CHECKING:  # to type checkers it would make every misspelt name one 
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
-            raise AttributeError(f"module 'gpuscope' has no attribute {name!r}")
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, __all__, 1)
+            hint = f": did you mean {close[0]!r}?" if close else ""
+            raise AttributeError(f"module 'gpuscope' has no attribute {name!r}{hint}")
         module, _, attribute = _HOME[name].partition(":")
         found: Any = import_module(module)
         if attribute:

@@ -12,13 +12,20 @@ from typing import Any, NoReturn
 
 import click
 
-from gpuscope.errors import EXTRA_OF, GpuscopeError, MissingExtraError, UsageError
+from gpuscope.errors import (
+    EXIT_CODES,
+    EXTRA_OF,
+    INTERRUPTED,
+    NOBODY_READS,
+    GpuscopeError,
+    InputError,
+    MissingExtraError,
+    UsageError,
+)
 from gpuscope.plugins import COMMANDS, load, plugins
 from gpuscope.version import __version__
 
-EPILOG = """Exit codes: 0 done; 1 a finding reaches --fail-on, or `check` fails; 2 wrong use; 3 an input is missing,
-can't be read or is cut off (--partial takes what is there); 4 an analysis, or gpuscope itself, failed (--debug or
-GPUSCOPE_DEBUG=1 shows the traceback)."""
+EPILOG = f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}."
 
 
 OWN = {
@@ -137,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             sys.stdout.flush()
     except click.exceptions.Abort:
         click.echo("Interrupted.", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -154,14 +161,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (_ReaderGoneError, BrokenPipeError):
         # Not an error, but what is left in the buffer can't be flushed any more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        sys.exit(NOBODY_READS)
     except OSError as error:
         _show_traceback(run)
         click.echo(f"Error: {error.filename or 'stdout'}: {error.strerror or error}", err=True)
         with suppress(OSError):  # a stdout that is no file needs none of this
             if sys.stdout is not None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(3)
+        sys.exit(InputError.exit_code)
     except Exception as error:
         _exit_unexpected(error, run)
     sys.exit(status if isinstance(status, int) else 0)

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+INTERRUPTED, NOBODY_READS = 130, 141
+"""Exit codes of a command that was stopped, as shells have them: 128 and the number of SIGINT or SIGPIPE."""
+
+EXIT_CODES = {
+    0: "done",
+    1: "a finding reaches --fail-on, `check` fails, or `watch --once` has an alert",
+    2: "wrong use: an unknown option, two files of one rank, a run compared with itself, an output that exists",
+    3: "an input is missing, can't be read or is cut off (--partial takes what is there), or an output "
+    "can't be written",
+    4: "an analysis, or gpuscope itself, failed (--debug or GPUSCOPE_DEBUG=1 shows the traceback)",
+    INTERRUPTED: "interrupted (Ctrl-C), or a question was answered with no",
+    NOBODY_READS: "nobody reads the output any more (a closed pipe, as in `gpuscope … | head`)",
+}
+"""Every exit code of the command line and its meaning; `record` exits with that of the command it ran."""
+
 
 class GpuscopeError(Exception):
     """What went wrong, in which file, and how to fix it. `exit_code` is the process's exit status."""

@@ -1,4 +1,4 @@
-"""In an empty environment with torch: record an unchanged script on two processes, train, and analyse both."""
+"""In an empty environment with torch: record an unchanged script on two processes, train, analyse both, bench."""
 
 from __future__ import annotations
 
@@ -41,4 +41,6 @@ with tempfile.TemporaryDirectory() as folder:
         json.loads(gpuscope("analyze", run, "--json"))["trace"]["ranks_present"] for run in ("recorded", "trained")
     ]
     assert ranks == [[0, 1], [0, 1]], ranks
-    print("recorded a script and trained on two processes, analysed both")
+    bench = json.loads(gpuscope("bench", "collectives", "--op", "all_reduce", "-e", "4K", "-n", "2", "--json"))
+    assert bench["world_size"] == 2, bench
+    print("recorded a script and trained on two processes, analysed both, measured a collective")

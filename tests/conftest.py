@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import needs
+from helpers.browser import Browser
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
@@ -31,8 +35,34 @@ SHARED = ROOT.parent / "shared" / "traces"
 def shared_traces() -> Path:
     """Other people's real traces, beside the checkout; they are never part of it."""
     if not SHARED.is_dir():
-        pytest.skip("no ../shared/traces beside this checkout")
+        pytest.skip(needs.PUBLIC_TRACES)
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of a worker."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip(needs.CHROMIUM)
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for switch in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1400,1000"):
+        options.add_argument(f"--{switch}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        yield Browser(started)
+    finally:
+        started.quit()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was skipped and what to install for it, before pytest's own closing line."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for line in needs.skipped_lines(report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)):
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,8 +8,9 @@ from typing import Literal
 
 from gpuscope.analyzers.advice.rule import Case, Proposal
 from gpuscope.analyzers.frame.changes import Refused
-from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.report.schema.document import FindingEntry, RankEntry, Setting
 from gpuscope.report.view import units
+from gpuscope.report.view.per_step import per_step_ns
 
 
 def env(name: str, value: str) -> Setting:
@@ -74,10 +75,22 @@ def cost(finding: FindingEntry) -> str:
     return f"{finding['code']} takes {units.share(finding['share_frac'])} of the time"
 
 
+def step_now(case: Case) -> int:
+    """What predictions start from, ns: «the step», without steps the longest window."""
+    step = case.report["step_time"]
+    return step["median_ns"] if step else max((rank["window_ns"] for rank in case.report["ranks"]), default=0)
+
+
 def device_floor(case: Case, *parts: PartName) -> float:
     """ns that the busiest device needs per step for these parts of its breakdown: no change of the host saves them."""
-    ranks = case.report["ranks"]
-    return max((sum(rank["breakdown_ns"][part] for part in parts) / max(rank["steps"], 1) for rank in ranks), default=0)
+    return max((needed(case, rank, *parts) for rank in case.report["ranks"]), default=0)
+
+
+def needed(case: Case, rank: RankEntry, *parts: PartName) -> int:
+    """ns per step that these parts of a rank's breakdown take; without steps in its window."""
+    spent, step = sum(rank["breakdown_ns"][part] for part in parts), case.report["step_time"]
+    of_step = per_step_ns(spent / max(rank["window_ns"], 1), step["median_ns"] if step else None)
+    return spent if of_step is None else of_step
 
 
 PartName = Literal["compute", "exposed_communication", "exposed_memory"]

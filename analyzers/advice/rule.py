@@ -13,7 +13,7 @@ from functools import cache
 
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.plugins import listed
-from gpuscope.report.schema.document import Diagnosis, FindingEntry, Setting
+from gpuscope.report.schema.document import Diagnosis, FindingEntry, MemoryBound, Setting
 from gpuscope.report.schema.host_calls_section import HostCallsEntry
 from gpuscope.trace.naming.programs import Program
 
@@ -50,6 +50,11 @@ class Proposal:
     """Whether what training computes changes (rounding, the batch): it is preferred only where it gains more."""
     grounds: str = ""
     """What in the trace calls for it, beyond its finding's words; «inferred» where nothing shows it directly."""
+
+    saves: MemoryBound | None = None
+    """What it saves at most of the peak of memory, where a snapshot shows that."""
+    path: str = ""
+    """The snapshot that it is for, where there are several of different jobs: then each has its own suggestion."""
 
 
 @dataclass(frozen=True)

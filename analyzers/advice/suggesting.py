@@ -100,9 +100,9 @@ def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[tuple[FindingEntry
         for finding in case.report["findings"]:
             if finding["code"] not in rule.answers or not worth_answering(case.report, finding):
                 continue
-            knobs: dict[tuple[str, str], list[Proposal]] = {}
+            knobs: dict[tuple[str, str, str], list[Proposal]] = {}
             for proposal in rule.propose(case, finding):
-                knobs.setdefault((proposal.code, proposal.subject), []).append(proposal)
+                knobs.setdefault((proposal.code, proposal.subject, proposal.path), []).append(proposal)
             for proposals in knobs.values():
                 yield finding, proposals
 
@@ -168,9 +168,9 @@ def _culprit_first(
 
 def _once(kept: Iterable[tuple[Proposal, FindingEntry, Outcome]]) -> list[tuple[Proposal, FindingEntry, Outcome]]:
     """Each setting once: two findings may lead to the same one."""
-    seen: dict[tuple[str, str], tuple[Proposal, FindingEntry, Outcome]] = {}
+    seen: dict[tuple[str, str, str], tuple[Proposal, FindingEntry, Outcome]] = {}
     for one in kept:
-        seen.setdefault((one[0].setting["name"], one[0].setting["value"]), one)
+        seen.setdefault((one[0].setting["name"], one[0].setting["value"], one[0].path), one)
     return list(seen.values())
 
 
@@ -239,6 +239,10 @@ def _unpredicted(proposal: Proposal, finding: FindingEntry, why: str) -> Unpredi
     }  # fmt: skip
     if proposal.grounds:
         entry["grounds"] = proposal.grounds
+    if proposal.saves is not None:
+        entry["memory_bound"] = proposal.saves
+    if proposal.path:
+        entry["path"] = proposal.path
     return entry
 
 
@@ -281,7 +285,7 @@ def _tried(proposal: Proposal, finding: FindingEntry, after: int) -> TriedEntry:
 def _why(report: Diagnosis, suggestions: Sequence[SuggestionEntry], unpredicted: Sequence[UnpredictedEntry]) -> str:
     """Why there is no advice; empty where there is."""
     verdict = report["verdict"]
-    if suggestions:
+    if suggestions or any("memory_bound" in one for one in unpredicted):
         return ""
     if verdict["abstained"]:
         return "no advice without a verdict; the verdict says what to record"

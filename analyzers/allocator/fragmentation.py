@@ -6,7 +6,7 @@ A cache that is large after a peak is none of this: its blocks would be used if 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuscope.analyzers.allocator.allocator_settings import SMALL_SIZE
@@ -83,12 +83,15 @@ def wasted(found: Sequence[Growth], peak_reserved: int, peak_active: int) -> int
     return min(sum(growth.gained for growth in found if growth.fragmented), peak_reserved - peak_active)
 
 
-def state_before(history: History, row: int) -> State:
-    """The segments and blocks just before an event."""
-    state = history.before.copy()
-    for event in history.events[:row]:
+def states_before(history: History, rows: Collection[int]) -> Iterator[tuple[int, State]]:
+    """Each of these events (or the end) with the segments and blocks just before it: one State, which moves on."""
+    wanted, state = set(rows), history.before.copy()
+    for row, event in enumerate(history.events):
+        if row in wanted:
+            yield row, state
         state.apply(event)
-    return state
+    if len(history.events) in wanted:
+        yield len(history.events), state
 
 
 def free_sizes(state: State, stream: int, small: bool) -> list[int]:

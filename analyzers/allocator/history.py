@@ -162,6 +162,8 @@ class History:
     """One device of one snapshot."""
 
     rank: int
+    rank_told: bool
+    """False where nothing tells the snapshot's rank, which is then taken to be 0."""
     device: int
     path: Path
     settings: Settings
@@ -242,8 +244,9 @@ def _history(trace: Trace, source: int, device: int) -> History:
     rank = int(table["rank"][rows[0]] if len(rows) else segments["rank"][own[0]])
     events, before, wrong = _backwards(_events(table, rows), after, settings)
     wrong += _overlapping(after) + (_overlapping(before) if not wrong else 0)
+    told = trace.sources[source].facts.get("rank_told") is not False
     return History(
-        rank, device, trace.sources[source].path, settings, text if isinstance(text, str) else None,
+        rank, told, device, trace.sources[source].path, settings, text if isinstance(text, str) else None,
         # PYTORCH_ALLOC_CONF came with 2.9, as did this setting.
         recorded is not None and "graph_capture_record_stream_reuse" in recorded, events, before, after, wrong,
         {code: trace.names[code] for code in np.unique(table["frames"][rows]).tolist() if code != NO_NAME},

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from gpuscope.analyzers.allocator import other_settings
 from gpuscope.analyzers.allocator.allocator_settings import SMALL_SIZE, segment_size
-from gpuscope.analyzers.allocator.fragmentation import Growth, free_sizes, growths, state_before, wasted
-from gpuscope.analyzers.allocator.history import History, histories
+from gpuscope.analyzers.allocator.fragmentation import Growth, free_sizes, growths, states_before, wasted
+from gpuscope.analyzers.allocator.history import History, State, histories
 from gpuscope.analyzers.allocator.memory_findings import findings
 from gpuscope.analyzers.allocator.memory_samples import profiled, timeline
+from gpuscope.analyzers.allocator.peak_contents import NOTHING, contents, trains
 from gpuscope.analyzers.allocator.releases import releases
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
@@ -23,14 +23,14 @@ from gpuscope.report.schema.memory_section import (
     AllocatorReplayEntry,
     FailureEntry,
     FragmentationEntry,
-    HeldEntry,
     MemoryEntry,
     RetryEntry,
 )
 from gpuscope.report.view.units import memory
 from gpuscope.trace.schema import NA, AllocatorAction
 
-HELD_SHOWN = 12
+FAILURES_KEPT = 16
+"""A job that catches the error and goes on may fail again thousands of times, in the same way."""
 FREE_SHOWN = 8
 MODERN, OLD, ASCEND = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"
 
@@ -54,14 +54,18 @@ def run(facts: RunFacts) -> Result:
     entries += profiled(trace)
     if entries:
         result.sections[MEMORY] = entries
-        result.findings += findings(entries)
+        result.findings += findings(entries, alone=not facts.lanes)
     return result
 
 
 def _trouble(entry: MemoryEntry) -> tuple[int, int, int]:
     """How badly another setting is needed: failed requests, retries, bytes reserved by fragmentation."""
     fragmentation = entry["fragmentation"]
-    return len(entry["failures"]), len(entry["retries"]), fragmentation["reserved_bytes"] if fragmentation else 0
+    return (
+        len(entry["failures"]) + entry.get("failures_left", 0),
+        len(entry["retries"]),
+        fragmentation["reserved_bytes"] if fragmentation else 0,
+    )
 
 
 def _entry(history: History, frames: Frames) -> MemoryEntry:
@@ -71,8 +75,18 @@ def _entry(history: History, frames: Frames) -> MemoryEntry:
     if len(times) > 1:
         times[0] = times[1]
     found = growths(history)
+    failed = {growth.row: growth for growth in found if growth.event.action == AllocatorAction.OOM}
+    kept = [*failed][:FAILURES_KEPT]
+    failures: list[FailureEntry] = []
+    held = NOTHING
+    for row, state in states_before(history, [peak, *kept]):
+        if row == peak:
+            held = contents(history, state, frames)
+        if row in kept:
+            failures.append(_failure(state, failed[row], int(allocated[row]), int(reserved[row]), frames))
     return {
         "rank": history.rank,
+        "rank_told": history.rank_told,
         "device": history.device,
         "path": str(history.path),
         "kind": "snapshot",
@@ -86,37 +100,17 @@ def _entry(history: History, frames: Frames) -> MemoryEntry:
         "peak_active_bytes": int(active.max()),
         "peak_reserved_bytes": int(reserved.max()),
         "peak_time_ns": _time(int(times[peak])),
-        "at_peak": _held(history, peak, frames),
+        "at_peak": held.lines,
+        "at_peak_left": held.left,
+        "peak_by_kind": held.kinds,
+        "trains": trains(history, frames),
         "timeline": timeline(times, allocated, reserved),
         "fragmentation": _fragmentation(found, wasted(found, int(reserved.max()), int(active.max()))),
-        "failures": [
-            _failure(history, growth, int(allocated[growth.row]), int(reserved[growth.row]), frames)
-            for growth in found
-            if growth.event.action == AllocatorAction.OOM
-        ],
+        "failures": failures,
+        "failures_left": len(failed) - len(kept),
         "retries": _retries(history),
         "replay": _replayed(history, try_changes=False) if history.events and not history.inconsistent else None,
     }
-
-
-def _held(history: History, peak: int, frames: Frames) -> list[HeldEntry]:
-    """What was in use after the first `peak` events, by stack, the most bytes first."""
-    state = state_before(history, peak)
-    began = {address for address, held in history.before.held.items() if state.held.get(address) == held}
-    sums: dict[tuple[int, bool], list[int]] = defaultdict(lambda: [0, 0])
-    for address, held in state.held.items():
-        if not held.awaiting:
-            own = sums[held.frames, address in began]
-            own[0] += held.size
-            own[1] += 1
-    ordered = sorted(sums.items(), key=lambda item: -item[1][0])[:HELD_SHOWN]
-    return [
-        {
-            "bytes": size, "blocks": blocks, "frames": frames[code].splitlines() if frames.get(code) else [],
-            "before_recording": early,
-        }
-        for (code, early), (size, blocks) in ordered
-    ]  # fmt: skip
 
 
 def _fragmentation(found: Sequence[Growth], size: int) -> FragmentationEntry | None:
@@ -133,10 +127,10 @@ def _fragmentation(found: Sequence[Growth], size: int) -> FragmentationEntry | N
     }
 
 
-def _failure(history: History, growth: Growth, allocated: int, reserved: int, frames: Frames) -> FailureEntry:
+def _failure(state: State, growth: Growth, allocated: int, reserved: int, frames: Frames) -> FailureEntry:
     event, free = growth.event, growth.own_pool + growth.elsewhere
     device_free = None if event.device_free == NA else event.device_free
-    usable = free_sizes(state_before(history, growth.row), event.stream, event.size <= SMALL_SIZE)
+    usable = free_sizes(state, event.stream, event.size <= SMALL_SIZE)
     largest = memory(usable[0]) if usable else "none"
     asked = f"a request of {memory(event.requested)}"
     lay = f"{memory(free)} were free in reserved blocks, the largest of its own pool {largest}"

@@ -22,7 +22,7 @@ from gpuscope.report.schema.replay_section import Prediction
 from gpuscope.report.terminal.diff_text import side_line, verdict_line
 from gpuscope.report.view import arrangement, units
 from gpuscope.report.view.causes import cause_label
-from gpuscope.report.view.headline import context_line
+from gpuscope.report.view.headline import context_line, whole
 from gpuscope.report.view.prediction_sentences import gain_share, plan, setting_words, step_change
 from gpuscope.report.view.summary import sentence, summary
 from gpuscope.trace.missing import missing
@@ -68,7 +68,7 @@ def verdict(run: OpenRun) -> str:
         shares = ", ".join(f"{key.replace('_', ' ')} {units.share(ns / window)}" for key, ns in parts.items())  # type: ignore[operator]
         lines.append(f"rank {line.label}: step {units.duration(line.step_ns)}: {shares}")
     lines += [
-        f"cause: {line.label}: {units.duration(line.cost_ns)} per step ({units.share(line.share_frac)})"
+        f"cause: {line.label}: {units.duration(line.cost_ns)} per {whole(report)} ({units.share(line.share_frac)})"
         + (f", {quoted(line.where)}" if line.where else "")
         for line in first.causes
     ]
@@ -83,15 +83,15 @@ def findings(run: OpenRun, code: str, limit: int) -> str:
         codes = ", ".join(one["code"] for one in arrangement.findings(report)) or "none"
         return answer([f"no finding {quoted(code)}; there are: {codes}" if code else "no findings"])
     starts = arrangement.starts(report)
-    lines = [line for one in found[:limit] for line in _finding(one, starts)]
+    lines = [line for one in found[:limit] for line in _finding(report, one, starts)]
     rest = [f"others: {', '.join(one['code'] for one in found[limit:])}"] if found[limit:] else []
     return answer([*lines, *rest], "ask for one by its code")
 
 
-def _finding(one: FindingEntry, starts: Mapping[int, int]) -> Iterator[str]:
+def _finding(report: Report, one: FindingEntry, starts: Mapping[int, int]) -> Iterator[str]:
     who = f" · {units.rank_words(one['ranks'])}" if one["ranks"] else ""
-    known = one["cost_ns_per_step"]
-    cost = f"{units.duration(known)} per step" if known else "cost per step not known"
+    lost = arrangement.finding_cost_ns(report, one)
+    cost = f"{units.duration(lost)} per {whole(report)}" if lost else "cost per step not known"
     yield f"{one['code']} ({one['severity']}){who} · {cost} · {units.share(one['share_frac'])}"
     yield f"  {one['message']}"
     for shown in one["evidence"][:EVIDENCE]:

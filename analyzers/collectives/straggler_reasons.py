@@ -39,12 +39,12 @@ class Reasoned:
 
 def reasons(
     trace: Trace, role: Sequence[int], late: Mapping[int, int], host: Mapping[int, Mapping[str, float]],
-    cores: Mapping[int, CoreTimes], clocks: Mapping[int, GpuClocks],
+    cores: Mapping[int, CoreTimes], clocks: Mapping[int, GpuClocks], of_the_step: Mapping[int, float],
 ) -> dict[int, Reasoned]:  # fmt: skip
     """Why each late rank of a `role` is late: ranks that do the same work, such as those of a pipeline's stage. `late`
     is by how much, ns per step; `host` the time per step (ns) that each
     rank's device idles for each cause of class cpu; `cores` what its training thread had of a core, and `clocks` those
-    of its GPU, where recorded."""
+    of its GPU, where recorded. `of_the_step` is by what its means per step are multiplied where sentences name them."""
     late = {rank: ns for rank, ns in late.items() if rank in role}
     cores = {rank: times for rank, times in cores.items() if rank in role}
     if len(role) < min(len(trace.ranks), 2):
@@ -62,7 +62,9 @@ def reasons(
         place, waited = work.place(rank), cores[rank].waited if rank in cores else 0
         found[rank] = (
             alone if place is None
-            else _reason(trace, work, place, lateness, idle, waited, without_core.get(rank, 0.0))
+            else _reason(
+                trace, work, place, lateness, idle, waited, without_core.get(rank, 0.0), of_the_step.get(rank, 1.0)
+            )
         )  # fmt: skip
         if found[rank].reason == "device" and (clock := lower_clock(rank, clocks)):
             found[rank] = replace(found[rank], why=f"{found[rank].why}; {clock}")
@@ -78,8 +80,9 @@ def _beyond_median(late: Mapping[int, int], ranks: Sequence[int]) -> dict[int, i
 
 
 def _reason(
-    trace: Trace, work: WorkOfRanks, place: int, lateness: int, host: _IdleLonger, waited: int, longer: float
-) -> Reasoned:
+    trace: Trace, work: WorkOfRanks, place: int, lateness: int, host: _IdleLonger, waited: int, longer: float,
+    of_the_step: float,
+) -> Reasoned:  # fmt: skip
     """`waited` ns per step its training thread had no core, `longer` of it beyond its peers' rate."""
     compared = work.longer
     slower, more = float(compared.slower[place]), float(compared.more[place])
@@ -91,13 +94,13 @@ def _reason(
     explained = candidates[reason]
     if explained < MOST * lateness:
         if waited >= MOST * lateness:
-            return _without_core(waited)
+            return _without_core(waited * of_the_step)
         return Reasoned(None, 0, "neither its compute nor its host differs enough from its peers'")
-    spent = units.duration(round(explained))
+    spent = units.duration(round(explained * of_the_step))
     if reason == "cores":
         return Reasoned("cores", round(explained), f"its training thread had no core for {spent} per step longer")
     if reason != "data" and explained - waited < MOST * lateness:
-        return _without_core(waited)
+        return _without_core(waited * of_the_step)
     if reason == "host":
         why = f"its host keeps its device idle {spent} per step longer ({cause_label(cause)})"
         return Reasoned("host", round(explained), why)

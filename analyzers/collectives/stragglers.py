@@ -16,6 +16,7 @@ from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.report.schema.document import RankStepEntry, StragglerEntry
 from gpuscope.report.view.causes import BY_CODE
+from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA
@@ -40,17 +41,20 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
     root = np.bincount(table["rank"], weights=own, minlength=ranks)
     chance, least = lateness(facts, traced, steps, judged).chance()
     exposed = _exposed(facts, traced, judged, ranks)
-    shared = _waiting_ranks(facts, judged, ranks) * max(len(facts.steady.durations), 1)
+    waiting, waited_in = _waiting_ranks(facts, judged, ranks)
+    shared = waiting * max(len(facts.steady.durations), 1)
     late, idle, cores = _per_step(facts, exposed), _host_idle(facts), judged_core_times(facts)
+    of_the_step = {lane.rank: facts.steady.of_the_step(lane) for lane in facts.lanes}
     why: dict[int, Reasoned] = {}
     for role in roles_of(facts).values():
-        why |= reasons(facts.trace, role, late, idle, cores, facts.gpu_clocks)
+        why |= reasons(facts.trace, role, late, idle, cores, facts.gpu_clocks, of_the_step)
     entries: list[StragglerEntry] = []
     for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
         most = doing.get(rank)
         entries.append({
             "rank": rank, "caused_wait_ns": round(caused[rank]),
             "caused_wait_ns_per_step": round(exposed[rank] / shared[rank]) if shared[rank] else None,
+            "per_step_ns": per_step_ns(exposed[rank] / waited_in[rank] if waited_in[rank] else 0.0, facts.step_ns),
             "root_wait_ns": round(root[rank]),
             "phase": most.phase() if most else None, "operation": most.operation() if most else None,
             "recurrent": bool(chance[rank] < MAX_CHANCE),
@@ -62,13 +66,17 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
     return Stragglers(entries, least < MAX_CHANCE)
 
 
-def _waiting_ranks(facts: RunFacts, judged: Mask, ranks: int) -> Times:
-    """How many ranks ever waited for each rank in a judged step."""
+def _waiting_ranks(facts: RunFacts, judged: Mask, ranks: int) -> tuple[Times, Times]:
+    """How many ranks ever waited for each rank in a judged step, and their judged time in all, ns."""
     found, rank, measured = facts.matched.instances, facts.trace["collectives"]["rank"], facts.waits
     waited = ~found.p2p[found.owner] & judged[found.rows] & (measured.wait[found.rows] > 0)
     late, waiting = rank[measured.last[found.owner[waited]]], rank[found.rows[waited]]
     pairs, _ = distinct(late * ranks + waiting)
-    return np.bincount(pairs // ranks, minlength=ranks)
+    windows = np.zeros(ranks, np.int64)
+    for lane in (lane for lane in facts.lanes if lane.rank < ranks):
+        windows[lane.rank] = facts.steady.breakdown(lane).window
+    judged_time = np.bincount(pairs // ranks, windows[pairs % ranks], ranks).astype(np.int64)
+    return np.bincount(pairs // ranks, minlength=ranks), judged_time
 
 
 def _exposed(facts: RunFacts, traced: TracedWaits, judged: Mask, ranks: int) -> Array:

@@ -157,7 +157,7 @@ def _check_free(html: Path | None, csv: Path | None, force: bool, paths: tuple[s
         return
     from gpuscope.output import check_free
 
-    check_free([path for path in (html, csv) if path is not None], force, paths)
+    check_free([html] if html is not None else [], force, paths, folders=[csv] if csv is not None else [])
 
 
 def _say_read(report: Report, seconds: float) -> None:
@@ -178,7 +178,7 @@ def _write(report: Report, html: Path | None, csv: Path | None) -> int:
     """Write the files asked for; how many tables."""
     if html is None and csv is None:
         return 0
-    from gpuscope.output import write_text
+    from gpuscope.output import write_folder, write_text
 
     if html is not None:
         from gpuscope.report.html.html_report import render
@@ -189,8 +189,12 @@ def _write(report: Report, html: Path | None, csv: Path | None) -> int:
     from gpuscope.analyzers.run.analysis import Analysis
 
     tables = Analysis(report).tables
-    for section, frame in tables.items():
-        write_text(csv / f"{section}.csv", frame.to_csv(index=False))
+
+    def fill(folder: Path) -> None:
+        for section, frame in tables.items():
+            (folder / f"{section}.csv").write_text(frame.to_csv(index=False), encoding="utf-8")
+
+    write_folder(csv, fill)
     return len(tables)
 
 

@@ -46,9 +46,11 @@ def command(
     gpuscope check run/ --baseline 12 --fail-on-finding high --junit gpuscope.xml
     """
     from gpuscope.analyzers.comparison.checks import check
+    from gpuscope.analyzers.comparison.loading import refuse_same
     from gpuscope.output import check_free, write_text
 
     check_free([junit] if junit is not None else [], force, (path, baseline))
+    refuse_same(path, baseline)
     result = check(
         path, baseline=baseline, fail_on=fail_on, fail_on_finding=fail_on_finding, ranks=ranks, steps=steps,
         partial=partial, nsys=nsys, store=store, workers=os.cpu_count() or 1, progress=True,

@@ -36,7 +36,9 @@ def command(
     """
     from gpuscope.analyzers.comparison.comparison import diff
     from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD
+    from gpuscope.analyzers.comparison.loading import refuse_same
 
+    refuse_same(before, after)
     document = diff(
         before, after, threshold=DEFAULT_THRESHOLD if threshold is None else threshold, suggestion=suggestion,
         ranks=ranks, steps=steps, partial=partial, nsys=nsys, store=store, workers=os.cpu_count() or 1, progress=True,

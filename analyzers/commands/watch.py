@@ -10,6 +10,7 @@ import click
 if TYPE_CHECKING:
     from gpuscope.analyzers.watching.following import Follower
     from gpuscope.analyzers.watching.measures import Seen
+    from gpuscope.contained_files import Refused
 
 
 @click.command(short_help="Follow a run that is still being recorded.")
@@ -63,10 +64,14 @@ def _follow(follower: Follower, every: float, once: bool) -> int:
     import time
 
     from gpuscope.analyzers.watching.alerts import alerts, unmeasured
+    from gpuscope.report.view import units
 
-    shown, raised, said, untold = -1, set[str](), "", False
+    shown, raised, said, untold, told = -1, set[str](), "", False, set["Refused"]()
     while True:
         seen = follower.look()
+        for refused in sorted(set(seen.refused) - told):
+            click.echo(f"problem  {units.clean(refused.why)}")
+        told |= set(seen.refused)
         shown = _steps(seen, shown, once)
         sentence, recorded = follower.verdict.look(seen.windows)
         now = alerts(seen, time.time_ns(), recorded)

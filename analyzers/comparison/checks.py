@@ -91,6 +91,8 @@ def step_time(diff: Diff) -> CheckCase:
     high = diff["step"]["high_frac"]
     result, threshold = diff["verdict"]["result"], diff["verdict"]["threshold_frac"]
     ruled_out = high is not None and high <= threshold
+    if result == "different_jobs":
+        return _case("step time", "skipped", f"{verdict_line(diff)}; {diff['verdict']['why']}")
     status: Status = "failed" if result == "regression" else "passed" if ruled_out else "skipped"
     return _case("step time", status, f"{verdict_line(diff)}; {diff['verdict']['why']}")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpuscope.analyzers.comparison import moved
 from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD, change, judge
 from gpuscope.analyzers.comparison.proof import proofs
+from gpuscope.analyzers.comparison.same_job import differences
 from gpuscope.analyzers.comparison.series import Series, series, step
 from gpuscope.analyzers.comparison.welch import median_interval, sample
 from gpuscope.report.schema.diff_document import DIFF_VERSION, Basis, Diff, DiffSide
@@ -31,14 +32,14 @@ def compare(before: Side, after: Side, threshold: float = DEFAULT_THRESHOLD, app
     """The comparison; `threshold` is a fraction, `applied` the code of the suggestion that was followed."""
     old, new = before.report, after.report
     own, other = series(old), series(new)
-    step = change(old, new, own, other)
+    step, different = change(old, new, own, other), differences(old, new)
     per_step = step["basis"] == "steps"
     per = moved.Unit.of(old, per_step), moved.Unit.of(new, per_step)
     recorded = moved.Unit.recorded(old, per_step), moved.Unit.recorded(new, per_step)
     return {
         "diff_version": DIFF_VERSION,
         "gpuscope_version": __version__,
-        "verdict": judge(step, threshold, own, other),
+        "verdict": judge(step, threshold, own, other, different),
         "step": step,
         "before": _side(before, own),
         "after": _side(after, other),
@@ -48,7 +49,7 @@ def compare(before: Side, after: Side, threshold: float = DEFAULT_THRESHOLD, app
         "collectives": moved.collectives(old, new, recorded),
         "kernels": moved.kernels(old, new, recorded),
         "operators": moved.operators(old, new, recorded),
-        "suggestions": proofs(old, new, applied),
+        "suggestions": proofs(old, new, applied) if applied or not different else [],
         "caveats": _caveats(old, new, step["basis"], recorded),
     }
 

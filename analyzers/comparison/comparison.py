@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from gpuscope.analyzers.comparison.loading import Reading, Run, load
 from gpuscope.errors import UsageError
 from gpuscope.report.schema import diff_document
 from gpuscope.report.schema.diff_document import Diff, Outcome
-from gpuscope.report.section_tables import SectionTables
+from gpuscope.report.section_tables import SectionTables, table
 from gpuscope.report.terminal.diff_text import verdict_line
 from gpuscope.sources.opening import PathLike
 
@@ -33,9 +33,25 @@ SECTIONS: dict[str, type] = {
 """Sections of the document that are tables, and what a row of each holds. `checks` is only in what `check` returns."""
 
 
+class ChangeTables:
+    """The tables of a comparison by name: of `Comparison` and of `Comparison.tables` alike."""
+
+    breakdown: pd.DataFrame
+    causes: pd.DataFrame
+    collectives: pd.DataFrame
+    kernels: pd.DataFrame
+    operators: pd.DataFrame
+    suggestions: pd.DataFrame
+    checks: pd.DataFrame
+
+
+class ComparisonTables(SectionTables, ChangeTables):
+    """The sections of a comparison that are lists, as DataFrames: `tables.causes` or `tables["causes"]`."""
+
+
 @dataclass(frozen=True, repr=False)
-class Comparison:
-    """What `gpuscope.diff` found."""
+class Comparison(ChangeTables):
+    """What `gpuscope.diff` found; every table of `tables` is an attribute too (`comparison.causes`)."""
 
     document: Diff
     """The document of `gpuscope diff --json` as a dict: every key is in docs/history.md, times are int ns."""
@@ -56,9 +72,25 @@ class Comparison:
         return self.document["step"]["change_frac"]
 
     @property
-    def tables(self) -> Mapping[str, pd.DataFrame]:
+    def tables(self) -> ComparisonTables:
         """The document's sections that are lists, as DataFrames by name, nested keys dotted (`after.dur_ns`); ns."""
-        return SectionTables(self.document, SECTIONS)
+        return ComparisonTables(self.document, SECTIONS)
+
+    if not TYPE_CHECKING:  # to type checkers it would make every misspelt name one of ours
+
+        def __getattr__(self, name: str) -> pd.DataFrame:
+            if name.startswith("_") or name == "document":  # asked for by copying and pickling, before there is one
+                raise AttributeError(name)
+            return table(self, name, self.tables)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.tables})
+
+    def _repr_html_(self) -> str:
+        """The verdict and what moved, for notebooks."""
+        from gpuscope.report.html.html_report import render_comparison_cell
+
+        return render_comparison_cell(self.document)
 
     def __repr__(self) -> str:
         return f"Comparison({verdict_line(self.document).lower()})"

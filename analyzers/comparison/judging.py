@@ -6,8 +6,11 @@ improvement. Entirely within: neutral. Across it: neutral too, but not conclusiv
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from gpuscope.analyzers.comparison.series import Series, mean_window_ns, step
-from gpuscope.analyzers.comparison.welch import Interval, Sample, difference, sample, steps_needed
+from gpuscope.analyzers.comparison.welch import Sample, difference, sample, times_needed
 from gpuscope.report.schema.diff_document import Change, DiffVerdict, Outcome
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view import units
@@ -23,17 +26,27 @@ RECORD_STEPS = "record ranges per step (profiler.step(), or an NVTX range `step`
 def change(before: Report, after: Report, own: Series, other: Series) -> Change:
     """The change of the step time, or of the window where a run has no steps."""
     if own.steps and other.steps:
-        first, second = sample(own.durations), sample(other.durations)
+        first, second = _relative(own), _relative(other)
         bounds = difference(first, second) if first and second else None
-        return _change("steps", step(own), step(other), bounds)
+        return _change("steps", step(own), step(other), (math.expm1(bounds.low), math.expm1(bounds.high)) if bounds
+                       else None)  # fmt: skip
     window = mean_window_ns(before), mean_window_ns(after)
     if None not in window:
         return _change("window", *window, None)
     return _change("none", None, None, None)
 
 
-def judge(moved: Change, threshold: float, own: Series, other: Series) -> DiffVerdict:
-    """The verdict on a change."""
+def _relative(steps: Series) -> Sample | None:
+    """The steps on a scale of ratios: times vary in proportion and upwards more than downwards, and no step is shorter
+    than nothing."""
+    return sample([math.log(max(ns, 1.0)) for ns in steps.durations])
+
+
+def judge(moved: Change, threshold: float, own: Series, other: Series, different: Sequence[str] = ()) -> DiffVerdict:
+    """The verdict on a change; none where the runs are of `different` jobs, which is then why."""
+    if different:
+        why = f"{'; '.join(different)}. Their times stand side by side; no change of one job made one from the other"
+        return {"result": "different_jobs", "conclusive": False, "threshold_frac": threshold, "why": why}
     result, conclusive = outcome(moved, threshold)
     if moved["basis"] == "steps":
         why = _why_steps(moved, result, conclusive, threshold, own, other)
@@ -59,7 +72,7 @@ def outcome(moved: Change, threshold: float) -> tuple[Outcome, bool]:
     return "neutral", -threshold <= low and high <= threshold
 
 
-def _change(basis: str, before: int | None, after: int | None, bounds: Interval | None) -> Change:
+def _change(basis: str, before: int | None, after: int | None, bounds: tuple[float, float] | None) -> Change:
     if before is None or after is None:
         return {"basis": "none", "before_ns": before, "after_ns": after, "change_ns": None, "change_frac": None,
                 "low_frac": None, "high_frac": None}  # fmt: skip
@@ -67,8 +80,7 @@ def _change(basis: str, before: int | None, after: int | None, bounds: Interval 
     return {
         "basis": "steps" if basis == "steps" else "window",
         "before_ns": before, "after_ns": after, "change_ns": after - before, "change_frac": (after - before) / scale,
-        "low_frac": max(bounds.low / scale, -1.0) if bounds else None,
-        "high_frac": bounds.high / scale if bounds else None,
+        "low_frac": bounds[0] if bounds else None, "high_frac": bounds[1] if bounds else None,
     }  # fmt: skip
 
 
@@ -82,19 +94,29 @@ def _why_steps(moved: Change, result: Outcome, conclusive: bool, threshold: floa
         return f"{interval} lies beyond {limit}"
     if conclusive:
         return f"{interval} lies within {limit}"
-    more = _more(moved, threshold, own, other)
     loud = ""
     if abs(moved["change_frac"] or 0.0) >= LARGE_CHANGE:
         loud = f"the step changed by {100 * (moved['change_frac'] or 0.0):+.1f} %, which may be real; "
-    return f"{loud}{interval} spans {limit}: noise, or a change too small for this number of steps{more}"
+    return f"{loud}{interval} reaches across {limit}: {_noise(threshold, own, other)}"
 
 
-def _more(moved: Change, threshold: float, own: Series, other: Series) -> str:
-    first, second = sample(own.durations), sample(other.durations)
-    margin = abs(abs(moved["change_frac"] or 0.0) - threshold) * (moved["before_ns"] or 0)
-    if not margin or not isinstance(first, Sample) or not isinstance(second, Sample):
-        return ""
-    return f"; with this spread about {units.count(steps_needed(first, second, margin))} steps of each would decide it"
+def _noise(threshold: float, own: Series, other: Series) -> str:
+    """Whose steps make the interval wide, and how many would settle it where that can be told."""
+    first, second = _relative(own), _relative(other)
+    if first is None or second is None:
+        return "noise"
+    wide, word = (own, "before") if first.error >= second.error else (other, "after")
+    low, high = min(wide.durations), max(wide.durations)
+    said = f"most of its width is from the run {word}, whose steps take {units.span(round(low), round(high), '–')}"
+    change = second.median - first.median
+    margin = min(
+        abs(change - math.log1p(threshold)), abs(change - math.log1p(-threshold)) if threshold < 1 else math.inf
+    )
+    times = times_needed(first, second, margin) if margin else None
+    if times is None:
+        return said
+    steps = math.ceil(times * max(len(own.steps), len(other.steps)))
+    return f"{said}; with this spread about {units.count(steps)} steps of each would decide it"
 
 
 def _from_to(moved: Change) -> str:

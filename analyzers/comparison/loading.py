@@ -71,6 +71,23 @@ def load(run: Run, reading: Reading) -> Side:
     return Side(_plain(_analysed(named, reading), named), named)
 
 
+def refuse_same(one: str, other: str) -> None:
+    """Raise `UsageError` where both name the very same run, by its number or its path: their comparison says nothing,
+    and a check against itself would always pass."""
+    numbers = [None if os.path.exists(named) else _NUMBER.fullmatch(named) for named in (one, other)]
+    if numbers[0] is not None and numbers[1] is not None:
+        same = int(numbers[0][1]) == int(numbers[1][1])
+        named = f"run {int(numbers[0][1])}"
+    else:
+        same = os.path.exists(one) and os.path.realpath(one) == os.path.realpath(other)
+        named = one
+    if same:
+        raise UsageError(
+            f"{named} would be compared with itself: both are the same run",
+            hint="name two runs; `gpuscope runs` lists those analysed before",
+        )
+
+
 def _stored(run: int, reading: Reading) -> Side:
     from gpuscope.store.location import located
     from gpuscope.store.store import opened

@@ -28,28 +28,47 @@ from gpuscope.report.view.vocabulary import PARTS, PartKey
 
 @dataclass(frozen=True)
 class Unit:
-    """How often the unit of comparison occurs in a report: over all ranks, and in one of them."""
+    """How often the unit of comparison occurs in a report: over all ranks, and in one of them; and «the step» by the
+    mean of the steps counted, 1 without steps: times are shares of these times «the step» (definitions, «Steps»)."""
 
     all_ranks: int
     one_rank: float
+    the_step: float = 1.0
+
+    def time(self, ns: float) -> int:
+        """ns of all ranks per unit and rank."""
+        return round(ns / self.all_ranks * self.the_step)
+
+    def time_of_one(self, ns: float) -> int:
+        """ns of one rank per unit."""
+        return round(ns / self.one_rank * self.the_step)
 
     @classmethod
     def of(cls, report: Report, per_step: bool) -> Unit:
         """Steps, or windows."""
         lanes = max(len(report["ranks"]), 1)
         number = sum(entry["steps"] for entry in report["ranks"]) if per_step else lanes
-        return cls(max(number, 1), max(number, 1) / lanes)
+        judged = sum(entry["window_ns"] for entry in report["ranks"])
+        return cls(max(number, 1), max(number, 1) / lanes, _the_step(report, per_step, judged, number))
 
     @classmethod
     def recorded(cls, report: Report, per_step: bool) -> Unit:
         """The same for what is counted over the whole recording: all its steps, judged or not."""
         lanes = max(len(report["ranks"]), 1)
-        number = sum(entry["step"] is not None for entry in report["steps"]) if per_step else lanes
-        return cls(max(number, 1), max(number, 1) / lanes)
+        steps = [entry["dur_ns"] for entry in report["steps"] if entry["step"] is not None]
+        number = len(steps) if per_step else lanes
+        return cls(max(number, 1), max(number, 1) / lanes, _the_step(report, per_step, sum(steps), number))
+
+
+def _the_step(report: Report, per_step: bool, spent: int, number: int) -> float:
+    """«The step» by the mean of so many steps that took `spent` ns in all."""
+    step = arrangement.step_ns(report)
+    return step * number / spent if per_step and step is not None and spent else 1.0
 
 
 def breakdown(before: Report, after: Report, own: Series, other: Series, per_step: bool) -> list[PartChange]:
-    """The four parts, with the interval of their change where there are steps."""
+    """The four parts, per step as shares of the judged time times «the step», with the interval of their change where
+    there are steps."""
     if not before["ranks"] or not after["ranks"]:
         return []
     return [_part(part.key, before, after, own, other, per_step) for part in PARTS]
@@ -61,11 +80,12 @@ def _part(key: PartKey, before: Report, after: Report, own: Series, other: Serie
     low = high = None
     if per_step:
         values = [steps.values(lambda entry: entry["breakdown_ns"][key]) for steps in (own, other)]
-        means = [mean(one) or 0 for one in values]
+        means = [Unit.of(report, per_step).time(sum(total))
+                 for report, total in zip((before, after), totals, strict=True)]  # fmt: skip
         first, second = sample(values[0]), sample(values[1])
         if first and second:
-            bounds = difference(first, second)
-            low, high = round(bounds.low), round(bounds.high)
+            change, half = means[1] - means[0], difference(first, second).half
+            low, high = round(change - half), round(change + half)
     return {
         "part": key, "before_ns": means[0], "after_ns": means[1], "change_ns": means[1] - means[0],
         "low_ns": low, "high_ns": high, "total_before_ns": sum(totals[0]), "total_after_ns": sum(totals[1]),
@@ -75,7 +95,7 @@ def _part(key: PartKey, before: Report, after: Report, own: Series, other: Serie
 def causes(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[CauseChange]:
     """Every cause that either run has."""
     sides = [
-        {(row.class_name, row.cause): round(row.total_ns / unit.all_ranks) for row in arrangement.causes(report)}
+        {(row.class_name, row.cause): unit.time(row.total_ns) for row in arrangement.causes(report)}
         for report, unit in zip((before, after), units, strict=True)
     ]
     keys = dict.fromkeys([*sides[0], *sides[1]])
@@ -110,7 +130,7 @@ def kernels(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[Ker
     """Every kernel, copy and collective by name and category."""
     sides = [
         {
-            (row["name"], row["category"]): (round(row["dur_ns"] / unit.all_ranks), row["count"] / unit.all_ranks)
+            (row["name"], row["category"]): (unit.time(row["dur_ns"]), row["count"] / unit.all_ranks)
             for row in report["kernels"]
         }
         for report, unit in zip((before, after), units, strict=True)
@@ -156,9 +176,8 @@ def _operator(row: OperatorEntry | None, unit: Unit) -> _Operator:
     if row is None:
         return _Operator(0, 0, 0.0)
     device = row["device_self_ns"]
-    each = unit.all_ranks
     return _Operator(
-        None if device is None else round(device / each), round(row["host_self_ns"] / each), row["count"] / each
+        None if device is None else unit.time(device), unit.time(row["host_self_ns"]), row["count"] / unit.all_ranks
     )
 
 
@@ -185,11 +204,9 @@ def _spent(side: CollectiveSide | None) -> int:
 
 
 def _collective(row: CollectiveEntry, unit: Unit) -> CollectiveSide:
-    def per(value: int | None, of: float) -> int | None:
-        return None if value is None else round(value / of)
-
+    wait, transfer, size = row["wait_ns"], row["transfer_ns"], row["bytes"]
     return {
-        "count": row["count"] / unit.one_rank, "bytes": per(row["bytes"], unit.one_rank),
-        "dur_ns": round(row["dur_ns"] / unit.all_ranks), "wait_ns": per(row["wait_ns"], unit.all_ranks),
-        "transfer_ns": per(row["transfer_ns"], unit.one_rank), "busbw_gbps": row["busbw_gbps"],
+        "count": row["count"] / unit.one_rank, "bytes": None if size is None else round(size / unit.one_rank),
+        "dur_ns": unit.time(row["dur_ns"]), "wait_ns": None if wait is None else unit.time(wait),
+        "transfer_ns": None if transfer is None else unit.time_of_one(transfer), "busbw_gbps": row["busbw_gbps"],
     }  # fmt: skip

@@ -1,12 +1,14 @@
-"""How sure a difference of medians is: Welch's interval, for values that follow each other in time.
+"""How sure a difference of medians is: Yuen's and Welch's interval, for values that follow each other in time.
 
-The median of n normal values varies as their mean does, by √(π/2) more (the median's asymptotic efficiency is 2/π):
-the interval is Welch's, that much wider, around the difference of the medians.
+The median of many normal values varies as their mean does, by √(π/2) more (its asymptotic efficiency is 2/π), of few by
+less: the interval is that much wider than one of means, around the difference of the medians. From `TRIMMED_FROM`
+values on its width is that of trimmed means, so that the few longest and shortest values don't decide it.
 
 B. L. Welch, «The generalization of Student's problem when several different population variances are
-involved», Biometrika 34 (1947). For the steps' autocorrelation the sample counts as the independent values it
-is worth: n (1 − r) / (1 + r), with r the correlation of neighbours (F. W. Zwiers and H. von Storch, «Taking
-serial correlation into account in tests of the mean», Journal of Climate 8 (1995), for an AR(1) process).
+involved», Biometrika 34 (1947). K. K. Yuen, «The two-sample trimmed t for unequal population variances», Biometrika 61
+(1974). For the steps' autocorrelation the sample counts as the independent values it is worth: n (1 − r) / (1 + r),
+with r the correlation of neighbours (F. W. Zwiers and H. von Storch, «Taking serial correlation into account in tests
+of the mean», Journal of Climate 8 (1995), for an AR(1) process).
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median, variance
 
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of normal values by that of their mean."""
+_OF_FEW = {2: 1.0, 3: 0.743, 4: 0.838, 5: 0.697, 6: 0.776, 7: 0.679}
+"""The other way round of so few: the median's efficiency (W. J. Dixon and F. J. Massey, Introduction to Statistical
+Analysis, 1969, table A-8b4). Of two values it is their mean."""
 _QUANTILES = (
     (1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (8, 2.306), (9, 2.262),
     (10, 2.228), (11, 2.201), (12, 2.179), (13, 2.160), (14, 2.145), (15, 2.131), (16, 2.120), (17, 2.110),
@@ -30,6 +35,12 @@ _QUANTILES = (
 Methods, 1.3.6.7.2). Degrees between two rows take the lower one: the interval is then never too narrow."""
 _CORRELATED_FROM = 10
 """Fewer values can't distinguish a correlation from chance: its standard error, 1/√n, would exceed 0.3."""
+_LEAST_WORTH = 0.2
+"""A correlation above two thirds is a drift or a jump rather than noise: no sample is worth less of its values."""
+TRIMMED_FROM, TRIMMED = 8, 5
+"""From so many values on one in five at either end is drawn in to the next one."""
+_FAR = 100.0
+"""More than so many times the values there are is no advice."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +48,14 @@ class Sample:
     """Values in their order of time, summed up."""
 
     median: float
-    variance: float
-    worth: float
-    """Independent values they are worth."""
+    error: float
+    """Variance of the median."""
+    freedom: float
+    """Degrees of freedom with which that is known."""
 
-    @property
-    def error(self) -> float:
-        """Variance of the median."""
-        return MEDIAN_VARIANCE * self.variance / self.worth
+    def with_more(self, times: float) -> Sample:
+        """As it would be with so many times the values."""
+        return replace(self, error=self.error / times, freedom=(self.freedom + 1) * times - 1)
 
 
 @dataclass(frozen=True)
@@ -54,34 +65,52 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def half(self) -> float:
+        """Half its width."""
+        return (self.high - self.low) / 2
+
 
 def sample(values: Sequence[float]) -> Sample | None:
-    """Median, variance and worth; None below two values, which show no spread."""
-    if len(values) < 2:
+    """Median, its variance and how well that is known; None below two values, which show no spread."""
+    count = len(values)
+    if count < 2:
         return None
-    return Sample(median(values), variance(values), _worth(values))
+    cut = count // TRIMMED if count >= TRIMMED_FROM else 0
+    kept, worth = count - 2 * cut, _worth(values) / count
+    drawn_in = (count - 1) * variance(_winsorised(values, cut)) / (kept * (kept - 1))
+    wider = 1 / _OF_FEW[count] if count in _OF_FEW else MEDIAN_VARIANCE
+    return Sample(median(values), wider * drawn_in / worth, max(kept * worth - 1, 1.0))
 
 
 def median_interval(own: Sample) -> Interval:
     """The interval of a median."""
-    return _interval(own.median, own.error, own.worth - 1)
+    return _interval(own.median, own.error, own.freedom)
 
 
 def difference(before: Sample, after: Sample) -> Interval:
     """The interval of after − before."""
     errors = before.error + after.error
-    parts = before.error**2 / (before.worth - 1) + after.error**2 / (after.worth - 1)
+    parts = before.error**2 / before.freedom + after.error**2 / after.freedom
     return _interval(after.median - before.median, errors, errors**2 / parts if parts else 1.0)
 
 
-def steps_needed(before: Sample, after: Sample, margin: float) -> int:
-    """Steps of each run with which an interval of this spread would be `margin` wide to each side, if the steps
-    are independent."""
-    spread = MEDIAN_VARIANCE * (before.variance + after.variance)
-    for freedom, quantile in _QUANTILES:
-        if quantile**2 * spread / (freedom + 1) <= margin**2:
-            return freedom + 1
-    return math.ceil(_QUANTILES[-1][1] ** 2 * spread / margin**2)
+def times_needed(before: Sample, after: Sample, margin: float) -> float | None:
+    """How many times the values of each an interval takes that is `margin` wide to either side; None of far too many,
+    or where there is no spread."""
+    times = 1.0
+    while difference(before.with_more(times), after.with_more(times)).half > margin:
+        times *= 1.05
+        if times > _FAR:
+            return None
+    return times
+
+
+def _winsorised(values: Sequence[float], cut: int) -> list[float]:
+    """The values with the `cut` least and largest at the place of the next."""
+    ordered = sorted(values)
+    low, high = ordered[cut], ordered[len(ordered) - 1 - cut]
+    return [min(max(value, low), high) for value in values]
 
 
 def _worth(values: Sequence[float]) -> float:
@@ -93,8 +122,8 @@ def _worth(values: Sequence[float]) -> float:
     power = sum(one * one for one in apart)
     neighbours = sum(one * other for one, other in pairwise(apart))
     correlation = neighbours / power if power else 0.0
-    # A negative one would make the interval narrower, on little evidence; and two values are the least there is.
-    return max(count * (1 - correlation) / (1 + correlation), 2.0) if correlation > 0 else float(count)
+    # A negative one would make the interval narrower, on little evidence.
+    return count * max((1 - correlation) / (1 + correlation), _LEAST_WORTH) if correlation > 0 else float(count)
 
 
 def _interval(middle: float, error: float, freedom: float) -> Interval:

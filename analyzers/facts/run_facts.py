@@ -15,13 +15,14 @@ from gpuscope.analyzers.facts.host_links import Host, hosts
 from gpuscope.analyzers.facts.matching import Matched
 from gpuscope.analyzers.facts.pipeline_facts.assembled import assembled
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, flushes
-from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap, stage_map
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap, is_timed, stage_map
 from gpuscope.analyzers.facts.placement import Placement
-from gpuscope.analyzers.facts.steady_state import SteadyState, steady_state
+from gpuscope.analyzers.facts.steady_state import SteadyState, spread, steady_state, timed_steps
 from gpuscope.analyzers.facts.waits import Waits, waits
 from gpuscope.analyzers.frame.analyzer import Analyzer, Attributed, LaneKey, Result
 from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary
+from gpuscope.report.schema.document import StepTime
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import World
@@ -46,6 +47,18 @@ class RunFacts:
     def steady(self) -> SteadyState:
         """The role of each step, and what is judged."""
         return steady_state(self.lanes, self.steps_asked)
+
+    @cached_property
+    def step_time(self) -> StepTime | None:
+        """«The step» and its spread; None where no steps were found."""
+        if self.lanes or not is_timed(self.trace):
+            return self.steady.step_time
+        return spread(timed_steps(self.trace["operations"]))
+
+    @property
+    def step_ns(self) -> int | None:
+        """«The step»; None where no steps were found."""
+        return None if self.step_time is None else self.step_time["median_ns"]
 
     @cached_property
     def world(self) -> World:

@@ -13,7 +13,7 @@ from gpuscope.analyzers.frame.step_roles import MIN_STEADY, Role, StepFacts, lea
 from gpuscope.report.schema.document import StepTime
 from gpuscope.report.view import units
 from gpuscope.trace.breakdown import Breakdown
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
 
 
@@ -85,12 +85,13 @@ class SteadyState:
     @property
     def step_time(self) -> StepTime | None:
         """«The step» and its spread; None without steps."""
-        if self.step_ns is None:
-            return None
-        return {
-            "median_ns": self.step_ns, "p90_ns": round(float(np.percentile(self.durations, 90))),
-            "min_ns": min(self.durations), "max_ns": max(self.durations), "steps": len(self.durations),
-        }  # fmt: skip
+        return spread(self.durations)
+
+    def of_the_step(self, lane: LaneSummary) -> float:
+        """By what a mean per judged step of a lane is multiplied for its share of the time times «the step», which is
+        what sentences call «per step»; 1 without steps."""
+        window = self.breakdown(lane).window
+        return self.step_ns * self.count(lane) / window if self.step_ns is not None and window else 1.0
 
     @cached_property
     def usual_ns(self) -> float | None:
@@ -121,6 +122,29 @@ def steady_state(lanes: Sequence[LaneSummary], asked: bool = False) -> SteadySta
     if asked:
         own = [Role.STEADY] * len(own)
     return SteadyState(steps, dict(zip(steps, own, strict=True)), asked)
+
+
+def spread(durations: Sequence[int]) -> StepTime | None:
+    """«The step» and its spread, of durations in ns; None without any."""
+    if not durations:
+        return None
+    return {
+        "median_ns": round(float(np.median(durations))), "p90_ns": round(float(np.percentile(durations, 90))),
+        "min_ns": min(durations), "max_ns": max(durations), "steps": len(durations),
+    }  # fmt: skip
+
+
+def timed_steps(operations: Table) -> list[int]:
+    """Durations (ns) of the steps of which only operations are known: from the first operation of one, on any rank, to
+    the next one's; of a single step to its last operation's end."""
+    if not len(operations):
+        return []
+    steps, place = np.unique(operations["step"], return_inverse=True)
+    begin = np.full(len(steps), np.iinfo(np.int64).max)
+    np.minimum.at(begin, place, operations["start"])
+    if len(steps) == 1:
+        return [int(operations["end"].max() - begin[0])]
+    return [int(ns) for ns in np.diff(begin)]
 
 
 def total(breakdowns: Iterable[Breakdown]) -> Breakdown:

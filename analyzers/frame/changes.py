@@ -306,3 +306,7 @@ class Predicted:
     """What the prediction rests on, in a sentence: replayed steps, the replay's own error, fitted or assumed costs."""
     provenance: Provenance = "inferred"
     """`assumed` where costs in it are a link's figures and not fitted to the trace."""
+
+
+def __dir__() -> list[str]:
+    return sorted(n for n, found in globals().items() if isinstance(found, type) and found.__module__ == __name__)

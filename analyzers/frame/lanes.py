@@ -235,10 +235,3 @@ def summarise(
 def step_breakdowns(trace: Trace, view: LaneView) -> tuple[Breakdown, ...]:
     """The exact breakdown of each step, all steps at once."""
     return trace.breakdowns(view.rows, [(step.start, step.end) for step in view.steps])
-
-
-def mean_step_ns(lanes: Sequence[LaneSummary]) -> float:
-    """window / steps, mean over lanes, in ns (the window where there are no steps); 0 without lanes. The step that
-    predictions start from and that shares of a step refer to."""
-    found = [lane.breakdown.window / max(1, count_steps(lane.steps)) for lane in lanes]
-    return float(np.mean(found)) if found else 0.0

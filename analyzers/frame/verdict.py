@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import floor, prod
 
 from gpuscope.analyzers.frame.analyzer import Attributed
 from gpuscope.report.schema.document import Class, ProblemEntry, Slowdown, Verdict
@@ -23,6 +23,8 @@ TOLD = 0.9
 """A doubt that leaves no more than this of the confidence is told as a limit of the verdict."""
 ESTIMATED_SIZES = 0.9
 """Confidence that remains in latency or bandwidth where the sizes that tell them apart are estimated."""
+TOTALS_DIFFER = 0.5
+"""Confidence that remains where a file's own totals contradict what was read of it."""
 ASSUMED_WORLD = 0.9
 """What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
 
@@ -64,6 +66,12 @@ class Evidence:
     """Share of the waiting for late ranks that others' threads may have caused by holding the cores."""
     contradiction: str = ""
     """What does not add up; empty where all does."""
+    timelines_cut: int = 0
+    """Recordings that are cut off: what they seem to lack may be in the part that is missing."""
+    totals_differ: bool = False
+    """Whether a file's own totals contradict what was read of it."""
+    members_unknown: bool = False
+    """Whether it is not recorded which ranks belong to the groups of the collectives."""
 
 
 def class_sums(causes: Mapping[str, int]) -> dict[Class, int]:
@@ -101,7 +109,7 @@ def decide(evidence: Evidence) -> Verdict:
         return _cores_held(evidence, top, share)
     cause_abstained = top == "communication" and cause is None
     doubts = _doubts(evidence, top, cause, share)
-    confidence = round(min(max(prod(doubt.factor for doubt in doubts), 0.05), MAX_CONFIDENCE), 2)
+    confidence = _confidence(doubts)
     why = _why(evidence, top, cause, share) + _world_taken(evidence)
     if evidence.why_whole:
         why += f"; {evidence.why_whole}"
@@ -117,7 +125,7 @@ def _cores_held(evidence: Evidence, top: Class, share: float) -> Verdict:
         "record where nothing else runs, or with cores of its own for each rank"
     )
     doubts = _doubts(evidence, top, None, share)
-    confidence = round(min(max(prod(doubt.factor for doubt in doubts), 0.05), MAX_CONFIDENCE), 2)
+    confidence = _confidence(doubts)
     return _verdict(top, None, share, confidence, why, cause_abstained=True)
 
 
@@ -167,6 +175,12 @@ def _why_abstain(evidence: Evidence) -> str:
         return (
             "the job hung, so the window holds the wait for it: see the finding `hang`; --steps takes whole steps only"
         )
+    if not evidence.events and evidence.timelines_cut:
+        cut = "the file is" if evidence.timelines_cut == 1 else f"{evidence.timelines_cut} files are"
+        return (
+            f"{cut} cut off, and what is left holds no device events; they may be in the missing part. Copy the "
+            "whole file again, or record again and let the profiler finish"
+        )
     if evidence.window <= 0 or not evidence.events:
         why = evidence.why_no_device or (
             "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
@@ -206,6 +220,15 @@ class Doubt:
 
     factor: float
     why: str
+    of_loss: bool = False
+    """Whether it is of what the recording held and could not be read: it always shows, however little that is."""
+
+
+def _confidence(doubts: Sequence[Doubt]) -> float:
+    """The doubts' product: at most `MAX_CONFIDENCE`, less than that where anything was lost."""
+    whole = min(prod(doubt.factor for doubt in doubts if not doubt.of_loss), MAX_CONFIDENCE)
+    left = whole * prod(doubt.factor for doubt in doubts if doubt.of_loss)
+    return max(round(left, 2) if left == whole else floor(100 * left) / 100, 0.05)
 
 
 def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> list[Doubt]:
@@ -279,8 +302,11 @@ def _of_recording(evidence: Evidence, top: Class) -> list[Doubt]:
         Doubt(
             evidence.events / (evidence.events + evidence.events_lost),
             f"{units.plural(evidence.events_lost, 'event')} could not be read",
+            of_loss=True,
         ),
     ]
+    if evidence.totals_differ:
+        doubts.append(Doubt(TOTALS_DIFFER, "the trace's own totals differ from those of the events as read"))
     if top == "cpu":
         doubts.append(
             Doubt(1 - 0.5 * unlinked, f"the launches of {units.share(unlinked)} of the device events are not recorded")
@@ -318,6 +344,8 @@ def _what_to_add(evidence: Evidence) -> str:
     """What would distinguish a slow rank from a slow link."""
     if not _ranks_missing(evidence):
         return "record the sizes of collectives (NCCL's own arguments in torch.profiler, NVTX payloads in nsys)"
+    if evidence.world_size is None and evidence.members_unknown and len(evidence.ranks) > 1:
+        return "record which ranks form each group (distributedInfo, communicators): no file at hand says"
     if evidence.world_size is None:
         return "add the traces of all ranks; how many there are is not recorded"
     missing = sorted(set(range(evidence.world_size)) - set(evidence.ranks))

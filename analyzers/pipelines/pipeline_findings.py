@@ -14,7 +14,7 @@ from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
 from gpuscope.analyzers.frame.changes import Predicted, Refused
-from gpuscope.analyzers.pipelines.stage_pace import Pace
+from gpuscope.analyzers.pipelines.stage_pace import Pace, StepLength
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.view import units
@@ -37,8 +37,10 @@ SIGNIFICANT = 3.0
 SHOWN = 5
 
 
-def few_micro_batches(section: Pipeline, step: float, found: Sequence[Flush], stages: StageMap) -> list[FindingEntry]:
-    """The finding where there are fewer micro-batches than hide the filling, and that costs time. `step` in ns."""
+def few_micro_batches(
+    section: Pipeline, step: StepLength, found: Sequence[Flush], stages: StageMap
+) -> list[FindingEntry]:
+    """The finding where there are fewer micro-batches than hide the filling, and that costs time."""
     schedule = section["schedule"]
     m, p, v = schedule["micro_batches"], schedule["stages"], schedule["chunks_per_stage"]
     measured = _mean([row["bubble_ns"]["warm_up"] + row["bubble_ns"]["drain"] for row in section["rows"]])
@@ -47,7 +49,7 @@ def few_micro_batches(section: Pipeline, step: float, found: Sequence[Flush], st
     cost = (
         measured if not best else min(measured, best / (1 - best) * _mean([r["compute_ns"] for r in section["rows"]]))
     )
-    share = cost / step
+    share = cost / step.mean
     if schedule["name"] not in _FILLS or m * v >= ENOUGH * p or share < MIN_SHARE:
         return []
     more = section["more_micro_batches"]
@@ -55,7 +57,7 @@ def few_micro_batches(section: Pipeline, step: float, found: Sequence[Flush], st
         "code": "few_micro_batches",
         "severity": severity(share),
         "message": f"{units.plural(m, 'micro-batch', 'micro-batches')} on {units.plural(p, 'stage')} "
-        f"({_FILLS[schedule['name']]}): a stage idles {units.duration(round(cost))} of a step on average while the "
+        f"({_FILLS[schedule['name']]}): a stage idles {step.part(cost)} of a step on average while the "
         f"pipeline fills and drains; with equal stages it would be {units.share(best)} of the pipeline's time. The "
         f"same batch in {more['micro_batches']} micro-batches: {outcome(more)}",
         "ranks": sorted(stages.places),
@@ -90,17 +92,17 @@ def _filled(flush: Flush, stages: StageMap) -> Evidence:
 
 
 def imbalance(
-    section: Pipeline, even: Predicted | Refused, step: float, found: Sequence[Flush], stages: StageMap,
+    section: Pipeline, even: Predicted | Refused, step: StepLength, found: Sequence[Flush], stages: StageMap,
     pace_of: Callable[[int], Pace | None],
 ) -> list[FindingEntry]:  # fmt: skip
     """The finding where one stage is the busiest in most steps, beyond the scatter of its micro-batches, and the others
-    idle for it; none where the replay says that an even split would not shorten the step. `step` in ns.
+    idle for it; none where the replay says that an even split would not shorten the step.
 
     Where the same operations on the same shapes take longer there, it is the pace of its ranks (`slow_worker`), not its
     layers; nor is it where they take longer for want of a core.
     """
     cost = _mean([row["bubble_ns"]["imbalance"] for row in section["rows"]])
-    share = cost / step
+    share = cost / step.mean
     stage, often = Counter(_busiest(flush) for flush in found).most_common(1)[0]
     if share < MIN_SHARE or often <= MOST * len(found) or not _beyond_scatter(found, stage):
         return []
@@ -117,7 +119,7 @@ def imbalance(
     own, others = _work(found, stage)
     message = (
         f"Pipeline stage {stage}{place} computes {units.duration(round(own))} per micro-batch, "
-        f"{_others(stages.stages)} {units.duration(round(others))}: a stage idles {units.duration(round(cost))} of a "
+        f"{_others(stages.stages)} {units.duration(round(others))}: a stage idles {step.part(cost)} of a "
         f"step on average because it has less to compute. With an even split: {outcome(section['even_split'])}"
     )
     if len(pipelines) == 1 and (pace is None or not pace.known):
@@ -141,19 +143,19 @@ def imbalance(
 
 
 def _slow_rank(
-    ranks: list[int], stage: int, pace: Pace, cost: float, step: float, found: Sequence[Flush], stages: StageMap
+    ranks: list[int], stage: int, pace: Pace, cost: float, step: StepLength, found: Sequence[Flush], stages: StageMap
 ) -> FindingEntry:
     """A stage that is slow at equal work."""
     return {
         "code": "slow_worker",
-        "severity": severity(cost / step),
+        "severity": severity(cost / step.mean),
         "message": f"{units.rank_words(ranks).capitalize()} (stage {stage}) {units.be(ranks)} slow: the same "
-        f"operations on the same shapes take {units.duration(round(pace.slower))} of a step longer than on the other "
-        f"stages, which idle {units.duration(round(cost))} for it; the split of the layers is not the reason",
+        f"operations on the same shapes take {step.part(pace.slower)} of a step longer than on the other "
+        f"stages, which idle {step.part(cost)} for it; the split of the layers is not the reason",
         "ranks": ranks,
         "cost_ns_per_step": round(cost),
         "cost_ns": round(cost * len(found)),
-        "share_frac": cost / step,
+        "share_frac": cost / step.mean,
         "evidence": _longest(found, stage, stages),
     }
 

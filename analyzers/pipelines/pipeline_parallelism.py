@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Literal
 
 from gpuscope.analyzers.facts.pipeline_facts.assembled import from_ranges
@@ -11,14 +12,13 @@ from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, mean_beg
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.lanes import mean_step_ns
 from gpuscope.analyzers.frame.needs import Need, any_of
 from gpuscope.analyzers.frame.sections import PIPELINE
 from gpuscope.analyzers.pipelines.bubbles import bubbles
 from gpuscope.analyzers.pipelines.gains import EVEN, MORE, Gains, entry, gains
 from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
-from gpuscope.analyzers.pipelines.stage_pace import outside_work, pace
+from gpuscope.analyzers.pipelines.stage_pace import StepLength, outside_work, pace
 from gpuscope.report.schema.pipeline_section import (
     Pipeline,
     PipelineComputation,
@@ -56,7 +56,8 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
     section["timeline"] = _timeline(whole, rows, what_if, stages)
     found = gains(what_if, schedule.micro_batches)
     _add_gains(section, found, schedule)
-    step = mean_step_ns(facts.lanes) or mean_begin_to_begin(whole)
+    mean = _judged_mean(facts) or mean_begin_to_begin(whole)
+    step = StepLength(mean, facts.step_ns or round(mean))
     result.findings = few_micro_batches(section, step, whole, stages)
     if from_ranges(facts.trace):  # of a job's own timers, `slowdown` names the stage or worker
         result.findings += imbalance(
@@ -64,6 +65,12 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
         )
         result.findings += outside_work(facts, section["rows"], stages, step)
     return result
+
+
+def _judged_mean(facts: RunFacts) -> float:
+    """Mean judged step over lanes, ns; 0 without lanes."""
+    counted = [(facts.steady.breakdown(lane).window, max(facts.steady.count(lane), 1)) for lane in facts.lanes]
+    return fmean(window / steps for window, steps in counted) if counted else 0.0
 
 
 def _stages(stages: StageMap, whole: Sequence[Flush]) -> list[PipelineStage]:

@@ -20,6 +20,7 @@ from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.pipeline_section import PipelineRow
 from gpuscope.report.view import units
+from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.trace.columns.table import Table
 
 SIGNIFICANT = 3.0
@@ -42,6 +43,18 @@ class Pace:
     def of_rank(self) -> bool:
         """Whether the stage is slow for the pace of its ranks rather than for its layers."""
         return self.known and self.slower > self.more
+
+
+@dataclass(frozen=True)
+class StepLength:
+    """What costs of the pipeline are shares of: the mean step, ns; and «the step», which sentences name parts of."""
+
+    mean: float
+    the_step: int
+
+    def part(self, cost: float) -> str:
+        """A mean cost per step (ns) as a part of «the step», in words."""
+        return units.duration(per_step_ns(cost / self.mean, self.the_step))
 
 
 def pace(facts: RunFacts, stages: StageMap, stage: int) -> Pace | None:
@@ -71,9 +84,11 @@ def _by_stage(work: Table, stages: StageMap) -> Table:
     )
 
 
-def outside_work(facts: RunFacts, rows: Sequence[PipelineRow], stages: StageMap, step: float) -> list[FindingEntry]:
+def outside_work(
+    facts: RunFacts, rows: Sequence[PipelineRow], stages: StageMap, step: StepLength
+) -> list[FindingEntry]:
     """A finding per rank that computes more than the others outside the pipeline's computations, by as much as bounds
-    a run: all stages wait for it, and neither the schedule nor the split is to blame. `step` in ns."""
+    a run: all stages wait for it, and neither the schedule nor the split is to blame."""
     outside, without_core = _outside(facts, rows), beyond_peers(judged_core_times(facts))
     found = []
     for rank, own in outside.items():
@@ -81,7 +96,7 @@ def outside_work(facts: RunFacts, rows: Sequence[PipelineRow], stages: StageMap,
         if len(over) < 2 or fmean(over.values()) <= SIGNIFICANT * stdev(over.values()) / sqrt(len(over)):
             continue
         cost = fmean(over.values()) - without_core.get(rank, 0.0)
-        if cost >= VERDICT_SHARE * step:
+        if cost >= VERDICT_SHARE * step.mean:
             found.append(_finding(facts, stages, rank, own, over, cost, step))
     return found
 
@@ -111,7 +126,7 @@ def _beyond_others(outside: Mapping[int, Mapping[int, int]], rank: int) -> dict[
 
 def _finding(
     facts: RunFacts, stages: StageMap, rank: int, own: Mapping[int, int], over: Mapping[int, float], cost: float,
-    step: float,
+    step: StepLength,
 ) -> FindingEntry:  # fmt: skip
     longest = sorted(over, key=lambda number: -over[number])[:SHOWN]
     windows = {window.step: window for lane in facts.lanes if lane.rank == rank for window in lane.steps}
@@ -125,14 +140,13 @@ def _finding(
     ]  # fmt: skip
     return {
         "code": "work_outside_pipeline",
-        "severity": severity(cost / step),
-        "message": f"Rank {rank} (stage {stages.places[rank][1]}) computes "
-        f"{units.duration(round(fmean(own.values())))} of a step outside the pipeline's computations, "
-        f"{units.duration(round(cost))} more than the others: every stage waits for it. Neither the schedule nor the "
-        "split of the layers is the reason",
+        "severity": severity(cost / step.mean),
+        "message": f"Rank {rank} (stage {stages.places[rank][1]}) computes {step.part(fmean(own.values()))} of a step "
+        f"outside the pipeline's computations, {step.part(cost)} more than the others: every stage waits for it. "
+        "Neither the schedule nor the split of the layers is the reason",
         "ranks": [rank],
         "cost_ns_per_step": round(cost),
         "cost_ns": round(cost * len(over)),
-        "share_frac": cost / step,
+        "share_frac": cost / step.mean,
         "evidence": evidence,
     }

@@ -31,8 +31,8 @@ class Slowdown:
 
     factor: float
     error: float
-    waited: float
-    """Mean ns per step without a core, from which it is estimated."""
+    waited: int
+    """ns without a core in all, from which it is estimated."""
 
     @property
     def significant(self) -> bool:
@@ -43,11 +43,11 @@ class Slowdown:
         """What a prediction rests on."""
         return (
             f"compute {self.factor:.0%} (± {self.error:.0%}) slower beside collectives, because the training thread "
-            f"waited {units.duration(self.waited)} per step for a core"
+            f"waited {units.duration(self.waited)} in all for a core"
         )
 
 
-NONE = Slowdown(0.0, 0.0, 0.0)
+NONE = Slowdown(0.0, 0.0, 0)
 
 
 def slowdown(graph: Graph, done: Replayed, waits: Mapping[int, Sequence[int]]) -> Slowdown:
@@ -69,7 +69,7 @@ def slowdown(graph: Graph, done: Replayed, waits: Mapping[int, Sequence[int]]) -
     if len(without) < 2 or not np.isfinite(without).all() or (factor := _factor(*both.sum(1))) > MOST:
         return NONE
     error = float(np.sqrt((len(without) - 1) * np.var(without)))
-    estimate = Slowdown(factor, error, float(both[0].mean()))
+    estimate = Slowdown(factor, error, sum(waited))
     return estimate if estimate.significant else NONE
 
 

@@ -13,6 +13,11 @@ _STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 """Student's t for a two-sided 90 % interval with 1, 2… degrees of freedom (NIST/SEMATECH e-Handbook of Statistical
 Methods, 1.3.6.7.2); a replay holds at most ten steps."""
 
+MODEL_ERROR = 0.03
+INFERRED_ERROR = 0.06
+"""Of a change's effect on the step, what its prediction may miss beside what is known to be uncertain, where streams'
+waits are recorded, and where they are inferred. Chosen, and checked on simulated jobs (docs/trust.md)."""
+
 
 def bounds(after: float, cases: Sequence[float], errors: Sequence[float]) -> tuple[int, int]:
     """Where the step lies nine times in ten, ns, of a predicted one.

@@ -22,7 +22,7 @@ from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.link_sharing import reaches
 from gpuscope.analyzers.replay.pipeline_times import as_replayed
-from gpuscope.analyzers.replay.prediction_bounds import bounds
+from gpuscope.analyzers.replay.prediction_bounds import INFERRED_ERROR, MODEL_ERROR, bounds
 from gpuscope.analyzers.replay.ranks_joined import joined
 from gpuscope.analyzers.replay.record.recording import Recorded, variation
 from gpuscope.analyzers.replay.rewrite import Setting
@@ -38,12 +38,6 @@ from gpuscope.trace.schema import NA, Kind
 MAX_ERROR = 0.05
 """Relative error of the unchanged replay from which nothing is predicted. Published replays reach 3.3 % on average
 (Lumos, MLSys 2025) and below 5 % (dPRO, MLSys 2022); one that misses by more has missed a dependency."""
-
-MODEL_ERROR = 0.03
-INFERRED_ERROR = 0.06
-"""Of a change's effect on the step, what its prediction may miss beside what is known to be uncertain, where streams'
-waits are recorded, and where they are inferred. Chosen, and checked on simulated jobs (docs/trust.md)."""
-
 
 WIDE_FRAC = 0.2
 """A range of at least this share of the step says nothing that could be acted on, where costs are not known for want
@@ -397,8 +391,8 @@ def _counted(facts: RunFacts, recorded: Sequence[Recorded]) -> Mask:
 
 def _step_ns(facts: RunFacts) -> float:
     """«The step», from which predictions start; without steps the window, the longest over ranks."""
-    if facts.steady.step_ns is not None:
-        return float(facts.steady.step_ns)
+    if facts.step_ns is not None:
+        return float(facts.step_ns)
     return float(max((lane.breakdown.window for lane in facts.lanes), default=0))
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.errors import UsageError
 from gpuscope.report.schema import compute_section, document, memory_section, nccl_sections, profile_sections
-from gpuscope.report.schema.document import Report
-from gpuscope.report.section_tables import SectionTables
+from gpuscope.report.schema.document import Report, Verdict
+from gpuscope.report.section_tables import SectionTables, table
 from gpuscope.report.view import arrangement, units
 
 if TYPE_CHECKING:
@@ -50,9 +49,45 @@ SECTIONS: dict[str, type] = {
 to `memory`."""
 
 
+class RunTables:
+    """The tables of a run by name: of `Analysis` and of `Analysis.tables` alike. A section that a run has not raises
+    `AttributeError`."""
+
+    ranks: pd.DataFrame
+    steps: pd.DataFrame
+    collectives: pd.DataFrame
+    stragglers: pd.DataFrame
+    kernels: pd.DataFrame
+    findings: pd.DataFrame
+    suggestions: pd.DataFrame
+    problems: pd.DataFrame
+    bandwidth: pd.DataFrame
+    fits: pd.DataFrame
+    link_counters: pd.DataFrame
+    device_counters: pd.DataFrame
+    crossovers: pd.DataFrame
+    traffic: pd.DataFrame
+    topology: pd.DataFrame
+    memory: pd.DataFrame
+    kernel_ranks: pd.DataFrame
+    operators: pd.DataFrame
+    ranges: pd.DataFrame
+    phases: pd.DataFrame
+    api_calls: pd.DataFrame
+    copies: pd.DataFrame
+    launches: pd.DataFrame
+    queues: pd.DataFrame
+    streams: pd.DataFrame
+    gaps: pd.DataFrame
+
+
+class AnalysisTables(SectionTables, RunTables):
+    """The sections of a report that are lists, as DataFrames: `tables.kernels` or `tables["kernels"]`."""
+
+
 @dataclass(frozen=True, repr=False)
-class Analysis:
-    """What `gpuscope.analyze` found in a run."""
+class Analysis(RunTables):
+    """What `gpuscope.analyze` found in a run; every table of `tables` is an attribute too (`analysis.kernels`)."""
 
     report: Report
     """The document of `gpuscope analyze --json` as a dict: every key is in docs/report.md, times are int ns."""
@@ -60,9 +95,19 @@ class Analysis:
     """The run's replay, which `predict` asks; None where only a finished report is at hand."""
 
     @property
-    def tables(self) -> Mapping[str, pd.DataFrame]:
+    def tables(self) -> AnalysisTables:
         """The report's sections that are lists, as DataFrames by name (`SECTIONS`), nested keys dotted; times in ns."""
-        return SectionTables(self.report, SECTIONS)
+        return AnalysisTables(self.report, SECTIONS)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What bounds the run, and how sure that is: `bound_by`, `cause`, `share_frac`, `confidence`, `why`…"""
+        return self.report["verdict"]
+
+    @property
+    def step_ns(self) -> int | None:
+        """«The step», ns: the median of the judged steps; None where no steps were found."""
+        return arrangement.step_ns(self.report)
 
     @property
     def failed(self) -> list[str]:
@@ -80,6 +125,16 @@ class Analysis:
         if self.replayer is None:
             return Refused("a finished report holds no replay: analyse the trace itself")
         return self.replayer.predict(changes)
+
+    if not TYPE_CHECKING:  # to type checkers it would make every misspelt name one of ours
+
+        def __getattr__(self, name: str) -> pd.DataFrame:
+            if name.startswith("_") or name == "report":  # asked for by copying and pickling, before there is one
+                raise AttributeError(name)
+            return table(self, name, self.tables)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.tables})
 
     def _repr_html_(self) -> str:
         """The first screen, for notebooks."""

@@ -42,7 +42,10 @@ from gpuscope.report.schema.document import (
     StepEntry,
     TraceEntry,
 )
+from gpuscope.report.schema.memory_section import MemoryEntry
+from gpuscope.report.view import memory_sentences
 from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
+from gpuscope.report.view.per_step import with_per_step
 from gpuscope.sources.records import files_of, is_timeline
 from gpuscope.sources.remote import shown
 from gpuscope.trace.breakdown import Breakdown
@@ -103,7 +106,7 @@ def _diagnosis(
         "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
         "ranks": [_rank(facts, lane, causes[lane.key]) for lane in lanes],
         "steps": [step for lane in lanes for step in _steps(facts.steady, lane, causes[lane.key])],
-        "step_time": facts.steady.step_time,
+        "step_time": facts.step_time,
         "steps_basis": basis,
         "steps_provenance": None if basis is None else "inferred" if basis == KERNEL_SEQUENCE else "measured",
         "collectives": [],
@@ -164,7 +167,9 @@ def _findings(
     thinned = any(lane.thinned for lane in facts.lanes)
     compute = given.get(sections.COMPUTE)
     of_compute = compute_findings(compute) if compute and not thinned else ()
-    return [*findings(judged, measure), *of_analyses, *of_compute]
+    found = [*findings(judged, measure), *of_analyses, *of_compute]
+    step_time = facts.step_time
+    return [with_per_step(one, step_time["median_ns"] if step_time else None) for one in found]
 
 
 def judged_causes(steady: SteadyState, lane: LaneSummary, causes: Causes) -> dict[str, Attributed]:
@@ -201,13 +206,14 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
     sources: list[SourceEntry] = [
         {"path": shown(path), "format": fmt, "format_version": source.format_version,
          "rank": ranks[0] if len(ranks) == 1 else None, "ranks": ranks, "events": source.events}
-        for (path, fmt, ranks, _), source in zip(files, trace.sources, strict=True)
+        for (path, fmt, found, _), source in zip(files, trace.sources, strict=True)
+        for ranks in ([] if source.facts.get("rank_told") is False else found,)
     ]  # fmt: skip
     return {
         "sources": sources,
         "world_size": facts.world.size,
         "world_basis": facts.world.provenance,
-        "ranks_present": trace.ranks,
+        "ranks_present": _ranks_told(trace, trace.ranks),
         "clock_error_ns": clock_error,
         "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
         "frameworks": frameworks(trace.names.names, {description for description, _ in groups}),
@@ -244,17 +250,25 @@ def _weigh(
         events=events,
         launch_missing=verdict.count_problem(problems, "launch_missing"),
         events_lost=sum(p["count"] for p in losses),
+        totals_differ=verdict.count_problem(problems, "totals_differ") > 0,
+        members_unknown=verdict.count_problem(problems, "collectives_group_unknown") > 0,
         why_whole=facts.steady.why_whole,
         thinned=next((lane.thinned for lane in lanes if lane.thinned), ""),
         assumed=[cause for result in results for cause in result.assumed],
         sizes_estimated=verdict.count_problem(problems, "sizes_estimated") > 0,
-        why_no_device="; ".join(reasons) or _no_timeline(trace),
+        why_no_device="; ".join(reasons) or _no_timeline(trace, given.get(sections.MEMORY)),
         hung=any(finding["code"] == "hang" for result in results for finding in result.findings),
         waits_matched=bool({"straggler", "pipeline_bubble"} & set(totals)),
         slowdown=given.get(sections.SLOWDOWN),
         waits_without_core=_without_core(given),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
+        timelines_cut=_timelines_cut(trace, problems),
     )
+
+
+def _timelines_cut(trace: Trace, problems: Sequence[ProblemEntry]) -> int:
+    """How many files are cut off, where files with a timeline are among them: only these could hold device events."""
+    return verdict.count_problem(problems, "truncated") if any(is_timeline(one.format) for one in trace.sources) else 0
 
 
 def _without_core(given: Sections) -> float:
@@ -270,12 +284,27 @@ def _messages(problems: Sequence[ProblemEntry], code: str) -> list[str]:
     return list(dict.fromkeys(problem["message"] for problem in problems if problem["code"] == code))
 
 
-def _no_timeline(trace: Trace) -> str:
-    """What files without any timeline are good for instead; empty where that is not so."""
+def _no_timeline(trace: Trace, memory: Sequence[MemoryEntry] | None) -> str:
+    """What files without any timeline are good for instead, and what they hold; empty where that is not so."""
     formats = dict.fromkeys(source.format for source in trace.sources)
     if any(is_timeline(fmt) for fmt in formats):
         return ""
-    return "; ".join(dict.fromkeys(files_of(fmt).alone for fmt in formats))
+    said = list(dict.fromkeys(files_of(fmt).alone for fmt in formats))
+    if (entry := memory_sentences.leading(memory or [])) is not None:
+        said.append(memory_sentences.peak_sentence(entry))
+    return "; ".join(said)
+
+
+def _ranks_told(trace: Trace, ranks: Sequence[int]) -> list[int]:
+    """Without those that no file tells: a snapshot without a label counts as rank 0 for want of another number."""
+    of_files = trace.ranks_by_file()
+    told = {
+        rank
+        for (_, _, own, _), source in zip(of_files, trace.sources, strict=True)
+        if source.facts.get("rank_told") is not False
+        for rank in own
+    }
+    return [rank for rank in ranks if rank in told] if of_files else list(ranks)
 
 
 def _stalls(sums: Mapping[str, int]) -> Stalls:

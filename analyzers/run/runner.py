@@ -25,7 +25,7 @@ from gpuscope.analyzers.run.reporting import build
 from gpuscope.errors import GpuscopeError, InputError
 from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, numbered, total_size
 from gpuscope.sources.restarts import left_out
-from gpuscope.sources.run_manifest import ended, mesh, run_folders
+from gpuscope.sources.run_manifest import ended, mesh, refused_files, run_folders
 from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
@@ -206,6 +206,8 @@ def _how_it_ended(folder: Path, read: Sequence[Path]) -> Result:
         result.problem("data_loss", "recording_lost", 1, message)
     for message in end.wrong if end else ():
         result.problem("error", "run_trouble", 1, f"{folder.name}: {message}")
+    for refused in refused_files(folder):
+        result.problem("data_loss", "record_unreadable", 1, f"{folder.name}: {refused.why}")
     if message := left_out(folder, read):
         result.problem("info", "restarts_left_out", 1, message)
     return result

@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from gpuscope.analyzers.facts.pipeline_facts.assembled import from_ranges
+from gpuscope.analyzers.facts.pipeline_facts.stages import is_timed
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
@@ -17,9 +18,11 @@ from gpuscope.analyzers.operations.dependencies import Graph, dependencies
 from gpuscope.analyzers.operations.grid import Grid, UnmodelledError, grid
 from gpuscope.analyzers.operations.operations_from_ranges import tied
 from gpuscope.analyzers.operations.pipeline_dependencies import check_alone, pipeline_graph, with_messages
-from gpuscope.analyzers.slowdown.slowdowns import Effect, Slowdowns, slowdowns
+from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds
+from gpuscope.analyzers.slowdown.slowdowns import Effect, Slowdowns, Worker, slowdowns
 from gpuscope.report.schema.document import Evidence, FindingEntry, Slowdown
 from gpuscope.report.schema.provenance import Provenance
+from gpuscope.report.schema.replay_section import Prediction
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
@@ -35,7 +38,7 @@ Group = TypeVar("Group")
 def run(facts: RunFacts) -> Result:
     """The section `slowdown`, with findings; nothing for a job of which not every rank has operations."""
     trace = facts.trace
-    timed = any("workers" in source.facts for source in trace.sources)
+    timed = is_timed(trace)
     if not timed and not _all_ranks(facts):
         return Result(ANALYZER.name)
     try:
@@ -47,9 +50,13 @@ def run(facts: RunFacts) -> Result:
     if found.ideal <= 0:
         return Result(ANALYZER.name, "skipped", "operations take no time")
     result = Result(ANALYZER.name, why=_left_out(job))
-    result.sections[SLOWDOWN] = _section(job, found, "measured" if timed else "inferred")
+    section = result.sections[SLOWDOWN] = _section(job, found, "measured" if timed else "inferred")
     if timed:  # for a job's own ranges, `straggler` shows the same from the waits themselves
-        result.findings = sorted(_findings(job, found), key=lambda finding: -finding["share_frac"])
+        step = facts.step_ns or round(found.recorded)
+        gains = {place: _at_peers_pace(job, found, place, step) for place in _slow_workers(job, found)}
+        if gains:
+            section["at_peers_pace"] = {str(int(job.ranks[place])): gain for place, gain in gains.items()}
+        result.findings = sorted(_findings(job, found, gains), key=lambda finding: -finding["share_frac"])
     return result
 
 
@@ -115,17 +122,36 @@ def _section(job: Grid, found: Slowdowns, provenance: Provenance) -> Slowdown:
     }
 
 
-def _findings(job: Grid, found: Slowdowns) -> Iterator[FindingEntry]:
+def _slow_workers(job: Grid, found: Slowdowns) -> dict[Worker, Effect]:
+    """With one replica a worker is its stage."""
+    return _costly(found.workers, found) if len(job.replicas) > 1 else {}
+
+
+def _at_peers_pace(job: Grid, found: Slowdowns, place: Worker, step: int) -> Prediction:
+    """The step (ns) without a worker's slowness: shorter by what that costs. At best by as much as goes away where the
+    others are then quicker than the mean; the mean includes the worker's own times, so its peers are quicker still."""
+    effect = found.workers[place]
+    after, best = (step * (1 - cost / found.replayed) for cost in (_cost(effect, found), found.lost(effect)))
+    error = abs(found.recorded - found.replayed) / found.recorded
+    low, high = bounds(after, [best], (error * after, MODEL_ERROR * (step - after)))
+    return {
+        "step_ns_before": step, "step_ns_after": round(after), "low_ns": low, "high_ns": high,
+        "basis": f"the operations of {units.plural(len(job.steps), 'step')} replayed, baseline replay error "
+        f"{error:.1%}; those of rank {int(job.ranks[place])} at the mean of their peers, their own times included",
+        "provenance": "inferred",
+    }  # fmt: skip
+
+
+def _findings(job: Grid, found: Slowdowns, gains: Mapping[Worker, Prediction]) -> Iterator[FindingEntry]:
     """The slow workers; the stages that are slow in every replica; else that no single one is."""
-    several = len(job.replicas) > 1
-    workers = _costly(found.workers, found) if several else {}
+    workers = _slow_workers(job, found)
     named = 0.0
-    for (stage, replica), effect in workers.items():
+    for place, effect in workers.items():
         named = max(named, found.explained(effect))
-        yield _slow_worker(job, found, stage, replica, effect)
+        yield _slow_worker(job, found, place, effect, gains[place])
     for stage, effect in (_costly(found.stages, found) if job.stages > 1 else {}).items():
-        one = max((_cost(other, found) for (at, _), other in workers.items() if at == stage), default=0.0)
-        if one < MOST * _cost(effect, found):
+        one = max((found.lost(other) for (at, _), other in workers.items() if at == stage), default=0.0)
+        if one < MOST * found.lost(effect):
             named = max(named, found.explained(effect))
             yield _slow_stage(job, found, stage, effect)
     if named < MOST and found.replayed - found.ideal >= MIN_SHARE * found.replayed:
@@ -133,25 +159,29 @@ def _findings(job: Grid, found: Slowdowns) -> Iterator[FindingEntry]:
 
 
 def _cost(effect: Effect, found: Slowdowns) -> float:
-    """ns of the step that go away with the slowness of some operations."""
-    return found.replayed - effect.without
+    """ns of the step that the slowness of some operations costs: what goes away with it, and at most what all slowness
+    costs. Where the others are quicker than the mean more goes away, and M exceeds 1."""
+    return max(min(found.lost(effect), found.replayed - found.ideal), 0.0)
 
 
 def _costly(effects: Mapping[Group, Effect], found: Slowdowns) -> dict[Group, Effect]:
-    """Those that cost at least 1 % of the step, and that in most steps: what is slow now and then is not the cause."""
+    """Those without whose slowness the step would be 1 % shorter or more, and that in most steps: what is slow now and
+    then is not the cause."""
     least = MIN_SHARE * found.replayed
-    return {key: effect for key, effect in effects.items() if _cost(effect, found) >= least and effect.often > MOST}
+    return {key: effect for key, effect in effects.items() if found.lost(effect) >= least and effect.often > MOST}
 
 
-def _slow_worker(job: Grid, found: Slowdowns, stage: int, replica: int, effect: Effect) -> FindingEntry:
-    rank = int(job.ranks[stage, replica])
+def _slow_worker(job: Grid, found: Slowdowns, place: Worker, effect: Effect, gain: Prediction) -> FindingEntry:
+    stage, replica = place
+    rank = int(job.ranks[place])
     only = np.arange(len(job.replicas)) == replica
     cost = _cost(effect, found)
     return {
         "code": "slow_worker",
         "severity": severity(cost / found.replayed),
-        "message": f"Rank {rank} (replica {int(job.replicas[replica])}, stage {stage}) is slow: "
-        + _consequence(found, effect, "at the mean pace of its peers", "that mean includes its own"),
+        "message": f"Rank {rank} (replica {int(job.replicas[replica])}, stage {stage}) is slow: at the mean "
+        f"pace of its peers, its own included, the step would take {units.duration(gain['step_ns_after'])} instead of "
+        f"{units.duration(gain['step_ns_before'])}; {_explained(found, effect)}",
         "ranks": [rank],
         "cost_ns_per_step": round(cost),
         "cost_ns": round(cost * len(job.steps)),
@@ -169,8 +199,7 @@ def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> Find
     return {
         "code": "slow_stage",
         "severity": severity(cost / found.replayed),
-        "message": f"Pipeline stage {stage}{place} is slow: "
-        f"{_consequence(found, effect, 'without its extra work', 'that work is gone, not moved to others')}{doubt}",
+        "message": f"Pipeline stage {stage}{place} is slow: {_explained(found, effect)}{doubt}",
         "ranks": sorted(job.ranks[stage].tolist()),
         "cost_ns_per_step": round(cost),
         "cost_ns": round(cost * len(job.steps)),
@@ -187,7 +216,7 @@ def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
         "severity": severity(cost / found.replayed),
         "message": f"Operations are slower than their peers, and no rank or stage explains most of it: the step takes "
         f"{found.replayed / found.ideal:.3f} times the ideal {units.duration(round(found.ideal))}; "
-        f"{worst} explains {found.explained(found.operations[worst]):.3f} of that",
+        f"{worst} explains {min(found.explained(found.operations[worst]), 1.0):.3f} of that",
         "ranks": [],
         "cost_ns_per_step": round(cost),
         "cost_ns": round(cost * len(job.steps)),
@@ -198,9 +227,19 @@ def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
     }
 
 
-def _consequence(found: Slowdowns, effect: Effect, how: str, remark: str) -> str:
-    before, after = (units.duration(round(ns)) for ns in (found.replayed, effect.without))
-    return f"{how} the step would take {after} instead of {before}; {remark}; M = {found.explained(effect):.3f}"
+def _explained(found: Slowdowns, effect: Effect) -> str:
+    """What part of the slowdown goes with it; of more than all, all, and why."""
+    explained = found.explained(effect)
+    if not _cost(effect, found):
+        return (
+            "the others are as much quicker than the mean, with which it is compared, so no time is lost against that"
+        )
+    if explained <= 1:
+        return f"{units.share(explained)} of the slowdown by stragglers goes away with that (M = {explained:.3f})"
+    return (
+        f"all of the slowdown by stragglers goes away with that (M = {explained:.3f}, above 1 where the others are "
+        "quicker than the mean)"
+    )
 
 
 def _slowest(job: Grid, found: Slowdowns, chosen: Mask, replicas: Mask) -> list[Evidence]:

@@ -51,10 +51,14 @@ class Slowdowns:
         """S of a group: how many times slower than the ideal its operations alone make the step."""
         return effect.alone / self.ideal
 
+    def lost(self, effect: Effect) -> float:
+        """ns of the step that go away with the slowness of a group."""
+        return self.replayed - effect.without
+
     def explained(self, effect: Effect) -> float:
         """M of a group: the share of the slowdown that goes away with its slowness; 0 without slowdown."""
         lost = self.replayed - self.ideal
-        return (self.replayed - effect.without) / lost if lost > NOTICEABLE * self.replayed else 0.0
+        return self.lost(effect) / lost if lost > NOTICEABLE * self.replayed else 0.0
 
 
 def slowdowns(grid: Grid, graph: Graph) -> Slowdowns:

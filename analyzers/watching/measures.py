@@ -9,11 +9,16 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from gpuscope.contained_files import Refused, RefusedError, listed, opened
 from gpuscope.errors import InputError
-from gpuscope.sources.run_manifest import MANIFEST, PARTS, ended, finished_traces
+from gpuscope.sources.run_manifest import MANIFEST, PARTS, ended, finished_traces, refused_files
 
 KEPT = 5_000
 """Steps kept of each rank, the last ones."""
+BLOCK = 1 << 20
+"""Bytes read at once. A line longer than that is no step: some 400 bytes are."""
+LARGEST = 1 << 30
+"""Bytes of a rank's measures: some million steps."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,17 @@ class Seen:
     """Traces that are finished, as paths within the folder."""
     status: str
     """`running`, `completed`, `failed`, …; empty where no manifest says."""
+    refused: tuple[Refused, ...] = ()
+    """Files of the folder that are not read."""
+
+
+@dataclass
+class _Place:
+    """How far a file of measures is read."""
+
+    done: int = 0
+    within: bool = False
+    """In a line that is too long, which was counted as lost."""
 
 
 class RunWatcher:
@@ -66,7 +82,7 @@ class RunWatcher:
                 hint="give the folder that gpuscope train or gpuscope record writes",
             )
         self.folder = folder
-        self._read: dict[Path, int] = {}
+        self._places: dict[Path, _Place] = {}
         self._steps: dict[int, dict[int, MeasuredStep]] = {}
         self._lost = 0
         self._lock = Lock()
@@ -74,36 +90,71 @@ class RunWatcher:
     def look(self) -> Seen:
         """Everything so far."""
         with self._lock:
-            for path in sorted((self.folder / "measures").glob("*.jsonl")):
-                self._added(path)
+            refused = self._measures()
             steps = {rank: dict(own) for rank, own in sorted(self._steps.items())}
         how = ended(self.folder)
         windows = tuple(finished_traces(self.folder))
-        return Seen(steps, self._lost, windows, "" if how is None else how.status)
+        refused = sorted({*refused, *refused_files(self.folder)})
+        return Seen(steps, self._lost, windows, "" if how is None else how.status, tuple(refused))
+
+    def _measures(self) -> list[Refused]:
+        """Read what was added to each file; what must not be read."""
+        found: list[Refused] = []
+        try:
+            paths = listed(self.folder, "measures", ".jsonl")
+        except RefusedError as error:
+            return [error.refused]
+        except OSError:
+            return []
+        for path in paths:
+            try:
+                self._added(path)
+            except RefusedError as error:
+                found.append(error.refused)
+            except OSError:
+                continue  # it is there next time, or its rank is reported as behind
+        return found
 
     def _added(self, path: Path) -> None:
-        try:
-            with path.open("rb") as file:
-                done = self._read.get(path, 0)
-                if file.seek(0, 2) < done:
-                    done = 0  # a restart begins its file anew
-                file.seek(done)
-                data = file.read()
-        except OSError:
-            return  # it is there next time, or its rank is reported as behind
-        whole = data.rfind(b"\n") + 1  # what follows is still being written
-        self._read[path] = done + whole
-        for line in data[:whole].splitlines():
-            found = _line(line)
-            step = None if found is None else _step(found)
-            if found is None or step is None:
-                self._lost += 1
-                continue
-            self._each(found)
-            own = self._steps.setdefault(step.rank, {})
-            own[step.step] = step
-            if len(own) > KEPT:
-                del own[min(own)]
+        place = self._places.setdefault(path, _Place())
+        with opened(self.folder, path, LARGEST) as file:
+            size = file.seek(0, 2)
+            if size < place.done:
+                place.done, place.within = 0, False  # a restart begins its file anew
+            while place.done < size:
+                file.seek(place.done)
+                block = file.read(min(BLOCK, size - place.done))
+                if not self._took(block, place):
+                    return
+
+    def _took(self, block: bytes, place: _Place) -> bool:
+        """Take the lines that end in a block; False where none does because it is still being written."""
+        whole = block.rfind(b"\n") + 1
+        if not whole:
+            if len(block) < BLOCK and not place.within:
+                return False
+            self._lost += not place.within
+            place.within = True
+            place.done += len(block)
+            return bool(block)
+        place.done += whole
+        lines = block[:whole].splitlines()
+        for line in lines[1:] if place.within else lines:
+            self._step(line)
+        place.within = False
+        return True
+
+    def _step(self, line: bytes) -> None:
+        found = _line(line)
+        step = None if found is None else _step(found)
+        if found is None or step is None:
+            self._lost += 1
+            return
+        self._each(found)
+        own = self._steps.setdefault(step.rank, {})
+        own[step.step] = step
+        if len(own) > KEPT:
+            del own[min(own)]
 
 
 def _line(line: bytes) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ window.dash_clientside.gpuscope = (() => {
       const query = params();
       const before = text(query);
       const first = runs[0].value;
-      if (run !== (query.get("run") || first)) {
+      if (run && run !== (query.get("run") || first)) { // none is chosen while the address names one that is not open
         ["ranks", "steps", "from", "to", "event", "mark", "find", "range", "pin", "tree", "finding"].forEach((key) => query.delete(key));
         put(query, "run", run);
       } else {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,12 @@ from gpuscope.analyzers.run.runner import Options, run
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.kernel_durations import KernelTimes, kernel_times
 from gpuscope.dashboards.data.what_if import WhatIf
+from gpuscope.errors import GpuscopeError, InputError
 from gpuscope.report.read_report import read_report
 from gpuscope.report.schema.document import Report
+from gpuscope.report.view import units
 from gpuscope.sources.opening import inputs
+from gpuscope.store.rows import real_path
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
 
@@ -40,6 +43,8 @@ class OpenRun:
     """The events laid out for the timeline; None where there are none."""
     what_if: WhatIf | None = None
     """Predictions of changes by replay; None for a report alone."""
+    files: tuple[str, ...] = ()
+    """What was read, by absolute paths and URLs, as the run store knows them."""
 
     @property
     def why_no_events(self) -> str:
@@ -60,15 +65,36 @@ class OpenRun:
         return Analysis(self.report)
 
 
+@dataclass(frozen=True)
+class NotOpened:
+    """A path of the command line that could not be opened; `key` would have been its run's."""
+
+    key: str
+    path: str
+    error: GpuscopeError
+
+
+class NoSuchRunError(LookupError):
+    """An address names a run that is not open: `what` says so, the message also which are."""
+
+    def __init__(self, what: str, open_runs: Iterable[OpenRun]) -> None:
+        self.what = what
+        listed = ", ".join(f"{run.key} ({units.clean(run.label)})" for run in open_runs)
+        super().__init__(f"{what}. Open: {listed}")
+
+
 class Runs(Mapping[str, OpenRun]):
     """The opened runs by key, in the order given; nothing is added later."""
 
-    def __init__(self, runs: Sequence[OpenRun], store: Path | None = None) -> None:
+    def __init__(
+        self, runs: Sequence[OpenRun], store: Path | None = None, not_opened: Sequence[NotOpened] = ()
+    ) -> None:
         if not runs:
             raise ValueError("a dashboard needs a run")
         self._runs = {one.key: one for one in runs}
         self.store = store
         """The run store for the history; None if there is none."""
+        self.not_opened = tuple(not_opened)
 
     def __getitem__(self, key: str) -> OpenRun:
         return self._runs[key]
@@ -85,8 +111,13 @@ class Runs(Mapping[str, OpenRun]):
         return next(iter(self._runs.values()))
 
     def named(self, key: str) -> OpenRun:
-        """The run of that key, or the first."""
-        return self._runs.get(key, self.first)
+        """The run of that key; the first for an address that names none. Raises `NoSuchRunError`."""
+        if not key:
+            return self.first
+        if key not in self._runs:
+            failed = next((f": {one.path} could not be opened" for one in self.not_opened if one.key == key), "")
+            raise NoSuchRunError(units.clean(f"No run {units.crop(key, 40)} is open{failed}"), self._runs.values())
+        return self._runs[key]
 
 
 def open_run(key: str, path: str, options: Options, begun: Callable[[str], None] = lambda _: None) -> OpenRun:
@@ -97,10 +128,37 @@ def open_run(key: str, path: str, options: Options, begun: Callable[[str], None]
     label = Path(path).name or path
     report = read_report(Path(path), ALWAYS)
     if report is not None:
-        return OpenRun(key, label, report, None)
+        return OpenRun(key, label, report, None, files=_real(entry["path"] for entry in report["trace"]["sources"]))
     traces: list[Trace] = []
-    analysis = run(inputs([path], options.ranks), options, begun, keep=traces.append)
+    found = inputs([path], options.ranks)
+    analysis = run(found, options, begun, keep=traces.append)
     trace = merge(traces)
     has_events = len(trace["device_events"]) or len(trace["host_events"])
     what_if = WhatIf(analysis.replayer.predict) if analysis.replayer is not None else None
-    return OpenRun(key, label, analysis.report, trace, Events(trace) if has_events else None, what_if)
+    files = _real(item.url or str(item.path) for item in found)
+    return OpenRun(key, label, analysis.report, trace, Events(trace) if has_events else None, what_if, files)
+
+
+def _real(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(map(real_path, paths))
+
+
+def open_runs(
+    paths: Sequence[str], options: Options, begun: Callable[[str], None] = lambda _: None, store: Path | None = None
+) -> Runs:
+    """Each path as a run, keyed by its place from 1 on; those that can't be opened are left out, and kept by error.
+
+    Raises the error of a single path, and `InputError` where none of several can be opened.
+    """
+    opened: list[OpenRun] = []
+    lost: list[NotOpened] = []
+    for key, path in enumerate(paths, 1):
+        try:
+            opened.append(open_run(str(key), path, options, begun))
+        except GpuscopeError as error:
+            if len(paths) == 1:
+                raise
+            lost.append(NotOpened(str(key), path, error))
+    if not opened:
+        raise InputError("\n".join([f"none of these {len(paths)} could be opened", *(str(one.error) for one in lost)]))
+    return Runs(opened, store, lost)

@@ -23,10 +23,8 @@ def jobs(store: Path) -> list[str]:
 def job_of(store: Path, files: Sequence[str]) -> str:
     """The name of the newest stored run of any of these files; empty where there is none."""
     with opened(store) as open_store:
-        for row in open_store.runs():
-            if any(file.startswith(path) for path in row["paths"] for file in files):
-                return _name(row)
-    return ""
+        found = open_store.runs_of(files)
+    return _name(found[0]) if found else ""
 
 
 def trend_of(store: Path, job: str) -> list[TrendPoint]:

@@ -18,6 +18,7 @@ RESULT_LOOKS = {
     "regression": ("regression", palette.VERMILLION, "triangle-up"),
     "improvement": ("improvement", palette.GREEN, "triangle-down"),
     "neutral": ("neutral", palette.GREY, "circle"),
+    "different_jobs": ("another job", palette.GREY, "x"),
     None: ("first", palette.GREY, "circle-open"),
 }
 

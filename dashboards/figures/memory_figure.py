@@ -11,10 +11,10 @@ from gpuscope.dashboards.data.memory.memory_stacks import BEFORE, MemoryOverTime
 from gpuscope.dashboards.data.memory.segments import Segment
 from gpuscope.dashboards.plain_text import plain
 from gpuscope.report.schema.memory_section import HeldEntry, MemoryEntry
-from gpuscope.report.view import palette, units
+from gpuscope.report.view import memory_sentences, palette, units
 
 STACKS = 20
-"""Stacks drawn, the largest first."""
+"""Lines of code drawn, the largest first."""
 STATES = (("allocated", palette.BLUE, ""), ("awaiting free", palette.ORANGE, "/"), ("free", palette.GREY, "."))
 """Name, colour and pattern of each state of a block, in the order of BlockState."""
 GIB = 1 << 30
@@ -60,7 +60,7 @@ def _stacked(fig: go.Figure, by_kind: MemoryOverTime, size: int) -> None:
 
 
 def at_peak(held: Sequence[HeldEntry], dark: bool) -> go.Figure:
-    """Bytes in use at the peak by allocating stack."""
+    """Bytes in use at the peak by the line of code that asked for them."""
     drawn = held[:STACKS]
     fig = go.Figure()
     fig.add_bar(
@@ -77,9 +77,7 @@ def at_peak(held: Sequence[HeldEntry], dark: bool) -> go.Figure:
 
 
 def _short(one: HeldEntry) -> str:
-    if one["frames"]:
-        return plain(units.crop(one["frames"][0], 60))
-    return "before the recording began" if one["before_recording"] else "stack not recorded"
+    return plain(memory_sentences.short_where(one))
 
 
 def _stack(one: HeldEntry) -> str:

@@ -7,6 +7,7 @@ of a section that the run has not raises `UsageError` with the reason.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
@@ -26,6 +27,7 @@ from gpuscope.dashboards.figures import (
     waiting_figure,
 )
 from gpuscope.errors import UsageError
+from gpuscope.report.section_tables import did_you_mean
 
 __all__ = [
     "bandwidth",
@@ -41,6 +43,16 @@ __all__ = [
     "waiting",
 ]
 _ROW, _FRAME, _MOST = 34, 150, 900
+
+
+if not TYPE_CHECKING:  # to type checkers it would make every misspelt name one of ours
+
+    def __getattr__(name: str) -> Any:
+        raise AttributeError(f"'gpuscope.figures' has no attribute {name!r}{did_you_mean(name, __all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def breakdown(analysis: Analysis, *, dark: bool = False) -> go.Figure:

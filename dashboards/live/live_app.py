@@ -102,6 +102,7 @@ def _state(seen: Seen, verdict: str, recorded: Report | None) -> Component:
     ]
     if seen.lost:
         pairs.append(("lines that could not be read", units.count(seen.lost)))
+    pairs += [("problem", units.clean(refused.why)) for refused in seen.refused]
     if missing := unmeasured(seen):
         pairs.append(("not measured", missing))
     calm = [] if found else [dmc.Text("No alert.", fw=600, mb="xs")]

@@ -12,6 +12,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from gpuscope.analyzers.comparison.compare import Side, compare
+from gpuscope.analyzers.comparison.same_job import is_alike, shared_work
 from gpuscope.dashboards import parts
 from gpuscope.dashboards.data import run_history
 from gpuscope.dashboards.data.open_runs import OpenRun
@@ -34,7 +35,7 @@ PAST = "past"
 SWAP = "swap"
 JOBS = 20
 """Jobs of the store that are offered, those with most runs first."""
-COLOURS = {"improvement": "green", "regression": "red", "neutral": "yellow"}
+COLOURS = {"improvement": "green", "regression": "red", "neutral": "yellow", "different_jobs": "yellow"}
 
 
 def layout(shown: Shown) -> Component:
@@ -53,17 +54,10 @@ class _Other:
 
 
 def _others(shown: Shown) -> list[_Other]:
-    """The other opened runs, those of the same job first: by the kernels and ranges they share."""
+    """The other opened runs, those of the same job first, by the work they share."""
     own = shown.run.report
     found = [_Other(run.key, run.label, run.report, run) for run in shown.runs.values() if run.key != shown.run.key]
-    return sorted(found, key=lambda other: -_likeness(own, other.report))
-
-
-def _likeness(one: Report, other: Report) -> float:
-    """Share of kernel names that both have, and whether the world size agrees; 0 to 2."""
-    names = [{kernel["name"] for kernel in report["kernels"]} for report in (one, other)]
-    shared = len(names[0] & names[1]) / max(len(names[0] | names[1]), 1)
-    return shared + (one["trace"]["world_size"] == other["trace"]["world_size"])
+    return sorted(found, key=lambda other: (not is_alike(own, other.report), -(shared_work(own, other.report) or 0.0)))
 
 
 def _stored(shown: Shown) -> _Other | None:
@@ -77,7 +71,13 @@ def _stored(shown: Shown) -> _Other | None:
 
 def _compared(shown: Shown) -> Iterator[Component]:
     others = _others(shown)
-    other = _stored(shown) or shown_one(others, shown.view.extra.get(WITH, ""))
+    yield from _ignored(shown, others)
+    other = _stored(shown) or shown_one(others, shown.view.extra.get(WITH, ""), shown.run.report)
+    if other is None and others:
+        yield _choice(shown, others, None, False)
+        why = "The other open runs are of other jobs than this one. Choose one above to see both side by side."
+        yield parts.empty("No run of the same job", why)
+        return
     if other is None:
         yield parts.empty("Nothing to compare with", "Open two runs: gpuscope dashboard BEFORE AFTER.")
         return
@@ -104,9 +104,19 @@ def _compared(shown: Shown) -> Iterator[Component]:
         yield parts.card("Predicted and gained", parts.sentences([_proof(one) for one in diff["suggestions"]]))
 
 
-def shown_one(others: Sequence[_Other], key: str) -> _Other | None:
-    """The one of that key, else the first; None where there are none."""
-    return next((one for one in others if one.key == key), others[0] if others else None)
+def _ignored(shown: Shown, others: Sequence[_Other]) -> Iterator[Component]:
+    """A word on a run to compare with that there is not."""
+    named, past = shown.view.extra.get(WITH, ""), shown.view.extra.get(PAST, "")
+    if named and named not in [one.key for one in others]:
+        yield parts.ignored(WITH, f"no other run {units.crop(named, 40)} is open")
+    if past and _stored(shown) is None:
+        yield parts.ignored(PAST, f"the run store holds no run {units.crop(past, 40)}")
+
+
+def shown_one(others: Sequence[_Other], key: str, own: Report) -> _Other | None:
+    """The one of that key, else the first that is of the same job; None where there is none."""
+    asked = next((one for one in others if one.key == key), None)
+    return asked or next((one for one in others if is_alike(own, one.report)), None)
 
 
 def _aligned(before: _Other, after: _Other, dark: bool) -> Iterator[Component]:
@@ -121,7 +131,7 @@ def _aligned(before: _Other, after: _Other, dark: bool) -> Iterator[Component]:
         )
 
 
-def _choice(shown: Shown, others: Sequence[_Other], chosen: _Other, swapped: bool) -> Component:
+def _choice(shown: Shown, others: Sequence[_Other], chosen: _Other | None, swapped: bool) -> Component:
     extra = {key: value for key, value in shown.view.extra.items() if key not in (WITH, PAST)}
     links = [
         dmc.Anchor(
@@ -130,13 +140,12 @@ def _choice(shown: Shown, others: Sequence[_Other], chosen: _Other, swapped: boo
         )
         for other in others
     ]  # fmt: skip
-    if chosen.run is None:
+    if chosen is not None and chosen.run is None:
         links.append(dmc.Text(chosen.label, size="sm", fw=700))
     swap = {**shown.view.extra, SWAP: "" if swapped else "1"}
-    return dmc.Group([
-        dmc.Text("compared with", size="sm", c="dimmed"), *links,
-        dmc.Anchor("Swap before and after", size="sm", href=shown.view.link("/compare", extra=swap)),
-    ], mb="md", gap="md")  # fmt: skip
+    if chosen is not None:
+        links.append(dmc.Anchor("Swap before and after", size="sm", href=shown.view.link("/compare", extra=swap)))
+    return dmc.Group([dmc.Text("compared with", size="sm", c="dimmed"), *links], mb="md", gap="md")
 
 
 def _sides(diff: Diff) -> Component:
@@ -244,7 +253,7 @@ def _jobs(shown: Shown, names: Sequence[str], job: str) -> Component | None:
 
 def _own(shown: Shown, store: Path) -> str:
     """The job of the run shown, by its files; empty where the store has none."""
-    return run_history.job_of(store, [source["path"] for source in shown.run.report["trace"]["sources"]])
+    return run_history.job_of(store, shown.run.files)
 
 
 PAGE = Page("/compare", "Compare and history", 9, layout)

@@ -15,7 +15,7 @@ from gpuscope.dashboards.data.memory.segments import segments_of
 from gpuscope.dashboards.figures import memory_figure as figures
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.report.schema.memory_section import MemoryEntry
-from gpuscope.report.view import units
+from gpuscope.report.view import memory_sentences, units
 
 PICK = "memory"
 """Parameter of the address: the entry of the report's section to show."""
@@ -34,9 +34,11 @@ def layout(shown: Shown) -> Component:
             else "The filter excludes all ranks with such a record.",
         )
     chosen = shown.view.extra.get(PICK, "0")
-    entry = entries[int(chosen)] if chosen.isdecimal() and int(chosen) < len(entries) else entries[0]
+    known = chosen in map(str, range(len(entries)))
+    entry = entries[int(chosen)] if known else entries[0]
     return parts.page(
-        _choice(entries, entry, shown), _facts(entry), _over_time(entry, shown), _peak(entry, shown),
+        None if known else parts.ignored(PICK, f"the snapshots are numbered 0 to {len(entries) - 1}"),
+        _choice(entries, entry, shown), _facts(entry), _over_time(entry, shown), _peak(entry, shown), _cut(shown),
         *_segments(entry, shown), *_failures(entry),
     )  # fmt: skip
 
@@ -57,7 +59,7 @@ def _choice(entries: list[MemoryEntry], chosen: MemoryEntry, shown: Shown) -> Co
 
 
 def _name(entry: MemoryEntry) -> str:
-    return units.clean(f"rank {entry['rank']}, device {entry['device']}: {units.crop(entry['path'], 60)}")
+    return units.clean(units.crop(memory_sentences.label(entry), 80))
 
 
 def _bytes(value: int | None) -> str:
@@ -122,9 +124,11 @@ def _peak(entry: MemoryEntry, shown: Shown) -> Component:
             "What is in use at the peak is not known", "The record holds totals, not single allocations."
         )
     held = entry["at_peak"]
-    note = "By the stack that allocated it; hover or click for the stack."
-    if len(held) > figures.STACKS:
-        note += f" The {figures.STACKS} largest of {len(held)}."
+    note = "By the line of your own code that asked for it; hover or click for the stack."
+    if left := memory_sentences.lines_left(entry, figures.STACKS):
+        note += f" {left[0].upper()}{left[1:]}."
+    if kinds := memory_sentences.kinds(entry):
+        note += f" By kind: {kinds}."
     drawn = min(len(held), figures.STACKS)
     return parts.card(
         "In use at the peak",
@@ -132,6 +136,12 @@ def _peak(entry: MemoryEntry, shown: Shown) -> Component:
         html.Pre(id=parts.telling("peak"), className="told", **parts.attributes(aria_live="polite")),
         note=note,
     )
+
+
+def _cut(shown: Shown) -> Component | None:
+    """What was cut of the names, where any was."""
+    said = [one["message"] for one in shown.run.report["problems"] if one["code"] == "frame_name_cut"]
+    return parts.sentences(said) if said else None
 
 
 def _segments(entry: MemoryEntry, shown: Shown) -> Iterator[Component]:
@@ -162,6 +172,8 @@ def _failures(entry: MemoryEntry) -> Iterator[Component]:
             f"device and {units.memory(one['free_bytes'])} free in the cache: {one['why']}"
             for one in entry["failures"]
         ]
+        if left := entry.get("failures_left"):
+            lines.append(f"and {units.plural(left, 'more failed request')}")
         yield parts.card("Out of memory", parts.sentences(lines))
 
 

@@ -157,10 +157,9 @@ def _findings(shown: Shown) -> Component:
 
 
 def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
+    lost = arrangement.finding_cost_ns(shown.run.report, finding)
     costs = [
-        f"{units.duration(finding['cost_ns_per_step'])} per {headline.whole(shown.run.report)}"
-        if finding["cost_ns_per_step"]
-        else "",
+        f"{units.duration(lost)} per {headline.whole(shown.run.report)}" if lost else "",
         units.share(finding["share_frac"]) if finding["share_frac"] else "",
         units.rank_words(finding["ranks"]) if finding["ranks"] else "",
     ]

@@ -20,8 +20,8 @@ def pinned(shown: Shown, events: Events) -> Component | None:
     """The finding named in the address, with its evidence as links and the way back; None where none is."""
     asked = shown.view.extra.get(FINDING, "")
     found = arrangement.findings(shown.run.report)
-    if not (asked.isdecimal() and len(asked) < 6 and int(asked) < len(found)):
-        return None
+    if asked not in map(str, range(len(found))):
+        return parts.ignored(FINDING, "this run has no such finding") if asked else None
     finding = found[int(asked)]
     links = [
         dmc.Anchor(

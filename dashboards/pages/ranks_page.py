@@ -86,8 +86,7 @@ def _stragglers(shown: Shown) -> Component:
     rows = [
         {
             "rank": one["rank"], "caused": one["caused_wait_ns"], "caused_text": units.duration(one["caused_wait_ns"]),
-            "each": one.get("caused_wait_ns_per_step"),
-            "each_text": units.duration(one.get("caused_wait_ns_per_step")),
+            "each": one["per_step_ns"], "each_text": units.duration(one["per_step_ns"]),
             "root": one.get("root_wait_ns"), "root_text": units.duration(one.get("root_wait_ns")),
             "recurrent": "yes" if one["recurrent"] else "no", "phase": units.clean(one["phase"] or units.NONE),
             "operation": units.clean(one.get("operation") or units.NONE),

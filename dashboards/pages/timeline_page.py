@@ -32,14 +32,14 @@ COUNTER = "c"
 """The letter of a row of a counter, beside `event_details.LETTERS`."""
 BUTTONS = (
     ("in", "+", "Zoom in (W)"), ("out", "−", "Zoom out (S)"), ("left", "←", "Earlier (A)"), ("right", "→", "Later (D)"),
-    ("fit", "Fit", "Zoom to the selection (F)"), ("steady", "Steady steps", "Show the steady steps"),
-    ("all", "All", "Show the whole recording (0)"),
+    ("fit", "Fit", "Fit the selection (F)"), ("steady", "Steady steps", "Show the steady steps"),
+    ("all", "All", "All of the recording (0)"),
 )  # fmt: skip
 KEYS = (
     ("W S", "zoom in, out, where the pointer is"), ("A D", "earlier, later"), ("F", "fit the selection"),
     ("0", "the whole recording"),
     ("M", "mark the selection"), ("R", "the event as a range"), ("/", "search; Enter: the next found"),
-    ("Esc", "select nothing"), ("↑ ↓", "rows"),
+    ("Esc", "select nothing; leave the search"), ("↑ ↓", "rows"),
     ("← →", "events of a row"), (", .", "the same, wherever the focus is"),
     ("Enter", "open or close a row"), ("P", "pin the row; also «pin» at its name"), ("wheel", "scroll the rows"),
     ("Ctrl wheel", "zoom"), ("Shift wheel, Shift drag", "earlier, later"), ("drag", "choose a range"),
@@ -64,7 +64,10 @@ def layout(shown: Shown) -> Component:
         html.Div([
             html.Div(id=ids.TIMELINE),
             html.Aside([
-                html.Button("×", className="close", **parts.attributes(aria_label="Close", data_act="close")),
+                html.Button(
+                    html.Span("×", **parts.attributes(aria_hidden="true")), className="close",
+                    **parts.attributes(aria_label="Close", data_act="close"),
+                ),
                 html.Div(_selected(events, view, found), id=ids.TIMELINE_SELECTED, className="for-event"),
                 html.Div(_chosen(events, view), id=ids.TIMELINE_CHOSEN, className="for-range"),
                 html.Div(_found(events, view), id=ids.TIMELINE_FOUND, className="for-find"),

@@ -28,14 +28,14 @@ def register(server: Flask, runs: Runs) -> None:
 
     @server.get("/download/<key>/<section>.csv")
     def _csv(key: str, section: str) -> Response:
-        table = _table(runs[key], section, _asked()) if key in runs else None
+        table = _table(runs.named(key), section, _asked())
         if table is None:
             abort(404)
         return csv(table, section)
 
     @server.get("/download/<key>/perfetto.json.gz")
     def _perfetto(key: str) -> Response:
-        events = runs[key].events if key in runs else None
+        events = runs.named(key).events
         if events is None:
             abort(404)
         view = _asked()

@@ -11,6 +11,7 @@ from dash.exceptions import DependencyException
 from flask import Response, request
 from werkzeug.exceptions import HTTPException
 
+from gpuscope.dashboards.data.open_runs import NoSuchRunError
 from gpuscope.dashboards.state import MalformedStateError
 
 MAX_BODY = 1 << 20
@@ -29,27 +30,36 @@ def limit(app: Dash) -> None:
     @server.before_request
     def _check() -> Response | None:
         if len(request.query_string) > MAX_ADDRESS:
-            return Response(f"the address is longer than {MAX_ADDRESS} characters", 414)
+            return _said(f"the address is longer than {MAX_ADDRESS} characters", 414)
         if request.path.endswith("/_dash-update-component") and request.method == "POST":
             try:
                 body = request.get_json(silent=(request.content_length or 0) <= MAX_BODY)
             except RecursionError:
-                return Response("the body is nested too deeply", 400)
+                return _said("the body is nested too deeply", 400)
             wrong = _malformed(body, app.callback_map)
-            return Response(wrong, 400) if wrong else None
+            return _said(wrong, 400) if wrong else None
         return None
 
     @server.errorhandler(MalformedStateError)
     def _malformed_state(error: MalformedStateError) -> Response:
-        return Response(str(error), 400)
+        return _said(str(error), 400)
+
+    @server.errorhandler(NoSuchRunError)
+    def _no_such_run(error: NoSuchRunError) -> Response:
+        return _said(str(error), 404)
 
     @server.errorhandler(DependencyException)
     def _no_such_script(error: DependencyException) -> Response:  # noqa: ARG001
-        return Response("there is no such script", 404)
+        return _said("there is no such script", 404)
 
     @server.errorhandler(UnicodeError)
     def _undecodable(error: UnicodeError) -> Response | HTTPException:  # noqa: ARG001
-        return Response("the request is not valid text", 400)
+        return _said("the request is not valid text", 400)
+
+
+def _said(why: str, status: int) -> Response:
+    """As text: a word of the request may be in it."""
+    return Response(why, status, content_type="text/plain; charset=utf-8")
 
 
 def _malformed(body: Any, callbacks: Mapping[str, Any]) -> str:

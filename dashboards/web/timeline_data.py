@@ -77,7 +77,7 @@ def _event(events: Events, track: Any, place: int) -> dict[str, int]:
 
 
 def _events(runs: Runs, key: str, build: str) -> Events:
-    events = runs[key].events if key in runs and build == BUILD else None
+    events = runs.named(key).events if build == BUILD else None
     if events is None:
         abort(404)
     return events

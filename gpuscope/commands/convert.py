@@ -44,17 +44,22 @@ def command(
     gpuscope convert rank0.json.gz events.parquet
     gpuscope convert run/ tables/
     """
-    from gpuscope.output import check_free, say_written, write
+    from gpuscope.output import check_free, say_written, write, write_folder
 
     _require_pyarrow()
-    check_free([out], force, paths)
+    one = out.suffix == ".parquet"
+    check_free([out] if one else [], force, paths, folders=[] if one else [out])
     trace = open_with_progress(paths, ranks, partial, nsys)
-    if out.suffix == ".parquet":
+    if one:
         write(out, _frame(trace, table).to_parquet)
     else:
-        for name in trace.tables:
-            write(out / f"{name}.parquet", _frame(trace, name).to_parquet)
+        write_folder(out, lambda folder: _write_all(trace, folder))
     say_written(out, "pandas.read_parquet, DuckDB or polars read it")
+
+
+def _write_all(trace: Trace, folder: Path) -> None:
+    for name in trace.tables:
+        _frame(trace, name).to_parquet(folder / f"{name}.parquet")
 
 
 def _frame(trace: Trace, table: str) -> pd.DataFrame:

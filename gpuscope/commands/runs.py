@@ -102,14 +102,24 @@ def _list(rows: list[dict[str, Any]], writer: Writer) -> None:
     if not rows:
         writer.line("No such run.")
         return
-    table = writer.table(">run", "<analysed (UTC)", "<bound by", "<cause", ">share", ">step", ">ranks", "~label, path")
+    table = writer.table(">run", "<analysed (UTC)", "<bound by", "<cause", ">step", ">ranks", "~label, path")
     for row in rows:
-        bound = "no verdict" if row["abstained"] else vocabulary.CLASSES.get(row["bound_by"], units.NONE)
-        names = [row["label"]] if row["label"] else []
+        bound, cause = "no verdict", units.NONE
+        if not row["abstained"]:
+            bound = _with_share(vocabulary.CLASSES.get(row["bound_by"], units.NONE), row["share_frac"])
+            cause = _with_share(row["cause"] or units.NONE, row["cause_share_frac"])
         cells = (
-            str(row["id"]), row["analysed_at"][:DAY].replace("T", " "), bound, row["cause"] or units.NONE,
-            units.share(None if row["abstained"] else row["share_frac"]), units.duration(row["step_ns"]),
+            str(row["id"]), row["analysed_at"][:DAY].replace("T", " "), bound, cause, units.duration(row["step_ns"]),
             str(row["ranks_present"]),
         )  # fmt: skip
-        table.add_row(*(writer.text(cell) for cell in cells), writer.cell("  ".join([*names, *row["paths"]])))
+        names = [row["label"]] if row["label"] else []
+        what = writer.path("  ".join([*names, *row["paths"]]))
+        table.add_row(*(writer.text(cell) for cell in cells), what)
     writer.show(table)
+
+
+def _with_share(word: str, frac: float | None) -> str:
+    """`communication 68.5 %`: a class and its cause have shares of their own."""
+    from gpuscope.report.view import units
+
+    return word if frac is None else f"{word} {units.share(frac)}"

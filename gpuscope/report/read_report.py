@@ -9,6 +9,7 @@ from typing import Any, cast, get_type_hints
 import msgspec
 
 from gpuscope.errors import InputError
+from gpuscope.report.older_reports import OLDEST, brought_up, is_readable
 from gpuscope.report.schema.document import SCHEMA_VERSION, Report
 
 _HEAD = 1 << 16
@@ -33,14 +34,15 @@ def read_report(path: Path, needed: Collection[str]) -> Report | None:
     if not isinstance(document, dict):
         raise InputError(f"{path}: no report of gpuscope analyze", hint="gpuscope analyze --json writes one")
     version = document.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if not is_readable(version):
         raise InputError(
             f"{path}: {f'a report of schema {version}' if version else 'no report of gpuscope analyze'}",
-            hint=f"this gpuscope reads schema {SCHEMA_VERSION}; analyse the trace again",
+            hint=f"this gpuscope reads schemas {OLDEST} to {SCHEMA_VERSION}; analyse the trace again",
         )
     missing = sorted(set(needed) - set(document))
     if missing:
         raise InputError(f"{path}: a report without {', '.join(missing)}", hint="analyse the trace again")
+    document = brought_up(document)
     _check_types(document, path)
     return cast(Report, document)
 

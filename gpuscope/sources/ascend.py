@@ -1,21 +1,24 @@
 """Ascend's Chrome trace (`trace_view.json`), as torch_npu's profiler writes it.
 
 A Chrome trace whose rows are distinguished by the name of their process, not by category. Work is read from
-the rows «Ascend Hardware» and «HCCL» (or «Communication»); the vendor's own «Overlap Analysis» is not
-used. Task types as in Ascend's profiler documentation (`kernel_details.csv`, `task_time.csv`).
+the rows «Ascend Hardware» and «HCCL» (or «Communication»); its totals are held against those of the vendor's own
+«Overlap Analysis». Task types as in Ascend's profiler documentation (`kernel_details.csv`, `task_time.csv`); older
+versions call them «Other», or nothing.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gpuscope.contained_files import read_text
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.collective_rows import add_collectives
@@ -26,12 +29,33 @@ from gpuscope.sources.kineto.text.decimal_time import to_ns
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.intervals import union
+from gpuscope.trace.recorded_totals import Part
 from gpuscope.trace.schema import NA, Category, Kind
 
 _HARDWARE = "Ascend Hardware"
 _COMMUNICATION = ("HCCL", "Communication")
+_OVERLAP = "Overlap Analysis"
+_TOTALS: dict[str, Part] = {
+    "Computing": "compute",
+    "Communication": "communication",
+    "Communication(Not Overlapped)": "exposed_communication",
+}
 _COMPUTE_TASK = re.compile(r"AI_CORE|AI_VECTOR_CORE|AIV|AIC|AI_CPU|AICPU|MIX_|DSA", re.IGNORECASE)
 _COPY = re.compile(r"MEMCPY", re.IGNORECASE)
+_TRANSFER_TASK = re.compile(
+    r"hcom_.*|hccl.*|(S|R)DMA([_ ]\w+)*|notify([_ ]\w+)*|write[_ ]?value|inline[_ ]?reduce"
+    r"|reduce[_ ]?(inline|async)(_\w+)?",
+    re.IGNORECASE,
+)
+"""Single tasks of a collective, which its whole operation among the communication rows already covers."""
+_CONTROL_TASK = re.compile(
+    r"((remote_)?event|stream|label|model|profiler|barrier|callback|host_?func|maint\w*|create|wait|record|nop|cmo)"
+    r"([_ ]\w+)*|place_?holder\w*",
+    re.IGNORECASE,
+)
+"""Tasks that order other tasks and do no work, as whole names: those of kernels may hold the same words."""
+_UNTYPED = frozenset({"", "OTHER", "N/A", "UNKNOWN", "INVALID"})
 _HCOM = re.compile(r"hcom_(?P<op>\w+?)__(?P<group>\w+?)_(?P<seq>\d+)(?:_\d+)?$")
 _LAUNCHED_BY = "async_npu"
 """Arrows from an operator to its device task; their id is the task's start in ns."""
@@ -103,18 +127,26 @@ class _Rows:
         self.builder, self.rank, self.device, self.names = builder, rank, device, names
 
     def add(self, spans: list[Complete], flows: list[FlowStart]) -> None:
+        timed = [event for event, known in zip(spans, _timed(spans), strict=True) if known]
+        self.builder.problem("data_loss", "bad_time", len(spans) - len(timed), "events whose time is not a number")
+        spans = timed
         sorted_out: dict[str, list[Complete]] = defaultdict(list)
         for event in spans:
             process = self.names.get(event.pid, "")
             if process == _HARDWARE:
                 sorted_out["hardware"].append(event)
             elif process in _COMMUNICATION:
-                sorted_out["communication"].append(event)
+                sorted_out["operations"].append(event)
+            elif process == _OVERLAP and event.name in _TOTALS:
+                sorted_out[_TOTALS[event.name]].append(event)
             elif event.cat in _HOST or process == "CANN":
                 sorted_out["host"].append(event)
         host = self._host(sorted_out["host"])
         self._hardware(sorted_out["hardware"], _launches(flows, host))
-        self._communication(sorted_out["communication"])
+        self._communication(sorted_out["operations"])
+        for part in _TOTALS.values() if any(sorted_out[part] for part in _TOTALS.values()) else ():
+            starts, ends = _times(sorted_out[part])
+            self.builder.recorded_total(self.rank, part, union(starts, ends).total, f"its own «{_OVERLAP}»")
 
     def _host(self, events: list[Complete]) -> dict[tuple[Any, Any], tuple[Any, Any]]:
         """Adds host events; returns the starts and row numbers of each thread's, ordered by start."""
@@ -136,7 +168,8 @@ class _Rows:
 
     def _hardware(self, events: list[Complete], launch: dict[int, int]) -> None:
         tasks = [str(_arguments(event).get("Task Type", "")) for event in events]
-        kinds = [_kind(event.name, task) for event, task in zip(events, tasks, strict=True)]
+        transferring = _transferring(events, tasks)
+        kinds = [_kind(event, task, transferring) for event, task in zip(events, tasks, strict=True)]
         work = [event for event, kind in zip(events, kinds, strict=True) if kind is not None]
         starts, ends = _times(work)
         memory = [kind is Kind.MEMORY for kind in kinds if kind is not None]
@@ -192,10 +225,29 @@ def _names_its_rows(path: Path) -> bool:
     return False
 
 
-def _kind(name: str, task: str) -> Kind | None:
-    if _COPY.search(name):
+def _kind(event: Complete, task: str, transferring: Collection[Any]) -> Kind | None:
+    """What a task of the hardware does; None where it is no work, or part of a collective."""
+    if _COPY.search(event.name):
         return Kind.MEMORY
-    return Kind.COMPUTE if _COMPUTE_TASK.search(task) else None
+    if _COMPUTE_TASK.search(task):
+        return Kind.COMPUTE
+    known = event.tid in transferring or _is(_TRANSFER_TASK, event, task) or _is(_CONTROL_TASK, event, task)
+    return None if known else Kind.COMPUTE
+
+
+def _is(what: re.Pattern[str], event: Complete, task: str) -> bool:
+    """Whether a task is of that kind, by its type or, where it has none, by its name."""
+    return what.fullmatch(event.name if task.upper() in _UNTYPED else task) is not None
+
+
+def _transferring(events: Sequence[Complete], tasks: Sequence[str]) -> set[Any]:
+    """The streams of collectives: at least half of what they do, but for control, is transfers."""
+    transfers, work = Counter[Any](), Counter[Any]()
+    for event, task in zip(events, tasks, strict=True):
+        if not _COPY.search(event.name) and not _is(_CONTROL_TASK, event, task):
+            work[event.tid] += 1
+            transfers[event.tid] += _is(_TRANSFER_TASK, event, task)
+    return {stream for stream, count in work.items() if 2 * transfers[stream] >= count}
 
 
 def _launches(flows: list[FlowStart], host: dict[tuple[Any, Any], tuple[Any, Any]]) -> dict[int, int]:
@@ -212,11 +264,16 @@ def _launches(flows: list[FlowStart], host: dict[tuple[Any, Any], tuple[Any, Any
     return found
 
 
+def _timed(events: list[Complete]) -> list[bool]:
+    """Of each event, whether its times are numbers."""
+    times = (to_ns([event.ts for event in events]), to_ns([event.dur for event in events]))
+    known: list[bool] = ((times[0] != NA) & (times[1] != NA)).tolist()
+    return known
+
+
 def _times(events: list[Complete]) -> tuple[Any, Any]:
-    # A time that is no number becomes NA, lies days from all others, and is left out and counted there.
-    start, duration = to_ns([event.ts for event in events]), to_ns([event.dur for event in events])
-    duration[duration == NA] = 0
-    return start, start + duration
+    start = to_ns([event.ts for event in events])
+    return start, start + to_ns([event.dur for event in events])
 
 
 def _arguments(event: Complete) -> dict[str, Any]:
@@ -244,8 +301,8 @@ def _version(path: Path) -> str:
     for folder in path.absolute().parents[:2]:
         for found in sorted(folder.glob("profiler_info_*.json")):
             try:
-                return str(json.loads(found.read_text(encoding="utf-8")).get("torch_npu_version", ""))
-            except (OSError, ValueError, AttributeError):
+                return str(json.loads(read_text(folder, found)).get("torch_npu_version", ""))
+            except (OSError, ValueError, AttributeError, RecursionError):
                 return ""
     return ""
 

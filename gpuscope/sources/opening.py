@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from gpuscope.archives import archives_in
 from gpuscope.cache import second_look
 from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
 from gpuscope.sources import nodes, remote, run_manifest
-from gpuscope.sources.records import files_of, is_timeline, records_below, records_beside
+from gpuscope.sources.records import files_below, files_of, is_record, is_timeline, records_below, records_beside
 from gpuscope.sources.restarts import last_attempt
 from gpuscope.sources.run_manifest import ended
 from gpuscope.sources.source import (
+    Files,
     ReadOptions,
     Role,
     Source,
@@ -37,6 +40,10 @@ PathLike = str | os.PathLike[str]
 LARGE = 32 << 20
 """Bytes of a file that leave so much freed memory behind that giving it back pays."""
 
+RECORDINGS = (".gz", ".pickle", ".pkl", ".zst")
+"""Suffixes of files that some profiler wrote, whatever it is."""
+NAMES_TOLD = 4
+"""Files of no known format that are named one by one."""
 NOTHING_RECORDED = "record fewer steps sooner (--wait, --warmup, --active), or --whole where no optimizer steps"
 
 
@@ -83,6 +90,7 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
     paths = [named for named in paths if not remote.is_url(named)]
     outright = {Path(named) for named in paths}
     files = list(dict.fromkeys(file for named in paths for file in _expand(named)))
+    found += [Input(others[0], Unrecognised(others), None, beside=True) for others in _unrecognised(paths, files)]
     for path in files:
         source, head = source_for(path)
         rank = source.peek_rank(path, head)
@@ -93,6 +101,41 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
         named = ", ".join(os.fspath(path) for path in paths) or "the URLs"
         raise InputError(f"{named}: contains none of the requested ranks" if ranks else f"{named}: no traces")
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
+
+
+@dataclass
+class Unrecognised:
+    """Stands for the files of a folder that look like recordings and are of no known format: reading says which."""
+
+    paths: tuple[Path, ...]
+    name: str = "unrecognised"
+    files: Files = field(default_factory=lambda: Files(Role.RECORD, ()))
+
+    def sniff(self, path: Path, head: bytes) -> bool:  # noqa: ARG002 - a protocol's signature
+        """Nothing is found by it."""
+        return False
+
+    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002
+        """Unknown."""
+        return None
+
+    def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:  # noqa: ARG002
+        """Raise `InputError` with the names."""
+        shown = ", ".join(other.name for other in self.paths[:NAMES_TOLD])
+        more = f" and {len(self.paths) - NAMES_TOLD} more" if len(self.paths) > NAMES_TOLD else ""
+        raise InputError(f"{shown}{more}: unrecognised trace format")
+
+
+def _unrecognised(paths: Sequence[PathLike], files: Collection[Path]) -> Iterator[tuple[Path, ...]]:
+    """Of each folder without a timeline, what looks like a recording and is of no known format. Beside timelines other
+    people's files are no news."""
+    for folder in (Path(named) for named in paths if os.path.isdir(named)):
+        own = [path for path in files if path.is_relative_to(folder)]
+        if folder in own or any(_is_trace(path) for path in own):
+            continue
+        others = tuple(path for path in files_below(folder) if path.name.endswith(RECORDINGS) and not is_record(path))
+        if others:
+            yield others
 
 
 def _remote(url: str, ranks: Collection[int] | None) -> Iterator[Input]:
@@ -146,6 +189,8 @@ def _expand(named: PathLike) -> list[Path]:
                     f"{path}: the run recorded no trace; its status is «{manifest.status}»{manifest.first_failure}",
                     hint=NOTHING_RECORDED,
                 )
+            if packed := archives_in(path.iterdir()):
+                source_for(packed[0])  # which says how to unpack it
             raise InputError(
                 f"{path}: no trace in this folder",
                 hint=f"gpuscope reads {', '.join(f'*{suffix}' for suffix in suffixes_of(*Role))}",
@@ -312,7 +357,8 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
                 raise UsageError(
                     f"{remote.shown(first[0])} is of a job with {first[2]} ranks, {remote.shown(path)} of one with "
                     f"{world_size}",
-                    hint="name the traces of one run only",
+                    hint="name the traces of one run only; two runs are compared by: gpuscope diff "
+                    f"{' '.join(_two_runs(first[0], path))}",
                 )
             first = first or (path, fmt, world_size)
         if not files_of(fmt).one_per_rank:
@@ -322,6 +368,17 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
             if key in owner:
                 raise UsageError(
                     f"{remote.shown(owner[key])} and {remote.shown(path)} both hold rank {rank}",
-                    hint="name one trace per rank; a file without a recorded rank counts as rank 0",
+                    hint="name one trace per rank (a file without a recorded rank counts as rank 0); two runs are "
+                    f"compared by: gpuscope diff {' '.join(_two_runs(owner[key], path))}",
                 )
             owner[key] = path
+
+
+def _two_runs(one: Path, other: Path) -> tuple[str, str]:
+    """How two runs are named that have a file each: by these, or by the folders that part them."""
+    paths = [one, other]
+    if one.parent != other.parent and not any(remote.is_url(remote.shown(path)) for path in paths):
+        depth = len(Path(os.path.commonpath(paths)).parts)
+        paths = [Path(*path.parts[: depth + 1]) for path in paths]
+    first, second = (shlex.quote(remote.shown(path)) for path in paths)
+    return first, second

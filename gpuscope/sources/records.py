@@ -35,16 +35,17 @@ def is_record(path: Path, *roles: Role) -> bool:
 
 def records_below(folder: Path, *roles: Role) -> list[Path]:
     """The records of these roles (or any) below a folder, whatever their names."""
-    return [path for path in _below(folder) if is_record(path, *roles)]
+    return [path for path in files_below(folder) if is_record(path, *roles)]
 
 
 def records_beside(folder: Path) -> list[Path]:
     """The records to be read with the traces of a folder, found by the suffixes that such files have."""
     suffixes = suffixes_of(Role.RECORD)
-    return [path for path in _below(folder) if path.name.endswith(suffixes) and is_record(path, Role.RECORD)]
+    return [path for path in files_below(folder) if path.name.endswith(suffixes) and is_record(path, Role.RECORD)]
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files below a folder, but hidden ones."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(parent, name) for name in sorted(files) if not name.startswith("."))

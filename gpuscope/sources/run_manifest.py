@@ -7,12 +7,14 @@ docs/recording.md. Only what shows that something went wrong is read here.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuscope.contained_files import LARGEST_TEXT, Refused, RefusedError, listed, opened, read_text, refused
 from gpuscope.recorded_environment import redacted
 
 MANIFEST = "manifest.json"
@@ -71,19 +73,46 @@ def ended(folder: Path) -> Ended | None:
 
 def recorded_traces(folder: Path) -> list[str]:
     """The traces that a manifest lists, as paths within its folder."""
-    files = _dicts((_read(folder) or {}).get("files"))
-    return [str(entry["path"]) for entry in files if entry.get("kind") in _TRACES and "path" in entry]
+    return _traces(_read(folder))
 
 
 def finished_traces(folder: Path) -> list[str]:
     """The traces that the parts of the manifest list and that exist: while a job runs, its ranks write parts alone."""
+    return sorted(name for name in _named(folder) if (folder / name).exists() and not refused(folder, folder / name))
+
+
+def refused_files(folder: Path) -> list[Refused]:
+    """What of the manifest, its parts and the traces that they list is not read, and why."""
+    found = [refused(folder, folder / name) for name in (PARTS, *_named(folder))]
+    for path in (folder / MANIFEST, *_parts(folder)):
+        try:
+            opened(folder, path, LARGEST_TEXT).close()
+        except RefusedError as error:
+            found.append(error.refused)
+        except OSError:
+            continue
+    return sorted({one for one in found if one is not None})
+
+
+def _named(folder: Path) -> set[str]:
+    """The traces that the manifest or one of its parts lists."""
     found = set(recorded_traces(folder))
-    for path in sorted((folder / PARTS).glob("*.json")):
+    for path in _parts(folder):
         with suppress(OSError, ValueError, RecursionError):
-            part = json.loads(path.read_text(encoding="utf-8"))
-            files = _dicts(part.get("files") if isinstance(part, dict) else None)
-            found |= {str(entry["path"]) for entry in files if entry.get("kind") in _TRACES and "path" in entry}
-    return sorted(name for name in found if (folder / name).exists())
+            found |= set(_traces(json.loads(read_text(folder, path))))
+    return found
+
+
+def _parts(folder: Path) -> list[Path]:
+    try:
+        return listed(folder, PARTS, ".json")
+    except OSError:
+        return []
+
+
+def _traces(manifest: Any) -> list[str]:
+    files = _dicts(manifest.get("files") if isinstance(manifest, dict) else None)
+    return [str(entry["path"]) for entry in files if entry.get("kind") in _TRACES and "path" in entry]
 
 
 def mesh(folder: Path) -> dict[str, int]:
@@ -116,16 +145,23 @@ def training_of(folder: Path) -> dict[str, Any] | None:
 
 def machine_of(folder: Path) -> tuple[int, int]:
     """Processors and bytes of memory of the host that ran rank 0; 0 where the run does not say."""
-    for path in sorted((folder / "environment").glob("rank*.json")):
+    for path in _environments(folder):
         try:
-            platform = json.loads(path.read_text(encoding="utf-8")).get("platform", {})
-        except (OSError, ValueError, AttributeError):
+            platform = json.loads(read_text(folder, path)).get("platform", {})
+        except (OSError, ValueError, AttributeError, RecursionError):
             continue
         if isinstance(platform, dict):
             found = [platform.get(key) for key in ("cpus", "memory_bytes")]
             cpus, memory = (value if isinstance(value, int) and _positive(value) else 0 for value in found)
             return cpus, memory
     return 0, 0
+
+
+def _environments(folder: Path) -> list[Path]:
+    try:
+        return [path for path in listed(folder, "environment", ".json") if path.name.startswith("rank")]
+    except OSError:
+        return []
 
 
 def _positive(value: Any) -> bool:
@@ -144,12 +180,12 @@ def world_size(path: Path) -> int | None:
 def run_folders(paths: Iterable[Path]) -> list[Path]:
     """The folders, next above these files, that hold a manifest."""
     near = dict.fromkeys(folder for path in paths for folder in path.absolute().parents[:2])
-    return [folder for folder in near if (folder / MANIFEST).is_file()]
+    return [folder for folder in near if os.path.lexists(folder / MANIFEST)]
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(folder, folder / MANIFEST))
     except (OSError, ValueError, RecursionError):
         return None
     return manifest if isinstance(manifest, dict) and {"run_id", "status"} <= set(manifest) else None

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from gpuscope import archives
 from gpuscope.errors import InputError, UsageError
 from gpuscope.plugins import SOURCES, listed, load, plugins
 from gpuscope.sources import stream
@@ -126,11 +127,13 @@ def source_for(path: Path) -> tuple[Source, bytes]:
     """
     check_readable(path)
     head = b"" if path.is_dir() else stream.head(path)
-    for source in all_sources():
+    for source in () if archives.is_tar(head) else all_sources():
         if source.sniff(path, head):
             return source, head
     if path.is_file() and path.stat().st_size == 0:
         raise InputError(f"{path}: is empty", hint="was the profiler still writing, or the disk full?")
+    if (remedy := archives.remedy(path, head)) is not None:
+        raise InputError(f"{path}: is an archive or packed file, not a trace", hint=remedy)
     known = ", ".join(source.name for source in all_sources())
     raise InputError(f"{path}: unrecognised trace format", hint=f"known formats: {known}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -11,8 +12,14 @@ from typing import Any
 from gpuscope.report.schema.document import BreakdownEntry, RankEntry, Report, StepEntry
 from gpuscope.report.view import arrangement
 from gpuscope.report.view.vocabulary import PARTS
+from gpuscope.sources.remote import is_url
 
 Row = dict[str, Any]
+
+
+def real_path(named: str) -> str:
+    """One name of a file, from wherever and through whatever links it was named; a URL as it is."""
+    return named if is_url(named) else os.path.realpath(named)
 
 
 def run_row(report: Report) -> Row:
@@ -30,7 +37,10 @@ def run_row(report: Report) -> Row:
 def section_rows(report: Report) -> dict[str, list[Row]]:
     """The rows of every table but `runs`."""
     return {
-        "sources": _only(report["trace"]["sources"], "path", "format", "format_version", "rank", "events"),
+        "sources": [
+            {"path": real_path(entry["path"]), **_pick(entry, "format", "format_version", "rank", "events")}
+            for entry in report["trace"]["sources"]
+        ],
         "ranks": [_rank(entry) for entry in report["ranks"]],
         "steps": _steps(report["steps"]),
         "causes": [row for entry in report["ranks"] for row in _causes(entry)],

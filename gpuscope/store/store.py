@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,10 +23,11 @@ import msgspec
 
 from gpuscope.errors import InputError, UsageError
 from gpuscope.report.json_report import dumps
+from gpuscope.report.older_reports import brought_up
 from gpuscope.report.published.info_document import StoredRun
 from gpuscope.report.schema.document import Report
 from gpuscope.sources.remote import is_url
-from gpuscope.store.rows import run_row, section_rows
+from gpuscope.store.rows import real_path, run_row, section_rows
 from gpuscope.store.tables import APPLICATION_ID, SCHEMA_VERSION, TABLES, migrations
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ BUSY_SECONDS = 10.0
 _AGAIN = "move the store away and analyse the runs again"
 _HEADER = 100
 """Bytes of SQLite's file header: user_version at 60, application_id at 68, big-endian (sqlite.org/fileformat)."""
+
+
+_CAUSE_SHARE = (
+    "(SELECT share_frac FROM cause_shares AS own "
+    "WHERE own.run = runs.id AND own.class = runs.bound_by AND own.cause = runs.cause)"
+)
 
 
 class Store:
@@ -79,10 +86,11 @@ class Store:
         return run
 
     def runs(self, where: str = "1", parameters: Sequence[Any] = (), limit: int | None = None) -> list[dict[str, Any]]:
-        """Rows of `runs` without the report, the last analysed first."""
+        """Rows of `runs` without the report and with the share of the verdict's cause, the last analysed first."""
         columns = ", ".join(column.name for column in TABLES[0].columns if column.name != "report")
         found = self.db.query(
-            f"SELECT {columns} FROM runs WHERE {where} ORDER BY analysed_at DESC, id DESC LIMIT ?",
+            f"SELECT {columns}, {_CAUSE_SHARE} AS cause_share_frac FROM runs WHERE {where} "
+            "ORDER BY analysed_at DESC, id DESC LIMIT ?",
             [*parameters, -1 if limit is None else limit],
         )
         rows = [
@@ -96,12 +104,22 @@ class Store:
             raise InputError(f"{self.path}: a stored run is damaged: {error}", hint=_AGAIN) from error
         return rows
 
+    def runs_of(self, files: Iterable[str]) -> list[dict[str, Any]]:
+        """Rows of `runs` that read one of these files, or everything in a folder above it; the last analysed first."""
+        asked = {real_path(file) for file in files}
+        above = asked | {str(folder) for file in asked for folder in Path(file).parents}
+        found = self.db.query(
+            "SELECT DISTINCT run FROM sources WHERE path IN (SELECT value FROM json_each(?))", [json.dumps(list(asked))]
+        )
+        read = {row["run"] for row in found}
+        return [row for row in self.runs() if row["id"] in read or any(real_path(one) in above for one in row["paths"])]
+
     def report(self, run: int) -> Report:
         """The report of a run. Raises `UsageError` where there is no such run."""
         found = next(self.db.query("SELECT report FROM runs WHERE id = ?", [run]), None)
         if found is None:
             raise UsageError(f"no run {run} in {self.path}", hint="`gpuscope runs` lists them")
-        return cast(Report, self._parsed(found["report"], dict))
+        return cast(Report, brought_up(self._parsed(found["report"], dict)))
 
     def delete(self, run: int) -> None:
         """Delete a run with all its rows. Raises `UsageError` where there is no such run."""

@@ -81,7 +81,8 @@ TABLES = (
     ),
     _table(
         "sources", "files of a run",
-        "run integer: the run", "path text: as it was found", "format text: kineto, nsys…",
+        "run integer: the run", "path text: absolute, with links resolved; a URL as it is",
+        "format text: kineto, nsys…",
         "format_version text: as recorded in the file", "rank integer: NULL where it holds several",
         "events integer: events in the file",
     ),

@@ -18,6 +18,7 @@ from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.naming.communication_ops import from_launching_ranges
 from gpuscope.trace.problems import Problem, Severity, merged
+from gpuscope.trace.recorded_totals import Part, RecordedTotal, differences
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
 from gpuscope.trace.steps import KERNEL_SEQUENCE, find_steps
 from gpuscope.trace.trace import SourceFile, Trace
@@ -39,6 +40,7 @@ class TraceBuilder:
         self._thread_names: dict[tuple[int, int], str] = {}
         self._host_is_device: set[int] = set()
         self._recording: dict[str, int] = {}
+        self._totals: list[RecordedTotal] = []
 
     def add(self, table: str, length: int, values: Mapping[str, Any]) -> int:
         """Append `length` rows; a scalar fills its column, an optional column may be left out.
@@ -78,6 +80,10 @@ class TraceBuilder:
         """Record how complete the file is: optional columns of `recording` by name."""
         self._recording.update(values)
 
+    def recorded_total(self, rank: int, part: Part, ns: int, by: str) -> None:
+        """Record what the file itself (`by`) gives as a part of a rank's whole recording: ours is held against it."""
+        self._totals.append(RecordedTotal(rank, part, ns, by))
+
     def finish(self) -> Trace:
         """Order, link and check; the builder must not be used afterwards."""
         data = {name: self._table(name) for name in SCHEMAS if name != "threads"}
@@ -92,9 +98,20 @@ class TraceBuilder:
         self._link(data)
         data["collectives"] = from_launching_ranges(data, self.names)
         data["steps"] = self._steps(data)
-        trace = Trace(data, self.names, self.sources, merged(self._problems))
+        trace = Trace(data, self.names, self.sources, [])
+        self._compare_totals(trace)
+        trace.problems = merged(self._problems)
         trace.check()
         return trace
+
+    def _compare_totals(self, trace: Trace) -> None:
+        for found in differences(trace, self._totals):
+            total = found.total
+            self.problem(
+                "data_loss", "totals_differ", 1, f"rank {total.rank}: {total.by} gives {total.ns / 1e6:.2f} ms of "
+                f"{total.part.replace('_', ' ')}, the events as read {found.own / 1e6:.2f} of "
+                f"{found.window / 1e6:.2f} ms",
+            )  # fmt: skip
 
     def _table(self, name: str) -> Table:
         chunks = self._chunks.pop(name)

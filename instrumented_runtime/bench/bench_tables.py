@@ -1,11 +1,8 @@
-"""The bench reports as rich tables, for people; `--json` is for programs."""
+"""The bench reports as tables, for people; `--json` is for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rich.console import Console
-from rich.table import Table
 
 from gpuscope.hardware.link_rates import Link
 from gpuscope.instrumented_runtime.bench.collectives_bench import CollectivesReport
@@ -14,17 +11,19 @@ from gpuscope.instrumented_runtime.bench.scaling_bench import ScalingReport
 from gpuscope.instrumented_runtime.bench.sizes import format_size
 from gpuscope.instrumented_runtime.bench.topology_links import TopologyReport
 from gpuscope.instrumented_runtime.bench.tuning_bench import TuningReport
+from gpuscope.report.terminal.columns import Columns
+from gpuscope.report.terminal.screen import Writer
+from gpuscope.report.view import units
 
 
-def _table(title: str, left: Iterable[str], right: Iterable[str], last: Iterable[str] = ()) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in left:
-        table.add_column(name)
-    for name in right:
-        table.add_column(name, justify="right")
-    for name in last:
-        table.add_column(name)
-    return table
+def _table(writer: Writer, title: str, *columns: str) -> Columns:
+    """A titled table; the columns' kinds are those of `Writer.table`."""
+    writer.line(title)
+    return writer.table(*columns)
+
+
+def _row(table: Columns, writer: Writer, *cells: str) -> None:
+    table.add_row(*(writer.text(cell) for cell in cells))
 
 
 def _gbps(value: float | None) -> str:
@@ -37,51 +36,62 @@ def _of_peak(value: float, peak: float | None) -> str:
 
 def print_collectives(report: CollectivesReport, console: Console, link: Link | None) -> None:
     """Time, algbw and busbw per operation and size; beside a link's peak where one was named."""
-    columns = ["size", "count", "time (µs)", "algbw (GB/s)", "busbw (GB/s)"]
-    columns += [f"of {link.name}"] if link else []
+    writer = Writer(console)
+    columns = [">size", ">count", ">time (µs)", ">algbw (GB/s)", ">busbw (GB/s)"]
+    columns += [f">of {link.name}"] if link else []
     title = f"{report.world_size} ranks · {report.backend} · {report.device} · torch {report.torch_version}"
-    table = _table(title, ["operation"], [*columns, "wrong"])
+    table = _table(writer, title, "<operation", *columns, ">wrong")
     for row in report.rows:
         cells = [format_size(row.nbytes), str(row.count), f"{row.time_ns / 1000:.1f}"]
         cells += [_gbps(row.algbw_gbps), _gbps(row.busbw_gbps)]
         cells += [_of_peak(row.busbw_gbps, link.peak)] if link else []
-        table.add_row(row.op, *cells, "n/a" if row.wrong is None else str(row.wrong))
-    console.print(table)
+        _row(table, writer, row.op, *cells, "n/a" if row.wrong is None else str(row.wrong))
+    writer.show(table)
 
 
 def print_tuning(report: TuningReport, console: Console) -> None:
     """Every candidate's time beside the default's, and what is best per size."""
     best = {id(row) for row in report.best() if row.certain}
+    writer = Writer(console)
     table = _table(
+        writer,
         f"{report.backend} · torch {report.torch_version} · {report.rounds} rounds of {report.iterations} calls",
-        ["operation"], ["ranks", "size", "time (µs)", "rounds (µs)", "faster by"], ["candidate", ""],
+        "<operation", ">ranks", ">size", ">time (µs)", ">rounds (µs)", ">than default", "<candidate", "<",
     )  # fmt: skip
     for row in report.rows:
         span = f"{min(row.rounds_ns) / 1000:.1f}–{max(row.rounds_ns) / 1000:.1f}"
-        gain = "" if row.candidate == "default" else f"{row.gain_frac:.0%}"
+        gain = "" if row.candidate == "default" else _than_default(row.gain_frac)
         cells = [str(row.ranks), format_size(row.nbytes), f"{row.time_ns / 1000:.1f}", span, gain]
         verdict = "take" if id(row) in best else "certain" if row.certain else ""
         set_to = " ".join(f"{name}={value}" for name, value in row.settings.items())
-        table.add_row(row.op, *cells, f"{row.candidate}{f' ({set_to})' if set_to else ''}", verdict)
-    console.print(table)
+        _row(table, writer, row.op, *cells, f"{row.candidate}{f' ({set_to})' if set_to else ''}", verdict)
+    writer.show(table)
     if not best:
-        console.print("No candidate beats the default for certain: leave it as it is.")
+        writer.line("No candidate beats the default for certain: leave it as it is.")
     for name, why in report.failed.items():
-        console.print(f"Not tried: {name}: {why}.")
+        writer.line(f"Not tried: {name}: {why}.", hang=2)
+
+
+def _than_default(gain_frac: float) -> str:
+    """The share of the default's time that a candidate saves, as `12 % faster`; one that takes longer is slower."""
+    share = units.whole_share(abs(gain_frac))
+    return "equal" if share == "0 %" else f"{share} {'faster' if gain_frac > 0 else 'slower'}"
 
 
 def print_transfers(report: TransfersReport, console: Console) -> None:
     """Bandwidth per kind of copy; states first if only host memory could be measured."""
+    writer = Writer(console)
     if report.note:
-        console.print(f"Note: {report.note}.")
+        writer.line(f"Note: {report.note}.")
     table = _table(
-        f"{', '.join(report.devices) or 'cpu'} · torch {report.torch_version}",
-        ["copy", "from", "to"],
-        ["size", "time (µs)", "copied (GB/s)", "memory traffic (GB/s)", "of link's peak"],
-        ["note"],
-    )
+        writer, f"{', '.join(report.devices) or 'cpu'} · torch {report.torch_version}",
+        "<copy", "<from", "<to", ">size", ">time (µs)", ">copied (GB/s)", ">memory traffic (GB/s)", ">of link's peak",
+        "~note",
+    )  # fmt: skip
     for row in report.rows:
-        table.add_row(
+        _row(
+            table,
+            writer,
             row.kind,
             row.source,
             row.target,
@@ -92,38 +102,39 @@ def print_transfers(report: TransfersReport, console: Console) -> None:
             _of_peak(row.bandwidth_gbps, row.peak_gbps),
             row.note,
         )
-    console.print(table)
+    writer.show(table)
 
 
 def print_topology(report: TopologyReport, console: Console) -> None:
     """Pairs of GPUs with what their link should give, then NUMA nodes, GPUs on the bus and network ports."""
+    writer = Writer(console)
     if report.pairs:
         table = _table(
-            "What each pair's link should give, per direction (data sheets, not measured)",
-            ["pair", "path", "link"],
-            ["peak (GB/s)", "usable (GB/s)"],
-            ["note"],
-        )
+            writer, "What each pair's link should give, per direction (data sheets, not measured)",
+            "<pair", "<path", "<link", ">peak (GB/s)", ">usable (GB/s)", "~note",
+        )  # fmt: skip
         for pair in report.pairs:
             rates = _gbps(pair.peak_gbps), _gbps(pair.usable_gbps)
-            table.add_row(f"{pair.a} {pair.b}", pair.path, pair.link, *rates, pair.note)
-        console.print(table)
-    _print_machine(report, console)
+            _row(table, writer, f"{pair.a} {pair.b}", pair.path, pair.link, *rates, pair.note)
+        writer.show(table)
+    _print_machine(report, writer)
     for note in report.notes:
-        console.print(f"Note: {note}.")
+        writer.line(f"Note: {note}.", hang=2)
 
 
 def print_scaling(report: ScalingReport, console: Console) -> None:
     """Throughput, speed-up and efficiency per number of processes."""
+    writer = Writer(console)
     table = _table(
+        writer,
         f"{report.parallel} · {report.preset} · {report.scaling} scaling · {report.device} · "
         f"{report.threads_per_process} thread(s) per process",
-        [],
-        ["processes", "tokens/step", "step (ms)", "tokens/s", "speed-up", "efficiency"],
-        ["mesh"],
-    )
+        ">processes", ">tokens/step", ">step (ms)", ">tokens/s", ">speed-up", ">efficiency", "<mesh",
+    )  # fmt: skip
     for row in report.rows:
-        table.add_row(
+        _row(
+            table,
+            writer,
             str(row.processes),
             str(row.tokens_per_step),
             f"{row.step_ns / 1e6:.2f}",
@@ -132,29 +143,29 @@ def print_scaling(report: ScalingReport, console: Console) -> None:
             f"{row.efficiency:.0%}",
             row.mesh,
         )
-    console.print(table)
+    writer.show(table)
     if report.note:
-        console.print(f"Note: {report.note}.")
+        writer.line(f"Note: {report.note}.", hang=2)
 
 
-def _print_machine(report: TopologyReport, console: Console) -> None:
+def _print_machine(report: TopologyReport, writer: Writer) -> None:
     if report.numa:
-        table = _table("NUMA nodes", ["node", "CPUs", "distance to each node"], [])
+        table = _table(writer, "NUMA nodes", "<node", "<CPUs", "<distance to each node")
         for node in report.numa:
-            table.add_row(str(node.node), node.cpus, " ".join(map(str, node.distances)))
-        console.print(table)
+            _row(table, writer, str(node.node), node.cpus, " ".join(map(str, node.distances)))
+        writer.show(table)
     if report.pci_gpus:
-        table = _table("GPUs on the PCI bus", ["bus id", "vendor", "NUMA", "link now", "link at best"], [])
+        table = _table(writer, "GPUs on the PCI bus", "<bus id", "<vendor", "<NUMA", "<link now", "<link at best")
         for gpu in report.pci_gpus:
-            table.add_row(gpu.bus_id, gpu.vendor, _or_unknown(gpu.numa), _link(gpu.link), _link(gpu.best))
-        console.print(table)
+            _row(table, writer, gpu.bus_id, gpu.vendor, _or_unknown(gpu.numa), _link(gpu.link), _link(gpu.best))
+        writer.show(table)
     if report.ports:
-        table = _table("Network ports", ["port", "NUMA", "link"], ["peak (GB/s)", "usable (GB/s)"])
+        table = _table(writer, "Network ports", "<port", "<NUMA", "<link", ">peak (GB/s)", ">usable (GB/s)")
         for port in report.ports:
             peak, usable = (port.link.peak, port.link.usable) if port.link else (None, None)
             name = port.link.name if port.link else "rate unknown"
-            table.add_row(port.name, _or_unknown(port.numa), name, _gbps(peak), _gbps(usable))
-        console.print(table)
+            _row(table, writer, port.name, _or_unknown(port.numa), name, _gbps(peak), _gbps(usable))
+        writer.show(table)
 
 
 def _or_unknown(value: int | None) -> str:

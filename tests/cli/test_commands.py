@@ -31,7 +31,7 @@ def test_json_is_the_document_and_nothing_else(trace: Path) -> None:
     done = in_a_process("analyze", trace, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
-    assert report["schema_version"] == 2
+    assert report["schema_version"] == 3
     assert report["verdict"]["cause"] == "launch"
 
 

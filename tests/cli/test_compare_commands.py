@@ -64,7 +64,9 @@ def test_check_fails_beyond_the_uncertainty_only(gpuscope: Call, baseline: Path,
 def test_check_of_new_findings(gpuscope: Call, baseline: Path, slower: Path) -> None:
     asked = ("--fail-on", "20%", "--fail-on-finding", "high")
     assert gpuscope("check", slower, "--baseline", baseline, *asked).returncode == 1
-    assert gpuscope("check", slower, "--baseline", slower, *asked).returncode == 0
+    like = slower.with_name("like.json")
+    like.write_bytes(slower.read_bytes())
+    assert gpuscope("check", slower, "--baseline", like, *asked).returncode == 0
 
 
 def test_junit(gpuscope: Call, baseline: Path, slower: Path, tmp_path: Path) -> None:
@@ -94,16 +96,28 @@ def test_annotations_where_github_runs_it(
     [
         (["diff", "{baseline}"], 2),
         (["diff", "{baseline}", "no/such"], 3),
-        (["diff", "{baseline}", "{baseline}", "--suggestion", "x"], 2),
-        (["diff", "{baseline}", "{baseline}", "--steps", "1-2"], 2),
+        (["diff", "{baseline}", "{slower}", "--suggestion", "x"], 2),
+        (["diff", "{baseline}", "{slower}", "--steps", "1-2"], 2),
         (["check", "{baseline}"], 2),
-        (["check", "{baseline}", "--baseline", "{baseline}", "--fail-on", "0.05"], 2),
+        (["check", "{baseline}", "--baseline", "{slower}", "--fail-on", "0.05"], 2),
         (["diff", "1", "{baseline}", "--store", "no/such.db"], 3),
     ],
 )
-def test_exit_codes_without_traceback(gpuscope: Call, baseline: Path, args: list[str], code: int) -> None:
-    done = gpuscope(*(arg.format(baseline=baseline) for arg in args))
+def test_exit_codes_without_traceback(gpuscope: Call, baseline: Path, slower: Path, args: list[str], code: int) -> None:
+    done = gpuscope(*(arg.format(baseline=baseline, slower=slower) for arg in args))
     assert done.returncode == code, done.stderr
     assert done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("one", "other"), [("4", "4"), ("4", "#4"), ("{run}", "{again}")])
+@pytest.mark.parametrize("command", ["diff", "check"])
+def test_a_run_is_not_compared_with_itself(
+    gpuscope: Call, baseline: Path, tmp_path: Path, command: str, one: str, other: str
+) -> None:
+    again = tmp_path / "." / "again.json"
+    again.symlink_to(baseline)
+    one, other = (text.format(run=baseline, again=again) for text in (one, other))
+    done = gpuscope(command, one, *(["--baseline"] if command == "check" else []), other)
+    assert (done.returncode, done.stdout, "the same run" in done.stderr) == (2, "", True)

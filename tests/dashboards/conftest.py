@@ -1,8 +1,7 @@
-"""Runs, a served dashboard and one headless Chromium for all tests of the dashboard."""
+"""Runs and a served dashboard for all tests of the dashboard."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 pytest.importorskip("dash")
 pytest.importorskip("waitress")
 
-from helpers.browser import Browser
 from helpers.dashboards import serve
 from helpers.pair import write_pair
 
@@ -35,22 +33,3 @@ def slow_rank(samples: Path) -> OpenRun:
 def served(slow_rank: OpenRun, pair: OpenRun) -> Iterator[str]:
     """The address of a dashboard of both runs."""
     yield from serve(Runs([slow_rank, pair]))
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests of a worker."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no chromium and chromedriver on PATH")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for switch in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1400,1000"):
-        options.add_argument(f"--{switch}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        yield Browser(started)
-    finally:
-        started.quit()

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import sys
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
-from helpers.dashboards import viewer
+from helpers.dashboards import request_of, viewer
 
 from gpuscope.analyzers.run.runner import Options
+from gpuscope.dashboards.app import ASSETS
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs, open_run
 from gpuscope.dashboards.page import Shown, pages
 from gpuscope.dashboards.plain_text import plain
 from gpuscope.dashboards.shell import draw
 from gpuscope.dashboards.state import View
 from gpuscope.dashboards.web.server import address, listen
+from gpuscope.dashboards.web.timeline_data import address as data_address
 from gpuscope.errors import InputError, UsageError
 from gpuscope.report.json_report import dumps
 
@@ -68,6 +74,20 @@ def test_a_report_alone_says_what_to_open_for_events(pair: OpenRun, tmp_path: Pa
         assert "can't be drawn" not in str(draw(page.path, shown))
 
 
+def test_another_job_is_compared_only_where_it_is_asked_for(slow_rank: OpenRun, pair: OpenRun) -> None:
+    larger = {**pair.report["trace"], "world_size": 8, "world_basis": "distributed_info"}
+    pair = replace(pair, report={**pair.report, "trace": larger})  # type: ignore[typeddict-item]
+    runs = Runs([slow_rank, pair])
+    unasked = str(draw("/compare", Shown(slow_rank, View(), runs, dark=False)))
+    assert f"with={pair.key}" in unasked
+    assert "Different jobs" not in unasked
+    assert "No run of the same job" in unasked
+    assert not any(word in unasked for word in ("eutral", "mprovement", "egression"))
+    asked = str(draw("/compare", Shown(slow_rank, View(extra={"with": pair.key}), runs, dark=False)))
+    assert "Different jobs" in asked
+    assert "eutral" not in asked
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [('{"schema_version": 2, "gpuscope_version": "0.1.0"}', "without analyzers"),
@@ -80,11 +100,69 @@ def test_a_report_that_is_cut_off_or_old_is_refused(tmp_path: Path, text: str, m
         open_run("1", str(tmp_path / "report.json"), Options())
 
 
-def test_an_unknown_page_run_or_rank_is_reported(pair: OpenRun) -> None:
-    shown = Shown(pair, View("9", ranks=frozenset({5})), Runs([pair]), dark=False)
+def test_an_unknown_page_or_rank_is_reported(pair: OpenRun) -> None:
+    shown = Shown(pair, View("2", ranks=frozenset({5})), Runs([pair]), dark=False)
     drawn = str(draw("/nowhere", shown)) + str(draw("/", shown))
-    for message in ("There is no page /nowhere", "No run 9 is open", "This run has no rank 5"):
+    for message in ("There is no page /nowhere", "This run has no rank 5"):
         assert message in drawn
+
+
+@pytest.mark.parametrize("run", ["0", "9", "-1", "02", "%3Cb%3E"])
+def test_a_run_that_is_not_open_is_shown_nowhere(pair: OpenRun, run: str) -> None:
+    """Every page says so, and none shows another run; nor does any download."""
+    client = viewer(pair)
+    verdict = pair.report["verdict"]["why"]
+    for page in pages():
+        answer = request_of(client, f"?run={run}", page.path)
+        assert answer.status_code == 200
+        drawn = answer.get_json()["response"]
+        assert drawn["filter-run"]["value"] is None
+        assert f"No run {unquote(run)} is open" in json.dumps(drawn)
+        assert pair.label in json.dumps(drawn)  # which one is
+        assert verdict not in json.dumps(drawn)
+    for path in (f"/download/{run}/ranks.csv", f"/download/{run}/perfetto.json.gz", f"{data_address(run)}/cells"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.content_type) == (404, "text/plain; charset=utf-8"), path
+        assert f"No run {unquote(run)} is open" in answer.get_data(as_text=True)
+        assert pair.label in answer.get_data(as_text=True)
+
+
+@pytest.mark.parametrize(("path", "query", "key"), [("/compare", "?run=1&with=9", "with"),
+                                                    ("/compare", "?run=1&past=9", "past"),
+                                                    ("/timeline", "?finding=99", "finding")])  # fmt: skip
+def test_an_index_of_nothing_is_named(pair: OpenRun, slow_rank: OpenRun, path: str, query: str, key: str) -> None:
+    drawn = json.dumps(request_of(viewer(slow_rank, pair), query, path).get_json())
+    assert f"\\u00ab{key}\\u00bb in this address is ignored" in drawn
+
+
+def test_a_link_out_of_the_assets_is_not_served(pair: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assets = tmp_path / "assets"
+    shutil.copytree(ASSETS, assets)
+    (tmp_path / "secret.txt").write_text("a secret")
+    (assets / "secret.txt").symlink_to(tmp_path / "secret.txt")
+    (assets / "folder").symlink_to(tmp_path)
+    (assets / "loop").symlink_to("loop")
+    monkeypatch.setattr("gpuscope.dashboards.app.ASSETS", assets.resolve())
+    client = viewer(pair)
+    assert client.get("/assets/gpuscope.js").status_code == 200
+    for name in ("secret.txt", "folder/secret.txt", "loop", "timeline", "%00", "x" * 5000):
+        assert client.get(f"/assets/{name}").status_code == 404, name
+
+
+def test_no_file_of_the_working_folder_is_served(
+    pair: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the package is not called as its folder in the repository: as installed."""
+    for folder in ("assets", "static"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.js").write_text("window.foreign = true")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in sys.path if not (Path(entry) / "dashboards").is_dir()])
+    client = viewer(pair)
+    assert "/assets/x.js" not in client.get("/").get_data(as_text=True)
+    assert client.get("/assets/gpuscope.js").status_code == 200
+    for folder in ("assets", "static"):
+        assert b"foreign" not in client.get(f"/{folder}/x.js").data
 
 
 def test_a_page_that_breaks_says_so(pair: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from helpers import needs
 from helpers.browser import Browser
 from helpers.pair import SCRIPT
 
@@ -59,7 +60,7 @@ def test_every_page_is_drawn_without_complaint(
         assert browser.errors() == []
         assert browser.script("return document.title").endswith("· gpuscope")
     if not browser.axe:
-        pytest.skip("axe-core-python is not installed: accessibility was not checked, all else was")
+        pytest.skip(f"no axe_core_python, so accessibility was not checked; {needs.EXTRAS}")
 
 
 def test_names_with_html_are_text_everywhere(browser: Browser, served: str) -> None:
@@ -103,6 +104,22 @@ def test_a_cell_leads_to_its_rank_and_step(browser: Browser, served: str) -> Non
     browser.drawn("/timeline")
     asked = query(browser)
     assert (asked["ranks"], asked["steps"]) == ("0", "1-1")
+    assert browser.errors() == []
+
+
+def test_a_run_that_is_not_open_stays_in_the_address(browser: Browser, served: str) -> None:
+    """No other run is shown in its place, until the viewer chooses one."""
+    browser.open(f"{served}/kernels?run=0", "/kernels")
+    assert "No run 0 is open" in browser.text("main")
+    browser.script("[...document.querySelectorAll('nav a')].find(a => a.innerText == 'Ranks').click()")
+    browser.drawn("/ranks")
+    assert "No run 0 is open" in browser.text("main")
+    assert query(browser)["run"] == "0"
+    assert browser.find("#filter-run").get_attribute("value") == ""
+    browser.find("main ul a").click()
+    browser.wait(lambda: query(browser)["run"] == "1")
+    browser.find("#ranks-heatmap")
+    assert browser.find("#filter-run").get_attribute("value") == "ddp_slow_rank"
     assert browser.errors() == []
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import needs
 from helpers.browser import Browser
 from helpers.dashboards import serve
 
@@ -52,7 +53,7 @@ def seven(shared_traces: Path, samples: Path) -> Iterator[str]:
 def test_every_page(browser: Browser, seven: str, run: int, scheme: str, size: tuple[int, int]) -> None:
     """No complaint of the console or of axe-core, nothing blank, nothing wider than the screen, nothing cut off."""
     if not browser.axe:
-        pytest.skip("axe-core-python is not installed")
+        pytest.skip(f"no axe_core_python; {needs.EXTRAS}")
     browser.errors()
     wrong = []
     with browser.device(*size, scheme=scheme):

@@ -356,6 +356,20 @@ def test_keys_zoom_where_the_pointer_is(browser: Browser, served: str) -> None:
     assert middle[0] == pytest.approx(middle[1])
 
 
+def test_escape_gives_the_keyboard_back_to_the_timeline(browser: Browser, served: str) -> None:
+    opened(browser, f"{served}/timeline?run=2")
+    typed(browser, "/")
+    browser.wait(lambda: browser.script("return document.activeElement.id") == "timeline-search")
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    before = window(browser)
+    ActionChains(browser.driver).send_keys("\ue00cw").perform()  # the key of U+E00C is Esc
+    browser.wait(lambda: browser.script(f"return document.activeElement === {NOW}.scroller"))
+    browser.wait(lambda: window(browser)[1] - window(browser)[0] < before[1] - before[0])
+    assert browser.script("return document.querySelector('#timeline-search').value") == ""
+    assert browser.errors() == []
+
+
 def test_enter_in_the_search_goes_from_one_to_the_next(browser: Browser, served: str) -> None:
     opened(browser, f"{served}/timeline?run=2")
     browser.type("#timeline-search", "ncclDev")

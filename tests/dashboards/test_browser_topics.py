@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("dash")
 pytest.importorskip("waitress")
 
+from helpers import needs
 from helpers.browser import Browser
 from helpers.dashboards import serve
 
@@ -66,6 +67,20 @@ def test_memory_of_a_snapshot(browser: Browser, others: str) -> None:
 def test_a_pipeline_beside_its_ideal(browser: Browser, ours: str) -> None:
     browser.open(f"{ours}/pipeline?run=4", "/pipeline")
     assert all(title in browser.text("main") for title in ("As it was", "With stages of equal cost", "Bubble by stage"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_links_and_buttons_are_named_and_seen(browser: Browser, ours: str, scheme: str) -> None:
+    """Evidence with a note beside it, and the timeline's buttons with its drawer open."""
+    if not browser.axe:
+        pytest.skip(f"no axe_core_python; {needs.EXTRAS}")
+    browser.open(f"{ours}/?run=4", "/")
+    with browser.seen_as(scheme, 1400):
+        assert browser.script("return document.querySelectorAll('.evidence + p').length") > 0
+        assert browser.violations() == []
+        browser.open(f"{ours}/timeline?run=4&find=aten", "/timeline")
+        assert "events" in browser.wait(lambda: browser.text("#timeline-found"))
+        assert browser.violations() == []
 
 
 def test_a_slider_replays_at_once_and_stands_in_the_address(browser: Browser, ours: str) -> None:

@@ -8,13 +8,12 @@ import socket
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pandas as pd
 import pytest
 from flask import Flask
-from helpers.dashboards import TOKEN, serve, viewer
+from helpers.dashboards import TOKEN, UPDATE, request_of, serve, viewer
 
 from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
@@ -26,8 +25,6 @@ from gpuscope.dashboards.web.access import COOKIE, is_loopback, new_token
 from gpuscope.dashboards.web.downloads import csv
 from gpuscope.dashboards.web.limits import MAX_ADDRESS, MAX_BODY
 from gpuscope.dashboards.web.timeline_data import address
-
-UPDATE = "/_dash-update-component"
 
 
 @pytest.mark.parametrize(
@@ -122,21 +119,6 @@ def test_long_bodies_and_addresses_are_refused(pair: OpenRun) -> None:
     client = viewer(pair)
     assert client.post(UPDATE, data=b" " * (MAX_BODY + 1), content_type="application/json").status_code == 413
     assert client.get("/timeline?find=" + "a" * MAX_ADDRESS).status_code == 414
-
-
-def request_of(client: Any, search: object, path: object = "/timeline", **more: object) -> Any:
-    """What the page sends to be drawn, with a state of our choosing."""
-    callbacks = client.get("/_dash-dependencies").get_json()
-    one = next(one for one in callbacks if "content.children" in one["output"])
-    outputs = [
-        dict(zip(("id", "property"), name.rsplit(".", 1), strict=True)) for name in one["output"][2:-2].split("...")
-    ]
-    state = {"path": path, "search": search, "theme": "light"}
-    body = {
-        "output": one["output"], "outputs": outputs, "changedPropIds": ["drawn.data"],
-        "inputs": [{**entry, "value": state} for entry in one["inputs"]], "state": [],
-    }  # fmt: skip
-    return client.post(UPDATE, json={**body, **more})
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from helpers import needs
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = [DOCS / "gallery.md"]
@@ -36,5 +37,5 @@ def test_there_are_reports_of_many_kinds_of_jobs() -> None:
 @pytest.mark.parametrize("path", SHOWN)
 def test_a_report_is_what_the_program_prints(path: str, generate: ModuleType) -> None:
     if not (generate.PUBLIC / path).exists():
-        pytest.skip(f"the public trace {path} is not in {generate.PUBLIC.name}/ beside the repository")
+        pytest.skip(needs.PUBLIC_TRACES)
     assert generate.public(path) == SHOWN[path], "run `make docs` and look at what changed"

@@ -33,31 +33,31 @@ class Mutator:
     def __init__(self, seed: Seed, folder: Path) -> None:
         self.seed, self.folder = seed, folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._data = seed.data(folder)
-        self.whole = self._write(self._data, folder / "whole")
+        self.data = seed.data(folder)
+        self.whole = self.write(self.data, folder / "whole")
         self._bytes = b"" if self.whole.is_dir() else self.whole.read_bytes()
 
     def input(self, number: int) -> Input:
         """The input of that number."""
         random = Random(f"{self.seed.name} {number}")
         folder = self.folder / "hostile"
-        structured = not isinstance(self._data, bytes)
+        structured = not isinstance(self.data, bytes)
         if self.seed.name.startswith(("flight recorder", "allocator")) and random.random() < 0.1:
             return self._program(folder, random)
         if self.seed.name == "pftrace" and random.random() < 0.6:
-            data, what = mutated_packets(self._data, random)
+            data, what = mutated_packets(self.data, random)
             return Input(self._put(folder, data), what, True)
         if self.seed.name == "reduced" and random.random() < 0.7:
-            data, what = parts.mutated(self._data, random)
+            data, what = parts.mutated(self.data, random)
             return Input(self._put(folder, data), what, True)
         if structured and random.random() < 0.6:
-            data, what = self._data, []
+            data, what = self.data, []
             for _ in range(random.choice([1, 1, 1, 2, 4])):
                 data, done = (tables if self.seed.tabular else values).mutated(data, random)
                 what.append(done)
-            return Input(self._write(data, folder), what[0], not _damages(what))
+            return Input(self.write(data, folder), what[0], not _damages(what))
         if self.whole.is_dir():
-            path = self._write(self._data, folder)
+            path = self.write(self.data, folder)
             one = random.choice(sorted(path.iterdir()))
             data, done = raw_bytes.mutated(one.read_bytes(), random)
             one.write_bytes(data)
@@ -71,7 +71,7 @@ class Mutator:
         path.write_bytes(data)
         return path
 
-    def _write(self, data: Any, folder: Path) -> Path:
+    def write(self, data: Any, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / self.seed.file
         if isinstance(data, bytes):
@@ -98,7 +98,7 @@ class Mutator:
         line = random.choice([b"cbuiltins\nexec\n", b"cos\nsystem\n", b"cposix\nsystem\n", b"cbuiltins\neval\n"])
         argument = f"open({mark!r}, 'w').close()" if b"exec" in line or b"eval" in line else f"touch {mark}"
         call = line + b"(V" + argument.encode() + b"\ntR"
-        plain = pickle.dumps(self._data, protocol=2)
+        plain = pickle.dumps(self.data, protocol=2)
         data = random.choice([call + b".", b"\x80\x02" + call + b"0" + plain[2:], b"(" + call + b"l."])
         return Input(self._put(folder, data), "program in a pickle", False)
 

@@ -10,7 +10,7 @@ from gpuscope.sources.perfetto.packets import framed
 from gpuscope.sources.perfetto.perfetto_messages import TracePacket
 
 
-def _packets(data: bytes) -> list[bytes]:
+def packets_of(data: bytes) -> list[bytes]:
     """The packets of a whole trace; lengths of four bytes, as the helper pads them."""
     found, at = [], 0
     while at < len(data):
@@ -22,7 +22,7 @@ def _packets(data: bytes) -> list[bytes]:
 
 def mutated(data: bytes, random: Random) -> tuple[bytes, str]:
     """A changed trace, and what was done to it."""
-    packets = _packets(data)
+    packets = packets_of(data)
     what = random.choice(["dropped", "doubled", "shuffled", "damaged", "field", "field", "field", "reversed"])
     at = random.randrange(len(packets))
     if what == "dropped":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import needs
 
 pytest.importorskip("torch", reason="gpu-check trains")
 
@@ -39,8 +40,8 @@ def checks(tmp_path_factory: pytest.TempPathFactory) -> Checks:
 @pytest.mark.xdist_group("gpu")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 def test_on_this_gpu(checks: Checks, path: GpuPath) -> None:
-    if (why := no_gpu()) is not None:
-        pytest.skip(why)
+    if no_gpu() is not None:
+        pytest.skip(needs.GPU)
     state, said = checks.judged(path)
     if state == "skipped":
         pytest.skip(said)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from threading import Thread
+from typing import Any
 
 from flask.testing import FlaskClient
 
 from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.web.server import listen
+from helpers.browser import TOKEN
 
-TOKEN = "of-the-tests"
+UPDATE = "/_dash-update-component"
 
 
 def serve(runs: Runs) -> Iterator[str]:
@@ -27,6 +29,26 @@ def serve(runs: Runs) -> Iterator[str]:
 
 def viewer(*runs: OpenRun, token: str = TOKEN) -> FlaskClient:
     """A browser that has opened the address with the token."""
-    client = create_app(Runs(runs), token).server.test_client()
+    return viewer_of(Runs(runs), token)
+
+
+def viewer_of(runs: Runs, token: str = TOKEN) -> FlaskClient:
+    """As `viewer`, of runs that were opened together."""
+    client = create_app(runs, token).server.test_client()
     assert client.get("/", query_string={"token": token}).status_code == 302
     return client
+
+
+def request_of(client: Any, search: object, path: object = "/timeline", **more: object) -> Any:
+    """What the page sends to be drawn, with a state of our choosing."""
+    callbacks = client.get("/_dash-dependencies").get_json()
+    one = next(one for one in callbacks if "content.children" in one["output"])
+    outputs = [
+        dict(zip(("id", "property"), name.rsplit(".", 1), strict=True)) for name in one["output"][2:-2].split("...")
+    ]
+    state = {"path": path, "search": search, "theme": "light"}
+    body = {
+        "output": one["output"], "outputs": outputs, "changedPropIds": ["drawn.data"],
+        "inputs": [{**entry, "value": state} for entry in one["inputs"]], "state": [],
+    }  # fmt: skip
+    return client.post(UPDATE, json={**body, **more})

@@ -15,7 +15,7 @@ def report(*step_ms: float, ranks: int = 2, **changed: Any) -> Report:
     """Every rank runs steps of these lengths (ms); `changed` replaces sections."""
     window = sum(round(ms * 1_000_000) for ms in step_ms) or 50_000_000
     document = {
-        "schema_version": 2,
+        "schema_version": 3,
         "gpuscope_version": "0.1.0",
         "trace": {
             "sources": [{"path": "synthetic", "format": "kineto", "format_version": "", "rank": None,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from enum import EnumType
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,9 @@ from helpers.cli import call
 from helpers.reports import report
 
 import gpuscope
-from gpuscope.analyzers.run.analysis import Analysis
+from gpuscope.analyzers.comparison.comparison import SECTIONS as CHANGE_SECTIONS
+from gpuscope.analyzers.comparison.comparison import ChangeTables
+from gpuscope.analyzers.run.analysis import SECTIONS, Analysis, RunTables
 
 ROOT = Path(__file__).resolve().parents[2]
 STEADY = (99.0, 100.0, 101.0, 100.0, 99.0, 101.0)
@@ -70,6 +75,48 @@ def test_every_argument_is_typed_and_explained(name: str) -> None:
 def test_no_such_name() -> None:
     with pytest.raises(AttributeError, match="no attribute 'analyse'"):
         gpuscope.analyse  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        (lambda _: gpuscope.analyse, "analyze"),  # type: ignore[attr-defined]
+        (lambda _: gpuscope.figures.kernel, "kernels"),  # type: ignore[attr-defined]
+        (lambda analysis: analysis.kernel, "kernels"),
+        (lambda analysis: analysis.verdikt, "verdict"),
+        (lambda analysis: analysis.tables.kernel, "kernels"),
+        (lambda analysis: gpuscope.diff(analysis, analysis).cause, "causes"),
+    ],
+)
+def test_a_misspelt_name_says_which_was_meant(misspelt, meant: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(AttributeError, match=f"did you mean '{meant}'"):
+        misspelt(Analysis(report(*STEADY)))
+
+
+def test_every_table_is_an_attribute() -> None:
+    analysis = Analysis(report(*STEADY))
+    assert [*RunTables.__annotations__] == [*SECTIONS]
+    assert [*ChangeTables.__annotations__] == [*CHANGE_SECTIONS]
+    assert {*analysis.tables} <= {*dir(analysis)}
+    for name in analysis.tables:
+        assert getattr(analysis, name).equals(analysis.tables[name])
+        assert getattr(analysis.tables, name).equals(analysis.tables[name])
+    assert (analysis.verdict, analysis.step_ns) == (analysis.report["verdict"], 100_000_000)
+    with pytest.raises(AttributeError, match="no such section"):
+        analysis.bandwidth  # noqa: B018
+    assert not hasattr(analysis, "memory")
+    assert copy.deepcopy(analysis).report == pickle.loads(pickle.dumps(analysis)).report == analysis.report
+
+
+def test_only_what_is_meant_for_users_is_listed() -> None:
+    assert dir(gpuscope.figures) == sorted(gpuscope.figures.__all__)
+    assert {type(getattr(gpuscope.changes, name)) for name in dir(gpuscope.changes)} <= {type, EnumType}
+
+
+def test_a_comparison_in_a_notebook() -> None:
+    page = gpuscope.diff(Analysis(report(*STEADY)), Analysis(report(*(2 * step for step in STEADY))))._repr_html_()
+    assert page.startswith("<div")
+    assert "100.0 ms → 200.0 ms" in page
 
 
 def test_importing_it_loads_nothing_else() -> None:

@@ -24,8 +24,29 @@ gpuscope.check("run/", baseline="before/", fail_on_finding="grave")
 analysis = gpuscope.analyze("run/")
 analysis.predict(gpuscope.changes.BucketSize("25 MB"))
 analysis.report["verdikt"]
+analysis.kernel
+analysis.tables.kernel
+gpuscope.diff(analysis, analysis).cause
+gpuscope.figures.kernel(analysis)
+analysis.verdict["bound"]
 """
-CODES = ["arg-type", "attr-defined", "arg-type", "arg-type", "typeddict-item"]
+RIGHT = """\
+import pandas as pd
+
+import gpuscope
+from gpuscope import Analysis
+
+analysis: Analysis = gpuscope.analyze("run/")
+kernels: pd.DataFrame = analysis.kernels
+same: pd.DataFrame = analysis.tables.kernels
+as_ever: pd.DataFrame = analysis.tables["kernels"]
+why: str = analysis.verdict["why"]
+step: int | None = analysis.step_ns
+moved: pd.DataFrame = gpuscope.diff(analysis, analysis).causes
+page: str = gpuscope.diff(analysis, analysis)._repr_html_()
+gpuscope.figures.kernels(analysis, dark=True)
+"""
+CODES = ["arg-type", "attr-defined", "arg-type", "arg-type", "typeddict-item", *["attr-defined"] * 4, "typeddict-item"]
 """What mypy says of the lines of `WRONG`, in their order."""
 
 
@@ -54,7 +75,9 @@ def test_a_users_strict_mypy_passes(cache: Path, tmp_path: Path) -> None:
         files.append(tmp_path / f"{name}_page.py")
         files[-1].write_text(source_of(page), encoding="utf-8")
         assert "gpuscope." in files[-1].read_text(encoding="utf-8")
-    assert strict(cache, *files) == f"Success: no issues found in {len(PAGES)} source files\n"
+    files.append(tmp_path / "right.py")
+    files[-1].write_text(RIGHT, encoding="utf-8")
+    assert strict(cache, *files) == f"Success: no issues found in {len(PAGES) + 1} source files\n"
 
 
 def test_a_users_mistakes_are_found(cache: Path, tmp_path: Path) -> None:

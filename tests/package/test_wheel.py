@@ -1,9 +1,8 @@
-"""The wheel and the sdist hold the repository's files, each once, and work where nothing of the repository is."""
+"""The wheel and the sdist hold the repository's files, each once. That they work elsewhere: test_installed.py."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,14 +12,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import needs
+from helpers.wheel import ROOT, Installed, build
 
-from gpuscope.cli import OWN
 from gpuscope.version import __version__
 
 pytest.importorskip("hatchling")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
 
-ROOT = Path(__file__).resolve().parents[2]
 TOP = ("gpuscope", "analyzers", "dashboards", "instrumented_runtime")
 BESIDE = {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "hatch_build.py"}
 """What the sdist holds besides the packages, and git's list of what to leave out."""
@@ -38,25 +37,9 @@ def sources() -> list[str]:
     return sorted(set(found) - {CORE})
 
 
-def installed(path: str) -> str:
+def place_of(path: str) -> str:
     """Where a file of the repository is in the wheel."""
     return path if path.startswith("gpuscope/") else f"gpuscope/{path}"
-
-
-def build(source: Path, out: Path, **environment: str) -> Path:
-    """The wheel of a source tree, built without a network."""
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", out, source]
-    done = subprocess.run(
-        list(map(str, command)), env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    [wheel] = out.glob("*.whl")
-    return wheel
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -76,25 +59,6 @@ def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / f"gpuscope-{__version__}"
 
 
-@pytest.fixture(scope="module")
-def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the wheel is installed into, and nothing else."""
-    target = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]
-    subprocess.run(list(map(str, command)), capture_output=True, check=True)
-    return target
-
-
-def python(site: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with that installation and this environment's libraries, but without its .pth files: an editable
-    install would put the repository itself on the path."""
-    libraries = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *libraries]), "GPUSCOPE_NO_STORE": "1"}
-    return subprocess.run(
-        [sys.executable, "-S", *args], cwd=site.parent, env=environment, capture_output=True, text=True, check=False
-    )
-
-
 # ---- what is in them ----
 
 
@@ -106,7 +70,7 @@ def test_the_wheel_holds_every_file_once_under_gpuscope(wheel: Path) -> None:
     metadata = {name.removeprefix(info) for name in names if name.startswith(info)}
     assert metadata == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
     files = [name for name in names if not name.startswith(info)]
-    python = [path for path in map(installed, sources()) if not path.endswith((".c", ".h"))]
+    python = [path for path in map(place_of, sources()) if not path.endswith((".c", ".h"))]
     assert sorted(files) == sorted([*python, CORE] if compiled(wheel) else python)
 
 
@@ -117,11 +81,11 @@ def compiled(wheel: Path) -> bool:
     return platform != "any"
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_a_wheel_made_with_a_compiler_has_the_native_core(wheel: Path, elsewhere: Path) -> None:
+@pytest.mark.skipif(shutil.which("cc") is None, reason=needs.C_COMPILER)
+def test_a_wheel_made_with_a_compiler_has_the_native_core(wheel: Path, installed: Installed, tmp_path: Path) -> None:
     assert compiled(wheel)
-    found = python(elsewhere, "-c", "from gpuscope.native import core; print(core.__file__)").stdout
-    assert found.strip() == str(elsewhere / CORE)
+    code = "from gpuscope.native import core; print(core.__file__)"
+    assert installed.run(installed.python, "-c", code, at=tmp_path).stdout.strip() == str(installed.site / CORE)
 
 
 def test_without_a_compiler_it_is_built_in_python_alone(tmp_path: Path) -> None:
@@ -169,35 +133,3 @@ def test_the_links_of_a_clone_lead_to_what_the_wheel_takes() -> None:
     assert targets["wheel"]["sources"] == {name: f"gpuscope/{name}" for name in TOP[1:]}
     for name in TOP[1:]:
         assert (ROOT / "gpuscope" / name).resolve() == ROOT / name
-
-
-# ---- where nothing of the repository is ----
-
-
-def test_only_gpuscope_can_be_imported(elsewhere: Path) -> None:
-    placed = {path.name for path in elsewhere.iterdir()} - {"__pycache__"}
-    assert placed == {"bin", "gpuscope", f"gpuscope-{__version__}.dist-info"}
-    where = python(elsewhere, "-c", "import gpuscope.analyzers as found; print(found.__file__)").stdout
-    assert where.strip() == str(elsewhere / "gpuscope" / "analyzers" / "__init__.py")
-    for name in TOP[1:]:
-        done = python(elsewhere, "-c", f"import {name}")
-        assert f"No module named '{name}'" in done.stderr
-
-
-def test_every_command_runs(elsewhere: Path) -> None:
-    helped = python(elsewhere, "-m", "gpuscope", "--help").stdout
-    commands = re.findall(r"^  ([a-z]+)  ", helped.partition("Commands:")[2], re.MULTILINE)
-    plugged = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["gpuscope.commands"]
-    assert set(commands) == {*plugged, *OWN}
-    for command in commands:
-        done = python(elsewhere, "-m", "gpuscope", command, "--help")
-        assert (done.returncode, done.stderr) == (0, ""), command
-        assert done.stdout.startswith(f"Usage: gpuscope {command}")
-
-
-def test_it_analyses_and_writes_a_page(elsewhere: Path, samples: Path, tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    done = python(elsewhere, "-m", "gpuscope", "analyze", str(samples / "ddp_slow_rank"), "--html", str(page))
-    assert (done.returncode, done.stderr.partition(" (")[0]) == (0, f"Wrote {page}")
-    assert "Communication-bound" in done.stdout
-    assert "<svg" in page.read_text(encoding="utf-8")

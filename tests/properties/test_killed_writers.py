@@ -80,7 +80,7 @@ def test_a_store_survives_a_killed_writer(tmp_path: Path, report: Path, lines: i
         store.add(json.loads(report.read_text()), "after", ["rank0.json"], {})
         runs = store.runs()
         assert {run["key"] for run in runs} >= {"after", *(f"a{number}" for number in written)}
-        assert all(store.report(run["id"])["schema_version"] == 2 for run in runs)
+        assert all(store.report(run["id"])["schema_version"] == 3 for run in runs)
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []

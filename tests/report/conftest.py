@@ -15,6 +15,7 @@ from gpuscope.report.schema.document import (
     StepTime,
     StragglerEntry,
 )
+from gpuscope.report.view.per_step import with_per_step
 
 MS = 1_000_000
 EPOCH = 1_694_128_201_000_000_000
@@ -99,14 +100,14 @@ def straggler(rank: int, caused_ms: int, phase: str | None) -> StragglerEntry:
     """A rank that is consistently last, by its own delay."""
     ns = caused_ms * MS
     return StragglerEntry(
-        rank=rank, caused_wait_ns=ns, caused_wait_ns_per_step=ns // 10, root_wait_ns=ns, phase=phase, operation=None,
-        recurrent=True, reason=None, reason_why="",
+        rank=rank, caused_wait_ns=ns, caused_wait_ns_per_step=ns // 10, per_step_ns=ns // 10, root_wait_ns=ns,
+        phase=phase, operation=None, recurrent=True, reason=None, reason_why="",
     )  # fmt: skip
 
 
 def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | None = None, **more: Any) -> Report:
     built: dict[str, Any] = {
-        "schema_version": 2,
+        "schema_version": 3,
         "gpuscope_version": "0.1.0",
         "trace": {
             "sources": [
@@ -155,7 +156,10 @@ def report(ranks: list[RankEntry], verdict: dict[str, Any], world_size: int | No
         "problems": [],
         "analyzers": [],
     }
-    return built | more  # type: ignore[return-value]
+    made = built | more
+    step = made["step_time"]["median_ns"] if made["step_time"] else None
+    made["findings"] = [with_per_step(one, step) for one in made["findings"]]
+    return made  # type: ignore[return-value]
 
 
 @pytest.fixture

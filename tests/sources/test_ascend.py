@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gpuscope
+import pytest
 
-HARDWARE, HCCL, HOST = 10, 20, 30
+import gpuscope
+from gpuscope.report.schema.document import Report
+
+HARDWARE, HCCL, HOST, OVERLAP = 10, 20, 30, 40
 START = 1_700_000_000_000_000
 
 
@@ -63,3 +66,79 @@ def test_rank_collective_and_launch(tmp_path: Path) -> None:
     launched = found.tables["host_events"]["name"][int(device["launch"]["Add"])]
     assert (launched, device["launch"].isna()["MatMul"]) == ("aten::add", True)
     assert found.tables["syncs"]["name"].tolist() == ["EVENT_RECORD"]
+
+
+def older(folder: Path, rank: int, task_type: str | None, computing: int = 2_600) -> Path:
+    """As older versions write it: only names tell what the tasks are. Stream 2 computes, stream 4 carries an
+    all-reduce. Ten times: kernels 0–200 and 240–300, an all-reduce 250–900, nothing until 1000 (µs); and «Computing»
+    of `computing` in all, as the vendor's own analysis has it."""
+    told = {} if task_type is None else {"Task Type": task_type}
+    events = [process(HARDWARE, "Ascend Hardware"), process(HCCL, "HCCL"), process(HOST, "Python"),
+              process(OVERLAP, "Overlap Analysis")]  # fmt: skip
+    for step in range(10):
+        at = 1_000 * step
+        events += [
+            span(HOST, 1, f"ProfilerStep#{step}", at, 990) | {"cat": "user_annotation"},
+            span(HARDWARE, 2, "aclnnAddmm_MatMulCommon_MatMulV2", at, 200, **told),
+            span(HARDWARE, 2, "EVENT_WAIT", at + 200, 40, **told),
+            span(HARDWARE, 2, "aclnnLabelSmooth_WaitStreamModel", at + 240, 60, **told),
+            span(HARDWARE, 2, "EVENT_RECORD", at + 300, 5, **told),
+            span(HARDWARE, 4, "Notify Wait", at + 250, 300, **told),
+            span(HARDWARE, 4, "SDMA", at + 550, 300, **told),
+            span(HARDWARE, 4, "reduce_kernel_of_the_collective", at + 850, 50, **told),
+            span(HCCL, 5, f"hcom_allReduce__437_{step}_1", at + 250, 650, count=1024, data_type="FP32"),
+            span(OVERLAP, 0, "Computing", at, computing // 10),
+            span(OVERLAP, 1, "Communication", at + 250, 650),
+            span(OVERLAP, 2, "Communication(Not Overlapped)", at + 300, 600),
+            span(OVERLAP, 3, "Free", at + 900, 100),
+        ]  # fmt: skip
+    out = folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json"
+    out.parent.mkdir(parents=True)
+    out.write_text(json.dumps(events))
+    (folder / f"profiler_info_{rank}.json").write_text("{}")
+    return out
+
+
+def codes(report: Report, severity: str) -> list[str]:
+    return [problem["code"] for problem in report["problems"] if problem["severity"] == severity]
+
+
+@pytest.mark.parametrize("task_type", ["Other", "OTHER", "", "N/A", None])
+def test_tasks_without_a_type_compute_unless_their_names_or_their_stream_say_otherwise(
+    tmp_path: Path, task_type: str | None
+) -> None:
+    report = gpuscope.analyze(older(tmp_path / "a", 0, task_type), advice=False).report
+    (rank,) = report["ranks"]
+    found = rank["recorded_breakdown_ns"]
+    assert (found["compute"], found["exposed_communication"]) == (2_600_000, 6_000_000)
+    assert codes(report, "data_loss") == []
+
+
+def test_totals_of_the_vendors_own_analysis_that_differ_are_told_and_take_confidence(tmp_path: Path) -> None:
+    agreeing = gpuscope.analyze(older(tmp_path / "a", 0, "Other"), advice=False).report
+    near = gpuscope.analyze(older(tmp_path / "b", 0, "Other", computing=2_700), advice=False).report
+    far = gpuscope.analyze(older(tmp_path / "c", 0, "Other", computing=5_000), advice=False).report
+    assert (codes(near, "data_loss"), codes(far, "data_loss")) == ([], ["totals_differ"])
+    (told,) = (problem["message"] for problem in far["problems"] if problem["code"] == "totals_differ")
+    assert "5.00 ms" in told
+    assert "2.60 of 9." in told
+    assert far["verdict"]["confidence"] <= 0.6 * agreeing["verdict"]["confidence"]
+
+
+def test_ranks_that_are_here_are_not_asked_for(tmp_path: Path) -> None:
+    """The size of the job is not recorded; what is missing is not another file."""
+    for rank in range(2):
+        older(tmp_path / f"rank{rank}_ascend_pt", rank, "Other")
+    report = gpuscope.analyze(tmp_path, advice=False).report
+    assert report["trace"]["ranks_present"] == [0, 1]
+    assert "add the traces" not in json.dumps(report)
+
+
+def test_times_that_are_no_numbers_are_told(tmp_path: Path) -> None:
+    path = older(tmp_path / "a", 0, "Other")
+    events = json.loads(path.read_text())
+    events[5]["dur"] = "long"
+    del events[6]["ts"]
+    path.write_text(json.dumps(events))
+    (problem,) = (one for one in gpuscope.open_trace(path).problems if one.code == "bad_time")
+    assert (problem.severity, problem.count) == ("data_loss", 2)

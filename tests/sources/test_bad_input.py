@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
+import tarfile
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from helpers.kineto import call, kernel, write
 
 import gpuscope
 from gpuscope.errors import InputError, UsageError
+from gpuscope.report.view.summary import sentence
 from gpuscope.sources import stream
 from gpuscope.trace.trace import Trace
 
@@ -217,3 +221,59 @@ def test_pipes_and_devices_are_no_traces(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank0.json")
     with pytest.raises(InputError, match="not a regular file"):
         gpuscope.open_trace(tmp_path / "rank0.json")
+
+
+@pytest.mark.parametrize("name", ["run.tar", "run.tar.gz", "run.tar.xz", "run.zip"])
+@pytest.mark.parametrize("in_a_folder", [False, True])
+def test_an_archive_is_told_how_to_unpack(tmp_path: Path, name: str, in_a_folder: bool) -> None:
+    """Its first member is a trace, which must not be taken for the whole file."""
+    write(tmp_path / "in" / "rank0.json", kernel(0, 1))
+    archive = tmp_path / "packed" / name
+    archive.parent.mkdir()
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.write(tmp_path / "in" / "rank0.json", "rank0.json")
+    else:
+        with tarfile.open(archive, f"w:{name.partition('.tar')[2].removeprefix('.')}") as tar:
+            tar.add(tmp_path / "in" / "rank0.json", "rank0.json")
+    with pytest.raises(InputError) as raised:
+        gpuscope.open_trace(archive.parent if in_a_folder else archive)
+    assert str(archive) in raised.value.message
+    assert ("unzip" if name.endswith(".zip") else "tar xf") in (raised.value.hint or "")
+
+
+def test_two_runs_are_offered_a_comparison_by_name(tmp_path: Path) -> None:
+    """Files side by side by their own paths, folders of ranks by the folders."""
+    for name in ("old one.json", "new.json", "runs/a/rank0.json", "runs/b/rank0.json"):
+        write(tmp_path / name, kernel(0, 1))
+    with pytest.raises(UsageError) as raised:
+        gpuscope.open_trace(tmp_path / "old one.json", tmp_path / "new.json")
+    offered = shlex.split((raised.value.hint or "").partition("gpuscope diff ")[2])
+    assert set(offered) == {str(tmp_path / "old one.json"), str(tmp_path / "new.json")}
+    with pytest.raises(UsageError) as raised:
+        gpuscope.open_trace(tmp_path / "runs")
+    offered = shlex.split((raised.value.hint or "").partition("gpuscope diff ")[2])
+    assert offered == [str(tmp_path / "runs" / "a"), str(tmp_path / "runs" / "b")]
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("part", [10, 50, 90])
+def test_a_cut_file_without_device_events_is_not_told_to_have_recorded_none(
+    tmp_path: Path, zipped: bool, part: int
+) -> None:
+    """The host's events stand first in a file: what of the device there was may be beyond the cut."""
+    calls = [call(at * 10, 2, at) for at in range(1, 3000)]
+    whole = write(tmp_path / "whole.json", *calls, kernel(0, 80, 1)).read_bytes()
+    content = gzip.compress(whole) if zipped else whole
+    path = tmp_path / f"cut.json{'.gz' if zipped else ''}"
+    path.write_bytes(content[: len(content) * part // 100])
+    with pytest.raises(InputError):
+        gpuscope.analyze(path)
+    report = gpuscope.analyze(path, partial=True).report
+    assert report["verdict"]["abstained"]
+    assert any(problem["code"] == "truncated" for problem in report["problems"])
+    for said in (report["verdict"]["why"], sentence(report)):
+        assert "cut off" in said
+        assert "ProfilerActivity" not in said
+    whole_report = gpuscope.analyze(write(tmp_path / "host.json", *calls)).report
+    assert "cut off" not in whole_report["verdict"]["why"]

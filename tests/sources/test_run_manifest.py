@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,26 @@ def test_a_trace_without_work_is_explained_by_what_the_recorder_lost(tmp_path: P
     manifest(tmp_path, problems=[{"severity": "data_loss", "code": "fewer_steps", "message": why, "rank": 0}])
     write(tmp_path / "rank0.json", note(0, 5, "a range"))
     assert why in gpuscope.analyze(tmp_path).report["verdict"]["why"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.d/rank0.json"])
+def test_a_manifest_that_is_no_plain_file_is_not_read_and_told(tmp_path: Path, name: str) -> None:
+    """A device without an end, in a process that would be ended before it took the machine's memory."""
+    write(tmp_path / "rank0.json", note(0, 100, "ProfilerStep#0"), kernel(10, 50))
+    manifest(tmp_path)
+    (tmp_path / "manifest.d").mkdir()
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("/dev/zero")
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)); "
+    call = "from gpuscope.cli import main; import sys; main(sys.argv[1:])"
+    command = [sys.executable, "-c", limit + call, "analyze", "--json", "--no-store"]
+
+    def ran(path: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, path], capture_output=True, text=True, timeout=60, check=False)
+
+    done = ran(tmp_path / "rank0.json")
+    assert done.returncode == 0, done.stderr[-500:]
+    told = [problem for problem in json.loads(done.stdout)["problems"] if problem["code"] == "record_unreadable"]
+    assert [(problem["severity"], name in problem["message"]) for problem in told] == [("data_loss", True)]
+    done = ran(tmp_path)  # of a folder each file that may be a trace is asked for
+    assert (done.returncode, name in done.stderr) == (3, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import needs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,7 +61,7 @@ def test_touching_spans_merge() -> None:
     assert as_set([[0, 5], [5, 9]]).start.tolist() == [0]
 
 
-@pytest.mark.skipif(core is None, reason="no native core: python hatch_build.py compiles it")
+@pytest.mark.skipif(core is None, reason=needs.NATIVE_CORE)
 @given(anywhere, pairs)
 def test_native_and_numpy_give_the_same_sets(a: list[tuple[int, int]], b: list[list[int]]) -> None:
     start, end = np.array(a, np.int64).reshape(-1, 2).T

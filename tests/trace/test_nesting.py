@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import needs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from gpuscope.trace.columns import grouped_durations, sorted_search
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import HOST_EVENTS, NA
 
-pytestmark = pytest.mark.skipif(core is None, reason="no native core: python hatch_build.py compiles it")
+pytestmark = pytest.mark.skipif(core is None, reason=needs.NATIVE_CORE)
 
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20), st.integers(0, 2), st.booleans()), max_size=25)
 NESTED = st.lists(

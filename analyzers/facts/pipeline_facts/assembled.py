@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.analyzers.facts.clocks import Clocks
-from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap, is_timed
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -13,8 +13,7 @@ from gpuscope.trace.trace import Trace
 
 def from_ranges(trace: Trace) -> bool:
     """Whether the operations are a pipeline's, known from its ranges and not from timers of the job."""
-    timed = any("workers" in source.facts for source in trace.sources)
-    return not timed and bool((trace["operations"]["global_chunk"] != NA).any())
+    return not is_timed(trace) and bool((trace["operations"]["global_chunk"] != NA).any())
 
 
 def assembled(trace: Trace, stages: StageMap, clock: Clocks) -> Table:

@@ -38,11 +38,16 @@ class StageMap:
         return max(stage for _, stage in self.places.values()) + 1
 
 
+def is_timed(trace: Trace) -> bool:
+    """Whether the operations are those that a job's own timers recorded."""
+    return any("workers" in source.facts for source in trace.sources)
+
+
 def stage_map(trace: Trace, world: int | None) -> StageMap | None:
     """The map from the job's timers, its ranges, its process groups or its messages, in this order; None where
     nothing looks like a pipeline. `world` is the number of ranks of the job, where that is known."""
     table = trace["operations"]
-    timed = any("workers" in source.facts for source in trace.sources)
+    timed = is_timed(trace)
     if timed and len(table):
         return _from_timers(trace, table)
     chunked = table.take(np.flatnonzero(table["global_chunk"] != NA))

@@ -23,7 +23,10 @@
       timeline.draw();
     });
     const field = document.querySelector("#timeline-search");
-    if (field) on(field, "keydown", (event) => event.key === "Enter" && found(event.shiftKey ? -1 : 1));
+    if (field) on(field, "keydown", (event) => {
+      if (event.key === "Enter") found(event.shiftKey ? -1 : 1);
+      else if (event.key === "Escape") timeline.scroller.focus({ preventScroll: true }); // the keys are the timeline's again
+    });
     on(timeline.canvas, "dblclick", (event) => place(timeline, event).x > timeline.label && timeline.fit());
     on(timeline.axis, "pointerdown", (event) => drag(timeline, event, timeline.axis, (x, from) => {
       const by = ((from.x - x) / timeline.plot) * (from.to - from.from);

@@ -10,20 +10,13 @@ import numpy as np
 
 from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.naming.stack_frames import StackKind, kind_of
 from gpuscope.trace.schema import NA, AllocatorAction
 from gpuscope.trace.trace import Trace
 
 POINTS = 500
-BEFORE = "before the recording"
-OTHER = "other"
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "optimizer": ("/optim/", "optimizer", "zero_grad"),
-    "backward": ("backward", "autograd/__init__", "autograd/graph"),
-    "data loading": ("dataloader", "/utils/data/"),
-    "model set-up": ("_apply", "load_state_dict", "reset_parameters", "init.py"),
-    "forward": ("forward", "/nn/modules/", "_call_impl"),
-}
-"""By what a stack's frames hold; the first that fits."""
+BEFORE = StackKind.BEFORE.value
+KINDS = [kind.value for kind in StackKind]
 
 
 @dataclass(frozen=True)
@@ -53,14 +46,12 @@ def memory_over_time(trace: Trace, entry: MemoryEntry) -> MemoryOverTime | None:
     frames = table["frames"][placed].astype(np.int64)
     frames[1:][of_alloc[1:]] = frames[:-1][of_alloc[1:]]
     kind = _kinds(trace, frames)
-    names = [*KINDS, OTHER, BEFORE]
-    kind[frees & ~of_alloc] = names.index(BEFORE)
+    kind[frees & ~of_alloc] = KINDS.index(BEFORE)
     change, which = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
     change[order], which[order] = np.where(frees, -table["bytes"][placed], table["bytes"][placed]), kind
-    used = {name: np.cumsum(np.where(which == i, change, 0)) for i, name in enumerate(names)}
+    used = {name: np.cumsum(np.where(which == i, change, 0)) for i, name in enumerate(KINDS)}
     total = np.sum(list(used.values()), axis=0)
-    held = sum(one["bytes"] for one in entry["at_peak"] or [] if one["before_recording"])
-    used[BEFORE] += held - used[BEFORE][int(total.argmax())]
+    used[BEFORE] += entry["peak_allocated_bytes"] - int(total.max())
     places = _shown(total)
     times = table["time"][rows]
     timed = bool((times != NA).all())
@@ -69,13 +60,9 @@ def memory_over_time(trace: Trace, entry: MemoryEntry) -> MemoryOverTime | None:
 
 
 def _kinds(trace: Trace, frames: Array) -> Array:
-    """The kind of each row's stack, by its place in KINDS, then `OTHER`."""
+    """The kind of each row's stack, by its place in KINDS."""
     codes, inverse = np.unique(frames, return_inverse=True)
-    found = []
-    for code in codes.tolist():
-        text = trace.names[code].lower() if code >= 0 else ""
-        fits = (i for i, words in enumerate(KINDS.values()) if any(word in text for word in words))
-        found.append(next(fits, len(KINDS)))
+    found = [KINDS.index(kind_of(trace.names[code].splitlines() if code >= 0 else []).value) for code in codes.tolist()]
     return np.array(found, np.int64)[inverse]
 
 

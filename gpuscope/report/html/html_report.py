@@ -13,12 +13,15 @@ from markupsafe import Markup, escape
 
 from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moments
+from gpuscope.report.schema.diff_document import Diff
 from gpuscope.report.schema.document import Evidence, KernelEntry, RankEntry, Report, StepEntry
+from gpuscope.report.terminal import diff_text
 from gpuscope.report.terminal.sections import memory_text, pipeline_text, stragglers_text
 from gpuscope.report.view import (
     arrangement,
     headline,
     ideal_sentences,
+    memory_sentences,
     prediction_sentences,
     straggler_sentences,
     units,
@@ -27,6 +30,7 @@ from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.short_kernels import short_kernel, short_kernels
 from gpuscope.report.view.summary import Summary, in_order, summary
 from gpuscope.report.view.vocabulary import CLASSES, PARTS
+from gpuscope.trace.naming.stack_frames import own_line
 
 EVIDENCE_SHOWN = 12
 """Per finding; all of it is in the JSON."""
@@ -36,6 +40,8 @@ STEPS_KEPT, LEAST_STEPS, RANKS_KEPT = 1200, 8, 64
 """Rows of the tables of steps: so many over all ranks, at least so many of each, of so many ranks."""
 MOMENTS_SHOWN = 3
 """Places of a finding that have a small timeline."""
+CAUSES_SHOWN = 8
+"""Of a comparison in a notebook."""
 NAME = 160
 KERNEL = 90
 """Cells of a kernel's short name."""
@@ -90,6 +96,27 @@ def render_cell(report: Report) -> str:
         _environment()
         .get_template("notebook.html.j2")
         .render(report=report, first=summary(report), context_line=headline.context_line(report))
+    )
+
+
+def render_comparison_cell(diff: Diff) -> str:
+    """A comparison as a fragment for a notebook's cell: the verdict, and what moved of the parts and the causes."""
+    labels: dict[str, str] = {part.key: part.label for part in PARTS}
+    parts = [(labels.get(row["part"], row["part"]), row["before_ns"], row["after_ns"]) for row in diff["breakdown"]]
+    causes = [
+        (cause_label(row["cause"]), row["before_ns"], row["after_ns"]) for row in diff["causes"] if row["change_ns"]
+    ]
+    moved = [(title, rows[:CAUSES_SHOWN]) for title, rows in (("part", parts), ("cause", causes)) if rows]
+    return (
+        _environment()
+        .get_template("notebook_diff.html.j2")
+        .render(
+            diff=diff,
+            sentence=diff_text.verdict_line(diff),
+            before=diff_text.side_line(diff["before"]),
+            after=diff_text.side_line(diff["after"]),
+            moved=moved,
+        )
     )
 
 
@@ -148,12 +175,12 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
         "findings": bool(report["findings"]), "causes": bool(first.causes), "all-ranks": first.folded > 0,
         "steps": bool(report["ranks"]), "by-step": bool(report["steps"]), "collectives": bool(report["collectives"]),
         "links": bool(report.get("link_counters") or report.get("device_counters")), "kernels": bool(report["kernels"]),
-        "doubts": bool(arrangement.doubts(report)),
+        "memory": bool(report.get("memory")), "doubts": bool(arrangement.doubts(report)),
     }  # fmt: skip
     words = {
         "suggestions": "every change", "findings": "findings and evidence", "causes": "causes",
         "all-ranks": "all ranks", "steps": "steps over time", "by-step": "step by step, rank by rank",
-        "collectives": "collectives", "links": "links and GPUs over time", "kernels": "kernels",
+        "collectives": "collectives", "links": "links and GPUs over time", "kernels": "kernels", "memory": "memory",
         "doubts": "what is uncertain",
     }  # fmt: skip
     return [(key, words[key]) for key, there in present.items() if there]
@@ -178,7 +205,8 @@ def _unbroken(text: str) -> Markup:
 
 def _prose(text: str) -> Markup:
     """A sentence, what stands between backticks as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", _unbroken(text)))
+    # A plain `str` first: a substitution in `Markup` escapes what it puts in.
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(_unbroken(text))))
 
 
 def _shown(value: Any) -> Any:
@@ -198,19 +226,21 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         units=units,
-        unbroken=_unbroken,
         prose=_prose,
         drawing=drawing,
         memory_lines=memory_drawing.lines,
         link_courses=counter_drawing.courses,
         ideal_lines=ideal_sentences.ideal_lines,
         memory_words=memory_text,
+        memory_sentences=memory_sentences,
+        own_line=own_line,
         parts=PARTS,
         classes=CLASSES,
         cause_label=cause_label,
         cell_words=stragglers_text.cell_words,
         place_ns=arrangement.place_ns,
         caused_wait=straggler_sentences.CAUSED_WAIT,
+        finding_cost_ns=arrangement.finding_cost_ns,
         slowdown_total=straggler_sentences.slowdown_total,
         slowdown_meaning=straggler_sentences.SLOWDOWN,
         pipeline_sentences=pipeline_text.sentences,

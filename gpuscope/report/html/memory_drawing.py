@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from gpuscope.report.schema.document import Report
 from gpuscope.report.schema.memory_section import MemoryEntry
-from gpuscope.report.view import units
+from gpuscope.report.view import memory_sentences, units
 
 WIDTH, HEIGHT = 960, 150
 LEFT, TOP, BOTTOM = 90, 12, 130
 LINES_SHOWN = 16
+NAME = 120
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,12 @@ def _lines(entry: MemoryEntry) -> Lines:
     most = max(max(sample["allocated_bytes"], sample["reserved_bytes"] or 0) for sample in samples) or 1
     allocated = [sample["allocated_bytes"] for sample in samples]
     reserved = [sample["reserved_bytes"] for sample in samples]
-    label = f"rank {entry['rank']}, device {entry['device']}"
-    return Lines(label, _points(allocated, most), _points(reserved, most), units.memory(most))
+    return Lines(
+        units.crop(memory_sentences.label(entry), NAME),
+        _points(allocated, most),
+        _points(reserved, most),
+        units.memory(most),
+    )
 
 
 def _points(values: list[int] | list[int | None], most: int) -> str:

@@ -60,6 +60,7 @@ class StoredRun(TypedDict):
     bound_by: str | None
     cause: str | None
     share_frac: float
+    cause_share_frac: float | None
     confidence: float
     abstained: bool
     why: str

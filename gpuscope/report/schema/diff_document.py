@@ -1,6 +1,7 @@
 """What `gpuscope diff` and `gpuscope check` say, as one JSON document (docs/history.md).
 
-Times are integer ns: means per step and rank where both runs have steps, else per window and rank.
+Times are integer ns: per step and rank where both runs have steps, as shares of the judged time times «the step»; else
+per window and rank.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Literal, NotRequired, TypedDict
 
 DIFF_VERSION = 1
 
-Outcome = Literal["improvement", "regression", "neutral"]
+Outcome = Literal["improvement", "regression", "neutral", "different_jobs"]
 Basis = Literal["steps", "window", "none"]
 
 
@@ -36,7 +37,8 @@ class DiffVerdict(TypedDict):
 
     result: Outcome
     conclusive: bool
-    """Whether the traces settle it; a neutral result is conclusive only if any larger change is ruled out."""
+    """Whether the traces settle it; a neutral result is conclusive only if any larger change is ruled out. Never where
+    the runs are of different jobs."""
     threshold_frac: float
     why: str
 

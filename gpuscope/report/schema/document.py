@@ -38,7 +38,7 @@ from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Prediction, Replay
 from gpuscope.trace.naming.programs import Program
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Class = Literal["cpu", "communication", "memory", "compute"]
 
@@ -176,8 +176,10 @@ class StragglerEntry(TypedDict):
     caused_wait_ns: int
     """The others' exposed waits where it came last, summed over them."""
     caused_wait_ns_per_step: int | None
-    """What of it is exposed per rank that waited and step, waited once by collectives that wait together: compares with
-    a gain. None without steps."""
+    """What of it is exposed per rank that waited and step, waited once by collectives that wait together: the mean."""
+    per_step_ns: int | None
+    """The same as its share of the judged time of the ranks that waited, times «the step»: compares with a gain. None
+    without steps."""
     root_wait_ns: int
     """Waits that go back to it, through whatever ranks it made late on the way."""
     phase: str | None
@@ -219,7 +221,10 @@ class FindingEntry(TypedDict):
     message: str
     ranks: list[int]
     cost_ns_per_step: int | None
-    """Over the judged steps; None of what is paid once."""
+    """The mean over the judged steps, which no page shows: see `per_step_ns`. None of what is paid once."""
+    per_step_ns: NotRequired[int | None]
+    """`share_frac` times «the step»: what pages call «per step»; added when the report is made. None of what is paid
+    once, and without steps."""
     cost_ns: int | None
     """In all: of a stall over the judged steps; of what is paid once, in the whole recording."""
     share_frac: float
@@ -255,6 +260,14 @@ class SuggestionEntry(TypedDict):
     verify: str
 
 
+class MemoryBound(TypedDict):
+    """What a change can save at most of the memory in use at the peak."""
+
+    peak_bytes_before: int
+    peak_bytes_low: int
+    basis: str
+
+
 class UnpredictedEntry(TypedDict):
     """A change that may help, but whose gain is not estimated."""
 
@@ -268,6 +281,10 @@ class UnpredictedEntry(TypedDict):
     """How to try it; reports of older versions lack both."""
     grounds: NotRequired[str]
     """As a suggestion's."""
+    memory_bound: NotRequired[MemoryBound]
+    """Of a change that saves memory, where an allocator snapshot shows how much at most."""
+    path: NotRequired[str]
+    """The snapshot that it is for, where several are of different jobs."""
 
 
 class TriedEntry(TypedDict):
@@ -421,6 +438,8 @@ class Slowdown(TypedDict):
     """T: mean replayed step time with the recorded durations, nothing launched late."""
     ideal_step_ns: NotRequired[int]
     """The same where no operation is slower than its peers."""
+    at_peers_pace: NotRequired[dict[str, Prediction]]
+    """By rank, what the step becomes with it at the mean pace of its peers: of each `slow_worker`."""
 
 
 class Diagnosis(TypedDict):

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 
 class HeldEntry(TypedDict):
-    """Memory in use at the peak that one stack asked for."""
+    """Memory in use at the peak that one line of the user's code asked for."""
 
     bytes: int
     blocks: int
+    line: NotRequired[str]
+    """The innermost frame of the user's own code, or autograd's node; empty where the stack was not recorded."""
+    kind: NotRequired[str]
+    """What allocated, as a row of `peak_by_kind`."""
+    stacks: NotRequired[int]
+    """Distinct stacks that go through the line."""
     frames: list[str]
-    """Innermost first; empty where the stack was not recorded."""
+    """Of the stack with most bytes, innermost first; empty where it was not recorded."""
     before_recording: bool
     """In use already when the recording began."""
+
+
+class HeldLeft(TypedDict):
+    """What the rows of `at_peak` leave out."""
+
+    lines: int
+    blocks: int
+    bytes: int
+
+
+class KindEntry(TypedDict):
+    """Memory in use at the peak by what allocated it, as the stacks tell; all blocks are in exactly one kind."""
+
+    kind: str
+    bytes: int
+    blocks: int
 
 
 class MemorySample(TypedDict):
@@ -98,6 +120,8 @@ class MemoryEntry(TypedDict):
     """One device of one snapshot, or of one profiler trace with memory events."""
 
     rank: int
+    rank_told: NotRequired[bool]
+    """False where nothing tells the rank of the file: `rank` is then 0, and the file is one of its own."""
     device: int
     path: str
     kind: Literal["snapshot", "profiler"]
@@ -116,8 +140,14 @@ class MemoryEntry(TypedDict):
     peak_reserved_bytes: int | None
     peak_time_ns: int | None
     at_peak: list[HeldEntry]
+    at_peak_left: NotRequired[HeldLeft]
+    peak_by_kind: NotRequired[list[KindEntry]]
+    trains: NotRequired[bool]
+    """Whether the recording shows a backward pass or an optimizer."""
     timeline: list[MemorySample]
     fragmentation: FragmentationEntry | None
     failures: list[FailureEntry]
+    failures_left: NotRequired[int]
+    """Failed requests after these."""
     retries: list[RetryEntry]
     replay: AllocatorReplayEntry | None

@@ -11,13 +11,14 @@ from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.vocabulary import BOUND, CLASSES, PARTS
 
 SHOWN = 10
-_STYLE = {"improvement": "bold green", "regression": "bold red", "neutral": "bold yellow"}
+_STYLE = {"improvement": "bold green", "regression": "bold red", "neutral": "bold yellow",
+          "different_jobs": "bold yellow"}  # fmt: skip
 
 
 def verdict_line(diff: Diff) -> str:
     """`Regression: step 100.0 ms → 110.0 ms, +10.0 % (+8.1 to +11.9 %)`."""
     verdict, step = diff["verdict"], diff["step"]
-    word = verdict["result"].capitalize()
+    word = verdict["result"].replace("_", " ").capitalize()
     if verdict["result"] == "neutral" and not verdict["conclusive"]:
         word = "Neutral (not conclusive)"
     if step["basis"] == "none":
@@ -26,6 +27,8 @@ def verdict_line(diff: Diff) -> str:
     times = f"{what} {units.duration(step['before_ns'])} → {units.duration(step['after_ns'])}"
     moved = f", {_percent(step['change_frac'])}" if step["change_frac"] is not None else ""
     low, high = step["low_frac"], step["high_frac"]
+    if verdict["result"] == "different_jobs":
+        return f"Different jobs: {times}"
     bounds = f" ({_percent(low)} to {_percent(high)})" if low is not None and high is not None else ""
     return f"{word}: {times}{moved}{bounds}"
 

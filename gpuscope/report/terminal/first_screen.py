@@ -11,11 +11,10 @@ from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text
 from gpuscope.report.view import units
 from gpuscope.report.view.headline import context_line, whole
 from gpuscope.report.view.prediction_sentences import gain_cell
+from gpuscope.report.view.straggler_sentences import slowest_ranks
 from gpuscope.report.view.summary import SHOWN, ChangeLine, RankLine, Summary, summary
 from gpuscope.report.view.vocabulary import PARTS
 
-SLOWED = 1.01
-"""A rank that makes the step longer by less is not named."""
 RECORDS_LINES = 26
 """Of sections on records without a timeline (NCCL logs, snapshots, dumps), so many lines."""
 
@@ -85,12 +84,11 @@ def _slowdown(report: Report, writer: Writer) -> None:
     """Of a job known by its operations alone: the ranks that slow it most, in place of bars."""
     if report["ranks"] or "slowdown" not in report:
         return
-    by = report["slowdown"]["by_rank"]
-    worst = [one for one in sorted(by.items(), key=lambda item: -item[1])[:SHOWN] if one[1] >= SLOWED]
-    if len(by) > 1 and worst:
-        each = ", ".join(f"rank {name} {units.share(value - 1)}" for name, value in worst)
+    worst = slowest_ranks(report["slowdown"])[:SHOWN]
+    if len(report["slowdown"]["by_rank"]) > 1 and worst:
+        each = ", ".join(f"rank {name} {units.share(share)}" for name, share in worst)
         writer.line("")
-        writer.line(writer.text("By how much each rank alone lengthens the step: ", "bold"), each, hang=2)
+        writer.line(writer.text("What each rank's slowness alone costs of the step: ", "bold"), each, hang=2)
 
 
 def _causes(report: Report, found: Summary, writer: Writer) -> None:
@@ -116,6 +114,9 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
     if not found.changes:
         return
     writer.line("")
+    if any(line.saves for line in found.changes):
+        _savings(found, writer)
+        return
     if all(line.predicted is None for line in found.changes):
         tried = writer.table("~What to try (gain unknown)")
         for line in found.changes:
@@ -141,6 +142,17 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
         writer.line(writer.text("Together  ", "bold"), found.together, hang=10)
 
 
+def _savings(found: Summary, writer: Writer) -> None:
+    """What shrinks the peak of memory, and by how much at most."""
+    whose = found.changes[0].whose
+    table = writer.table("~What would shrink the peak" + (f" of {whose}" if whose else ""), ">saves at most")
+    for line in found.changes:
+        table.add_row(writer.words(line.setting), writer.text(line.saves or "time"))
+    writer.show(table)
+    if found.more_changes:
+        writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
+
+
 def _gain(line: ChangeLine) -> tuple[str, str, str]:
     predicted = line.predicted
     if predicted is None:
@@ -160,5 +172,5 @@ def _records(report: Report, writer: Writer) -> None:
     if "hang" in report:
         hang_text.section(report["hang"], limited)
     nccl_text.sections(report, limited)
-    memory_text.section(report, limited)
+    memory_text.section(report, limited, brief=True)
     limited.end("more lines: --full")

@@ -4,54 +4,54 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from gpuscope.report.terminal.screen import ReportConsole
+from gpuscope.report.terminal.screen import ReportConsole, Writer
 from gpuscope.report.view import units
 
+_NAMES = {"device_name": "model", "host": "host", "backend": "backend"}
+"""Names of a rank, where any rank has them."""
 
-def render(facts: dict[str, Any]) -> None:
+
+def render(facts: dict[str, Any], writer: Writer | None = None) -> None:
     """Print the facts of a trace: sources, ranks, tables, what is missing, what went wrong."""
-    console = ReportConsole()
+    writer = writer or Writer(ReportConsole())
     for source in facts["sources"]:
         version = f" {source['format_version']}" if source["format_version"] else ""
-        console.print(Text(f"{units.clean(source['path'])}: {source['format']}{version}, {source['events']:,} events"))
-    _ranks(facts["ranks"], console)
-    rows = ", ".join(f"{count:,} {name}" for name, count in facts["tables"].items() if count)
-    console.print(Text(f"\nTables: {rows or 'none'}"))
-    _list("Missing", facts["missing"], console)
-    problems = [f"{p['severity']} {p['code']} ({p['count']:,}): {p['message']}" for p in facts["problems"]]
-    _list("Problems", problems, console)
+        events = units.plural(source["events"], "event")
+        writer.line(f"{source['path']}: {source['format']}{version}, {events}", hang=2)
+    _ranks(facts["ranks"], writer)
+    rows = ", ".join(f"{units.count(count)} {name}" for name, count in facts["tables"].items() if count)
+    writer.line("")
+    writer.line(f"Tables: {rows or 'none'}", hang=2)
+    _list("Missing", facts["missing"], writer)
+    problems = [f"{p['severity']} {p['code']} ({units.count(p['count'])}): {p['message']}" for p in facts["problems"]]
+    _list("Problems", problems, writer)
 
 
-def _ranks(ranks: list[dict[str, Any]], console: Console) -> None:
-    table = Table("rank", "device", "model", "host", "backend", "events", "window", "steps", box=None, pad_edge=False)
+def _ranks(ranks: list[dict[str, Any]], writer: Writer) -> None:
+    told = [key for key in _NAMES if any(entry[key] for entry in ranks)]
+    table = writer.table(">rank", ">device", *(f"~{_NAMES[key]}" for key in told), ">events", ">window", ">steps")
     for entry in ranks:
         steps = entry["steps"]
-        shown = f"{len(steps)} ({steps[0]}..{steps[-1]})" if steps else "none"
-        cells = (
-            entry["rank"],
-            ("CPU" if entry["device_events"] else "-") if entry["device"] is None else entry["device"],
-            entry["device_name"] or "-",
-            entry["host"] or "-",
-            entry["backend"] or "-",
-            f"{entry['device_events']:,}",
-            units.duration(entry["window_ns"]) if entry["window_ns"] is not None else "-",
-            shown,
+        device = ("CPU" if entry["device_events"] else units.NONE) if entry["device"] is None else str(entry["device"])
+        numbers = (
+            units.count(entry["device_events"]),
+            units.duration(entry["window_ns"]),
+            f"{len(steps)} ({steps[0]}..{steps[-1]})" if steps else "none",
         )
-        table.add_row(*(Text(units.clean(str(cell))) for cell in cells))
-    console.print()
-    with console.capture() as drawn:
-        console.print(table)
-    console.print(Text("\n".join(line.rstrip() for line in drawn.get().splitlines())))
+        table.add_row(
+            *(writer.text(cell) for cell in (str(entry["rank"]), device)),
+            *(writer.cell(entry[key] or units.NONE) for key in told),
+            *(writer.text(cell) for cell in numbers),
+        )
+    writer.line("")
+    writer.show(table)
     for basis in sorted({entry["steps_basis"] for entry in ranks if entry["steps_basis"]}):
-        console.print(Text(f"Steps from {units.clean(basis)}."))
+        writer.line(f"Steps from {basis}.")
 
 
-def _list(title: str, lines: list[str], console: Console) -> None:
+def _list(title: str, lines: list[str], writer: Writer) -> None:
     if lines:
-        console.print(Text(f"\n{title}"))
+        writer.line("")
+        writer.line(title)
         for line in lines:
-            console.print(Text(f"  - {units.clean(line)}"))
+            writer.line("- ", line, indent=2, hang=2)

@@ -138,15 +138,15 @@ def _findings(report: Report, writer: Writer) -> None:
     writer.heading("Findings")
     starts = arrangement.starts(report)
     for finding in found:
-        _finding(finding, whole(report), starts, writer)
+        _finding(finding, arrangement.finding_cost_ns(report, finding), whole(report), starts, writer)
 
 
 _SEVERITY_STYLE = {"high": "bold red", "medium": "bold yellow", "low": "bold"}
 
 
-def _finding(finding: FindingEntry, unit: str, starts: dict[int, int], writer: Writer) -> None:
+def _finding(finding: FindingEntry, lost: int | None, unit: str, starts: dict[int, int], writer: Writer) -> None:
     costs = [
-        f"{units.duration(finding['cost_ns_per_step'])} per {unit}" if finding["cost_ns_per_step"] else "",
+        f"{units.duration(lost)} per {unit}" if lost else "",
         units.share(finding["share_frac"]) if finding["share_frac"] else "",
     ]
     cost = "  " + ", ".join(cost for cost in costs if cost)
@@ -247,9 +247,9 @@ def _kernels(report: Report, writer: Writer, shown: int) -> None:
     room = _room(columns, writer)
     operator = min(operator, max(room // 3, OPERATOR)) if operator else 0
     names = short_kernels([row["name"] for row in first], max(room - operator - 2, LEAST_NAME))
-    table = writer.table(*(f">{title}" for title in columns), "~kernel", *(["<launched by"] if operator else []))
+    table = writer.table(*(f">{title}" for title in columns), "~kernel", *(["~launched by"] if operator else []))
     for cells, name, launcher in zip(zip(*columns.values(), strict=True), names, operators, strict=True):
-        last = [writer.text(writer.name(launcher, operator))] if operator else []
+        last = [writer.cell(launcher)] if operator else []
         table.add_row(*map(writer.text, cells), writer.cell(name), *last)
     writer.show(table)
     _left_out(len(rows) - shown, writer)

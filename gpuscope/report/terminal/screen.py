@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
-from rich.padding import Padding
 from rich.segment import Segment, Segments
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
+from gpuscope.report.terminal.cells import Cropped, Words
+from gpuscope.report.terminal.columns import Columns, paragraph
 from gpuscope.report.view import units
-from gpuscope.report.view.units import crop
+from gpuscope.report.view.units import crop, crop_path
 from gpuscope.report.view.vocabulary import PARTS
 
-_KEPT = "\ue000"
-"""Stands for that blank while lines are broken; `units.clean` lets none through."""
-_BREAK = re.compile(r"[^.,=(:/]*[.,=(:/]+|[^.,=(:/]+")
 LONGEST = 1000
 """Cells of the longest paragraph that is printed."""
 
@@ -35,44 +30,6 @@ def apportion(values: Sequence[int], cells: int) -> list[int]:
     for i in by_remainder[: cells - sum(whole)]:
         whole[i] += 1
     return whole
-
-
-class Cropped:
-    """A cell's text, cropped in the middle to whatever room its column gets."""
-
-    def __init__(self, text: str, ellipsis: str) -> None:
-        self.text = text
-        self.ellipsis = ellipsis
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(crop(self.text, options.max_width, self.ellipsis), no_wrap=True)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        width = cell_len(self.text)
-        return Measurement(min(width, 12), min(width, options.max_width))
-
-
-class Words:
-    """A cell's text, wrapped at blanks; a longer word breaks behind a sign rather than amid letters."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [""]
-        for word in self.text.split(" "):
-            for i, piece in enumerate([word] if cell_len(word) <= options.max_width else _BREAK.findall(word)):
-                joined = f"{lines[-1]}{' ' if lines[-1] and not i else ''}{piece}"
-                if cell_len(joined) <= options.max_width or not lines[-1]:
-                    lines[-1] = joined
-                else:
-                    lines.append(piece)
-        for line in lines:
-            yield Text(line, overflow="fold")
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        width = cell_len(self.text)
-        return Measurement(min(width, 12), min(width, options.max_width))
 
 
 class Bar:
@@ -134,6 +91,10 @@ class Writer:
         """A table cell for a name that may be too long."""
         return Cropped(self.safe(text), self.ellipsis)
 
+    def path(self, text: str) -> Cropped:
+        """A table cell for a path: where room is short, its folders go first and the file's name last."""
+        return Cropped(self.safe(text), self.ellipsis, crop_path)
+
     def words(self, text: str) -> Words:
         """A table cell for words and settings, which are never cropped."""
         return Words(self.safe(text))
@@ -143,15 +104,7 @@ class Writer:
         joined = Text()
         for piece in pieces:
             joined.append_text(piece if isinstance(piece, Text) else self.text(piece))
-        joined.plain = units.unbroken(joined.plain, _KEPT)
-        room = max(self.console.width - indent, 20)
-        first, *rest = joined.wrap(self.console, room) or [Text()]
-        if rest and hang:
-            left = joined[len(first) :]
-            rest = list(Text(left.plain.lstrip(), left.style).wrap(self.console, room - hang))
-        for i, wrapped in enumerate([first, *rest]):
-            wrapped.plain = wrapped.plain.replace(_KEPT, " ")
-            self.show(Padding(wrapped, (0, 0, 0, indent + hang if i else indent)))
+        self.show(paragraph(self.console, joined, self.console.width, indent, hang))
 
     def heading(self, title: str) -> None:
         """A section's title after a blank line."""
@@ -166,22 +119,13 @@ class Writer:
         """A writer to the same console that stops after so many lines."""
         return LimitedWriter(self.console, lines)
 
-    def table(self, *columns: str) -> Table:
+    def table(self, *columns: str) -> Columns:
         """An empty table without lines; the first character of each title says what its column holds.
 
-        `>`: numbers, right-aligned and never cropped. `<`: words, never cropped. `~`: gives way when room is
-        short.
+        `>`: numbers, right-aligned, never cropped and never wrapped. `<`: words, never cropped. `~`: gives way first
+        where room is short.
         """
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        for column in columns:
-            gives_way = column[0] == "~"
-            table.add_column(
-                self.text(column[1:], "dim"),
-                justify="right" if column[0] == ">" else "left",
-                no_wrap=not gives_way,
-                overflow="fold",
-            )
-        return table
+        return Columns([(self.text(column[1:], "dim"), column[0]) for column in columns])
 
 
 class LimitedWriter(Writer):

@@ -8,6 +8,7 @@ from statistics import median
 
 from gpuscope.report.schema.document import Evidence, FindingEntry, RankEntry, Report
 from gpuscope.report.view import units
+from gpuscope.report.view.per_step import per_step_ns
 
 MANY_RANKS = 16
 """Up to so many bars are drawn one by one."""
@@ -17,7 +18,7 @@ LEAST, MOST = 4, 3
 
 @dataclass(frozen=True)
 class CauseRow:
-    """One cause over all ranks; `per_step_ns` is the mean over ranks and steps, None without steps."""
+    """One cause over all ranks; `per_step_ns` is its share times «the step», None without steps."""
 
     class_name: str | None
     cause: str
@@ -45,9 +46,9 @@ def causes(report: Report) -> list[CauseRow]:
                 totals[class_or_none, cause] += ns
                 where[class_or_none, cause].append(entry["rank"])
     window = sum(entry["window_ns"] for entry in report["ranks"])
-    steps = sum(entry["steps"] for entry in report["ranks"])
+    step = step_ns(report)
     found = [
-        CauseRow(key[0], key[1], ns, round(ns / steps) if steps else None, ns / window, sorted(set(where[key])))
+        CauseRow(key[0], key[1], ns, per_step_ns(ns / window, step), ns / window, sorted(set(where[key])))
         for key, ns in totals.items()
         if window
     ]
@@ -88,6 +89,14 @@ def rank_labels(entries: list[RankEntry]) -> list[str]:
 def step_ns(report: Report) -> int | None:
     """«The step» (definitions): the median of the judged steps; None without steps."""
     return None if report["step_time"] is None else report["step_time"]["median_ns"]
+
+
+def finding_cost_ns(report: Report, finding: FindingEntry) -> int | None:
+    """What a finding costs per step; without steps in the window, mean over ranks. None where it costs nothing that
+    steps repeat."""
+    if step_ns(report) is None:
+        return finding["cost_ns_per_step"] or None
+    return finding.get("per_step_ns") or None
 
 
 def step_title(report: Report) -> str:

@@ -16,7 +16,8 @@ CAUSED_WAIT = (
 )
 SLOWDOWN = (
     "S measures unevenness: it compares with each operation at the mean of its peers (communication: the median), "
-    "slow ranks included. A rank replaced would run at its peers' pace: what that gains is predicted (What to change)."
+    "slow ranks included, so that one part's own S exceeds that of all where the others are quicker. A rank replaced "
+    "would run at its peers' pace: what that gains is predicted (What to change)."
 )
 """How the three figures of one straggler differ (docs/definitions.md: «Wait, gain and slowdown»)."""
 NAME = 32
@@ -38,6 +39,18 @@ def slowdown_total(slowdown: Slowdown) -> str:
         f"{said}: the step by its operations takes {replayed}, and {ideal} with each at the mean of its peers; mean of "
         f"{steps} (recorded, from the first start on any rank to the last end: {recorded})"
     )
+
+
+SLOWED = 1.01
+"""A rank that makes the step longer by less is not named."""
+
+
+def slowest_ranks(slowdown: Slowdown) -> list[tuple[str, float]]:
+    """The ranks that slow the step, the one that does most first, each with the share of the step that its slowness
+    alone costs: 1 − 1/S, as of all stragglers together, and no more than theirs. Where others are quicker than the mean
+    one rank's own S exceeds that of all."""
+    by = sorted(slowdown["by_rank"].items(), key=lambda item: -item[1])
+    return [(name, 1 - 1 / min(own, slowdown["total"])) for name, own in by if min(own, slowdown["total"]) >= SLOWED]
 
 
 def culprits(entries: Sequence[StragglerEntry]) -> list[StragglerEntry]:

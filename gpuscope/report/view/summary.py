@@ -11,9 +11,10 @@ from typing import Literal
 
 from gpuscope.report.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.schema.replay_section import Prediction
-from gpuscope.report.view import arrangement, units
+from gpuscope.report.view import arrangement, memory_sentences, units
 from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
 from gpuscope.report.view.headline import verdict_words
+from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.report.view.prediction_sentences import gain_share, setting_words
 from gpuscope.report.view.short_kernels import plain_kernel
 from gpuscope.report.view.straggler_sentences import late_in, why_late
@@ -77,6 +78,10 @@ class ChangeLine:
     predicted: Prediction | None
     certain: bool
     """Whether the whole range is a gain."""
+    saves: str = ""
+    """What it saves of the peak of memory at most, where a snapshot bounds that."""
+    whose: str = ""
+    """The snapshot it is for, where there are several."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,8 @@ def _problem(report: Report) -> str:
     if "hang" in report and report["hang"]["hung"]:
         ranks = [cause["rank"] for cause in report["hang"]["first_cause"]]
         return f"The job hung; first cause: {units.rank_words(ranks)}." if ranks else "The job hung."
+    if memory := memory_sentences.headline(report):
+        return memory
     if verdict["abstained"] or verdict["bound_by"] is None:
         what, _, to_do = verdict["why"].partition(": ")
         if what == NO_DEVICE and to_do:
@@ -240,11 +247,11 @@ def _few(report: Report, ranks: Sequence[int]) -> bool:
 
 def _cost(report: Report, finding: FindingEntry) -> str:
     share = units.share(finding["share_frac"])
-    if not finding["cost_ns_per_step"]:
+    lost = arrangement.finding_cost_ns(report, finding)
+    if not lost:
         return f"{share} of the time"
     per_step = " per step" if arrangement.step_ns(report) is not None else ""
-    cost = f"{units.duration(finding['cost_ns_per_step'])}{per_step}, {share} of the time"
-    # A share is of all judged time, «the step» a median: they don't divide, so they don't stand side by side.
+    cost = f"{units.duration(lost)}{per_step}, {share} of the time"
     return cost + (f", mean over ranks{_most(report, finding)}" if len(report["ranks"]) > 1 else "")
 
 
@@ -259,7 +266,8 @@ def _most(report: Report, finding: FindingEntry) -> str:
     share = ns / max(entry["window_ns"], 1)
     if share < HIDDEN * finding["share_frac"]:
         return ""
-    return f" (rank {entry['rank']}: {units.duration(round(ns / max(entry['steps'], 1)))}, {units.share(share)})"
+    cost = per_step_ns(share, arrangement.step_ns(report))
+    return f" (rank {entry['rank']}: {units.duration(ns if cost is None else cost)}, {units.share(share)})"
 
 
 def _fix(report: Report) -> str:
@@ -393,9 +401,14 @@ def _changes(report: Report) -> tuple[list[ChangeLine], int]:
     advice = report["advice"]["unpredicted"]
     answered = main_finding(report) is None or any(_answers(report, one) for one in report["suggestions"])
     unanswered = advice if not predicted else [] if answered else [one for one in advice if _answers(report, one)]
-    return predicted + [ChangeLine(*_words(one), one["action"], None, False) for one in unanswered], (
-        len(advice) - len(unanswered)
-    )
+    # Of several snapshots each has its own; those of the one that the sentence is about come forward.
+    first = [one for one in unanswered if one.get("path") == unanswered[0].get("path")]
+    return predicted + [_untried(one) for one in first], len(advice) - len(first)
+
+
+def _untried(one: UnpredictedEntry) -> ChangeLine:
+    saves = memory_sentences.saving(one) if "memory_bound" in one else ""
+    return ChangeLine(*_words(one), one["action"], None, False, saves, one.get("path", "").rpartition("/")[2])
 
 
 def _words(one: SuggestionEntry | UnpredictedEntry) -> tuple[str, str]:
@@ -444,9 +457,11 @@ def _evidence(report: Report) -> str:
 
 def _compute_per_step(report: Report, rank: int) -> tuple[float, float] | None:
     """What a rank computes per step and what its median peer does, ns; None where that is not known."""
+    step = arrangement.step_ns(report)
     spent = {
-        entry["rank"]: entry["breakdown_ns"]["compute"] / entry["steps"] for entry in report["ranks"] if entry["steps"]
-    }
+        entry["rank"]: per_step_ns(arrangement.compute_share(entry), step) or 0
+        for entry in report["ranks"] if entry["steps"] and step is not None
+    }  # fmt: skip
     own = spent.pop(rank, None)
     return (own, median(spent.values())) if own is not None and spent else None
 
@@ -518,11 +533,12 @@ def _limits(report: Report) -> str:
     """What lowers the confidence, and what was lost."""
     verdict = report["verdict"]
     limits: Sequence[str] = verdict.get("limits", [])  # reports of gpuscope 0.1.0 lack the key
-    found = [*limits]
+    of_memory = bool(memory_sentences.headline(report))
+    found = [*limits, *([memory_sentences.NO_TIME] if of_memory else [])]
     if verdict["cause_abstained"] and report["suggestions"]:
         found.insert(0, f"to find the cause, {_what_to_add(report)}")
     lost = [problem["message"] for problem in report["problems"] if problem["severity"] in ("error", "data_loss")]
-    found += [message for message in lost[:1] if not verdict["abstained"]]
+    found += [message for message in lost[:1] if of_memory or not verdict["abstained"]]
     failed = [one["name"] for one in report["analyzers"] if one["status"] == "failed"]
     found += [f"{units.plural(len(failed), 'analysis', 'analyses')} failed: {', '.join(failed)}"] if failed else []
     shown = "; ".join(found[:LIMITS])

@@ -109,7 +109,9 @@ def bandwidth(gbps: float | None) -> str:
     """A bandwidth given in 1e9 B/s."""
     if gbps is None or not math.isfinite(gbps):
         return NONE
-    return f"{_four_digits(gbps)} GB/s" if gbps >= 0.01 or gbps == 0 else "<0.01 GB/s"
+    if gbps >= 0.01 or gbps == 0:
+        return f"{_four_digits(gbps)} GB/s"
+    return _scaled(gbps * 1e9, ((1, "B/s"), (10**3, "kB/s"), (10**6, "MB/s")))
 
 
 def flop_rate(flops_per_s: float | None) -> str:

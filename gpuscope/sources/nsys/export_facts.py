@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,46 +65,62 @@ def was_exported(facts: Facts, option: str) -> bool | None:
     return None if setting is None else setting.lower() == "true"
 
 
+@dataclass(frozen=True)
+class _Gpu:
+    """A device of the host that can compute: `number` is its id in the file, else its place in the list."""
+
+    number: int
+    ordinal: int
+    """As CUDA counts; `NA` where the file does not say."""
+    model: str
+    identity: str
+    """UUID, else PCI address, else the number."""
+
+
+def _gpus(tables: Tables) -> list[_Gpu]:
+    rows = tables.integers("TARGET_INFO_GPU", ("id", "cuDevice"))
+    texts = (tables.texts("TARGET_INFO_GPU", column) for column in ("name", "uuid", "busLocation"))
+    found: list[_Gpu] = []
+    each = zip(rows["id"].tolist(), rows["cuDevice"].tolist(), *texts, strict=True)
+    for place, (number, ordinal, model, uuid, address) in enumerate(each):
+        if model and not _NO_NVIDIA_DEVICE.search(model):
+            number = place if number == NA else number
+            found.append(_Gpu(number, ordinal, model, uuid or address or str(number)))
+    return found
+
+
 def device_names(tables: Tables) -> dict[tuple[int, int], str]:
     """Model by (pid, CUDA ordinal); pid `NA` where the file does not distinguish the processes."""
-    gpus = tables.integers("TARGET_INFO_GPU", ("id", "cuDevice"))
-    models = [name or "" for name in tables.texts("TARGET_INFO_GPU", "name")]
-    usable = {
-        int(gpus["id"][i]): (int(gpus["cuDevice"][i]), name)
-        for i, name in enumerate(models)
-        if name and not _NO_NVIDIA_DEVICE.search(name)
-    }
-    found: dict[tuple[int, int], str] = {}
-    mapped = tables.integers("TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid"))
-    for gpu, ordinal, pid in zip(mapped["gpuId"], mapped["cudaId"], mapped["pid"], strict=True):
-        if int(gpu) in usable:
-            found[int(pid), int(ordinal)] = usable[int(gpu)][1]
-    for ordinal, name in usable.values():
-        found.setdefault((NA, ordinal), name)
-    if len({name for _, name in usable.values()}) == 1:
-        found[NA, NA] = next(iter(usable.values()))[1]
+    gpus = _gpus(tables)
+    model = {gpu.number: gpu.model for gpu in gpus}
+    found = {(pid, ordinal): model[gpu] for pid, ordinal, gpu in _mapped(tables) if gpu in model}
+    for gpu in gpus:
+        if gpu.ordinal != NA:
+            found.setdefault((NA, gpu.ordinal), gpu.model)
+    if len({gpu.model for gpu in gpus}) == 1:
+        found[NA, NA] = gpus[0].model
     return found
 
 
 def device_ids(tables: Tables) -> dict[int, str]:
     """UUID, else PCI address, of each of the host's devices that can compute, by its id in the file."""
-    ids = tables.integers("TARGET_INFO_GPU", ("id",))["id"].tolist()
-    columns = [list(tables.texts("TARGET_INFO_GPU", column)) for column in ("name", "uuid", "busLocation")]
-    name, uuid, address = (column or [None] * len(ids) for column in columns)
-    return {
-        device: uuid[i] or address[i] or str(device)
-        for i, device in enumerate(ids)
-        if (model := name[i]) and not _NO_NVIDIA_DEVICE.search(model)
-    }
+    return {gpu.number: gpu.identity for gpu in _gpus(tables)}
+
+
+def _mapped(tables: Tables) -> Iterator[tuple[int, int, int]]:
+    """(pid, CUDA ordinal, the device's id in the file) for each process and device."""
+    columns = ("pid", "cudaId", "gpuId")
+    rows = tables.integers("TARGET_INFO_CUDA_DEVICE", columns)
+    for pid, ordinal, gpu in zip(*(rows[column].tolist() for column in columns), strict=True):
+        if NA not in (ordinal, gpu):
+            yield pid, ordinal, gpu
 
 
 def devices_used(tables: Tables) -> dict[tuple[int, int], str]:
     """UUID or PCI address by (pid, CUDA ordinal), for the processes whose devices the file distinguishes: with
     CUDA_VISIBLE_DEVICES the ordinals of each process are its own."""
     ids = device_ids(tables)
-    rows = tables.integers("TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid"))
-    mapped = zip(*(rows[column].tolist() for column in ("gpuId", "cudaId", "pid")), strict=True)
-    return {(pid, ordinal): ids[gpu] for gpu, ordinal, pid in mapped if gpu in ids and pid != NA}
+    return {(pid, ordinal): ids[gpu] for pid, ordinal, gpu in _mapped(tables) if gpu in ids and pid != NA}
 
 
 def device_name(models: Mapping[tuple[int, int], str], pid: int, ordinal: int) -> str | None:

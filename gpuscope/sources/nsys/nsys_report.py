@@ -94,7 +94,7 @@ def _already_exported(report: Path, state: str) -> Path | None:
     if kept.exists() and _mark_of(kept) == state:
         return kept
     beside = report.with_suffix(".sqlite")
-    return beside if beside.exists() and _is_export_of(beside, report) else None
+    return beside if beside.is_file() and _is_export_of(beside, report) else None
 
 
 def _kept_export(report: Path) -> Path:

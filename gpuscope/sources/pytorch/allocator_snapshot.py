@@ -7,8 +7,7 @@ gives it, and Ascend's, whose events carry no time.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from gpuscope.sources.pytorch import safe_pickle
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.naming.stack_frames import FRAME_TEXT, frame_text, informative
 from gpuscope.trace.schema import NA, NS_PER_US, AllocatorAction, BlockState
 
 MAX_BYTES = 2 << 30
 """Some 200 bytes an event with its stack: ten million events, of which 200,000 are kept by default."""
-FRAMES = 24
 _PICKLE = b"\x80"
 _LIMIT = 1 << 57
 """Addresses have at most 57 bits, and no device has as many bytes."""
@@ -36,8 +35,6 @@ _STATES = {
     "active_awaiting_free": BlockState.AWAITING_FREE,
     "inactive": BlockState.INACTIVE,
 }
-_ALLOCATOR = re.compile(r"unwind|CapturedTraceback|gather|CachingAllocator|empty_generic|empty_cuda|empty_strided_cuda")
-"""Frames of the allocator and of the recording itself: every stack begins with them."""
 
 
 class AllocatorSnapshotSource:
@@ -99,14 +96,17 @@ class _Reader:
     def __init__(self, builder: TraceBuilder, rank: int, path: Path, snapshot: Mapping[str, Any]) -> None:
         self.builder, self.rank, self.path, self.snapshot = builder, rank, path, snapshot
         self._stacks: dict[tuple[int, ...], int] = {}
-        self._lost = 0
+        self._lost = self._cut = 0
 
     def read(self) -> None:
         builder, name = self.builder, self.path.name
         traces = [trace for trace in _list(self.snapshot.get("device_traces")) if isinstance(trace, list)]
         settings = self.snapshot.get("allocator_settings")
         events = sum(map(len, traces))
-        facts = {"allocator_settings": settings if isinstance(settings, dict) else None}
+        facts = {
+            "allocator_settings": settings if isinstance(settings, dict) else None,
+            "rank_told": rank_in_name(self.path) is not None,
+        }
         source = builder.source(self.path, AllocatorSnapshotSource.name, "", events, facts)
         builder.add("ranks", 1, {"rank": self.rank, "source": source})
         self._segments(source)
@@ -114,6 +114,8 @@ class _Reader:
             self._events(source, device, trace)
         lost = f"{name}: entries that could not be read"
         builder.problem("data_loss", "allocator_entry_unreadable", self._lost, lost)
+        cut = f"{name}: names of stack frames cut at {FRAME_TEXT} characters"
+        builder.problem("info", "frame_name_cut", self._cut, cut)
         if not events:
             missing = "no history of allocations: only what was held at the end is known"
             builder.problem("info", "no_allocator_history", 1, f"{name}: {missing}")
@@ -204,16 +206,11 @@ class _Reader:
             return NO_NAME
         key = tuple(map(id, own))  # the snapshot outlives the reader, so ids stay distinct
         if key not in self._stacks:
-            self._stacks[key] = self.builder.names.code("\n".join(_informative(own)))
+            kept = informative((str(frame.get("name")), str(frame.get("filename")), frame.get("line")) for frame in own)
+            texts = [frame_text(*frame) for frame in kept]
+            self._cut += sum(cut for _, cut in texts)
+            self._stacks[key] = self.builder.names.code("\n".join(text for text, _ in texts))
         return self._stacks[key]
-
-
-def _informative(frames: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Python's frames where there are any (C++'s are many and say less), without those of the allocator."""
-    every = [(str(frame.get("name")), str(frame.get("filename")), frame.get("line")) for frame in frames]
-    python = [frame for frame in every if frame[1].endswith(".py") or frame[1].startswith("<")]
-    chosen = python or [frame for frame in every if not _ALLOCATOR.search(frame[0])] or every
-    return [f"{name} ({file}:{line})" for name, file, line in chosen[:FRAMES]]
 
 
 def _number(value: Any) -> int:

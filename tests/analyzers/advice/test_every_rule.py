@@ -58,6 +58,10 @@ tables of test_faults_put_in.py."""
 
 ELSEWHERE = {
     "nccl_traffic_class": "tests/sources/nsys/test_link_counters.py, with the counters",
+    **dict.fromkeys(
+        ("fused_attention", "single_tensor_optimizer"),
+        "tests/analyzers/allocator/test_peak_contents.py, with the stacks that call for them",
+    ),
     "recompilation": "test_host_advice.py, on a report: a simulated job that compiles in every step is all warm-up",
 }
 

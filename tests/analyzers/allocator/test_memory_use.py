@@ -23,7 +23,8 @@ A, B, C = 0x1000_0000, 0x2000_0000, 0x4000_0000
 
 def analysed(path: Path) -> tuple[MemoryEntry, list[FindingEntry]]:
     result = run(RunFacts(gpuscope.open_trace(path), ()))
-    return result.sections[MEMORY][0], result.findings
+    # Every snapshot without a trace has its peak told, which test_peak_contents.py is about.
+    return result.sections[MEMORY][0], [one for one in result.findings if one["code"] != "memory_peak"]
 
 
 def grown_twice() -> list[Entry]:

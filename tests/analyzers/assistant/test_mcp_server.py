@@ -67,7 +67,7 @@ def test_an_assistant_finds_the_late_rank_and_proves_the_gain(samples: Path) -> 
         assert units.share(slow.report["verdict"]["share_frac"]) in verdict
         assert f"confidence {slow.report['verdict']['confidence']:.2g}" in verdict
         found = await ask("findings", run="ddp_slow_rank", code="straggler")
-        cost = units.duration(straggler["cost_ns_per_step"])
+        cost = units.duration(straggler["per_step_ns"])
         assert found.startswith(f"straggler (high) · rank 1 · {cost} per step")
         assert "evidence: rank 0 at " in found
         # Hypothesis: rank 1 computes more than rank 0.

@@ -60,6 +60,7 @@ def test_wait_and_transfer(tmp_path: Path) -> None:
             "rank": 1,
             "caused_wait_ns": 120_000,
             "caused_wait_ns_per_step": 60_000,
+            "per_step_ns": 60_000,
             "root_wait_ns": 120_000,
             "phase": None,
             "operation": "gemm",

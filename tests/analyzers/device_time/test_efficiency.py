@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import needs
 from helpers.kineto import Event, call, kernel, note, op, write
 
 from gpuscope.analyzers.device_time.kernels import efficiency, kernel_times
@@ -162,7 +163,7 @@ def test_shapes_of_an_nsys_report() -> None:
     """109 `aten::bmm` ranges; their sizes, summed with SQL and by hand, give 533,968,453,632."""
     path = SHARED / "nsys/bolong/small_fwd_A100.sqlite"
     if not path.exists():
-        pytest.skip("the shared traces are not beside this checkout")
+        pytest.skip(needs.PUBLIC_TRACES)
     trace = open_trace(path)
     (found,) = efficiency.run(trace, views(trace)).sections[EFFICIENCY]
     assert found["precisions"] == [{"precision": "fp32", "flops": 533_968_453_632, "peak_flops_per_s": 19.5e12}]
@@ -174,7 +175,7 @@ def test_qwen_on_h100() -> None:
     """34 flash kernels of 113.396 µs in the mean, 20.479 GFLOP each; 47.5 % was called «optimizer» for its lambdas."""
     path = SHARED / "kineto/tracelens_qwen/h100.json.gz"
     if not path.exists():
-        pytest.skip("the shared traces are not beside this checkout")
+        pytest.skip(needs.PUBLIC_TRACES)
     trace = open_trace(path)
     kernels: list[KernelEntry] = kernel_times.run(trace, views(trace)).sections[KERNELS]
     flash = next(entry for entry in kernels if "flash_fwd_kernel" in entry["name"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers import needs
 from helpers.jobs import Host, Issue, Launch, Step, Wait, job, steps
 
 from gpuscope.analyzers.replay import engine
@@ -42,7 +43,7 @@ def test_a_circle_is_told() -> None:
         replay(graph.add([], [(3, 2, 0, Edge.EVENT)]))
 
 
-@pytest.mark.skipif(engine._CORE is None, reason="built without the native core")
+@pytest.mark.skipif(engine._CORE is None, reason=needs.NATIVE_CORE)
 @pytest.mark.parametrize("seed", range(5))
 def test_the_native_core_and_python_agree_to_the_nanosecond(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random graphs: edges lead from lower to higher numbers, a few nodes begin at a fixed time."""
@@ -61,7 +62,7 @@ def test_the_native_core_and_python_agree_to_the_nanosecond(seed: int, monkeypat
     assert (compiled.end == plain.end).all()
 
 
-@pytest.mark.skipif(engine._CORE is None, reason="built without the native core")
+@pytest.mark.skipif(engine._CORE is None, reason=needs.NATIVE_CORE)
 def test_the_native_core_refuses_edges_to_nowhere() -> None:
     one = np.zeros(1, np.int64)
     for src, lag in ((one + 1, one), (one - 1, one), (one, one[:0])):

@@ -15,6 +15,7 @@ from helpers.operations import Row, rows, write
 import gpuscope
 from gpuscope.errors import UsageError
 from gpuscope.report.schema.document import FindingEntry, Report, Slowdown
+from gpuscope.report.view.straggler_sentences import slowest_ranks
 
 MS = 1_000_000
 
@@ -82,7 +83,9 @@ def test_one_slow_worker_of_four(tmp_path: Path) -> None:
     assert found["explained"]["by_rank"]["1"] == pytest.approx((140 - 107.5) / (140 - 122.5))
     (finding,) = of_slowdown(report)
     assert (finding["code"], finding["severity"], finding["ranks"]) == ("slow_worker", "high", [1])
-    assert finding["cost_ns_per_step"] == 32.5 * MS
+    # 32.5 ms go away with it, for the others are quicker than the mean; it costs no more than all slowness does.
+    assert finding["cost_ns_per_step"] == 17.5 * MS
+    assert finding["share_frac"] == pytest.approx(1 - 1 / found["total"])
     first = finding["evidence"][0]
     assert (first["rank"], first["name"], first["dur_ns"]) == (1, "backward-compute", 40 * MS)
 
@@ -317,6 +320,21 @@ def test_published_jobs(shared_traces: Path, job: str, total: float, code: str, 
     assert explained["by_rank"][worker] == pytest.approx(of_worker["Mw"], abs=1e-4)
     (finding,) = of_slowdown(report)
     assert (finding["code"], finding["severity"], finding["ranks"]) == (code, "high", ranks)
-    without = found["replayed_step_ns"] - finding["cost_ns_per_step"]
-    told = of_stage if code == "slow_stage" else of_worker
+    by, told = (("by_stage", of_stage), ("by_rank", of_worker))[code == "slow_worker"]
+    lost = found["replayed_step_ns"] - found["ideal_step_ns"]
+    without = found["replayed_step_ns"] - explained[by]["3" if code == "slow_stage" else worker] * lost
     assert without / 1e9 == pytest.approx(told["trem"], rel=1e-6)
+    assert finding["share_frac"] <= report["verdict"]["share_frac"] + 1e-9
+    assert all(share <= report["verdict"]["share_frac"] + 1e-9 for _, share in slowest_ranks(found))
+
+
+def test_the_slow_worker_is_predicted_as_its_finding_says(shared_traces: Path) -> None:
+    report = report_of(shared_traces / "straggler" / "trace-AR.parquet")
+    (finding,) = of_slowdown(report)
+    (change,) = [one for one in report["suggestions"] if one["finding"] == "slow_worker"]
+    predicted, step = change["predicted"], report["step_time"]
+    assert step is not None
+    assert predicted["step_ns_before"] == step["median_ns"]
+    assert predicted["step_ns_before"] - predicted["step_ns_after"] == finding.get("per_step_ns")
+    assert predicted["low_ns"] <= predicted["step_ns_after"] <= predicted["high_ns"]
+    assert predicted["basis"]

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,10 +16,27 @@ from click.testing import CliRunner
 
 from gpuscope.analyzers.commands.watch import command
 from gpuscope.analyzers.watching.alerts import alerts, common_steps, exposed_frac, late_ranks
-from gpuscope.analyzers.watching.measures import RunWatcher
+from gpuscope.analyzers.watching.measures import BLOCK, RunWatcher
 from gpuscope.errors import InputError
 
 MS = 1_000_000
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """At most 20 s, and 1 GiB more than now: a reader that is caught fails here instead of the machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else None
+    if pages is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), before[1]))
+    previous = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("not done after 20 s"))
+    signal.alarm(20)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def write(folder: Path, rank: int, steps: range, *, own_ms: int, step_ms: int = 100, status: str = "running") -> None:
@@ -113,3 +136,96 @@ def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path / "none", tmp_path):
         with pytest.raises(InputError, match="folder"):
             RunWatcher(folder)
+
+
+def no_plain_file(path: Path, kind: str, elsewhere: Path) -> None:
+    """What an attacker, or an accident, puts in a file's place."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made, chdir(path.parent):  # the name of a socket is short
+            made.bind(path.name)
+    elif kind == "too large":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    elif kind == "link out":
+        elsewhere.write_text("{}\n")
+        path.symlink_to(elsewhere)
+    else:
+        path.symlink_to("/dev/zero")
+
+
+HOSTILE = ("/dev/zero", "pipe", "socket", "too large", "link out")
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("name", ["measures/rank1.jsonl", "manifest.json", "manifest.d/rank0.json"])
+def test_what_is_no_plain_file_of_the_run_folder_is_not_read_and_told(tmp_path: Path, name: str, kind: str) -> None:
+    folder = tmp_path / "run"
+    write(folder, 0, range(5), own_ms=80, status="completed")
+    (folder / "manifest.d").mkdir()
+    no_plain_file(folder / name, kind, tmp_path / "elsewhere")
+    with limited():
+        seen = RunWatcher(folder).look()
+        said = CliRunner().invoke(command, [str(folder), "--once"]).output
+    assert [refused.name for refused in seen.refused] == [name]
+    assert common_steps(seen) == [1, 2, 3, 4]
+    assert name in said
+
+
+@pytest.mark.parametrize("name", ["measures", "manifest.d"])
+def test_a_folder_that_leads_out_of_the_run_folder_is_not_followed(tmp_path: Path, name: str) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    write(other, 0, range(5), own_ms=80, status="completed")
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps({"run_id": "r", "status": "completed"}))
+    (folder / name).symlink_to(other / "measures")
+    seen = RunWatcher(folder).look()
+    assert ([(one.name, one.reason) for one in seen.refused], dict(seen.steps)) == ([(name, "leads_out")], {})
+
+
+@pytest.mark.parametrize("path", ["../trace.json", "/dev/zero", "link.json"])
+def test_a_finished_window_outside_the_run_folder_is_not_read_and_told(tmp_path: Path, path: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    files = [{"kind": "torch_profiler", "path": path}]
+    (folder / "manifest.json").write_text(json.dumps({"run_id": "r", "status": "completed", "files": files}))
+    (tmp_path / "trace.json").write_text("[]")
+    (folder / "link.json").symlink_to(tmp_path / "trace.json")
+    seen = RunWatcher(folder).look()
+    assert (seen.windows, [refused.name for refused in seen.refused]) == ((), [path])
+
+
+def test_links_inside_the_run_folder_are_followed(tmp_path: Path) -> None:
+    write(tmp_path, 0, range(5), own_ms=80)
+    (tmp_path / "measures" / "rank0.jsonl").rename(tmp_path / "kept.jsonl")
+    (tmp_path / "measures" / "rank0.jsonl").symlink_to("../kept.jsonl")
+    seen = RunWatcher(tmp_path).look()
+    assert (common_steps(seen), seen.refused) == ([1, 2, 3, 4], ())
+
+
+def test_a_line_without_an_end_is_one_lost_line(tmp_path: Path) -> None:
+    """However long it is, and also while it is being written."""
+    write(tmp_path, 0, range(3), own_ms=80)
+    path = tmp_path / "measures" / "rank0.jsonl"
+    watcher = RunWatcher(tmp_path)
+    with path.open("ab") as file:
+        file.write(b"x" * (3 * BLOCK + 5))
+    with limited():
+        assert (common_steps(watcher.look()), watcher.look().lost) == ([1, 2], 1)
+    with path.open("ab") as file:
+        file.write(b"x\n")
+    write(tmp_path, 0, range(3, 5), own_ms=80)
+    seen = watcher.look()
+    assert (common_steps(seen), seen.lost) == ([1, 2, 3, 4], 1)
+
+
+def test_the_live_page_tells_what_is_not_read(tmp_path: Path) -> None:
+    pytest.importorskip("dash")
+    from gpuscope.dashboards.live.live_app import _state
+
+    write(tmp_path, 0, range(5), own_ms=80)
+    (tmp_path / "measures" / "rank1.jsonl").symlink_to("/dev/zero")
+    seen = RunWatcher(tmp_path).look()
+    assert "measures/rank1.jsonl" in str(_state(seen, "", None))

@@ -6,8 +6,10 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+from helpers.analysed import report as analysed
 
 from gpuscope.report.html import drawing, html_report
 from gpuscope.report.html.evidence_drawing import Moments
@@ -81,6 +83,16 @@ def test_hostile_names_are_text(hostile: Report) -> None:
     assert len(page.of("script")) == 1
     assert "<script>alert(1)</script>\\x1b[2J" in "".join(page.text)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", document)
+
+
+def test_what_stands_between_backticks_is_code_and_no_markup_is_shown(input_bound: Report, samples: Path) -> None:
+    input_bound["suggestions"][0]["verify"] = "the cause `sync` is gone, `<b>` is not"
+    written = html_report.render(input_bound)
+    assert "<code>sync</code>" in written
+    assert "<code>&lt;b&gt;</code>" in written
+    for document in (written, html_report.render(analysed(samples / "ddp_slow_loader"))):
+        assert not re.search(r"&(?:amp;)?lt;/?(?:code|span|em|strong|br|a)\b", document)
+        assert "`" not in "".join(Page(document).text)
 
 
 def test_each_evidence_links_to_its_mark_on_its_ranks_strip(input_bound: Report) -> None:

@@ -86,7 +86,7 @@ def test_a_late_rank_is_named_and_has_its_bar(many_ranks: Report) -> None:
     many_ranks["findings"] = [
         {
             "code": "straggler", "severity": "high", "message": "", "ranks": [7], "cost_ns_per_step": 92_120_000,
-            "cost_ns": None, "share_frac": 0.369, "evidence": [],
+            "cost_ns": None, "share_frac": 0.369, "evidence": [], "per_step_ns": 92_120_000,
         }
     ]  # fmt: skip
     many_ranks["verdict"]["cause"] = "straggler"
@@ -137,7 +137,7 @@ def test_on_a_sample_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
 def found(code: str, share: float, message: str = "", ranks: Sequence[int] = ()) -> FindingEntry:
     return {
         "code": code, "severity": "high", "message": message, "ranks": list(ranks), "cost_ns_per_step": 10_000_000,
-        "cost_ns": None, "share_frac": share, "evidence": [],
+        "cost_ns": None, "share_frac": share, "evidence": [], "per_step_ns": 10_000_000,
     }  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def test_of_operations_alone_the_slow_stage_is_named_and_not_the_schedule(input_
     }  # fmt: skip
     shown = written(report)
     assert "Communication-bound: stragglers make the step 1.250 times as long (34.5 % of\nit); confidence" in shown
-    assert "By how much each rank alone lengthens the step: rank 7 20.0 %\n" in shown
+    assert "What each rank's slowness alone costs of the step: rank 7 16.7 %\n" in shown
 
 
 def test_compute_is_shared_out_by_kernels_of_judged_steps(healthy: Report) -> None:

@@ -16,7 +16,7 @@ from gpuscope.report.view.summary import sentence, summary
 def finding(code: str, share: float, message: str = "", ranks: Sequence[int] = ()) -> FindingEntry:
     return {
         "code": code, "severity": "high", "message": message, "ranks": list(ranks), "cost_ns_per_step": 10_000_000,
-        "cost_ns": None, "share_frac": share, "evidence": [],
+        "cost_ns": None, "share_frac": share, "evidence": [], "per_step_ns": 10_000_000,
     }  # fmt: skip
 
 
@@ -33,8 +33,8 @@ def change(code: str, answers: str, after_ms: int, high_ms: int | None = None) -
 
 def late(rank: int, reason: str | None, why: str) -> StragglerEntry:
     return {
-        "rank": rank, "caused_wait_ns": 1, "caused_wait_ns_per_step": 1, "root_wait_ns": 1, "phase": None,
-        "operation": None, "recurrent": True, "reason": reason, "reason_why": why,
+        "rank": rank, "caused_wait_ns": 1, "caused_wait_ns_per_step": 1, "per_step_ns": 1, "root_wait_ns": 1,
+        "phase": None, "operation": None, "recurrent": True, "reason": reason, "reason_why": why,
     }  # type: ignore[typeddict-item]  # fmt: skip
 
 

@@ -51,7 +51,8 @@ def test_sizes_and_rates() -> None:
     assert units.size(512) == "512 B"
     assert units.size(4_194_304) == "4.194 MB"
     assert units.bandwidth(186.24) == "186.2 GB/s"
-    assert units.bandwidth(0.0001) == "<0.01 GB/s"
+    assert units.bandwidth(0.0001) == "100.0 kB/s"
+    assert units.bandwidth(0.000299816) == "299.8 kB/s"
     assert units.bandwidth(float("nan")) == "-"
     assert units.flop_rate(3.12e14) == "312.0 TFLOP/s"
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from click.testing import CliRunner
+from helpers import needs
 
 from gpuscope.cli import main
 from gpuscope.errors import UsageError
@@ -74,7 +75,7 @@ def test_host_copies_are_labelled_where_there_is_no_gpu(monkeypatch: pytest.Monk
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=needs.GPU)
 def test_device_copies() -> None:
     kinds = [row.kind for row in measure(nbytes=1024**2, iterations=3).rows]
     assert kinds[:5] == ["host_to_device", "device_to_host"] * 2 + ["device_memcpy"]

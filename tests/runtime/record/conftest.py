@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import needs
 
 pytest.importorskip("torch", reason="recording needs torch")
 
@@ -124,7 +125,7 @@ def listener(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("nvtx")
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or sys.platform != "linux":
-        pytest.skip("needs a C compiler on Linux to build an NVTX tool")
+        pytest.skip(needs.C_COMPILER)
     library = tmp_path_factory.mktemp("nvtx") / "listener.so"
     source = Path(__file__).with_name("nvtx_listener.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)

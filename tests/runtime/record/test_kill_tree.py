@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import needs
 
 from gpuscope.instrumented_runtime.record.launch import kill_tree
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are found in /proc")
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason=needs.PROC)
 def test_grandchildren_die_too() -> None:
     child = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
     process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import needs
 
 pytest.importorskip("torch", reason="recording needs torch")
 
@@ -68,8 +69,8 @@ def has_slurm() -> bool:
         return False
 
 
-needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun on PATH")
-needs_slurm = pytest.mark.skipif(not has_slurm(), reason="needs Slurm with an idle node")
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason=needs.MPIRUN)
+needs_slurm = pytest.mark.skipif(not has_slurm(), reason=needs.SLURM)
 
 
 def free_port() -> int:
@@ -231,7 +232,7 @@ def _until(job: subprocess.Popen[str], true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.nsys
-@pytest.mark.skipif(shutil.which("nsys") is None, reason="needs NVIDIA's nsys on PATH")
+@pytest.mark.skipif(shutil.which("nsys") is None, reason=needs.NSYS)
 @pytest.mark.parametrize(
     ("launcher", "options", "ranks"),
     [

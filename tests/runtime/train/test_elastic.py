@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import needs
 
 pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds a worker's parent in /proc"),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason=needs.PROC),
 ]
 
 STEPS = 24

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import needs
 from helpers.kineto import Event, call, copy, kernel, note, op, python, span
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from gpuscope.sources.kineto.native_block import Native
 from gpuscope.trace.schema import SCHEMAS
 from gpuscope.trace.trace import Trace
 
-pytestmark = pytest.mark.skipif(core is None, reason="no native core: python hatch_build.py compiles it")
+pytestmark = pytest.mark.skipif(core is None, reason=needs.NATIVE_CORE)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers import needs
 
 import gpuscope
 from gpuscope.errors import InputError
@@ -18,7 +19,7 @@ from gpuscope.trace.trace import Trace
 
 needs_nsys = [
     pytest.mark.nsys,
-    pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys on PATH"),
+    pytest.mark.skipif(shutil.which("nsys") is None, reason=needs.NSYS),
 ]
 
 
@@ -133,7 +134,7 @@ class TestWithNsys:
         shutil.copy(traces / "zx3xyy" / "result.nsys-rep", tmp_path)
         with pytest.raises(InputError, match=r"Version number is invalid: 2024@6@2") as error:
             gpuscope.open_trace(tmp_path / "result.nsys-rep")
-        assert "install nsys 2024.6.2 or later" in str(error.value.hint)
+        assert "nsight-systems-2024.6.2 " in str(error.value.hint)
 
     @pytest.mark.slow
     def test_a_report_recorded_on_the_spot(self, tmp_path: Path) -> None:

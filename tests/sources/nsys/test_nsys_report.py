@@ -128,8 +128,35 @@ def test_a_refusal_passes_on_nsys_own_words(report: Path) -> None:
         gpuscope.open_trace(report)
     assert words in error.value.message
     assert "Exporting" not in error.value.message
-    assert "install nsys 2026.1.3 or later" in str(error.value.hint)
-    assert "2022.4.2.1" in str(error.value.hint)
+    hint = str(error.value.hint)
+    assert "nsight-systems-2026.1.3 " in hint  # the package of that version
+    assert "2022.4.2.1" in hint
+    assert "nsys export --type sqlite --include-blobs=true --include-json=true --output run.sqlite run.nsys-rep" in hint
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["Report was created in Nsight Systems version (2025.6.1.190), newer than your current version",
+     "Exportation error: Version number is invalid: 2025@6@1@190-251335620677v0"],
+)  # fmt: skip
+def test_the_version_that_wrote_a_report_is_taken_from_nsys_where_the_report_does_not_begin_with_it(
+    report: Path, words: str
+) -> None:
+    named = report.with_name("my run.nsys-rep")
+    named.write_bytes(b"NVIDIA Tegra Profiler Report 1.\nbody")
+    (programs(report) / "refuse").write_text(words)
+    with pytest.raises(InputError) as error:
+        gpuscope.open_trace(named)
+    assert "nsight-systems-2025.6.1 " in str(error.value.hint)
+    assert "nsys export --type sqlite --output 'my run.sqlite' 'my run.nsys-rep'" in str(error.value.hint)
+
+
+def test_a_damaged_report_asks_for_no_newer_nsys(report: Path) -> None:
+    report.write_bytes(HEAD.replace(b"2026@1@3@140", b"2021@1@3@140") + b"body")
+    (programs(report) / "refuse").write_text("Corrupt stream")
+    with pytest.raises(InputError) as error:
+        gpuscope.open_trace(report)
+    assert "nsight-systems-" not in str(error.value.hint)
 
 
 def test_interrupted_it_leaves_nothing_half_made(report: Path) -> None:

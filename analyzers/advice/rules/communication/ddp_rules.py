@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import cost, in_dialect, python
+from gpuscope.analyzers.advice.framework_settings import cost, in_dialect, needed, python, step_now
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import AccumulatedGradients, GradientViews, Predicted, Refused
 from gpuscope.report.schema.document import FindingEntry
@@ -51,7 +51,7 @@ def _no_sync(case: Case, finding: FindingEntry) -> Proposal:
 
 
 def _no_search(finding: FindingEntry) -> Proposal:
-    gain = finding["cost_ns_per_step"] or 0
+    gain = finding.get("per_step_ns") or 0
     return Proposal(
         code="static_graph",
         action="Do without the search for unused parameters",
@@ -83,9 +83,8 @@ def _ddp(case: Case, finding: FindingEntry) -> Proposal | None:
     own = [rank for rank in case.report["ranks"] if rank["rank"] in finding["ranks"] and rank["device"] is not None]
     if len(own) < 2:
         return None
-    steps = max(own[0]["steps"], 1)
-    before = max(rank["window_ns"] for rank in own) // steps
-    compute = [rank["breakdown_ns"]["compute"] // steps for rank in own]
+    before = step_now(case)
+    compute = [needed(case, rank, "compute") for rank in own]
     best, busiest = sum(compute) // len(compute), max(compute)
     expected = min(round(busiest * UNEVEN), before)
     outcome = Predicted(

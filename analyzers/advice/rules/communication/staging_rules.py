@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, python
+from gpuscope.analyzers.advice.framework_settings import config, cost, python, step_now
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Predicted, Refused
 from gpuscope.report.schema.document import FindingEntry
@@ -33,9 +33,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 
 def _outcome(case: Case, finding: FindingEntry) -> Predicted | Refused:
     """The copies gone, the messages as long as they are."""
-    own = [rank for rank in case.report["ranks"] if rank["rank"] in finding["ranks"]]
-    before = max((rank["window_ns"] // max(rank["steps"], 1) for rank in own), default=0)
-    saved = finding["cost_ns_per_step"] or 0
+    before = step_now(case)
+    saved = finding.get("per_step_ns") or 0
     if not 0 < saved < before:
         return Refused("how long the copies take in a step is not known")
     return Predicted(

@@ -7,7 +7,7 @@ from statistics import median
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Refused, ReplacedRank, SharedWork
+from gpuscope.analyzers.frame.changes import Predicted, Refused, ReplacedRank, SharedWork
 from gpuscope.report.schema.document import FindingEntry, Setting, StragglerEntry
 
 MIN_STEPS = 2
@@ -61,17 +61,31 @@ def _to_blame(case: Case, entry: StragglerEntry) -> bool:
 def _slow_device(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
     shown = f"; {entry['reason_why']}" if entry is not None and entry["reason_why"] else ""
     rocm = case.rocm
+    timed = _from_timers(case, rank)
     return Proposal(
         code="slow_rank",
         action=f"Check the device of rank {rank}, and drain or replace its node",
-        why=f"{cost(finding)}{shown}; with this rank as fast as the median of its peers the step is shorter",
+        why=f"{cost(finding)}{shown}; with this rank as fast as its peers the step is shorter",
         setting=config(f"node of rank {rank}", "drained until it is checked"),
         risk="none for the run; if a neighbour on the same host draws power or bandwidth, another host helps as much",
         verify=("`rocm-smi --showclocks --showthrottle`" if rocm else "`nvidia-smi -q -d CLOCK,PERFORMANCE,ECC`")
         + f" on its host; swap two hosts and see whether the late rank stays {rank}",
-        changes=(ReplacedRank(rank),),
+        changes=() if timed else (ReplacedRank(rank),),
+        outcome=timed,
         subject=f"rank {rank}",
     )
+
+
+def _from_timers(case: Case, rank: int) -> Predicted | None:
+    """What the slowdown of a job known by its operations alone says of a rank: there is no timeline to replay."""
+    slowdown = case.report.get("slowdown")
+    found = slowdown.get("at_peers_pace", {}).get(str(rank)) if slowdown is not None else None
+    if found is None:
+        return None
+    return Predicted(
+        found["step_ns_before"], found["step_ns_after"], found["low_ns"], found["high_ns"], found["basis"],
+        found["provenance"],
+    )  # fmt: skip
 
 
 def _uneven_data(_: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gpuscope.analyzers.advice.framework_settings import step_now
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.allocator.allocator_settings import merged
 from gpuscope.analyzers.frame.changes import NoAllocatorStalls, Predicted, Refused
@@ -27,8 +28,9 @@ _RISKS = {
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The best setting that was replayed; where none could be, the usual one without a prediction."""
-    entry = next((one for one in case.report.get("memory", []) if one["replay"] and one["rank"] in finding["ranks"]
-                  and (one["replay"]["changes"] or one["replay"]["why"])), None)  # fmt: skip
+    own = [one for one in case.report.get("memory", []) if one["rank"] in finding["ranks"] or not finding["ranks"]]
+    replayed = ((one, one["replay"]) for one in own if one["replay"])
+    entry = next((one for one, replay in replayed if replay["changes"] or replay["why"]), None)
     if entry is None or entry["replay"] is None:
         return
     replay, best = entry["replay"], entry["replay"]["best"]
@@ -54,8 +56,7 @@ def _outcome(case: Case, entry: MemoryEntry, replay: AllocatorReplayEntry, best:
         outcome = case.predict((NoAllocatorStalls(),))
         if isinstance(outcome, Predicted):
             return replace(outcome, basis=f"{basis}; {outcome.basis}")
-    steps = [rank["window_ns"] / max(rank["steps"], 1) for rank in case.report["ranks"]]
-    step = round(sum(steps) / len(steps)) if steps else 0
+    step = step_now(case)
     return Predicted(step, step, step, step, basis)
 
 

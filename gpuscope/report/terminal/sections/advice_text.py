@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuscope.report.schema.document import Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import prediction_sentences
+from gpuscope.report.view import memory_sentences, prediction_sentences
 from gpuscope.report.view.prediction_sentences import setting_words
 from gpuscope.report.view.summary import in_order
 
@@ -15,7 +15,7 @@ def section(report: Report, writer: Writer) -> None:
     if not (suggestions or advice["unpredicted"] or advice["why"]):
         return
     writer.heading("What to change")
-    if not suggestions:
+    if advice["why"]:
         writer.line(f"Nothing: {advice['why']}.")
     for suggestion in in_order(report):
         _suggestion(suggestion, writer)
@@ -53,9 +53,13 @@ def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
 
 
 def _unpredicted(one: UnpredictedEntry, writer: Writer) -> None:
-    title = writer.text(f"Gain not estimated: {one['action']}", "bold")
-    writer.line(title, writer.text(f"  [for {one['finding']}]", "dim"))
+    saves = memory_sentences.saving(one) if "memory_bound" in one else ""
+    whose = f", {one['path'].rpartition('/')[2]}" if "path" in one else ""
+    title = writer.text(one["action"] if saves else f"Gain not estimated: {one['action']}", "bold")
+    writer.line(title, writer.text(f"  [for {one['finding']}{whose}]", "dim"))
     writer.line(f"{'set':<8}", setting_words(one, brief=False), indent=2, hang=8)
-    writer.line(f"{'why not':<8}", one["why_not"], indent=2, hang=8)
+    if saves:
+        writer.line(f"{'saves':<8}", f"at most {saves}: {one['memory_bound']['basis']}", indent=2, hang=8)
+    writer.line(f"{'why not' if not saves else 'time':<8}", one["why_not"], indent=2, hang=8)
     if one.get("verify"):
         writer.line(f"{'verify':<8}", one["verify"], indent=2, hang=8)

@@ -64,9 +64,9 @@ def _nccl(nccl: Nccl, writer: Writer) -> None:
             hang=2,
         )
     if nccl["average_busbw_gbps"]:
-        shown = ", ".join(f"{value:g}" for value in nccl["average_busbw_gbps"][:AVERAGES_SHOWN])
+        shown = ", ".join(units.bandwidth(value) for value in nccl["average_busbw_gbps"][:AVERAGES_SHOWN])
         more = ", …" if len(nccl["average_busbw_gbps"]) > AVERAGES_SHOWN else ""
-        writer.line(f"nccl-tests' own average bus bandwidth: {shown}{more} GB/s")
+        writer.line(f"nccl-tests' own average bus bandwidth: {shown}{more}")
     for variable in nccl["environment"]:
         writer.line(f"set: {variable['name']}={variable['value']}", hang=2)
     _choices(nccl["choices"], writer)
@@ -187,9 +187,8 @@ def _counters(heading: str, entries: Sequence[LinkCounterEntry | DeviceCounterEn
     for entry in entries[:ROWS_SHOWN]:
         figures = (entry["mean"], entry.get("mean_while_computing"), entry["mean_while_exposed"], entry["peak"])
         cells = [_amount(value, entry["unit"]) for value in figures]  # type: ignore[arg-type]
-        cells.append(_course(entry["course"]))
         place, counter = writer.text(entry["place"]), writer.cell(entry["counter"])
-        table.add_row(place, counter, *(writer.text(cell) for cell in cells))
+        table.add_row(place, counter, *(writer.text(cell) for cell in cells), writer.cell(_course(entry["course"])))
     writer.show(table)
     writer.line(writer.text("mean while kernels compute, and while communication is exposed", "dim"))
     _more(len(entries), writer)

@@ -56,11 +56,11 @@ def _stragglers(report: Report, writer: Writer) -> None:
     if not rows:
         return
     writer.heading("Ranks that others waited for")
-    stepped = any(row.get("caused_wait_ns_per_step") is not None for row in rows)
+    stepped = any(row["per_step_ns"] is not None for row in rows)
     each = [">per step"] if stepped else []
     table = writer.table(">rank", ">caused wait", *each, ">traced to it", "<recurrent", "~late in", "~doing")
     for row in rows[:STRAGGLERS_SHOWN]:
-        waits = [row["caused_wait_ns"], *([row.get("caused_wait_ns_per_step")] if stepped else []), row["root_wait_ns"]]
+        waits = [row["caused_wait_ns"], *([row["per_step_ns"]] if stepped else []), row["root_wait_ns"]]
         table.add_row(
             writer.text(str(row["rank"])),
             *(writer.text(units.duration(wait)) for wait in waits),

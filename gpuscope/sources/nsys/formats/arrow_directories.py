@@ -15,6 +15,7 @@ import numpy as np
 from gpuscope.errors import InputError
 from gpuscope.sources.nsys.formats.range_texts import RARER, USUAL, RangeTexts, range_texts
 from gpuscope.sources.pyarrow_import import require_pyarrow
+from gpuscope.sources.source import check_readable
 from gpuscope.trace.columns.table import Array, Mask, Times, constant, narrowed
 from gpuscope.trace.schema import NA
 
@@ -38,10 +39,12 @@ class ArrowTables:
     """A parquetdir or arrowdir, as `nsys_tables.Tables`."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `InputError` where pyarrow is not installed."""
+        """Raises `InputError` where pyarrow is not installed, or a table is no plain file."""
         self.path = path
         self.invalid_utf8 = False
         files = _table_files(path)
+        for file in files:
+            check_readable(file)
         self._files = {file.stem: file for file in files}
         self.format = _FORMATS[files[0].suffix]
         self._arrow = require_pyarrow(path, "a parquetdir or arrowdir")
@@ -62,7 +65,7 @@ class ArrowTables:
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Times]:
         there = [name for name in columns if name in self.columns(table)]
         if not there:
-            return {name: np.empty(0, np.int64) for name in columns}
+            return dict.fromkeys(columns, constant(NA, self._count(table), np.int64))
         found = self._read(table, there)
         missing = constant(NA, found.num_rows, np.int64)
         return {name: self._integers(found[name]) if name in there else missing for name in columns}
@@ -123,12 +126,17 @@ class ArrowTables:
         """Python values of a column."""
         values = self._column(table, column)
         if values is None:
-            return []
+            return [None] * (self._count(table) if rows is None else int(np.count_nonzero(rows)))
         if rows is not None:
-            if len(rows) != len(values):  # the columns that the rows were picked by are not there
-                return []
             values = values.filter(self._arrow.array(rows))
         return list(values.to_pylist())
+
+    def _count(self, table: str) -> int:
+        """Rows of a table; 0 where it is missing."""
+        if table not in self._files:
+            return 0
+        some = sorted(self.columns(table))[:1]
+        return int(self._read(table, some).num_rows) if some else 0
 
     def _column(self, table: str, column: str) -> Any:
         """A column, text as bytes, since nsys does not promise UTF-8; None where it is missing."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, compress, islice
+from itertools import chain, compress, islice, repeat
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -32,7 +32,8 @@ _CHUNK = 1 << 16
 
 
 class Tables(Protocol):
-    """Read access to an export. All methods give rows in the same order."""
+    """Read access to an export. All methods give a table's rows in the same order, and as many, whichever columns of it
+    are there; nothing where the table itself is missing."""
 
     path: Path
     format: str
@@ -57,15 +58,15 @@ class Tables(Protocol):
         ...
 
     def texts(self, table: str, column: str, rows: Mask | None = None) -> Iterator[str | None]:
-        """A text column, or the rows of it that `rows` picks; nothing where table or column is missing."""
+        """A text column, or the rows of it that `rows` picks; None where there is no text or no such column."""
         ...
 
     def range_texts(self, table: str, column: str) -> RangeTexts:
-        """The texts of NVTX ranges, each distinct one once; of no rows where table or column is missing."""
+        """The texts of NVTX ranges, each distinct one once; of no rows where the column is missing."""
         ...
 
     def blobs(self, table: str, column: str, rows: Mask) -> list[bytes | None]:
-        """The bytes in the rows that `rows` picks; empty where table or column is missing."""
+        """The bytes in the rows that `rows` picks; None where there are none or no such column."""
         ...
 
     def close(self) -> None: ...
@@ -114,7 +115,8 @@ class SqliteTables:
     def narrow_integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
         there = [name for name in columns if name in self.columns(table)]
         if not there:
-            return {name: np.empty(0, np.int64) for name in columns}
+            missing = constant(NA, self._count(table), np.int64)
+            return dict.fromkeys(columns, missing)
         found = self._bulk(table, there)
         if found is None:
             whole = [f"CASE typeof({_quoted(n)}) WHEN 'integer' THEN {_quoted(n)} ELSE {NA} END" for n in there]
@@ -125,7 +127,7 @@ class SqliteTables:
 
     def texts(self, table: str, column: str, rows: Mask | None = None) -> Iterator[str | None]:
         if column not in self.columns(table):
-            return iter(())
+            return repeat(None, self._count(table) if rows is None else int(np.count_nonzero(rows)))
         # Most files hold nothing but UTF-8: the quick way first, and from the failing row on the lenient one.
         select = f"SELECT CAST({_quoted(column)} AS TEXT) FROM {_quoted(table)}"
         values = self._decoded(select)
@@ -136,13 +138,19 @@ class SqliteTables:
 
     def blobs(self, table: str, column: str, rows: Mask) -> list[bytes | None]:
         if column not in self.columns(table):
-            return []
+            return [None] * int(np.count_nonzero(rows))
         # The column is declared TEXT and holds bytes.
         select = f"SELECT CAST({_quoted(column)} AS BLOB) FROM {_quoted(table)} ORDER BY rowid"
         return list(compress(chain.from_iterable(self._rows(select)), rows.tolist()))
 
     def close(self) -> None:
         self._connection.close()
+
+    def _count(self, table: str) -> int:
+        """Rows of a table; 0 where it is missing."""
+        if table not in self._names:
+            return 0
+        return int(next(self._rows(f"SELECT count(*) FROM {_quoted(table)}"))[0])
 
     def _bulk(self, table: str, columns: list[str]) -> list[Array] | None:
         """Integer columns of a large table by the native core; None for others, and where it can't."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from gpuscope.errors import InputError, UsageError
 
 _MAGIC = b"NVIDIA Tegra Profiler Report "
 _VERSION = re.compile(_MAGIC + rb"(\d+)@(\d+)@(\d+)")
+_SAID = re.compile(r"[Vv]ersion[^\d]{0,24}(\d{4})[.@](\d+)[.@](\d+)")
+"""«Report was created in Nsight Systems version (2025.6.1.190)», «Version number is invalid: 2024@6@2@225»."""
 _PERCENT = re.compile(rb"(\d{1,3})%")
 _PROGRESS = re.compile(r"Exporting \d+ events: \[[^\]]*\]|^\s*Processing.*$", re.MULTILINE)
 _WANTED = ("--include-blobs", "--include-json")
@@ -48,17 +51,17 @@ def find_nsys(path: Path, wanted: str | None) -> str:
         raise InputError(
             f"{path}: reading a report needs NVIDIA's nsys, and none is on PATH",
             hint=f"run this where nsys{f' {version} or later' if version else ''} is installed, and pass "
-            f"{path.with_suffix('.sqlite').name} instead:\n  {command_elsewhere(path)}\n"
+            f"{path.with_suffix('.sqlite').name} instead:\n  {command_elsewhere(path, version)}\n"
             "or name an nsys with --nsys or GPUSCOPE_NSYS",
         )
     return found
 
 
-def command_elsewhere(path: Path) -> str:
-    """The command that exports a report, to be run by hand where nsys is."""
-    version = report_version(path)
+def command_elsewhere(path: Path, version: str) -> str:
+    """The command that exports a report, to be run by hand where an nsys of that version is."""
     switches = "".join(f" {switch}=true" for switch in _WANTED) if version >= "2026" else ""
-    return f"nsys export --type sqlite{switches} --output {path.with_suffix('.sqlite').name} {path.name}"
+    names = (path.with_suffix(".sqlite").name, path.name)
+    return f"nsys export --type sqlite{switches} --output {shlex.quote(names[0])} {shlex.quote(names[1])}"
 
 
 def export(nsys: str, report: Path, output: Path, status: Callable[[str], None]) -> None:
@@ -84,14 +87,34 @@ def nsys_version(nsys: str) -> str:
 
 def _refusal(nsys: str, report: Path, code: int, said: str) -> InputError:
     words = " ".join(_PROGRESS.sub("", said.replace("\r", "\n")).split()) or f"it ended with status {code}"
-    needed = report_version(report)
-    need = f"nsys {needed} or later" if needed else "a newer nsys"
+    needed, here = _writer(report, words), nsys_version(nsys)
+    wanted = f"Nsight Systems {needed} or later" if needed else "a newer Nsight Systems"
+    package = f"the package nsight-systems-{needed} of NVIDIA's repositories, or " if needed else ""
+    install = (
+        f"install {wanted} ({package}https://developer.nvidia.com/nsight-systems), name its nsys by --nsys or "
+        "GPUSCOPE_NSYS"
+    )
+    if needed and _number(needed) <= _number(here):
+        install = "the report may be damaged: copy it again"
+    wrote = f"; the report was written by Nsight Systems {needed}" if needed else ""
     return InputError(
         f"{report}: nsys can't export it: {words}",
-        hint=f"this nsys is {nsys_version(nsys)} ({nsys}); install {need} "
-        f"(https://developer.nvidia.com/nsight-systems), name it by --nsys or GPUSCOPE_NSYS, or run it elsewhere:\n"
-        f"  {command_elsewhere(report)}",
+        hint=f"this nsys is {here} ({nsys}){wrote}. {install[0].upper()}{install[1:]}, or run this on a machine that "
+        f"has one, and pass {report.with_suffix('.sqlite').name} instead:\n  {command_elsewhere(report, needed)}",
     )
+
+
+def _writer(report: Path, words: str) -> str:
+    """The version that wrote a report, by its first bytes, else by what nsys says of it."""
+    found = report_version(report)
+    if not found and (told := _SAID.search(words)):
+        found = ".".join(told.groups())
+    return found
+
+
+def _number(version: str) -> list[int]:
+    """A version to be compared: its year, release and update."""
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 def _run(command: list[str], percent: Callable[[int], None]) -> tuple[int, str]:

@@ -26,8 +26,6 @@ class StringTable:
         self._names = names
         self._ids = ids[rows]
         texts = list(tables.texts("StringIds", "value", rows))
-        if len(texts) != len(self._ids):  # without the column `value`
-            texts = [None] * len(self._ids)
         there = np.array([text is not None for text in texts], np.bool_)
         self._ids = self._ids[there]
         self._texts = [text for text in texts if text is not None]

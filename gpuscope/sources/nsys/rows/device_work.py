@@ -91,7 +91,7 @@ def _add(builder: TraceBuilder, ranks: Ranks, rows: Rows, values: dict[str, Any]
 def rank_of(ranks: Ranks, rows: Rows) -> Times:
     """The rank of each device row, shape (n,)."""
     keys, inverse = distinct_pairs(rows["process"], rows["deviceId"])
-    found = [ranks.of_device.get((p, d), ranks.of_process.get(p, [0])[0]) for p, d in keys]
+    found = [ranks.on(process, device) for process, device in keys]
     if len(found) == 1:
         return constant(found[0], len(inverse), np.int64)
     return np.array(found, np.int64)[inverse]

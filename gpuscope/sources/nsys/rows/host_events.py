@@ -98,7 +98,7 @@ def _of_this_device(events: Events, ranks: Ranks, rank: int, rows: Rows) -> Time
         device_rows = take(events[table], events[table]["process"] == process)
         for device in np.unique(device_rows["deviceId"]).tolist():
             ids = device_rows["correlationId"][device_rows["deviceId"] == device]
-            (own if ranks.of_device[process, device] == rank else others).append(ids)
+            (own if ranks.on(process, device) == rank else others).append(ids)
     mine = np.isin(rows["correlation"], np.concatenate(own or [np.empty(0, np.int64)]))
     if rank == ranks.of_process[process][0]:
         mine |= ~np.isin(rows["correlation"], np.concatenate(others or [np.empty(0, np.int64)]))

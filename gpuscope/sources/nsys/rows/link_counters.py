@@ -91,13 +91,13 @@ def _by_metric(tables: Tables, column: str) -> dict[tuple[int, int], str | None]
     table = "TARGET_INFO_NETWORK_METRICS"
     ids = tables.integers(table, ("metricsListId", "metricsIdx"))
     keys = zip(ids["metricsListId"].tolist(), ids["metricsIdx"].tolist(), strict=True)
-    return dict(zip(keys, tables.texts(table, column), strict=False))
+    return dict(zip(keys, tables.texts(table, column), strict=True))
 
 
 def _cards(tables: Tables) -> dict[int, str | None]:
     """Network cards by the metrics' globalId."""
     infos = tables.integers("TARGET_INFO_NIC_INFO", ("nicId",))["nicId"].tolist()
-    names = dict(zip(infos, tables.texts("TARGET_INFO_NIC_INFO", "name"), strict=False))
+    names = dict(zip(infos, tables.texts("TARGET_INFO_NIC_INFO", "name"), strict=True))
     mapped = tables.integers("NIC_ID_MAP", ("globalId", "nicId"))
     pairs = zip(mapped["globalId"].tolist(), mapped["nicId"].tolist(), strict=True)
     return {g: f"NIC {name}" if (name := names.get(n)) is not None else None for g, n in pairs}
@@ -109,7 +109,7 @@ class _Switches:
     def __init__(self, tables: Tables) -> None:
         table = "NET_IB_DEVICE_INFO"
         guids = tables.integers(table, ("guid",))["guid"].tolist()
-        self._names = dict(zip(guids, tables.texts(table, "name"), strict=False))
+        self._names = dict(zip(guids, tables.texts(table, "name"), strict=True))
 
     def get(self, guid: int) -> str | None:
         """None where there is no GUID."""
@@ -122,7 +122,7 @@ def _of_congestion(adder: _Adder, tables: Tables) -> int:
     """Packets that a switch marked as congested, per egress port and millisecond."""
     table, switches = "NET_IB_SWITCH_CONGESTION_EVENT", _Switches(tables)
     rows = tables.integers(table, ("start", "globalId", "congestionType", "switchEgressPort"))
-    kinds = dict(zip(tables.integers(_KINDS, ("id",))["id"].tolist(), tables.texts(_KINDS, "label"), strict=False))
+    kinds = dict(zip(tables.integers(_KINDS, ("id",))["id"].tolist(), tables.texts(_KINDS, "label"), strict=True))
     known = (rows["start"] != NA) & (rows["globalId"] != NA)
     keys = np.stack([rows[name][known] for name in ("globalId", "switchEgressPort", "congestionType")]
                     + [rows["start"][known] // MILLISECOND], axis=1)  # fmt: skip
@@ -143,7 +143,7 @@ def _of_gpus(adder: _Adder, tables: Tables) -> int:
     ids = tables.integers(table, ("metricId",))["metricId"].tolist()
     wanted = {
         number: name
-        for number, name in zip(ids, tables.texts(table, "metricName"), strict=False)
+        for number, name in zip(ids, tables.texts(table, "metricName"), strict=True)
         if name is not None and any(part in name.lower() for part in _TAKEN)
     }
     rows = tables.integers("GPU_METRICS", ("timestamp", "typeId", "metricId", "value"))

@@ -63,12 +63,12 @@ def read_payloads(tables: Tables, events: Events, names: NamePool) -> tuple[dict
     found: dict[int, Payload] = {}
     undecoded = 0
     schemas = _schemas(tables)
-    for place, blob in zip(index.tolist(), tables.blobs(NVTX, "binaryData", mask), strict=False):
+    for place, blob in zip(index.tolist(), tables.blobs(NVTX, "binaryData", mask), strict=True):
         if blob:
             payload = _from_bytes(blob, schemas)
             undecoded += payload is None
             found.update({place: payload} if payload else {})
-    texts = list(zip(index.tolist(), tables.texts(NVTX, "jsonText", mask), strict=False))
+    texts = list(zip(index.tolist(), tables.texts(NVTX, "jsonText", mask), strict=True))
     by_id = index[rows["jsonTextId"][index] != NA].tolist()
     if events.strings is not None:
         texts += [(place, events.strings.text(int(rows["jsonTextId"][place]))) for place in by_id]

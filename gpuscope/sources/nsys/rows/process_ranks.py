@@ -66,6 +66,10 @@ class Ranks:
     left_out: int = 0
     """Host events of processes that are no rank."""
 
+    def on(self, process: int, device: int) -> int:
+        """The rank of work of a process on a device; of work without a device the first of the process."""
+        return self.of_device.get((process, device), self.of_process.get(process, [0])[0])
+
 
 @dataclass(frozen=True)
 class RecordedRanks:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import needs
 from helpers.cli import call
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -50,7 +51,7 @@ def test_the_report_is_that_of_the_traces(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["hta_2_of_128", "resnet50_num_workers_0"])
 def test_the_report_of_public_traces_too(tmp_path: Path, name: str) -> None:
     if not SHARED.exists():
-        pytest.skip("needs the public traces in ../shared")
+        pytest.skip(needs.PUBLIC_TRACES)
     found = parts_of(SHARED / name, tmp_path)
     assert dumps(analyze(*found).report) == dumps(analyze(SHARED / name).report)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import needs
 
 from gpuscope.instrumented_runtime.record.capture.nsys_capture import nsys_command, nsys_version
 
@@ -104,7 +105,7 @@ capture.stop()
 
 
 @pytest.mark.nsys
-@pytest.mark.skipif(shutil.which("nsys") is None, reason="needs NVIDIA's nsys on PATH")
+@pytest.mark.skipif(shutil.which("nsys") is None, reason=needs.NSYS)
 def test_a_real_nsys_writes_real_reports(record: Run, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('ran')")

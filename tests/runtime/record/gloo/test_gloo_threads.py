@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import needs
 
 SCRIPT = """
 import sys, time
@@ -29,7 +30,7 @@ work.get_future().add_done_callback(busy)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are watched in /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason=needs.PROC)
 @pytest.mark.parametrize(
     ("words", "end"),
     [
@@ -73,7 +74,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are watched in /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason=needs.PROC)
 def test_a_profiler_stops_after_gloo_has_finished(run: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
     """Else gloo's thread writes the end of its annotation into memory that the profiler has freed."""
     (tmp_path / "script.py").write_text(PROFILED)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import needs
 from helpers.warm_python import executable
 
 from gpuscope.errors import UsageError
@@ -89,7 +90,7 @@ def slow_link_missing() -> str:
     return probe.stderr.decode() if probe.returncode else ""
 
 
-@pytest.mark.skipif(bool(slow_link_missing()), reason="needs root, network namespaces and tc tbf")
+@pytest.mark.skipif(bool(slow_link_missing()), reason=needs.NETWORK_SHAPING)
 def test_slow_link_carries_the_gradients(tmp_path: Path) -> None:
     status, truths = train(tmp_path / "run", "--parallel", "ddp", "--fault", "slow_link:mbit=400")
     assert status == 0
