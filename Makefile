@@ -9,7 +9,7 @@ PIP = --quiet --disable-pip-version-check
 WORKERS ?= auto
 PYTEST_ARGS ?=
 FUZZ_HOURS ?= 2
-STRUCTURE = tests/test_layers.py tests/test_test_folders.py
+STRUCTURE = tests/test_layers.py
 
 .PHONY: demo test check fuzz format docs release gpu-check clean
 

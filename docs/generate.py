@@ -179,8 +179,8 @@ def _recording_options() -> str:
 
 
 def _outcome(path: str) -> str:
-    """What a benchmark found, from the file beside it: columns and rows of text."""
-    found = tomllib.loads((ROOT / "benchmarks" / path).read_text(encoding="utf-8"))
+    """What was found of a question, kept in benchmarks/outcomes: columns and rows of text."""
+    found = tomllib.loads((ROOT / "benchmarks" / "outcomes" / path).read_text(encoding="utf-8"))
     lines = [found["columns"], ["---"] * len(found["columns"]), *found["rows"]]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -189,7 +189,7 @@ def _published_layouts() -> str:
     """Published layouts beside the planner's first choice, as `python -m benchmarks.planner` has them."""
     sys.path.insert(0, str(ROOT))
     try:
-        from benchmarks.planner.published import HEAD, rows
+        from benchmarks.planner import HEAD, rows
     finally:
         sys.path.pop(0)
     found = [HEAD, ("---",) * len(HEAD), *rows()]
@@ -214,19 +214,19 @@ TABLES: dict[str, Callable[[], str]] = {
     "host causes": _host_causes,
     "comparison keys": lambda: keys.flat("diff"),
     "gpu paths": _gpu_paths,
-    "injected faults": lambda: _outcome("faults/outcome.toml"),
+    "injected faults": lambda: _outcome("faults.toml"),
     "plan keys": lambda: keys.flat("plan"),
-    "predicted and measured": lambda: _outcome("advice/outcome.toml"),
-    "predicted and simulated": lambda: _outcome("verdicts/predictions.toml"),
+    "predicted and measured": lambda: _outcome("predicted_and_measured.toml"),
+    "predicted and simulated": lambda: _outcome("predicted_and_simulated.toml"),
     "profile keys": lambda: keys.document("report", "###", only=keys.PROFILE),
-    "public verdicts": lambda: _outcome("verdicts/public_traces.toml"),
+    "public verdicts": lambda: _outcome("public_traces.toml"),
     "published layouts": _published_layouts,
     "recording options": _recording_options,
     "report keys": lambda: keys.document("report", "##", without=keys.PROFILE),
-    "scripts of others": lambda: _outcome("scripts/outcome.toml"),
+    "scripts of others": lambda: _outcome("scripts.toml"),
     "store tables": keys.store_tables,
     "suggestions": _suggestions,
-    "suggestions read by hand": lambda: _outcome("suggestions/outcome.toml"),
+    "suggestions read by hand": lambda: _outcome("suggestions.toml"),
 }
 """What stands in the program and is read in the documentation too, by the name of its block."""
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gpuscope.analyzers.advice.rule import Case
-from gpuscope.analyzers.frame.changes import LineRate, Predicted
 from gpuscope.report.schema.nccl_sections import BandwidthEntry
-from gpuscope.report.view import units
 
 _BETWEEN = "network port"
 """What the link of a group over several hosts is called."""
@@ -31,12 +29,6 @@ def older_than(case: Case, version: tuple[int, int]) -> str:
     return next((one for one in logged if (numbers := _numbers(one)) and numbers < version), "")
 
 
-def at_least(case: Case, version: tuple[int, int]) -> bool:
-    """Whether NCCL is known to be at least that new; unknown is no."""
-    logged = case.report["nccl"]["versions"] if "nccl" in case.report else []
-    return any(map(_numbers, logged)) and not older_than(case, version)
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
 
@@ -50,13 +42,3 @@ def line_rates(case: Case, between: bool | None = None) -> tuple[tuple[int, floa
         and (between is None or between == (_BETWEEN in (row["link"] or "")))
     }  # fmt: skip
     return tuple(sorted(found.items()))
-
-
-def at_best(case: Case) -> str:
-    """What faster transfers can be worth at all, in words behind a refusal; empty where the links are not known."""
-    rates = line_rates(case)
-    outcome = case.predict([LineRate(rates)]) if rates else None
-    if not isinstance(outcome, Predicted) or outcome.low >= outcome.before:
-        return ""
-    step = f"{units.duration(outcome.before)} → {units.duration(outcome.low)}"
-    return f"; with links near their line rate the step would be {step}, and no setting leads further"

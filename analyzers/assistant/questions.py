@@ -15,7 +15,6 @@ from gpuscope.analyzers.assistant.short_answers import answer, quoted
 from gpuscope.analyzers.assistant.table_query import query
 from gpuscope.analyzers.comparison.comparison import diff
 from gpuscope.analyzers.frame.changes import Refused
-from gpuscope.errors import UsageError
 from gpuscope.report.schema.diff_document import Diff
 from gpuscope.report.schema.document import FindingEntry, Report
 from gpuscope.report.schema.replay_section import Prediction
@@ -216,10 +215,3 @@ def _brief(report: Report) -> str:
 
 def _problems(report: Report) -> list[str]:
     return [f"{text}" if not head else f"{head}: {text}" for head, text in arrangement.doubts(report)]
-
-
-def checked_threshold(value: float) -> float:
-    """Raises `UsageError` for a threshold that is no fraction below 1."""
-    if not 0 <= value < 1:
-        raise UsageError(f"threshold={value} is no fraction of the step", hint="0.01 is 1 %")
-    return value

@@ -28,10 +28,9 @@ Reason = Literal["device", "data", "host", "cores"]
 
 @dataclass(frozen=True)
 class Reasoned:
-    """Why a rank is late, the ns per step that this explains, and a clause that says what shows it."""
+    """Why a rank is late, and a clause that says what shows it."""
 
     reason: Reason | None
-    explains: int
     why: str
     alone: str = ""
     """The operation that makes it late, where no peer does it at all."""
@@ -48,12 +47,12 @@ def reasons(
     late = {rank: ns for rank, ns in late.items() if rank in role}
     cores = {rank: times for rank, times in cores.items() if rank in role}
     if len(role) < min(len(trace.ranks), 2):
-        return dict.fromkeys(late, Reasoned(None, 0, "no other rank has its stage of the pipeline"))
+        return dict.fromkeys(late, Reasoned(None, "no other rank has its stage of the pipeline"))
     table = trace["work"]
     work = WorkOfRanks(table.take(np.flatnonzero(np.isin(table["rank"], role))))
     if cores:  # waits for cores delay all ranks in turns: what the peers are late too is nobody's own lateness
         late = _beyond_median(late, role)
-    alone = Reasoned(None, 0, "no other rank's work is recorded to compare with")
+    alone = Reasoned(None, "no other rank's work is recorded to compare with")
     if len(work.ranks) < 2:
         return dict.fromkeys(late, alone)
     idle, without_core = _IdleLonger(host, work), beyond_peers(cores)
@@ -88,44 +87,42 @@ def _reason(
     slower, more = float(compared.slower[place]), float(compared.more[place])
     cause, idle = host.of(place)
     if lateness <= 0:
-        return Reasoned(None, 0, "its peers are as late")
+        return Reasoned(None, "its peers are as late")
     candidates: dict[Reason, float] = {"device": slower - longer, "data": more, "host": idle, "cores": longer}
     reason = max(candidates, key=lambda name: candidates[name])
     explained = candidates[reason]
     if explained < MOST * lateness:
         if waited >= MOST * lateness:
             return _without_core(waited * of_the_step)
-        return Reasoned(None, 0, "neither its compute nor its host differs enough from its peers'")
+        return Reasoned(None, "neither its compute nor its host differs enough from its peers'")
     spent = units.duration(round(explained * of_the_step))
     if reason == "cores":
-        return Reasoned("cores", round(explained), f"its training thread had no core for {spent} per step longer")
+        return Reasoned("cores", f"its training thread had no core for {spent} per step longer")
     if reason != "data" and explained - waited < MOST * lateness:
         return _without_core(waited * of_the_step)
     if reason == "host":
         why = f"its host keeps its device idle {spent} per step longer ({cause_label(cause)})"
-        return Reasoned("host", round(explained), why)
+        return Reasoned("host", why)
     if not compared.told_apart(place):
         return Reasoned(
-            None, 0, f"it computes {spent} per step longer; whether its device is slower or its data larger needs "
+            None, f"it computes {spent} per step longer; whether its device is slower or its data larger needs "
             "shapes (record_shapes=True)"
         )  # fmt: skip
     if reason == "device":
-        return Reasoned(
-            "device", round(explained), f"the same operations on the same shapes take {spent} per step longer"
-        )
+        return Reasoned("device", f"the same operations on the same shapes take {spent} per step longer")
     larger = _larger(trace, work, compared, place)
     worst = int(compared.worst[place])
     # Only of an operator: for other sizes the same operator may choose another kernel.
     only_here = compared.alone[place] and work.elements(worst, int(work.ranks[place]))[0] > 0
     alone = units.clean(trace.names[worst]) if only_here else ""
-    return Reasoned("data", round(explained), f"it computes {spent} per step more: {larger}", alone)
+    return Reasoned("data", f"it computes {spent} per step more: {larger}", alone)
 
 
 def _without_core(waited: float) -> Reasoned:
     """The pace of a thread that waits for cores shows nothing of its device or host."""
     spent = units.duration(round(waited))
     return Reasoned(
-        "cores", 0, f"its training thread had no core for {spent} per step, which may explain it: record where nothing "
+        "cores", f"its training thread had no core for {spent} per step, which may explain it: record where nothing "
         "else runs",
     )  # fmt: skip
 

@@ -83,13 +83,15 @@ def command(
     """
     from gpuscope.cache import kept_reports
     from gpuscope.commands.options import cache_wanted
+    from gpuscope.sources.run_manifest import run_folders
 
     if quiet and full:
         raise UsageError("--quiet and --full contradict each other", hint="pass one of them")
     _check_free(html, csv, force, paths)
     began = monotonic()
     cached, asked = cache_wanted(), {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps}
-    key = kept_reports.report_key(paths, asked, partial, nsys, no_advice) if cached and executor is None else None
+    alone = cached and executor is None and not run_folders(map(Path, paths))  # a report rests on its run folder too
+    key = kept_reports.report_key(paths, asked, partial, nsys, no_advice) if alone else None
     text = kept_reports.kept_report(key)
     if text is None:
         from gpuscope.analyzers.run.file_part import Options

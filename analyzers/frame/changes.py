@@ -184,11 +184,6 @@ class EvenStages:
 
 
 @dataclass(frozen=True)
-class SequenceParallel:
-    """Tensor parallel's all-reduces as reduce-scatter and all-gather on the sequence dimension."""
-
-
-@dataclass(frozen=True)
 class MoreRanks:
     """`factor` times the data-parallel ranks, each with the same batch."""
 
@@ -262,7 +257,6 @@ Change = (
     | MicroBatches
     | Schedule
     | EvenStages
-    | SequenceParallel
     | MoreRanks
     | Precision
     | PaddedProducts

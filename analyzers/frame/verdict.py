@@ -54,8 +54,6 @@ class Evidence:
     """What the sources say of why no device event was recorded; empty where they don't."""
     hung: bool
     """Whether a hang was found: then the window holds the wait for it, not the steps of a run."""
-    waits_matched: bool
-    """Whether exposed communication was split by matching all ranks."""
     slowdown: Slowdown | None = None
     """What a what-if on the job's operations found; it makes the verdict where nothing but operations is known."""
     world_assumed: bool = False

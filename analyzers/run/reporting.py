@@ -258,7 +258,6 @@ def _weigh(
         sizes_estimated=verdict.count_problem(problems, "sizes_estimated") > 0,
         why_no_device="; ".join(reasons) or _no_timeline(trace, given.get(sections.MEMORY)),
         hung=any(finding["code"] == "hang" for result in results for finding in result.findings),
-        waits_matched=bool({"straggler", "pipeline_bubble"} & set(totals)),
         slowdown=given.get(sections.SLOWDOWN),
         waits_without_core=_without_core(given),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),

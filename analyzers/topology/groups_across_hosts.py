@@ -23,7 +23,6 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, union
 from gpuscope.trace.naming.frameworks import parallelism_of
-from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 INSIDE = frozenset({"tp", "sp", "cp", "ep"})
@@ -49,11 +48,6 @@ def run(facts: RunFacts) -> Result:
         finding = _finding(facts.trace, facts.lanes, kind, spreads)
         if finding["share_frac"] >= MIN_SHARE:
             result.findings.append(finding)
-    crossed = list(_crossed_rails(facts.trace))
-    if crossed:
-        finding = _rails_finding(facts.trace, facts.lanes, crossed)
-        if finding["share_frac"] >= MIN_SHARE:
-            result.findings.append(finding)
     return result
 
 
@@ -70,36 +64,6 @@ def _spread_groups(trace: Trace) -> Iterator[Spread]:
         own = {hosts.get(rank, "") for rank in members}
         if len(own) > 1 and "" not in own:
             yield Spread(kind, group, members, tuple(sorted(own)))
-
-
-def _crossed_rails(trace: Trace) -> Iterator[Spread]:
-    """Groups of one rank per host whose ranks are on different GPUs of their hosts: on a network with a switch per card
-    (rails) they cross it."""
-    hosts, table, ranks = _hosts(trace), trace["groups"], trace["ranks"]
-    device = dict(zip(ranks["rank"].tolist(), ranks["device"].tolist(), strict=True))
-    for group in np.unique(table["group"]).tolist():
-        rows = np.flatnonzero(table["group"] == group)
-        members = tuple(sorted(set(table["rank"][rows].tolist())))
-        own = {hosts.get(rank, "") for rank in members}
-        places = {device.get(rank, NA) for rank in members}
-        whole = len(members) == int(table["size"][rows[0]]) > 1
-        if whole and len(own) == len(members) and "" not in own and NA not in places and len(places) > 1:
-            yield Spread("rails", group, members, tuple(sorted(own)))
-
-
-def _rails_finding(trace: Trace, lanes: Sequence[LaneSummary], spreads: Sequence[Spread]) -> FindingEntry:
-    found = _finding(trace, lanes, "rails", spreads)
-    said = (
-        f"{units.plural(len(spreads), 'group')} of one rank per host on different GPUs of their hosts; exposed "
-        f"communication of these takes {units.share(found['share_frac'])} of the time"
-    )
-    return {
-        **found,
-        "code": "rails_crossed",
-        "severity": found["severity"],
-        "message": said,
-        "evidence": found["evidence"],
-    }
 
 
 def _hosts(trace: Trace) -> dict[int, str]:

@@ -2,8 +2,7 @@
 
 For every case two gloo processes run the job with the problem and the job with the change really made, in turns of
 a few recorded steps. Each turn before is analysed and the change predicted from it alone; each turn after is
-measured. The table holds medians over the rounds. On a shared machine the quietest rounds count, selected by the
-CPU time of other processes and not by the measurement; the last column shows that share.
+measured. The table holds medians over the rounds: run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from benchmarks.advice.cases import CASES
 from benchmarks.advice.compare import outcome, summary, table
 
 
-def record(numbers: list[int], folder: Path, rounds: int, seconds: float) -> None:
+def record(numbers: list[int], folder: Path, rounds: int) -> None:
     """Record cases into folders named by their numbers."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    command += ["benchmarks.advice.worker", str(folder), str(rounds), str(seconds), *map(str, numbers)]
+    command += ["benchmarks.advice.worker", str(folder), str(rounds), *map(str, numbers)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -33,12 +32,11 @@ def record(numbers: list[int], folder: Path, rounds: int, seconds: float) -> Non
 
 
 @click.command()
-@click.option("--rounds", default=15, show_default=True, help="Quiet turns of each side.")
-@click.option("--seconds", default=45.0, show_default=True, help="How long to wait for them, per case.")
+@click.option("--rounds", default=7, show_default=True, help="Turns of each side.")
 @click.option("--case", "wanted", multiple=True, help="Part of a case's name; all without it.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Folder to leave the traces in.")
 @click.option("--again", is_flag=True, help="Compare what --keep holds, without recording again.")
-def main(rounds: int, seconds: float, wanted: tuple[str, ...], keep: Path | None, again: bool) -> None:
+def main(rounds: int, wanted: tuple[str, ...], keep: Path | None, again: bool) -> None:
     """Print a table of predicted and measured step times."""
     import torch
 
@@ -46,7 +44,7 @@ def main(rounds: int, seconds: float, wanted: tuple[str, ...], keep: Path | None
     with tempfile.TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
         if not again:
-            record(numbers, folder, rounds, seconds)
+            record(numbers, folder, rounds)
         outcomes = [outcome(CASES[number], folder / str(number)) for number in numbers]
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     took = sorted({one.rounds for one in outcomes})

@@ -6,7 +6,6 @@ ratio of after to before is compared; times are the median before, multiplied by
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,6 @@ class Outcome:
     case: Case
     before: float
     measured: float
-    others: float
-    """Median share of the machine's CPU time that other processes took."""
     predicted: float = 0.0
     low: float = 0.0
     high: float = 0.0
@@ -38,21 +35,18 @@ class Outcome:
 
     @property
     def held(self) -> bool:
-        """Whether the range holds the measured time."""
         return self.low <= self.measured <= self.high
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction."""
         return abs(self.predicted - self.measured) / self.measured
 
 
 def outcome(case: Case, folder: Path) -> Outcome:
     """The medians of a case that was recorded into `folder`."""
-    rounds = json.loads((folder / "rounds.json").read_text(encoding="utf-8"))
     before, measured, refused = [], [], ""
     predictions: list[Predicted] = []
-    for place in rounds["rounds"]:
+    for place in range(len(list(folder.glob("before*")))):
         before.append(step_ns(folder / f"before{place}"))
         measured.append(step_ns(folder / f"after{place}") / before[-1])
         replayer = gpuscope.analyze(folder / f"before{place}").replayer
@@ -67,10 +61,7 @@ def outcome(case: Case, folder: Path) -> Outcome:
         for name, field in (("predicted", "after"), ("low", "low"), ("high", "high"))
         if predictions
     }
-    others = median(rounds["others"])
-    return Outcome(
-        case, base, base * median(measured), others, **found_ratios, rounds=len(predictions), refused=refused
-    )
+    return Outcome(case, base, base * median(measured), **found_ratios, rounds=len(predictions), refused=refused)
 
 
 def step_ns(folder: Path) -> float:
@@ -85,19 +76,17 @@ def step_ns(folder: Path) -> float:
 def table(outcomes: Sequence[Outcome]) -> str:
     """The outcomes as Markdown."""
     lines = [
-        "| change | before | predicted | range | measured | error | held | others |",
-        "|---|--:|--:|--:|--:|--:|---|--:|",
+        "| change | before | predicted | range | measured | error | held |",
+        "|---|--:|--:|--:|--:|--:|---|",
     ]
     for one in outcomes:
         if not one.rounds:
-            lines.append(
-                f"| {one.case.name} | | refused: {one.refused} | | {one.measured / 1e6:.1f} ms | | | {one.others:.0%} |"
-            )
+            lines.append(f"| {one.case.name} | | refused: {one.refused} | | {one.measured / 1e6:.1f} ms | | |")
             continue
         lines.append(
             f"| {one.case.name} | {one.before / 1e6:.1f} ms | {one.predicted / 1e6:.1f} ms "
             f"| {one.low / 1e6:.1f}–{one.high / 1e6:.1f} | {one.measured / 1e6:.1f} ms | {one.error:.1%} "
-            f"| {'yes' if one.held else 'no'} | {one.others:.0%} |"
+            f"| {'yes' if one.held else 'no'} |"
         )
     return "\n".join(lines)
 

@@ -1,25 +1,21 @@
 """One of two gloo processes that run both sides of a case in turn, and record each turn into a folder of its own.
 
-Started by torchrun: `worker.py FOLDER ROUNDS SECONDS CASE…`. Both sides run in the same processes and take turns of
+Started by torchrun: `worker.py FOLDER ROUNDS CASE…`. Both sides run in the same processes and take turns of
 a few steps, so that any other load on the machine slows both equally.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.advice.cases import CASES, Case, Variant
-from benchmarks.advice.quiet import Others, wait_for_quiet
 from gpuscope.instrumented_runtime.record.gloo import gloo_trace
 from gpuscope.instrumented_runtime.record.ranges import span
 from gpuscope.instrumented_runtime.record.session import gpuscope_session
@@ -32,10 +28,6 @@ from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 WAIT, WARMUP, ACTIVE = 1, 1, 8
 """Steps of a turn. After the turn of the other side the first ones find cold caches and full loader queues."""
-QUIET = 0.1
-"""Share of the machine's CPU time that others may take in a quiet round."""
-LEAST = 3
-"""Rounds that count however busy the machine was: with fewer there is no median."""
 CYCLES = 20_000
 """Lists made per step that only the collector can free."""
 FIRST = 4
@@ -87,18 +79,16 @@ class Side:
             self.done += 1
             yield self.done
 
-    def turn(self, folder: Path) -> float:
-        """Record one turn; the share of the machine that others took meanwhile."""
+    def turn(self, folder: Path) -> None:
+        """Record one turn."""
         options = {**record_options(self.config), "wait": WAIT, "warmup": WARMUP, "active": ACTIVE}
         options |= {"environment": False, "flight_recorder": 0, "hang_timeout_s": 0.0}
         # Collect the garbage of both sides and earlier turns, so that Python's collector does not run during a turn.
         gc.collect()
         with gpuscope_session(folder, **options) as session:
             dist.barrier()
-            others = Others()
             for _ in self.steps(WAIT + WARMUP + ACTIVE):
                 session.step()
-            return others.share()
 
 
 def _own(variant: Variant) -> list[Fault]:
@@ -107,38 +97,21 @@ def _own(variant: Variant) -> list[Fault]:
     return [*added, GarbageCycles(variant.garbage == "collected")] if variant.garbage else added
 
 
-def run_case(case: Case, folder: Path, rounds: int, seconds: float, world: World) -> None:
-    """Run rounds until enough were quiet or the time is over; list the quiet ones, or the least disturbed, in
-    `rounds.json`."""
+def run_case(case: Case, folder: Path, rounds: int, world: World) -> None:
+    """Both sides in turn, so many rounds."""
     sides = {name: Side(case, variant, world) for name, variant in (("before", case.before), ("after", case.after))}
     for side in sides.values():
         list(side.steps(FIRST))
-    until = time.monotonic() + seconds
-    others: list[float] = []
-    # The same decision on every rank: the shares are, the clocks are not.
-    while (quiet := sum(share <= QUIET for share in others)) < rounds and (_time_left(until) or len(others) < LEAST):
-        wait_for_quiet(QUIET, until)
-        place = len(others)
-        # Each side goes first in every second round.
-        names = sorted(sides, reverse=place % 2 == 0)
-        others.append(max([sides[name].turn(folder / f"{name}{place}") for name in names]))
-    if world.rank == 0:
-        quietest = sorted(range(len(others)), key=lambda place: others[place])[: max(quiet, LEAST)]
-        counted = {"rounds": quietest, "others": [others[place] for place in quietest], "of": len(others)}
-        (folder / "rounds.json").write_text(json.dumps(counted), encoding="utf-8")
+    for place in range(rounds):
+        for name in sorted(sides, reverse=place % 2 == 0):  # each side goes first in every second round
+            sides[name].turn(folder / f"{name}{place}")
 
 
-def _time_left(until: float) -> bool:
-    go = torch.tensor([int(time.monotonic() < until)])
-    dist.broadcast(go, 0)
-    return bool(go)
-
-
-def main(folder: str, rounds: str, seconds: str, *numbers: str) -> None:
+def main(folder: str, rounds: str, *numbers: str) -> None:
     gloo_trace.install()
     with join_world(assemble(parallel="ddp", world_size=2)) as world:
         for number in numbers:
-            run_case(CASES[int(number)], Path(folder, number), int(rounds), float(seconds), world)
+            run_case(CASES[int(number)], Path(folder, number), int(rounds), world)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
 python -m benchmarks.faults --work /tmp/faults                # all faults once, every parallelism five times
 python -m benchmarks.faults --only FSDP --rounds 2 --markdown
 python -m benchmarks.faults --work /tmp/faults                # the second time: analyses the same recordings again
-python -m benchmarks.faults --work /tmp/busy --load 6         # with six busy loops beside every recording
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -24,33 +22,25 @@ from rich.table import Table
 import gpuscope
 from benchmarks.faults.cases import FAULTS, HEALTHY, Case
 from benchmarks.faults.judged import Row, judge
-from benchmarks.faults.load import busy
 
 console = Console(width=None if sys.stdout.isatty() else 220)
 
 
 @click.command()
-@click.option(
-    "--work", type=click.Path(path_type=Path), help="Folder of the recordings; those it holds are used again."
-)
+@click.option("--work", type=click.Path(path_type=Path), help="Folder of the recordings; it may hold some already.")
 @click.option("--only", default="", help="Cases whose name contains this.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each healthy case.")
-@click.option("--kind", type=click.Choice(("all", "faults", "healthy")), default="all", show_default=True)
-@click.option("--load", default=0, show_default=True, help="Busy loops beside each recording, one process each.")
 @click.option("--markdown", is_flag=True, help="Tables for the documentation.")
-@click.option("--save", type=click.Path(path_type=Path), help="Write the rows as JSON.")
-def main(work: Path | None, only: str, rounds: int, kind: str, load: int, markdown: bool, save: Path | None) -> None:
+def main(work: Path | None, only: str, rounds: int, markdown: bool) -> None:
     """Run the campaign and print its two tables, with the load of the machine."""
     before = os.getloadavg()
     with tempfile.TemporaryDirectory() as temporary:
         folder = work or Path(temporary)
-        faults = [case for case in FAULTS if only in case.name] if kind != "healthy" else []
-        healthy = [case for case in HEALTHY if only in case.name] if kind != "faults" else []
-        rows = [row for case in faults if (row := _run(case, folder, 0, load)) is not None]
+        faults = [case for case in FAULTS if only in case.name]
+        healthy = [case for case in HEALTHY if only in case.name]
+        rows = [row for case in faults if (row := _run(case, folder, 0)) is not None]
         turns = [(case, turn) for turn in range(rounds) for case in healthy]
-        rounds_of = [row for case, turn in turns if (row := _run(case, folder, turn, load)) is not None]
-    if save is not None:
-        save.write_text(json.dumps([vars(row) for row in [*rows, *rounds_of]], indent=1) + "\n")
+        rounds_of = [row for case, turn in turns if (row := _run(case, folder, turn)) is not None]
     for table in (_faults(rows), _healthy(rounds_of)):
         click.echo(_markdown(table) + "\n") if markdown else console.print(table)
     wrong = [row for row in [*rows, *rounds_of] if row.wrong]
@@ -61,8 +51,8 @@ def main(work: Path | None, only: str, rounds: int, kind: str, load: int, markdo
     )
 
 
-def _run(case: Case, folder: Path, turn: int, load: int) -> Row | None:
-    """Record a case beside so many busy loops, analyse it and judge it; None where it can't be run here."""
+def _run(case: Case, folder: Path, turn: int) -> Row | None:
+    """Record a case, analyse it and judge it; None where it can't be run here."""
     out = folder / f"{case.name.replace(' ', '_').replace(',', '')}-{turn}"
     if not (out / "manifest.json").is_file():
         if case.needs_root and os.geteuid() != 0:
@@ -70,8 +60,7 @@ def _run(case: Case, folder: Path, turn: int, load: int) -> Row | None:
             return None
         train = [sys.executable, "-c", "from gpuscope.cli import main; main()", "train", *case.words, "--out", str(out)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with busy(load):
-            done = subprocess.run(train, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(train, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             click.echo(f"{case.name}: failed with {done.returncode}: {done.stderr[-400:]}", err=True)
             return None

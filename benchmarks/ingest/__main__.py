@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,12 @@ from rich.table import Table
 
 from benchmarks.ingest.compare import GPUSCOPE, Costs, Task, compare
 from benchmarks.ingest.enlarge import Enlarged, Shape, enlarge_file
-from benchmarks.ingest.hta_environment import python_with_hta
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ddp_healthy" / "rank0.json.gz"
 SHAPES: tuple[Shape, ...] = ("few", "many")
 HTA_BACKENDS = ("json", "ijson_batch_and_compress")
 """HTA's default, and the fastest it offers."""
+HTA = ("HolisticTraceAnalysis==0.5.0", "ijson>=3.3")
 
 console = Console(width=None if sys.stdout.isatty() else 160)
 
@@ -29,35 +30,28 @@ console = Console(width=None if sys.stdout.isatty() else 160)
 @click.command()
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=SAMPLE)
 @click.option("--size", "sizes", type=int, multiple=True, default=(100, 500), help="MB of JSON to compare at.")
-@click.option(
-    "--linear", type=int, multiple=True, default=(50, 100, 250, 500), help="MB to check linearity at; 0: none."
-)
 @click.option("--shape", "shapes", type=click.Choice(SHAPES), multiple=True, default=SHAPES, help="Steps of the trace.")
 @click.option("--task", "tasks", type=click.Choice(["load", "analyze"]), multiple=True, default=("load", "analyze"))
 @click.option("--rounds", default=5, show_default=True, help="How often each contender runs.")
 @click.option("--gzip/--no-gzip", "zipped", default=True, help="Compare on .json.gz too.")
 @click.option("--hta/--no-hta", default=True, help="Compare with HolisticTraceAnalysis.")
 @click.option("--hta-backend", "backends", type=str, multiple=True, default=HTA_BACKENDS, help="HTA's JSON parsers.")
-@click.option("--hta-python", type=click.Path(exists=True, path_type=Path), help="A Python that has HTA and ijson.")
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), help="Where the large traces go.")
 def main(
     source: Path,
     sizes: Sequence[int],
-    linear: Sequence[int],
     shapes: Sequence[Shape],
     tasks: Sequence[Task],
     rounds: int,
     zipped: bool,
     hta: bool,
     backends: Sequence[str],
-    hta_python: Path | None,
     work: Path | None,
 ) -> None:
     """Measure gpuscope on SOURCE enlarged, by default a sample trace of this repository."""
     with _folder(work) as folder:
-        tools = [GPUSCOPE]
+        tools, hta_python = [GPUSCOPE], _python_with_hta(folder / "hta") if hta else None
         if hta:
-            hta_python = hta_python or python_with_hta(folder / "hta")
             tools += [f"hta:{backend}" for backend in backends]
         for size in sizes:
             for shape in shapes:
@@ -65,8 +59,15 @@ def main(
                     with _enlarged(source, folder, size, shape, suffix) as trace:
                         for task in tasks:
                             _show(trace, shape, task, compare(tools, task, trace.path, rounds, hta_python, source))
-        if linear := [size for size in sorted(linear) if size]:
-            _show_linear(source, folder, linear, rounds)
+
+
+def _python_with_hta(folder: Path) -> Path:
+    """The Python of an environment in `folder` that has HTA, made there on first use: its dependencies are not ours."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *HTA], check=True)
+    return python
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def _show(trace: Enlarged, shape: Shape, task: Task, costs: Sequence[Costs]) -> 
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     call = ("wall s", "CPU s", "MB/s", "events/s", "peak MB", "wall ×", "CPU ×", "peak ×")
-    for name in (*call, "process s", "×", "process CPU s", "×"):
+    for name in (*call, "process s", "process CPU s"):
         table.add_column(name, justify="right", no_wrap=True)
     own = costs[0]
     for cost in costs:
@@ -109,42 +110,13 @@ def _show(trace: Enlarged, shape: Shape, task: Task, costs: Sequence[Costs]) -> 
             table.add_row(cost.tool, "failed")
             table.caption = f"{cost.tool}: {cost.failure}"
             continue
+        wall = cost.of("wall_s")
+        ratios = [f"{cost.ratio(own, name):.1f}" for name in ("wall_s", "cpu_s", "peak_bytes")]
+        whole = [f"{cost.of(name):.2f} ({cost.ratio(own, name):.1f} ×)" for name in ("process_wall_s", "process_cpu_s")]
         table.add_row(
-            cost.tool,
-            f"{cost.wall_s:.2f}",
-            f"{cost.cpu_s:.2f}",
-            f"{trace.size / 1e6 / cost.wall_s:.0f}",
-            f"{trace.events / cost.wall_s:,.0f}",
-            f"{cost.peak_bytes / 1e6:.0f}",
-            f"{cost.ratio(own, lambda run: run.wall_s):.1f}",
-            f"{cost.ratio(own, lambda run: run.cpu_s):.1f}",
-            f"{cost.ratio(own, lambda run: run.peak_bytes):.1f}",
-            f"{cost.process_wall_s:.2f}",
-            f"{cost.ratio(own, lambda run: run.process_wall_s):.1f}",
-            f"{cost.process_cpu_s:.2f}",
-            f"{cost.ratio(own, lambda run: run.process_cpu_s):.1f}",
-        )
-    console.print(table)
-
-
-def _show_linear(source: Path, folder: Path, sizes: Sequence[int], rounds: int) -> None:
-    """Time per event: the same at every size and with any number of steps, if growth is linear."""
-    table = Table(title="gpuscope: time and memory per event as traces grow", title_justify="left")
-    for name in ("MB", "events", "steps", "load ns", "CPU ns", "analyze ns", "CPU ns", "load bytes"):
-        table.add_column(name, justify="right")
-    for size in sizes:
-        for shape in SHAPES:
-            with _enlarged(source, folder, size, shape, ".json") as trace:
-                (load,) = compare([GPUSCOPE], "load", trace.path, rounds, None, source)
-                (analyze,) = compare([GPUSCOPE], "analyze", trace.path, rounds, None, source)
-            seconds = (load.wall_s, load.cpu_s, analyze.wall_s, analyze.cpu_s)
-            table.add_row(
-                f"{trace.size / 1e6:.0f}",
-                f"{trace.events:,}",
-                f"{trace.steps}",
-                *(f"{1e9 * value / trace.events:,.0f}" for value in seconds),
-                f"{load.peak_bytes / trace.events:.0f}",
-            )
+            cost.tool, f"{wall:.2f}", f"{cost.of('cpu_s'):.2f}", f"{trace.size / 1e6 / wall:.0f}",
+            f"{trace.events / wall:,.0f}", f"{cost.of('peak_bytes') / 1e6:.0f}", *ratios, *whole,
+        )  # fmt: skip
     console.print(table)
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,29 +42,13 @@ class Costs:
     failure: str = ""
     """The error of a tool that fails on this trace (HTA's analyses need a GPU's); it is not run again."""
 
-    @property
-    def wall_s(self) -> float:
-        return median(run.wall_s for run in self.runs)
+    def of(self, name: str) -> float:
+        """The median of a field of `Cost`."""
+        return median(getattr(run, name) for run in self.runs)
 
-    @property
-    def cpu_s(self) -> float:
-        return median(run.cpu_s for run in self.runs)
-
-    @property
-    def process_wall_s(self) -> float:
-        return median(run.process_wall_s for run in self.runs)
-
-    @property
-    def process_cpu_s(self) -> float:
-        return median(run.process_cpu_s for run in self.runs)
-
-    @property
-    def peak_bytes(self) -> float:
-        return median(run.peak_bytes for run in self.runs)
-
-    def ratio(self, to: Costs, of: Callable[[Cost], float]) -> float:
+    def ratio(self, to: Costs, name: str) -> float:
         """Median over the rounds of the ratio of this cost to the other's."""
-        return median(of(own) / of(other) for own, other in zip(self.runs, to.runs, strict=True))
+        return median(getattr(own, name) / getattr(other, name) for own, other in zip(self.runs, to.runs, strict=True))
 
 
 def run_once(python: Path, tool: str, task: Task, path: Path, bytecode: Path | None = None) -> Cost:

@@ -30,7 +30,6 @@ class Outcome:
     after: float
     told: Predicted | None
     why: str
-    replay_error: float | None
 
     @property
     def error(self) -> float | None:
@@ -53,16 +52,15 @@ def predict(case: Counterfactual, folder: Path) -> Outcome:
     """Analyse the job as it is, and ask for the change."""
     before, after = case.before.truth.step_ns, case.after.truth.step_ns
     replayer = analyze(case.before.write(folder)).replayer
-    error = replayer.error_frac if replayer else None
     if not case.changes:
-        return Outcome(case, before, after, None, "no such change", error)
+        return Outcome(case, before, after, None, "no such change")
     if replayer is None:
-        return Outcome(case, before, after, None, "no replay", error)
+        return Outcome(case, before, after, None, "no replay")
     asked: list[Any] = [getattr(changes, name)(**arguments) for name, arguments in case.changes]
     told = replayer.predict(asked)
     if isinstance(told, Predicted):
-        return Outcome(case, before, after, told, "", error)
-    return Outcome(case, before, after, None, told.why, error)
+        return Outcome(case, before, after, told, "")
+    return Outcome(case, before, after, None, told.why)
 
 
 def prediction_table(outcomes: Sequence[Outcome]) -> Table:

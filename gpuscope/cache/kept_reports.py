@@ -13,16 +13,15 @@ from pathlib import Path
 from gpuscope.cache import second_look
 from gpuscope.cache.content_key import content_key
 from gpuscope.plugins import SOURCES, plugins
-from gpuscope.sources.run_manifest import run_folders
 
 _HARDWARE = "GPUSCOPE_HARDWARE"
 
 
 def report_key(paths: Sequence[str], *asked: object) -> str | None:
     """The key of the report on these files when `asked` so; None where it may depend on more than these files: folders,
-    URLs, files of a run folder, a table of link rates of one's own. None for small files, too."""
+    URLs, a table of link rates of one's own (whether they lie in a run folder the caller knows), and for small ones."""
     files = [Path(path) for path in paths]
-    if os.environ.get(_HARDWARE) or not all(map(second_look.is_worth, files)) or run_folders(files):
+    if os.environ.get(_HARDWARE) or not all(map(second_look.is_worth, files)):
         return None
     keys = [content_key(path, "report") for path in files]
     if None in keys:

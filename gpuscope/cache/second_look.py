@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from gpuscope.cache import cache_folder, kept_objects
 from gpuscope.cache.content_key import content_key
-
-if TYPE_CHECKING:
-    from gpuscope.sources.source import ReadOptions, Source
 
 WORTH = 8 << 20
 """Bytes of a file from which it is quicker to look it up than to read it again."""
@@ -23,8 +20,9 @@ def is_worth(path: Path) -> bool:
     return path.is_file() and path.stat().st_size >= WORTH
 
 
-def key_of(path: Path, source: Source, options: ReadOptions, *asked: object) -> str | None:
-    """The key of what is made of a file that a source reads; None where nothing of it is kept."""
+def key_of(path: Path, source: Any, options: Any, *asked: object) -> str | None:
+    """The key of what is made of a file that a `Source` reads with `ReadOptions`, of whose package this one knows
+    nothing; None where nothing of it is kept."""
     if not options.cache or not source.files.keepable or not is_worth(path):
         return None
     return content_key(path, source.name, options.partial, options.nsys, *asked)

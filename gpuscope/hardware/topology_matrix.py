@@ -26,12 +26,11 @@ _CELL = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|PSB|SOC")
 class Topology:
     """`paths[(a, b)]` is the word between two devices (`NV18`, `PIX`, `SYS` …), for both orders.
 
-    `cpu_affinity` and `numa` hold what the matrix says per device; `nics` the real names behind `NIC0` ….
+    `numa` holds what the matrix says per device; `nics` the real names behind `NIC0` ….
     """
 
     devices: tuple[str, ...]
     paths: Mapping[tuple[str, str], str]
-    cpu_affinity: Mapping[str, str]
     numa: Mapping[str, int | None]
     nics: Mapping[str, str]
 
@@ -62,8 +61,7 @@ def parse_topology(text: str) -> Topology:
     return Topology(
         devices=devices,
         paths=_paths(devices, rows),
-        cpu_affinity={device: _extra(rows[device], len(devices), 0) for device in devices},
-        numa={device: _numa(_extra(rows[device], len(devices), 1)) for device in devices},
+        numa={device: _numa(rows[device], len(devices)) for device in devices},
         nics=_nics(lines),
     )
 
@@ -93,12 +91,9 @@ def _paths(devices: tuple[str, ...], rows: Mapping[str, list[str]]) -> dict[tupl
     return paths
 
 
-def _extra(row: list[str], devices: int, index: int) -> str:
-    rest = row[devices:]
-    return rest[index] if len(rest) > index else ""
-
-
-def _numa(word: str) -> int | None:
+def _numa(row: list[str], devices: int) -> int | None:
+    """The column behind those of the devices and of the CPU affinity."""
+    word = row[devices + 1] if len(row) > devices + 1 else ""
     return int(word) if word.isdecimal() else None
 
 

@@ -11,7 +11,7 @@ from gpuscope.analyzers.frame.changes import Predicted
 
 
 def outcome(truth: float, low: int, high: int) -> Outcome:
-    return Outcome(COUNTERFACTUALS[0], 2_000, truth, Predicted(2_000, 1_000, low, high, "a test"), "", 0.0)
+    return Outcome(COUNTERFACTUALS[0], 2_000, truth, Predicted(2_000, 1_000, low, high, "a test"), "")
 
 
 @pytest.mark.parametrize(

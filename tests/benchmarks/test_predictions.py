@@ -26,9 +26,9 @@ def test_both_sides_of_a_case_can_run_and_differ(case: Case) -> None:
 
 
 def test_what_the_numbers_say() -> None:
-    good = Outcome(CASES[0], 100e6, 80e6, 0.0, predicted=84e6, low=79e6, high=90e6, rounds=7)
-    bad = Outcome(CASES[1], 100e6, 50e6, 0.2, predicted=60e6, low=58e6, high=62e6, rounds=7)
-    none = Outcome(CASES[2], 100e6, 50e6, 0.0, refused="no loader")
+    good = Outcome(CASES[0], 100e6, 80e6, predicted=84e6, low=79e6, high=90e6, rounds=7)
+    bad = Outcome(CASES[1], 100e6, 50e6, predicted=60e6, low=58e6, high=62e6, rounds=7)
+    none = Outcome(CASES[2], 100e6, 50e6, refused="no loader")
     assert (good.held, good.error, bad.held, bad.error) == (True, pytest.approx(0.05), False, pytest.approx(0.2))
     # The median of 5 % and 20 %.
     assert summary([good, bad, none]) == (

@@ -88,5 +88,10 @@ def test_a_report_that_rests_on_more_than_its_files_is_not_kept(trace: Path, mon
     with monkeypatch.context() as patch:
         patch.setenv("GPUSCOPE_HARDWARE", "links.toml")
         assert kept_reports.report_key([str(trace)]) is None
+
+
+def test_a_report_on_files_of_a_run_folder_is_made_again(trace: Path) -> None:
+    """It rests on the folder's manifest too."""
     trace.with_name(MANIFEST).write_text("{}")
-    assert kept_reports.report_key([str(trace)]) is None
+    look(trace)
+    assert "gpuscope.analyzers.run.runner" in look(trace)[1]

@@ -30,18 +30,6 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 SAMPLES = [ROOT / "sample_traces" / name for name in ("ddp_healthy", "ddp_slow_loader", "ddp_slow_rank")]
 
 
-@pytest.fixture(scope="module")
-def generate() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(DOCS))
-    try:
-        import generate
-
-        yield generate
-    finally:
-        sys.path.remove(str(DOCS))
-        sys.modules.pop("generate", None)
-
-
 def text_of(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 

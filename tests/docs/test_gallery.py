@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,18 +13,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = [DOCS / "gallery.md"]
 BLOCK = re.compile(r"<!-- public: (?P<path>.+?) -->\n(?P<shown>.*?)\n<!-- end -->", re.DOTALL)
 SHOWN = {match["path"]: match["shown"] for page in PAGES for match in BLOCK.finditer(page.read_text(encoding="utf-8"))}
-
-
-@pytest.fixture(scope="module")
-def generate() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(DOCS))
-    try:
-        import generate
-
-        yield generate
-    finally:
-        sys.path.remove(str(DOCS))
-        sys.modules.pop("generate", None)
 
 
 def test_there_are_reports_of_many_kinds_of_jobs() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,18 +11,6 @@ from gpuscope.analyzers.advice.rule import rules
 from gpuscope.report.view.causes import CAUSES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(DOCS))
-    try:
-        import build_site
-
-        yield build_site
-    finally:
-        sys.path.remove(str(DOCS))
-        sys.modules.pop("build_site", None)
 
 
 def test_every_cause_has_a_page_that_says_how_it_is_recognised_and_verified(site: ModuleType) -> None:

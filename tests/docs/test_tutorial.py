@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-@pytest.fixture(scope="module")
-def walkthrough() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(DOCS))
-    try:
-        import walkthrough
-
-        yield walkthrough
-    finally:
-        sys.path.remove(str(DOCS))
-        sys.modules.pop("walkthrough", None)
 
 
 @pytest.mark.slow

@@ -226,10 +226,11 @@ def _requests(folder: Path) -> Callable[[Random], Made]:
 
     from gpuscope.analyzers.run.runner import Options
     from gpuscope.dashboards.data.open_runs import open_run
+    from gpuscope.dashboards.page import pages
+    from gpuscope.dashboards.web import timeline_data
 
     client = viewer(open_run("1", str(_trace(folder)), Options()))
     callbacks = client.get("/_dash-dependencies").get_json()
-    pages = ["/", "/timeline", "/kernels", "/ranks", "/communication", "/memory", "/what-if", "/compare", "/runs"]
     downloads = ["/download/1/ranks.csv", "/download/1/perfetto.json.gz", "/download/2/x.csv", "/assets/../setup.py"]
     keys = ["run", "ranks", "from", "to", "level", "first", "last", "tracks", "find", "tree", "sort", "other", "theme"]
 
@@ -238,7 +239,16 @@ def _requests(folder: Path) -> Callable[[Random], Made]:
             f"{random.choice(keys)}={quote(random.choice([*WORDS, *map(str, range(5))])[:600])}"
             for _ in range(random.choice([0, 1, 2, 5]))
         )
-        path = random.choice([*pages, *downloads, "/timeline-data/1/x/cells", "/%00", "//", "/a/b/c/../.."])
+        path = random.choice(
+            [*(page.path for page in pages()), *downloads, "tiles", "tiles", "/%00", "//", "/a/b/c/../.."]
+        )
+        if path == "tiles":
+            path = f"{timeline_data.address('1')}/cells"
+            asked = {"level": 4, "first": 0, "last": 2, "tracks": "0-1"}
+            asked |= {
+                random.choice([*asked]): random.choice([*WORDS, "0", "1", "3"]) for _ in range(random.choice([0, 1, 2]))
+            }
+            query = "&".join(f"{key}={quote(str(value)[:600])}" for key, value in asked.items())
         if random.random() < 0.5:
             return f"GET {path}", lambda: _answered(client.get(f"{path}?{query}"))
         one = random.choice(callbacks)

@@ -52,26 +52,6 @@ def test_everything_is_listed_once() -> None:
     assert set(gpuscope.__all__) == {*gpuscope._HOME, "__version__"}
 
 
-def test_everything_says_what_it_is() -> None:
-    for name in gpuscope._HOME:
-        assert inspect.getdoc(getattr(gpuscope, name)), name
-
-
-@pytest.mark.parametrize("name", ["analyze", "open_trace", "diff", "check", "advise", "session", "span"])
-def test_every_argument_is_typed_and_explained(name: str) -> None:
-    function = getattr(gpuscope, name)
-    text = inspect.getdoc(function) or ""
-    signature = inspect.signature(function)
-    assert signature.return_annotation is not inspect.Parameter.empty
-    for argument in signature.parameters.values():
-        assert argument.annotation is not inspect.Parameter.empty
-    # The runs or files themselves need no word of their own where the first sentence is about them.
-    spoken = {"paths"}
-    inherited = {"check": {"ranks", "steps", "partial", "nsys", "store", "workers", "progress"}}.get(name, set())
-    unexplained = {arg for arg in signature.parameters if f"`{arg}`" not in text} - spoken - inherited
-    assert unexplained - {"step", "micro_batch", "stage", "layer"} == set()  # of `span`: «the others»
-
-
 def test_no_such_name() -> None:
     with pytest.raises(AttributeError, match="no attribute 'analyse'"):
         gpuscope.analyse  # noqa: B018

@@ -1,11 +1,8 @@
-"""The table of causes: complete, unambiguous, and the only place where a cause's words and colours stand."""
+"""The table of causes: complete and unambiguous."""
 
 from __future__ import annotations
 
-import ast
-import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,57 +14,8 @@ from gpuscope.report.view import palette
 from gpuscope.report.view.causes import BY_CODE, CAUSES, UNATTRIBUTED, Cause, FindingFacts, cause_label, class_of
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = "gpuscope/report/view/causes.py"
 COLOURS = {name: value for name, value in vars(palette).items() if name.isupper()}
 IDS = {"ids": lambda cause: cause.code}
-
-
-def files(*suffixes: str) -> Iterator[Path]:
-    """The files of the program that are not tests, each once (the links in gpuscope/ lead to the other folders)."""
-    for folder in ("gpuscope", "analyzers", "instrumented_runtime", "dashboards"):
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in suffixes and (folder != "gpuscope" or path.parts[len(ROOT.parts) + 1] not in
-                                            ("analyzers", "instrumented_runtime", "dashboards")):  # fmt: skip
-                yield path
-
-
-def texts(path: Path) -> Iterator[str]:
-    """String constants of a Python file; of a template or script, all of it."""
-    source = path.read_text(encoding="utf-8")
-    if path.suffix != ".py":
-        yield source
-        return
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
-def said(path: Path) -> set[str]:
-    return {re.sub(r"^idle: ", "", text.strip()) for text in texts(path)}
-
-
-@pytest.mark.parametrize("cause", CAUSES, **IDS)
-def test_no_other_file_spells_its_label_or_message(cause: Cause) -> None:
-    """A label that a whole string consists of, or a message anywhere in one."""
-    found = [
-        str(path.relative_to(ROOT))
-        for path in files(".py", ".j2", ".js")
-        if cause.label in said(path)
-        or f"{cause.label} ({cause.code})" in said(path)
-        or any(cause.message in text for text in texts(path))
-    ]
-    assert found == [TABLE]
-
-
-@pytest.mark.parametrize("name", sorted(COLOURS))
-def test_colours_stand_in_the_palette_alone(name: str) -> None:
-    """But for the style sheet, which can't read it: there only the colour of what has the focus."""
-    found = {
-        str(path.relative_to(ROOT))
-        for path in files(".py", ".j2", ".js", ".css")
-        if COLOURS[name].lower() in path.read_text(encoding="utf-8").lower()
-    }
-    assert found - {"dashboards/assets/gpuscope.css"} == {"gpuscope/report/view/palette.py"}
 
 
 def test_codes_labels_and_looks_are_distinct() -> None:

@@ -85,7 +85,6 @@ class Job:
     one_stream: bool = False
     """Collectives run on the stream that computes."""
     tensor_bytes: int = 16 * MIB
-    tensor_op: str = "all_reduce"
     one_link: bool = False
     """Tensor and data parallelism share a link, else each has its own."""
     crowd_cost: float = 1.0
@@ -141,7 +140,6 @@ class Job:
     """What operators cost the host in step 0."""
     compile_ns: int = 0
     """In step 0, within a range of this name."""
-    compile_work: str = "_compile.compile_inner (dynamo_timed)"
     first_use_ns: int = 0
     """What loading a kernel's module costs at its first launch."""
     outlier_step: int = -1

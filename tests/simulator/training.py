@@ -60,7 +60,7 @@ def _program(job: Job, rank: int) -> Script:
             script.add(Begin(job.mark, "user_annotation"), End())
         _input(script)
         if step == 0 and job.compile_ns:
-            script.held(job.compile_work, job.compile_ns, Reason.HOST_OTHER)
+            script.held("_compile.compile_inner (dynamo_timed)", job.compile_ns, Reason.HOST_OTHER)
         if job.parallel == "pipeline":
             _pipeline_step(script)
         else:
@@ -292,7 +292,7 @@ def _scatter(script: Script, layer: int) -> str:
 
 def _tensor_reduce(script: Script) -> None:
     first = script.rank // 2 * 2
-    done = script.collective(script.job.tensor_op, script.job.tensor_bytes, f"tp{first // 2}", (first, first + 1), 32)
+    done = script.collective("all_reduce", script.job.tensor_bytes, f"tp{first // 2}", (first, first + 1), 32)
     script.wait_for(done)
 
 

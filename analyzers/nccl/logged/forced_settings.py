@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.report.schema.nccl_sections import Nccl
 
-DEFAULT_BUFFER = 4 << 20
 HOPPER = 90
 """Compute capability times ten of the first GPUs whose NVLink switches reduce."""
 
@@ -55,7 +54,7 @@ class Forced:
     value: str
     does: str
     topic: str
-    """What it is about: transport, gpu_direct, rails, nvls, registration, channels, choice, topology, checks."""
+    """What it is about: transport, gpu_direct, nvls, choice."""
     high: bool = False
 
 
@@ -136,51 +135,12 @@ def _gpu_direct(seen: Variables, where: Situation) -> Iterator[Forced]:
             yield _made(seen, name, does, "gpu_direct")
 
 
-def _rails(seen: Variables, where: Situation) -> Iterator[Forced]:
-    if not where.several_hosts:
-        return
-    if _on(seen.get("NCCL_PXN_DISABLE")):
-        yield _made(seen, "NCCL_PXN_DISABLE", "a GPU can't send by the card of its neighbour on the receiver's rail: "
-                    "all-to-all and sends cross rails (set on purpose only for network buffer registration)",
-                    "rails")  # fmt: skip
-    if _off(seen.get("NCCL_P2P_PXN_LEVEL")):
-        yield _made(seen, "NCCL_P2P_PXN_LEVEL", "sends are not gathered on the GPU of their rail", "rails")
-    if seen.get("NCCL_CROSS_NIC") in ("0", "1"):
-        yield _made(seen, "NCCL_CROSS_NIC", "which card a ring uses on each host is forced; the default 2 keeps to "
-                    "one rail unless crossing is faster", "rails")  # fmt: skip
-    if _off(seen.get("NCCL_IB_PCI_RELAXED_ORDERING")):
-        yield _made(seen, "NCCL_IB_PCI_RELAXED_ORDERING", "cards write in strict order, which costs bandwidth in "
-                    "virtual machines", "rails")  # fmt: skip
-    if _off(seen.get("NCCL_IB_ADAPTIVE_ROUTING")):
-        yield _made(seen, "NCCL_IB_ADAPTIVE_ROUTING", "InfiniBand switches may not route around congestion", "rails")
-
-
 def _switches(seen: Variables, where: Situation) -> Iterator[Forced]:
     if _off(seen.get("NCCL_NVLS_ENABLE")) and where.may_reduce_in_switches:
         yield _made(seen, "NCCL_NVLS_ENABLE", "NVLink switches don't reduce (NVLS)", "nvls")
     if _off(seen.get("NCCL_CUMEM_ENABLE")) and where.may_reduce_in_switches:
         yield _made(seen, "NCCL_CUMEM_ENABLE", "without cuMem memory there is no NVLS, no symmetric memory and no "
                     "registration of user buffers", "nvls")  # fmt: skip
-
-
-def _registration(seen: Variables, _: Situation) -> Iterator[Forced]:
-    for name, does in (
-        ("NCCL_WIN_ENABLE", "symmetric memory windows are off (the default is 1 since 2.27)"),
-        ("NCCL_LOCAL_REGISTER", "buffers that the program registers are copied all the same"),
-        ("NCCL_GRAPH_REGISTER", "buffers of captured graphs are not registered"),
-    ):
-        if _off(seen.get(name)):
-            yield _made(seen, name, does, "registration")
-
-
-def _channels(seen: Variables, _: Situation) -> Iterator[Forced]:
-    buffer = _number(seen.get("NCCL_BUFFSIZE"))
-    if buffer is not None and buffer < DEFAULT_BUFFER:
-        yield _made(seen, "NCCL_BUFFSIZE", "smaller buffers than NCCL's 4 MiB keep fewer bytes under way", "channels")
-    threads = _number(seen.get("NCCL_NTHREADS"))
-    if threads is not None and threads < 256:
-        yield _made(seen, "NCCL_NTHREADS", f"{threads} threads per block copy less at a time than the default of up to "
-                    "512", "channels")  # fmt: skip
 
 
 def _choice(seen: Variables, where: Situation) -> Iterator[Forced]:
@@ -200,27 +160,10 @@ def _choice(seen: Variables, where: Situation) -> Iterator[Forced]:
         yield _made(seen, "NCCL_LAUNCH_MODE", "launches wait for one another; deprecated since 2.9", "choice")
 
 
-def _topology(seen: Variables, _: Situation) -> Iterator[Forced]:
-    if "NCCL_TOPO_FILE" in seen:
-        yield _made(seen, "NCCL_TOPO_FILE", "rings and trees are planned for the links of this file, not for those "
-                    "that NCCL finds", "topology")  # fmt: skip
-
-
-def _checks(seen: Variables, _: Situation) -> Iterator[Forced]:
-    if _on(seen.get("NCCL_CHECK_POINTERS")):
-        yield _made(seen, "NCCL_CHECK_POINTERS", "every call checks its pointers", "checks")
-    if seen.get("NCCL_CHECK_MODE", "DEFAULT").upper() != "DEFAULT":
-        yield _made(seen, "NCCL_CHECK_MODE", "every call checks its arguments", "checks")
-
-
 def _made(seen: Variables, name: str, does: str, topic: str, high: bool = False) -> Forced:
     return Forced(name, seen[name], does, topic, high)
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
-
-
 _RULES: tuple[Callable[[Variables, Situation], Iterator[Forced]], ...] = (
-    _transports, _gpu_direct, _rails, _switches, _registration, _channels, _choice, _topology, _checks,
+    _transports, _gpu_direct, _switches, _choice,
 )  # fmt: skip

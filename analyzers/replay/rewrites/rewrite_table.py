@@ -49,15 +49,10 @@ REWRITES: dict[type, Rewrite] = {
     changes.SharedWork: slow_ranks.shared_work,
 }
 
-_UNKNOWN: dict[type, str] = {
-    changes.SequenceParallel: "it moves as many bytes in two collectives instead of one; what it saves (memory, and "
-    "compute of norms and dropout) is not recorded: run it",
-}
-
 
 def rewrite(graph: Graph, change: changes.Change, setting: Setting) -> Rewritten:
     """The graph after a change. Raises `UnreplayableError` where the trace can't support it."""
     found = REWRITES.get(type(change))
     if found is None:
-        raise UnreplayableError(_UNKNOWN.get(type(change), "the replay has no model of this change"))
+        raise UnreplayableError("the replay has no model of this change")
     return found(graph, change, setting)

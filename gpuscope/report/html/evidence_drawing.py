@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpuscope.report.schema.document import Evidence, Report, StepEntry
 from gpuscope.report.view import units
 
-WIDTH, LEFT, LANE, SPAN_HEIGHT = 640, 62, 26, 12
+WIDTH, LEFT, LANE = 640, 62, 26
 AROUND = 1.0
 """So many times its own length is shown on either side of a span."""
 OTHER_RANKS = 2

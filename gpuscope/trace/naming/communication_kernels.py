@@ -108,7 +108,6 @@ _CHOICE = re.compile(r"(?i)_(TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|NVLS_TREE|NV
 _EXACT = re.compile(r"(?i)_(?:TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|NVLS_TREE|NVLS|PAT)_(?:LL128|SIMPLE)(?:_|$)")
 _SENDS = "SendRecv"
 """The kernel of point-to-point operations, which have no algorithm; its name has one all the same."""
-_SYMMETRIC = re.compile(_START + r"ncclSymk?DevKernel_")
 
 
 def kernel_algorithm(kernel: str, op: str, exact: bool = False) -> tuple[str | None, str | None]:
@@ -133,11 +132,6 @@ def exact_names(kernels: Iterable[str]) -> bool:
     """Whether a library of NCCL with exact kernel names was used: some name has a protocol besides LL. The one kernel
     of sends is `…SendRecv_RING_SIMPLE…` in all of them."""
     return any(_EXACT.search(name) for name in kernels if "ernel" in name and _SENDS not in name)
-
-
-def symmetric(kernel: str) -> bool:
-    """Whether it is one of NCCL's kernels for symmetric memory (src/device/symmetric/generate.py)."""
-    return _SYMMETRIC.search(qualified_name(kernel)) is not None
 
 
 _ELEMENT = re.compile(

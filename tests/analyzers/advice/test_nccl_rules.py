@@ -97,21 +97,9 @@ def test_alternatives_for_bandwidth() -> None:
     assert found["NCCL_MIN_CTAS=32"].changes == (Algorithm(channels=32, op="all_reduce"),)
 
 
-def test_nvls_is_given_back_not_forced() -> None:
-    found = [one.setting for one in told("bandwidth", bandwidth=[row()], nccl=nccl(NCCL_NVLS_ENABLE="0"))]
-    assert {"kind": "env", "name": "NCCL_NVLS_ENABLE", "value": "unset"} in found
-
-
 def test_what_the_user_has_set_stays() -> None:
     found = told("bandwidth", bandwidth=[row(channels=64)], nccl=nccl(NCCL_ALGO="Ring", NCCL_PROTO="Simple"))
     assert found == []
-
-
-def test_between_hosts_what_no_trace_can_tell_is_refused_with_why() -> None:
-    between = nccl((("NET/IB/0/GDRDMA", False),))
-    found = {one.code: one.outcome for one in told("bandwidth", bandwidth=[row(op="all_gather")], nccl=between)}
-    assert isinstance(found["nccl_buffer"], Refused)
-    assert isinstance(found["nccl_collnet"], Refused)
 
 
 def test_a_limit_on_channels_is_lifted_to_the_others() -> None:
@@ -121,3 +109,10 @@ def test_a_limit_on_channels_is_lifted_to_the_others() -> None:
 
 def test_nothing_without_nccl() -> None:
     assert told("latency", bandwidth=[row()]) == []
+
+
+def test_channels_of_one_group_among_several_are_set_on_its_communicator() -> None:
+    """A variable would hold for every communicator."""
+    asked: Report = report(finding("bandwidth")) | {"nccl": nccl(), "bandwidth": [row(dur_ns=9), row(group="tp")]}  # type: ignore[assignment, operator]
+    found = {one.code: one for one in RULE.propose(Case(asked, lambda _: Refused("a test")), finding("bandwidth"))}
+    assert found["nccl_channels"].setting["name"] == "ProcessGroupNCCL.Options.config.min_ctas"

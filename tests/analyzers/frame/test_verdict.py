@@ -25,7 +25,6 @@ CLEAR = Evidence(
     assumed=(),
     why_no_device="",
     hung=False,
-    waits_matched=False,
 )
 
 

@@ -12,8 +12,9 @@ from helpers.kineto import call, kernel, note, write
 import gpuscope
 
 
-def job(folder: Path, hosts: str, tensor_parallel: list[list[int]]) -> list[dict[str, Any]]:
-    """Four ranks, rank r on host `hosts[r]`; each computes 10–60 and then reduces over its tensor group 60–100."""
+def job(folder: Path, hosts: str, tensor_parallel: list[list[int]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Four ranks, rank r on host `hosts[r]`; each computes 10–60 and then reduces over its tensor group 60–100.
+    The findings, and the codes of the advice."""
     for rank, host in enumerate(hosts):
         own = next(group for group in tensor_parallel if rank in group)
         name = str(1 + tensor_parallel.index(own))
@@ -28,13 +29,15 @@ def job(folder: Path, hosts: str, tensor_parallel: list[list[int]]) -> list[dict
         config = {"pg_name": name, "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "pg_size": 2, "ranks": own}
         document["distributedInfo"]["pg_config"] = [config]
         path.write_text(json.dumps(document))
-    findings = gpuscope.analyze(folder).report["findings"]
-    return [dict(finding) for finding in findings if finding["code"] == "group_across_hosts"]
+    report = gpuscope.analyze(folder).report
+    findings = [dict(finding) for finding in report["findings"] if finding["code"] == "group_across_hosts"]
+    return findings, [one["code"] for one in report["advice"]["unpredicted"]]
 
 
 def test_a_tensor_group_across_hosts_is_named(tmp_path: Path) -> None:
     """40 of each rank's 90 are exposed between the hosts."""
-    [finding] = job(tmp_path, "abab", [[0, 1], [2, 3]])
+    [finding], advised = job(tmp_path, "abab", [[0, 1], [2, 3]])
+    assert "inside_host" in advised
     assert finding["ranks"] == [0, 1, 2, 3]
     assert finding["share_frac"] == pytest.approx(40 / 90)
     assert finding["message"].startswith("2 tp groups of 2 ranks cross hosts (node-a, node-b)")
@@ -43,4 +46,6 @@ def test_a_tensor_group_across_hosts_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hosts", ["aabb", "abcd"])
 def test_nothing_where_groups_are_inside_or_fit_in_no_host(tmp_path: Path, hosts: str) -> None:
-    assert job(tmp_path, hosts, [[0, 1], [2, 3]]) == []
+    findings, advised = job(tmp_path, hosts, [[0, 1], [2, 3]])
+    assert not findings
+    assert "inside_host" not in advised

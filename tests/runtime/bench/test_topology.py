@@ -36,7 +36,6 @@ def test_matrix_with_network_ports() -> None:
     assert topology.gpus == ("GPU0", "GPU1", "GPU2", "GPU3")
     assert topology.paths["GPU0", "NIC0"] == "PXB"
     assert topology.paths["GPU3", "GPU1"] == "SYS"
-    assert topology.cpu_affinity["GPU0"] == "0-15,32-47"
     assert (topology.numa["GPU3"], topology.numa["NIC0"]) == (1, None)
     assert topology.nics == {"NIC0": "mlx5_0"}
 

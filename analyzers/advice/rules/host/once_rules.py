@@ -5,7 +5,6 @@ Nothing of it is part of the usual step, so no step time is predicted.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, env, in_dialect, python
@@ -18,7 +17,6 @@ from gpuscope.trace.naming import kinds
 SEARCHES = ("cudnnfind", "miopenfind", "autotun")
 LOADS = ("cumoduleload", "culibraryload", "cudamoduleload", "cudalibraryload", "hipmoduleload", "cukernelget")
 INDUCTOR = ("inductor", "dynamo", "triton", "backend_compile", "compile_inner", "frame_compile", "cachingautotuner")
-EVALUATES = re.compile(r"\b(evaluat(e|ion)|eval|validat(e|ion)(_step)?|valid|test_step)\b", re.IGNORECASE)
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -33,8 +31,6 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if _compiles(shown):
         yield _compile_cache(case, finding, words)
     yield from _module_loading(case, finding, shown)
-    if case.program == "pytorch" and any(word in words for word in SEARCHES):
-        yield _searching(case, finding)
 
 
 def _proposal(
@@ -117,17 +113,6 @@ def _module_loading(case: Case, finding: FindingEntry, shown: str) -> Iterator[P
     yield _proposal(finding, code="module_loading", action=action, setting=setting, risk=risk, verify=verify)
 
 
-def _searching(case: Case, finding: FindingEntry) -> Proposal:
-    return _proposal(
-        finding,
-        code="algorithm_search",
-        action="Search for convolution algorithms only where shapes stay the same: every new shape is searched anew",
-        setting=env("MIOPEN_FIND_MODE", "FAST") if case.rocm else python("torch.backends.cudnn.benchmark", "False"),
-        risk="the algorithm taken without a search may be slower in every step",
-        verify="compare the steady steps of both",
-    )
-
-
 def _outliers(case: Case, finding: FindingEntry, shown: str) -> Iterator[Proposal]:
     if any(kinds.phase(word.strip(",")) == "checkpoint" for word in shown.split()) or "serialization.py" in shown:
         setting = in_dialect(case, {"megatron": config("--async-save", "")})
@@ -140,15 +125,6 @@ def _outliers(case: Case, finding: FindingEntry, shown: str) -> Iterator[Proposa
             setting=setting or python("torch.distributed.checkpoint.async_save", "in place of the call that saves"),
             risk="a copy of the state in host memory, per rank; wait for the one before it",
             verify="the step with a checkpoint takes as long as its neighbours but for the copy",
-        )
-    if EVALUATES.search(shown):
-        yield _proposal(
-            finding,
-            code="evaluation_aside",
-            action="Evaluate in another job, from the checkpoints, or less often",
-            setting=config("evaluation", "a job of its own on saved checkpoints"),
-            risk="results arrive later",
-            verify="the training job has no long steps",
         )
 
 
@@ -164,9 +140,7 @@ RULE = Rule(
             "`TORCHINDUCTOR_CACHE_DIR`, `torch.compiler.save_cache_artifacts()`; `JAX_COMPILATION_CACHE_DIR`",
         ),
         Knob("module_loading", ("startup", "warmup"), "`CUDA_MODULE_LOADING`"),
-        Knob("algorithm_search", ("startup", "warmup"), "`torch.backends.cudnn.benchmark`, `MIOPEN_FIND_MODE`"),
         Knob("asynchronous_checkpoint", ("outlier_steps",), "`torch.distributed.checkpoint.async_save`"),
-        Knob("evaluation_aside", ("outlier_steps",), "evaluation in a job of its own"),
     ),
     propose,
     ("pytorch", "jax", "native"),

@@ -9,10 +9,7 @@ from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import batches, in_loop
 from gpuscope.analyzers.frame.changes import CopyStream, PinnedCopies, Refused
 from gpuscope.report.schema.document import FindingEntry, Setting
-from gpuscope.report.view import units
 
-REPEATED = 2
-"""Steady steps from which pages that go both ways do so again and again."""
 _AHEAD_IN_JAX = python("jax.device_put", "of the next batch, before the step that computes with this one")
 _FAULTS = "record again with --cuda-um-cpu-page-faults=true and --cuda-um-gpu-page-faults=true"
 _RISK = "pinned memory is taken from the host's for good; a buffer must not be changed before its copy has run"
@@ -94,58 +91,11 @@ def _own_stream(case: Case, finding: FindingEntry) -> Proposal:
 
 
 def _paging(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """By what moved the pages: memory that does not hold them all, both sides in turn, or first touches alone."""
-    moved = _migrated(case)
-    evicted = sum(size for kind, size in moved.items() if kind.endswith("eviction"))
-    if evicted:
-        yield _fitting(case, finding, evicted)
-        return
-    faults = [sum(size for kind, size in moved.items() if kind == f"migration {way}, page fault")
-              for way in ("HtoD", "DtoH")]  # fmt: skip
-    if all(faults) and case.steady_steps >= REPEATED:
-        yield _advised(case, finding)
-    yield _prefetched(case, finding)
-
-
-def _migrated(case: Case) -> dict[str, int]:
-    """Bytes of unified memory that moved, by kind with its cause."""
-    found: dict[str, int] = {}
-    for entry in case.report["copies"]:
-        if entry["kind"].startswith("migration"):
-            found[entry["kind"]] = found.get(entry["kind"], 0) + (entry["bytes"] or 0)
-    return found
-
-
-def _fitting(case: Case, finding: FindingEntry, evicted: int) -> Proposal:
-    """More is allocated than the device holds: whatever is prefetched pushes something else out."""
-    return Proposal(
-        code="oversubscription",
-        action="Work on pieces that fit into the device's memory, and leave on the host what is used least",
-        why=f"{cost(finding)}; {units.memory(evicted)} were evicted for other pages, as happens where more is "
-        "allocated than the device holds",
-        setting=config(spelled(case, "cudaMemAdviseSetPreferredLocation"), spelled(case, "cudaCpuDeviceId for what is "
-                       "used least, which kernels then read over the link; the rest in pieces, each prefetched")),
-        risk="reads over the link are as slow as it is: only for what is seldom touched; a prefetch beyond what fits "
-        "evicts again",
-        verify="record again: no migrations whose cause is eviction; nvidia-smi shows less than all memory in use",
-        outcome=Refused("which pages are needed again soon is not recorded"),
-    )  # fmt: skip
-
-
-def _advised(case: Case, finding: FindingEntry) -> Proposal:
-    """The same pages wanted by host and device in every step."""
-    return Proposal(
-        code="memory_advice",
-        action="Say where pages that host and device both use are to stay",
-        why=f"{cost(finding)}; pages fault their way to the device and back in every step",
-        setting=config(spelled(case, "cudaMemAdvise"), spelled(case, "cudaMemAdviseSetReadMostly where one side writes "
-                       "seldom; else cudaMemAdviseSetPreferredLocation on the device with cudaMemAdviseSetAccessedBy "
-                       "of the host")),
-        risk="a write to read-mostly memory drops all copies; without hardware coherence (before Grace Hopper, over "
-        "PCIe) the host reads device memory slowly or not at all: then copy what it needs by hand",
-        verify=f"{_FAULTS}: fewer faults a step",
-        outcome=Refused("which accesses cause the faults is not recorded"),
-    )  # fmt: skip
+    """Unless pages were evicted for others: a prefetch beyond what fits evicts again."""
+    if not any(
+        one["kind"].startswith("migration") and one["kind"].endswith("eviction") for one in case.report["copies"]
+    ):
+        yield _prefetched(case, finding)
 
 
 def _prefetched(case: Case, finding: FindingEntry) -> Proposal:
@@ -169,16 +119,6 @@ RULE = Rule(
         Knob("copy_stream", ("copy",), "`torch.cuda.Stream` for copies from pinned memory, `jax.device_put` ahead"),
         Knob(
             "prefetch", ("paging",), "`cudaMemPrefetchAsync` behind the host's last access", verify=f"{_FAULTS}: none"
-        ),
-        Knob(
-            "memory_advice",
-            ("paging",),
-            "`cudaMemAdvise`, where pages go to the device and back in every step",
-        ),
-        Knob(
-            "oversubscription",
-            ("paging",),
-            "a working set that fits, `cudaMemAdviseSetPreferredLocation`, where pages are evicted",
         ),
     ),
     propose,

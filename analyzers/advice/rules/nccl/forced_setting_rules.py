@@ -22,24 +22,14 @@ _SIZES = (1 << 10, 1 << 30)
 _WHAT_FOR = {
     "transport": "it may have been set against a hang, an IOMMU, or in a container without shared memory",
     "gpu_direct": "it may have been set against a driver or card without GPUDirect RDMA",
-    "rails": "it may have been set for this network's wiring, or so that registered buffers reach the network",
     "nvls": "more device memory; multicast may be missing in a virtual machine",
-    "registration": "registered buffers hold device memory",
-    "channels": "more device memory for NCCL's buffers, or more threads taken from compute",
     "choice": "it may have been set against a bug of an older NCCL: read its release notes",
-    "topology": "in a virtual machine that hides the PCIe tree the provider's file is needed: keep that one",
-    "checks": "wrong arguments are no longer found",
 }
 CODES = {
     "transport": "nccl_transport",
     "gpu_direct": "nccl_gpu_direct",
-    "rails": "nccl_rails",
     "nvls": "nccl_nvls",
-    "registration": "nccl_registration",
-    "channels": "nccl_buffer",
     "choice": "nccl_choice",
-    "topology": "nccl_topology",
-    "checks": "nccl_checks",
 }
 """Codes of suggestions by what a variable is about."""
 
@@ -122,23 +112,11 @@ RULE = Rule(
         Knob("nccl_gpu_direct", ("forced_setting", "no_gpu_direct"), "`NCCL_NET_GDR_LEVEL`, `NCCL_NET_GDR_READ`, "
              "`NCCL_NET_GDR_C2C`, `NCCL_DMABUF_ENABLE` unset; `nvidia_peermem` or dma-buf where the log misses it",
              risk=_WHAT_FOR["gpu_direct"], verify=AGAIN),
-        Knob("nccl_rails", ("forced_setting",), "`NCCL_PXN_DISABLE`, `NCCL_P2P_PXN_LEVEL`, `NCCL_CROSS_NIC`, "
-             "`NCCL_IB_PCI_RELAXED_ORDERING`, `NCCL_IB_ADAPTIVE_ROUTING` unset",
-             risk=_WHAT_FOR["rails"], verify=AGAIN),
         Knob("nccl_nvls", ("forced_setting",), "`NCCL_NVLS_ENABLE`, `NCCL_CUMEM_ENABLE` unset, on Hopper and later",
              risk=_WHAT_FOR["nvls"], verify=AGAIN),
-        Knob("nccl_registration", ("forced_setting",), "`NCCL_WIN_ENABLE`, `NCCL_LOCAL_REGISTER`, "
-             "`NCCL_GRAPH_REGISTER` unset",
-             risk=_WHAT_FOR["registration"], verify=AGAIN),
-        Knob("nccl_buffer", ("forced_setting",), "`NCCL_BUFFSIZE`, `NCCL_NTHREADS` unset, where below the default",
-             risk=_WHAT_FOR["channels"], verify=AGAIN),
         Knob("nccl_choice", ("forced_setting",), "`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_PAT_ENABLE`, "
              "`NCCL_LAUNCH_MODE` unset",
              risk=_WHAT_FOR["choice"], verify=AGAIN),
-        Knob("nccl_topology", ("forced_setting",), "`NCCL_TOPO_FILE` unset",
-             risk=_WHAT_FOR["topology"], verify=AGAIN),
-        Knob("nccl_checks", ("forced_setting",), "`NCCL_CHECK_POINTERS`, `NCCL_CHECK_MODE` unset",
-             risk=_WHAT_FOR["checks"], verify=AGAIN),
     ),
     propose,
     ("pytorch", "jax", "native"),

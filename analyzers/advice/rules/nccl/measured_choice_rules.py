@@ -26,9 +26,6 @@ NAMED = 3
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """Per operation and group: what its faster sizes were carried out by; between runs, the faster run's settings."""
-    if finding["code"] == "measured_while_logging":
-        yield _quietly(case, finding)
-        return
     kinds = ("other_run",) if finding["code"] == "slower_run" else ("larger_is_faster", "bandwidth_drops")
     groups: dict[tuple[str, str | None, str, int], list[CrossoverEntry]] = defaultdict(list)
     for entry in case.report.get("crossovers", ()):
@@ -39,21 +36,6 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         if used is not None and not used:
             continue  # none of these sizes is in the job
         yield _between_runs(case, own, used) if kinds == ("other_run",) else _by_size(case, own, used)
-
-
-def _quietly(case: Case, finding: FindingEntry) -> Proposal:
-    rows = [row for row in case.report.get("bandwidth", ()) if row["tool"] == "nccl-tests"]
-    first, sizes = rows[0], [row["bytes"] for row in rows]
-    quiet = comparison(first["op"], [16, max(sizes) // 2], first["group_size"], [Variant("quiet", {})])
-    return Proposal(
-        code="nccl_quiet_log",
-        action="Time NCCL without a line of its log per call, from small messages on",
-        why=f"{finding['message']}; nothing below {units.memory(min(sizes))} was timed, where choices usually cross",
-        setting=env("NCCL_DEBUG_SUBSYS", "INIT,ENV"),
-        risk="the log no longer has NCCL's choices: keep this one, or log them in a run of their own with -w 0 -n 1",
-        verify=quiet,
-        outcome=Refused("how long logging took is not recorded"),
-    )
 
 
 def _used(case: Case, entries: Sequence[CrossoverEntry]) -> list[tuple[int, CrossoverEntry]] | None:
@@ -186,12 +168,6 @@ RULE = Rule(
             ("nccl_crossover",),
             "`gpuscope bench tune`, where NCCL's choices are not recorded",
             verify="the search names a candidate that beats the default in all rounds, or none",
-        ),
-        Knob(
-            "nccl_quiet_log",
-            ("measured_while_logging",),
-            "`NCCL_DEBUG_SUBSYS=INIT,ENV` while nccl-tests measures",
-            verify="the table again without a line per call: small messages take less",
         ),
         Knob("nccl_faster_run", ("slower_run",), "the settings of the faster of several measured runs"),
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpuscope.analyzers.advice.framework_settings import cost, env, python
-from gpuscope.analyzers.advice.logged_nccl import at_best, costliest, variable
+from gpuscope.analyzers.advice.logged_nccl import costliest, variable
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import MOST_CTAS, UNSET, algorithm_name, for_operation, wrong
@@ -61,8 +61,6 @@ def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield from _protocols(finding, row)
     if finding["code"] == "bandwidth":
         yield from _channels(case, finding, row)
-        yield from _switches(case, finding, row)
-        yield from _networks(case, finding)
 
 
 def _algorithms(finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
@@ -117,52 +115,6 @@ def _channels(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterato
     )
 
 
-def _switches(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterator[Proposal]:
-    """NVLS that somebody has switched off. It is left to NCCL, never forced: that fails where it is not supported."""
-    if variable(case, "NCCL_NVLS_ENABLE") != "0":
-        return
-    yield Proposal(
-        code="nccl_nvls",
-        action="Let NCCL use NVLink switches that reduce (NVLS) again",
-        why=f"{cost(finding)}; NCCL's log says that NCCL_NVLS_ENABLE=0 is set",
-        setting=env("NCCL_NVLS_ENABLE", UNSET),
-        risk="more device memory; it may have been switched off for a reason: multicast missing in a virtual machine",
-        verify="NCCL's log shows nvls channels; " + _VERIFY,
-        changes=(Algorithm(algorithm="nvls", protocol="simple", op=row["op"]),),
-    )
-
-
-def _networks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """What may help between hosts, though nothing in a trace tells how much."""
-    transports = case.report["nccl"]["transports"] if "nccl" in case.report else []
-    between = [one["transport"] for one in transports if one["same_node"] is False]
-    if not any(one.startswith("NET/") for one in between):
-        return
-    if variable(case, "NCCL_BUFFSIZE") is None:
-        yield Proposal(
-            code="nccl_buffer",
-            action="Give each of NCCL's connections 8 MiB of buffer instead of 4",
-            why=f"{cost(finding)}; a network of long latency needs more bytes under way",
-            setting=env("NCCL_BUFFSIZE", str(8 << 20)),
-            risk="twice the device memory for NCCL's buffers, on every channel and peer",
-            verify="nccl-tests at the job's sizes with both values, then " + _VERIFY,
-            outcome=Refused(
-                "a trace can't predict the gain of a larger buffer: measure with nccl-tests or gpuscope bench"
-                + at_best(case)
-            ),
-        )
-    if any(one.startswith("NET/IB") for one in between) and variable(case, "NCCL_COLLNET_ENABLE") is None:
-        yield Proposal(
-            code="nccl_collnet",
-            action="Let the InfiniBand switches reduce (SHARP)",
-            why=f"{cost(finding)}; switches that reduce halve the bytes that each host sends",
-            setting=env("NCCL_COLLNET_ENABLE", "1"),
-            risk="needs NCCL's SHARP plugin and switches that have it switched on; without, NCCL goes on as before",
-            verify="NCCL's log names CollNet; " + _VERIFY,
-            outcome=Refused("whether the switches can reduce, and how fast, is not in a trace: run with it"),
-        )
-
-
 def _allowed_channels(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """A limit in one host's environment makes it have fewer channels than the others."""
     most = max((entry["channels"] or 0 for entry in case.report["nccl"]["communicators"]), default=0)
@@ -205,9 +157,6 @@ RULE = Rule(
             ("bandwidth", "fewer_channels"),
             "`NCCL_MIN_CTAS`; `NCCL_MAX_CTAS` or `NCCL_MAX_NCHANNELS` unset where the log shows such a limit",
         ),
-        Knob("nccl_nvls", ("bandwidth",), "`NCCL_NVLS_ENABLE` unset, where the log shows that it was 0"),
-        Knob("nccl_buffer", ("bandwidth",), "`NCCL_BUFFSIZE`, between hosts", verify=_VERIFY),
-        Knob("nccl_collnet", ("bandwidth",), "`NCCL_COLLNET_ENABLE=1`, over InfiniBand", verify=_VERIFY),
     ),
     propose,
     ("pytorch", "jax", "native"),

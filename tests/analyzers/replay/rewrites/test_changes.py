@@ -29,7 +29,6 @@ from gpuscope.analyzers.frame.changes import (
     Prefetch,
     RemovedSyncs,
     ReplacedRank,
-    SequenceParallel,
     SharedWork,
     WireBytes,
 )
@@ -322,7 +321,7 @@ def test_grouped_modules_pay_the_fixed_cost_once() -> None:
     assert after(graph, GroupModules(2)) == pytest.approx(2000, rel=0.01)
 
 
-@pytest.mark.parametrize("change", [SequenceParallel(), Overlap(on=True), EvenStages(), KeepParameters()])
+@pytest.mark.parametrize("change", [Overlap(on=True), EvenStages(), KeepParameters()])
 def test_what_the_trace_can_not_tell_is_refused(change: Change) -> None:
     with pytest.raises(UnreplayableError):
         after(job(*THREE), change)

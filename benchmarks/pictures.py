@@ -1,25 +1,28 @@
-"""`python -m benchmarks.dashboard.pictures`: the dashboard's pictures in docs/images, taken anew in a Chromium."""
+"""`python -m benchmarks.pictures`: the dashboard's pictures in docs/images, taken anew in a Chromium."""
 
 from __future__ import annotations
 
 import base64
+import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from benchmarks.dashboard.in_browser import COMPLETE, chromium, until
 from gpuscope.analyzers.run.runner import Options
 from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import Runs, open_run
 from gpuscope.dashboards.web.server import listen
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 SAMPLE = ROOT / "sample_traces" / "ddp_slow_rank"
 TOKEN = "of-the-pictures"
 SIZE = (1400, 1000)
+NOW = "window.gpuscopeTimeline?.current"
+COMPLETE = f"return Boolean({NOW}?.root.isConnected && {NOW}.complete())"
 DRAWN = """return document.querySelector('[data-page]')?.dataset.page === arguments[0]
     && !document.querySelector('[data-dash-is-loading]')
     && [...document.querySelectorAll('.dash-graph')].every(one => one.querySelector('.main-svg'))"""
@@ -77,6 +80,30 @@ def _keep(driver: Any, name: str, height: Callable[[], int] = lambda: SIZE[1]) -
     path.write_bytes(base64.b64decode(shot["data"]))
     print(path.relative_to(ROOT))
     command("Emulation.clearDeviceMetricsOverride", {})
+
+
+def chromium(width: int = 1400, height: int = 1000) -> Any | None:
+    """Selenium's driver of a headless Chromium with a window of this size; None without one."""
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if program is None or driver is None:
+        return None
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    size = f"window-size={width},{height}"
+    for switch in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", size):
+        options.add_argument(f"--{switch}")
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+
+
+def until(ask: Callable[[], bool]) -> None:
+    """Wait for something. Raises `TimeoutError` after two minutes."""
+    begun = time.perf_counter()
+    while not ask():
+        if time.perf_counter() - begun > 120:
+            raise TimeoutError("the page is not drawn")
+        time.sleep(0.005)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Cost of a range, and of each way of recording, side by side.
 
-    python benchmarks/ranges/ranges.py            both tables
-    python benchmarks/ranges/ranges.py --rounds 5 --json ranges.json
+    python -m benchmarks.ranges
 
 The first table times an empty range in one process: nothing listening, torch's profiler, an NVTX tool (the
 one of the tests, compiled here; left out without a C compiler). The second one runs one DDP script on two
@@ -12,7 +11,6 @@ machine affects all of them; it compares medians over the recorded steps, of wal
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -21,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
 LISTENER = ROOT / "tests/runtime/record/nvtx_listener.c"
 SKIPPED, STEPS = 10, 30
 RANGES_PER_STEP = 20  # of the demo trainer: data, forward, backward, optimizer… with four micro-batches
@@ -155,46 +154,22 @@ def step_times(folder: Path, rounds: int) -> Times:
     return measured
 
 
-def tables(ranges: dict[str, float], steps: Times) -> str:
-    """Both tables, as text."""
-    lines = [f"{'range':<48}{'ns':>8}", *(f"{name:<48}{ns:>8.0f}" for name, ns in ranges.items()), ""]
-    if not steps:
-        return "\n".join(lines)
-    bare, bare_cpu = _medians(steps["nothing"])
-    idle = ranges["span, no listener"] * RANGES_PER_STEP / bare
-    lines += [
-        f"{RANGES_PER_STEP} ranges without a listener: {idle:.4%} of a step of {bare / 1e6:.2f} ms",
-        "",
-        f"{'recording':<34}{'step, ms':>9}{'overhead':>10}{'quartiles, ms':>18}{'CPU, ms':>10}{'overhead':>10}",
-    ]
+@click.command()
+@click.option("--rounds", default=3, show_default=True, help="Runs of each way of recording; 0: ranges only.")
+def main(rounds: int) -> None:
+    """Measure and print both tables."""
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, ns in ns_per_range(Path(temporary)).items():
+            print(f"{name:<48}{ns:>8.0f} ns")
+        steps = step_times(Path(temporary), rounds) if rounds else {}
+    print(f"\n{'recording':<34}{'step, ms':>9}{'overhead':>10}{'CPU, ms':>10}{'overhead':>10}" if steps else "")
     for mode, times in steps.items():
-        wall, cpu = _medians(times)
-        low, _, high = statistics.quantiles([wall for wall, _ in times], n=4)
-        spread = f"{low / 1e6:.2f}–{high / 1e6:.2f}"
-        lines.append(
-            f"{mode:<34}{wall / 1e6:>9.2f}{wall / bare - 1:>+10.1%}{spread:>18}"
-            f"{cpu / 1e6:>10.2f}{cpu / bare_cpu - 1:>+10.1%}"
-        )
-    return "\n".join(lines)
+        (wall, cpu), (bare, bare_cpu) = _medians(times), _medians(steps["nothing"])
+        print(f"{mode:<34}{wall / 1e6:>9.2f}{wall / bare - 1:>+10.1%}{cpu / 1e6:>10.2f}{cpu / bare_cpu - 1:>+10.1%}")
 
 
 def _medians(times: list[tuple[int, int]]) -> tuple[float, float]:
     return statistics.median(wall for wall, _ in times), statistics.median(cpu for _, cpu in times)
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each way of recording; 0: ranges only")
-    parser.add_argument("--json", type=Path, help="also write what was measured here")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        ranges = ns_per_range(Path(temporary))
-        steps = step_times(Path(temporary), arguments.rounds) if arguments.rounds else {}
-    print(tables(ranges, steps))
-    if arguments.json:
-        measured: dict[str, Any] = {"ns_per_range": ranges, "step_ns": steps}
-        arguments.json.write_text(json.dumps(measured, indent=2) + "\n")
 
 
 if __name__ == "__main__":

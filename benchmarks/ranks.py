@@ -7,7 +7,6 @@ cost no more than 1.3 times as many times one.
 
 from __future__ import annotations
 
-import json
 import re
 import resource
 import subprocess
@@ -20,7 +19,7 @@ import click
 
 from benchmarks.ingest.enlarge import enlarge_file
 
-SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ddp_healthy" / "rank0.json.gz"
+SAMPLE = Path(__file__).parents[1] / "sample_traces" / "ddp_healthy" / "rank0.json.gz"
 _RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*)\d+')
 _WORLD = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}\[\]]*?"world_size"\s*:\s*)\d+')
 _ANALYZE = "from gpuscope.cli import main; main()"
@@ -62,7 +61,7 @@ def main(source: Path, ranks: int, size: int, jobs: int, work: Path | None) -> N
         copies(source, folder, ranks, size * 1_000_000)
         one = analysed(folder / "rank0.json", 1)
         every = analysed(folder, jobs)
-    click.echo(json.dumps({"one rank": one, f"{ranks} ranks": every}))
+    click.echo(f"one rank: {one}\n{ranks} ranks: {every}")
     click.echo(
         f"CPU: {every['cpu'] / (ranks * one['cpu']):.2f} times {ranks} × one rank; wall: "
         f"{every['wall'] / (ranks * one['wall'] / jobs):.2f} times {ranks} × one rank / {jobs}"

@@ -1,8 +1,10 @@
-"""Layouts that papers and vendors publish, and the place that the planner gives each."""
+"""`python -m benchmarks.planner`: layouts that papers and vendors publish, and the place the planner gives each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import click
 
 from gpuscope.analyzers.planning.candidates import Question, best_of_each, scored
 from gpuscope.analyzers.planning.costs.rates import Rates
@@ -62,17 +64,11 @@ PUBLISHED = (
     ),
 )  # fmt: skip
 
-
 HEAD = ("model", "cluster", "published", "of the peak (published)", "first choice", "of the peak", "place", "source")
 
 
-def rows() -> list[tuple[str, ...]]:
-    """Model, cluster, published sizes and their share of the peak, our first choice and its share, the place of the
-    published sizes among the candidates, and the source."""
-    return [_row(own) for own in PUBLISHED]
-
-
 def _row(own: Published) -> tuple[str, ...]:
+    """As in `HEAD`."""
     model, cluster = model_named(own.model, own.sequence), cluster_of(own.cluster)
     question = Question(model, cluster, own.batch, Rates(), own.precision)
     best = best_of_each(scored(question))
@@ -96,3 +92,19 @@ def _sizes(own: Layout) -> tuple[int, ...]:
 
 def _short(own: Layout) -> str:
     return own.name.split(", micro-batch")[0]
+
+
+def rows() -> list[tuple[str, ...]]:
+    """As `HEAD`, one per published layout."""
+    return [*map(_row, PUBLISHED)]
+
+
+@click.command()
+def main() -> None:
+    """Print one table, as Markdown."""
+    for row in (HEAD, ("---",) * len(HEAD), *rows()):
+        click.echo("| " + " | ".join(row) + " |")
+
+
+if __name__ == "__main__":
+    main()

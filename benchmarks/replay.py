@@ -11,13 +11,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.replay.tries import cost, cost_table
 from gpuscope.analyzers.replay.replayer import MAX_ERROR, Replayer
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.errors import GpuscopeError
 from gpuscope.report.view import units
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FORMATS = (".json", ".json.gz", ".sqlite")
 SHARED = ROOT.parent / "shared" / "traces"
 DEFAULT = (ROOT / "sample_traces", *(SHARED / kind for kind in ("cpu_gloo", "kineto", "nsys", "ascend")))
@@ -27,15 +26,8 @@ console = Console(width=None if sys.stdout.isatty() else 140)
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
-@click.option("--tries", is_flag=True, help="Instead: what trying changes costs beside reading.")
-def main(paths: Sequence[Path], tries: bool) -> None:
+def main(paths: Sequence[Path]) -> None:
     """Replay every run under PATHS: a folder of traces is one run, or, if they don't form one, several."""
-    if tries:
-        runs = [(run, root) for root in _roots(paths) for run, replayer in replayed(root) if not replayer.why]
-        costs = [cost(run, str(run.relative_to(root.parent))) for run, root in runs]
-        ratio = sum(one.trying for one in costs) / sum(one.reading for one in costs)
-        console.print(cost_table(costs), f"all tries {ratio:.0%} of all reading")
-        return
     table = Table("run", "ranks", "steps", "measured", "replayed", "error", "why not")
     errors: list[float] = []
     for root in _roots(paths):

@@ -1,1 +1,0 @@
-"""The planner beside published layouts, and beside runs of our own."""

@@ -1,1 +1,0 @@
-"""Runs of thousands of ranks, as reduced parts."""

@@ -1,1 +1,0 @@
-"""Scripts of others, run as they are, plain and recorded."""

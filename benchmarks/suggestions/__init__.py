@@ -1,1 +1,0 @@
-"""Every suggestion made for a set of traces, by rule."""
