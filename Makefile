@@ -9,7 +9,7 @@ PIP = --quiet --disable-pip-version-check
 WORKERS ?= auto
 PYTEST_ARGS ?=
 FUZZ_HOURS ?= 2
-STRUCTURE = tests/test_layers.py tests/docs/test_history.py
+STRUCTURE = tests/test_layers.py
 
 .PHONY: demo test check fuzz format docs release gpu-check clean
 
@@ -34,7 +34,7 @@ fuzz: $(VENV)/installed  ## For FUZZ_HOURS: hostile inputs of every kind, then t
 	PYTHONPATH=tests $(VENV)/bin/python -m fuzzing --hours $(FUZZ_HOURS) --out build/fuzz
 	$(VENV)/bin/python -m benchmarks.fuzz --seconds 600
 
-gpu-check: $(VENV)/installed  ## On a machine with a GPU: the paths of docs/gpu-checklist.md that no other machine reaches.
+gpu-check: $(VENV)/installed  ## On a machine with a GPU: the paths of docs/trust.md that no other machine reaches.
 	PYTHONPATH=tests $(VENV)/bin/python -m gpu_check --out build/gpu
 
 format: $(VENV)/installed

@@ -1,26 +1,27 @@
 """Fills in the parts of the documentation that the program itself knows: option tables, output, the picture.
 
-`make docs` runs it; `python docs/generate.py --check` only says what is out of date (tests/docs does so too).
+`make docs` runs it; `python docs/generate.py --check` only says what is out of date (tests/docs does so too), and
+`--words` counts the words of each page that are not generated.
 
 A block in a Markdown file is regenerated from the command in its opening line:
 
     <!-- options: gpuscope analyze -->      usage and a table of its arguments and options
     <!-- run: gpuscope info sample_traces/ddp_healthy | head -n 5 -->      the command and what it prints
     <!-- public: kineto/tracelens_qwen/h100.json.gz -->      the report on a public trace, where its copy is at hand
-    <!-- recorded: gpuscope analyze slow -->      what a command of slow-training.md printed, with --record alone
+    <!-- recorded: gpuscope analyze slow -->      what a command of tutorial.md printed, with --record alone
     <!-- table: causes -->      a table that the program holds: see `TABLES`
     <!-- end -->
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
@@ -28,6 +29,7 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 
 import click
+import keys
 from rich.console import Console
 from rich.text import Text
 from walkthrough import PAGE as WALKTHROUGH
@@ -36,13 +38,11 @@ from walkthrough import walk
 import gpuscope
 from gpuscope.analyzers.advice.rule import Knob, rules
 from gpuscope.analyzers.device_time.host_cause import host_causes
-from gpuscope.analyzers.run.analysis import SECTIONS
 from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.output import write_text
 from gpuscope.report.published.json_schema import DOCUMENTS, json_schema
-from gpuscope.report.schema import profile_sections
 from gpuscope.report.terminal.first_screen import render
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION, Cause
@@ -59,6 +59,7 @@ DOCUMENT_WIDTH = 118
 """Columns of a line of prose in a document."""
 
 _BLOCK = re.compile(r"<!-- (?P<kind>options|run|public|recorded|table): (?P<what>.+?) -->\n.*?<!-- end -->", re.DOTALL)
+_BY_CODE = re.compile(r"^### `\w+`\n.*?(?=^##|\Z)", re.DOTALL | re.MULTILINE)
 _HEAD = re.compile(r"^(?P<command>.+?) \| head -n (?P<lines>\d+)$")
 
 
@@ -177,47 +178,55 @@ def _recording_options() -> str:
     return "\n".join(lines)
 
 
-_WORDS = {"int": "integer", "str": "string", "float": "number", "bool": "boolean", "None": "null"}
+def _outcome(path: str) -> str:
+    """What was found of a question, kept in benchmarks/outcomes: columns and rows of text."""
+    found = tomllib.loads((ROOT / "benchmarks" / "outcomes" / path).read_text(encoding="utf-8"))
+    lines = [found["columns"], ["---"] * len(found["columns"]), *found["rows"]]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _profile_sections() -> str:
-    """Heading, meaning and keys of each profile table, from its type and the words beside it."""
-    tree = ast.parse(Path(profile_sections.__file__).read_text(encoding="utf-8"))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    found: list[str] = []
-    for section, row in SECTIONS.items():
-        if row.__name__ not in classes:
-            continue
-        node = classes[row.__name__]
-        found += [f"### `{section}[]`", "", *wrap(ast.get_docstring(node) or "", DOCUMENT_WIDTH), ""]
-        found += ["| key | type | meaning |", "|---|---|---|"]
-        for at, field in enumerate(node.body):
-            if isinstance(field, ast.AnnAssign):
-                after = node.body[at + 1] if at + 1 < len(node.body) else None
-                text = (
-                    after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-                )
-                text = str(text).rstrip(".")
-                name = f"{section}[].{ast.unparse(field.target)}"
-                found.append(
-                    f"| `{name}` | {_type(ast.unparse(field.annotation))} | {_cell(text[:1].lower() + text[1:])} |"
-                )
-        found.append("")
-    return "\n".join(found[:-1])
+def _published_layouts() -> str:
+    """Published layouts beside the planner's first choice, as `python -m benchmarks.planner` has them."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        from benchmarks.planner import HEAD, rows
+    finally:
+        sys.path.pop(0)
+    found = [HEAD, ("---",) * len(HEAD), *rows()]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in found)
 
 
-def _type(annotation: str) -> str:
-    """`int | None` in the words of JSON."""
-    words = ("string" if part.startswith("Literal") else part.partition("[")[0] for part in annotation.split(" | "))
-    return " or ".join(_WORDS.get(word, word) for word in words)
+def _gpu_paths() -> str:
+    """What `make gpu-check` runs, and what it must see."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    try:
+        from gpu_check.gpu_paths import PATHS
+    finally:
+        sys.path.pop(0)
+    lines = ["| path | passes if |", "|---|---|"]
+    return "\n".join(
+        [*lines, *(f"| {path.name} | {_cell((path.judge.__doc__ or '').rstrip('.'))} |" for path in PATHS)]
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "causes": _causes,
     "host causes": _host_causes,
-    "profile sections": _profile_sections,
+    "comparison keys": lambda: keys.flat("diff"),
+    "gpu paths": _gpu_paths,
+    "injected faults": lambda: _outcome("faults.toml"),
+    "plan keys": lambda: keys.flat("plan"),
+    "predicted and measured": lambda: _outcome("predicted_and_measured.toml"),
+    "predicted and simulated": lambda: _outcome("predicted_and_simulated.toml"),
+    "profile keys": lambda: keys.document("report", "###", only=keys.PROFILE),
+    "public verdicts": lambda: _outcome("public_traces.toml"),
+    "published layouts": _published_layouts,
     "recording options": _recording_options,
+    "report keys": lambda: keys.document("report", "##", without=keys.PROFILE),
+    "scripts of others": lambda: _outcome("scripts.toml"),
+    "store tables": keys.store_tables,
     "suggestions": _suggestions,
+    "suggestions read by hand": lambda: _outcome("suggestions.toml"),
 }
 """What stands in the program and is read in the documentation too, by the name of its block."""
 
@@ -258,6 +267,17 @@ def recorded(text: str) -> str:
     return _BLOCK.sub(block, text)
 
 
+def words() -> dict[str, int]:
+    """Words of each page of docs/ to read through: without generated blocks, and without the sections per code of
+    findings.md, which are looked up one at a time."""
+    counted = {}
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+        text = _BY_CODE.sub("", text) if page.name == "findings.md" else text
+        counted[page.name] = len(text.split())
+    return counted
+
+
 def documents() -> list[Path]:
     """The README and the files of docs/ that hold blocks."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -283,7 +303,12 @@ def schemas() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write what is out of date, or with --check only name it; with --record also what only a recording shows."""
+    """Write what is out of date (--record: also what only a recording shows); --check names it, --words counts."""
+    if "--words" in sys.argv[1:]:
+        for name, count in (counted := words()).items():
+            print(f"{count:6}  {name}")
+        print(f"{sum(counted.values()):6}  in all")
+        return 0
     if "--check" in sys.argv[1:]:
         stale = [path for path in documents() if filled(text := path.read_text(encoding="utf-8")) != text]
         stale += [path for path, text in schemas().items() if not path.exists() or path.read_text("utf-8") != text]

@@ -1,4 +1,4 @@
-"""Runs docs/slow-training.md as it stands: its script and its commands, one after the other, in an empty folder.
+"""Runs docs/tutorial.md as it stands: its script and its commands, one after the other, in an empty folder.
 
 `python docs/generate.py --record` puts what they print into the page; a test runs them and looks at what they say.
 """
@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent / "slow-training.md"
+PAGE = Path(__file__).resolve().parent / "tutorial.md"
 WIDTH = 80
 """Columns of the terminal."""
 _SCRIPT = re.compile(r"```python\n(.*?)```", re.DOTALL)

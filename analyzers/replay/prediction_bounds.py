@@ -16,7 +16,7 @@ Methods, 1.3.6.7.2); a replay holds at most ten steps."""
 MODEL_ERROR = 0.03
 INFERRED_ERROR = 0.06
 """Of a change's effect on the step, what its prediction may miss beside what is known to be uncertain, where streams'
-waits are recorded, and where they are inferred. Chosen, and checked on simulated jobs (docs/predictions.md)."""
+waits are recorded, and where they are inferred. Chosen, and checked on simulated jobs (docs/trust.md)."""
 
 
 def bounds(after: float, cases: Sequence[float], errors: Sequence[float]) -> tuple[int, int]:

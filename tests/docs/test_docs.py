@@ -58,6 +58,33 @@ def test_every_option_is_documented_with_its_command(generate: ModuleType) -> No
         assert documented == {flag for option in options for flag in (*option.opts, *option.secondary_opts)}, name
 
 
+def typed_commands(page: Path) -> Iterator[str]:
+    """Commands of gpuscope in a page's code, as they are typed; without output of programs."""
+    text = re.sub(r"\\\n\s*", "", text_of(page))
+    blocks = re.findall(r"^```(?!console)\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    yield from (line.split("  #")[0] for line in lines if line.startswith("gpuscope "))
+    inline = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    yield from (code.replace("\n", " ") for code in re.findall(r"`(gpuscope [^`]+)`", inline))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_options_that_are_shown_exist(page: Path, generate: ModuleType) -> None:
+    known = dict(generate.commands())
+    wrong = []
+    for typed in typed_commands(page):
+        words = typed.partition(" -- ")[0].partition(" | ")[0].partition(" && ")[0].split()
+        name = "gpuscope"
+        for word in words[1:3]:
+            name = f"{name} {word}" if f"{name} {word}" in known else name
+        options = {flag for param in known[name].params for flag in (*param.opts, *param.secondary_opts)}
+        options |= {"--help", "--debug", "--version"}
+        wrong += [
+            f"{typed}: {word}" for word in words if word.startswith("--") and word.partition("=")[0] not in options
+        ]
+    assert wrong == []
+
+
 def test_generated_parts_are_up_to_date(generate: ModuleType) -> None:
     stale = [page.name for page in generate.documents() if generate.filled(text_of(page)) != text_of(page)]
     assert not stale, "run `make docs` and look at what changed"
@@ -184,16 +211,8 @@ def report_keys(value: Any, known: set[str], path: str = "") -> Iterator[str]:
             yield from report_keys(item, known, f"{path}[]")
 
 
-def documented_keys() -> set[str]:
-    return set(re.findall(r"^\| `([^`]+)` \|", text_of(DOCS / "report.md"), re.MULTILINE))
-
-
-def test_report_keys_are_those_of_the_schema() -> None:
-    assert documented_keys() == set(schema_keys(Report))
-
-
 def test_report_keys_are_those_of_real_reports() -> None:
-    known = documented_keys()
+    known = set(schema_keys(Report))
     found: set[str] = set()
     # A sample trace gives none of these.
     empty = {
@@ -290,7 +309,7 @@ def test_readme_commands_run(line: str, tmp_path: Path) -> None:
     assert done.stdout
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")

@@ -1,4 +1,4 @@
-"""A fixed list of hostile inputs per format and surface; `make fuzz` tries many more (docs/robustness.md)."""
+"""A fixed list of hostile inputs per format and surface; `make fuzz` tries many more (docs/trust.md)."""
 
 from __future__ import annotations
 

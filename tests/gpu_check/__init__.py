@@ -1,1 +1,1 @@
-"""`make gpu-check`: the paths of docs/gpu-checklist.md on a real GPU, each judged by the program."""
+"""`make gpu-check`: the paths of docs/trust.md on a real GPU, each judged by the program."""

@@ -1,4 +1,4 @@
-"""`make gpu-check`: run every path of docs/gpu-checklist.md and judge each by what it recorded.
+"""`make gpu-check`: run every path of docs/trust.md and judge each by what it recorded.
 
 `PYTHONPATH=tests python -m gpu_check [--only NAME]`. Exit code 0: nothing failed; 1: something did; 2: there is no GPU.
 Traces and outcomes stay in the folder of `--out`.
@@ -33,7 +33,7 @@ def main(out: Path, only: tuple[str, ...], listing: bool) -> None:
             click.echo(f"{path.name}: {' '.join(checks.command(path.run))}")
         return
     if (why := no_gpu()) is not None:
-        click.echo(f"gpu-check: {why}: nothing was checked; docs/gpu-checklist.md names each path's stand-in", err=True)
+        click.echo(f"gpu-check: {why}: nothing was checked; docs/trust.md lists what only a GPU can show", err=True)
         sys.exit(2)
     outcomes: list[Outcome] = []
     for one in checks.all(chosen):

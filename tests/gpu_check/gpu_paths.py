@@ -1,4 +1,4 @@
-"""The paths of docs/gpu-checklist.md: what is run for each, and what judges it. Several may look at one run."""
+"""The paths of docs/trust.md: what is run for each, and what judges it. Several may look at one run."""
 
 from __future__ import annotations
 
@@ -55,25 +55,60 @@ class GpuPath:
     name: str
     run: str
     judge: Callable[[Path], str]
+    stand_in: str = ""
+    """The test, below tests/, that goes as far as is possible without a GPU."""
     module: str = ""
     program: str = ""
 
 
 PATHS = (
-    GpuPath("CUDA untouched until the script uses it", "script", judges.cuda_untouched),
-    GpuPath("fault sync_in_loop", "sync_in_loop", judges.verdict_of_fault),
-    GpuPath("fault launch_bound", "launch_bound", judges.verdict_of_fault),
-    GpuPath("fault pageable_copies", "pageable_copies", judges.verdict_of_fault),
-    GpuPath("fault allocator_churn", "allocator_churn", judges.verdict_of_fault),
-    GpuPath("fault slow_rank", "slow_rank", judges.slow_rank),
-    GpuPath("CUDA graphs", "cuda_graph", judges.cuda_graphs),
-    GpuPath("compiled blocks", "compile", judges.compiled, module="triton"),
-    GpuPath("synchronisation events", "script", judges.sync_events),
-    GpuPath("snapshot at out-of-memory", "script", judges.out_of_memory),
-    GpuPath("NVML on the rank's own device", "script", judges.nvml, module="pynvml"),
-    GpuPath("pinned transfers", "loader", judges.pinned),
-    GpuPath("pageable transfers", "pageable_copies", judges.pageable),
-    GpuPath("NCCL ranks on one device", "one_device", judges.nccl_ranks),
-    GpuPath("Flight Recorder and gpuscope hang", "hang", judges.flight_recorder),
-    GpuPath("nsys around each rank", "nsys", judges.nsys_reports, program="nsys"),
+    GpuPath(
+        "CUDA untouched until the script uses it",
+        "script",
+        judges.cuda_untouched,
+        "runtime/record/capture/test_machine.py",
+    ),
+    GpuPath(
+        "fault sync_in_loop", "sync_in_loop", judges.verdict_of_fault, "runtime/train/faults/test_faults_on_a_gpu.py"
+    ),
+    GpuPath(
+        "fault launch_bound", "launch_bound", judges.verdict_of_fault, "runtime/train/faults/test_faults_on_a_gpu.py"
+    ),
+    GpuPath(
+        "fault pageable_copies",
+        "pageable_copies",
+        judges.verdict_of_fault,
+        "runtime/train/faults/test_faults_on_a_gpu.py",
+    ),
+    GpuPath(
+        "fault allocator_churn",
+        "allocator_churn",
+        judges.verdict_of_fault,
+        "runtime/train/faults/test_faults_on_a_gpu.py",
+    ),
+    GpuPath("fault slow_rank", "slow_rank", judges.slow_rank, "runtime/train/faults/test_faults_on_a_gpu.py"),
+    GpuPath("CUDA graphs", "cuda_graph", judges.cuda_graphs, "runtime/train/test_on_a_fake_gpu.py"),
+    GpuPath("compiled blocks", "compile", judges.compiled, "runtime/train/test_pieces.py", module="triton"),
+    GpuPath("synchronisation events", "script", judges.sync_events, "runtime/record/capture/test_torch_profiler.py"),
+    GpuPath(
+        "snapshot at out-of-memory", "script", judges.out_of_memory, "runtime/record/capture/test_memory_snapshots.py"
+    ),
+    GpuPath(
+        "NVML on the rank's own device",
+        "script",
+        judges.nvml,
+        "runtime/record/capture/test_machine.py",
+        module="pynvml",
+    ),
+    GpuPath("pinned transfers", "loader", judges.pinned, "runtime/train/test_on_a_fake_gpu.py"),
+    GpuPath("pageable transfers", "pageable_copies", judges.pageable, "runtime/train/test_on_a_fake_gpu.py"),
+    GpuPath("NCCL ranks on one device", "one_device", judges.nccl_ranks, "gpu_check/test_gpu_check.py"),
+    GpuPath("Flight Recorder and gpuscope hang", "hang", judges.flight_recorder, "analyzers/hangs/test_hang.py"),
+    GpuPath(
+        "nsys around each rank",
+        "nsys",
+        judges.nsys_reports,
+        "runtime/record/capture/test_nsys_capture.py",
+        program="nsys",
+    ),
 )

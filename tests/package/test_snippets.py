@@ -14,7 +14,7 @@ pytest.importorskip("mypy")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mypy")]
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"readme": ROOT / "README.md", "tutorial": ROOT / "docs" / "tutorial.md", "python": ROOT / "docs" / "python.md"}
+PAGES = {"readme": ROOT / "README.md", "python": ROOT / "docs" / "python.md"}
 WRONG = """\
 import gpuscope
 

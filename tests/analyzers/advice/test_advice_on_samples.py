@@ -75,7 +75,7 @@ def test_a_rank_that_comes_last_again_and_again_is_answered(tmp_path: Path) -> N
 
 
 def test_buckets_on_a_cpu_are_named_without_a_gain(samples: Path) -> None:
-    """Not where nobody counted what they take from the backward pass (docs/predictions.md)."""
+    """Not where nobody counted what they take from the backward pass (docs/trust.md)."""
     report = analysed.report(samples / "ddp_tiny_buckets")
     assert "bucket_size" not in {one["code"] for one in report["suggestions"]}
     [untold] = [one for one in report["advice"]["unpredicted"] if one["code"] == "bucket_size"]

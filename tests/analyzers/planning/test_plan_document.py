@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_type_hints
 
 import pytest
 from helpers.cli import call
@@ -33,18 +33,6 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "What the literature says" not in text
     assert "What the literature says" in call(capsys, *args, "--full").stdout
     assert set(document) == set(get_type_hints(Plan))
-
-
-def test_every_key_is_documented_and_no_other() -> None:
-    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
-    documented = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
-    named: set[str] = set()
-    for key, kind in get_type_hints(Plan).items():
-        listed = getattr(kind, "__origin__", None) is list
-        inner = next((one for one in (kind, *get_args(kind)) if hasattr(one, "__annotations__")), None)
-        named |= {key} | {f"{key}{'[]' if listed else ''}.{name}" for name in (get_type_hints(inner) if inner else ())}
-    # An entry of `nearest` is one of `candidates`.
-    assert documented == {name for name in named if not name.startswith("nearest[]")}
 
 
 def test_options_of_the_frameworks() -> None:

@@ -56,7 +56,7 @@ def test_the_fifteen_are_found_in_files_of_their_names() -> None:
 
 @pytest.mark.parametrize("name", sorted(available()))
 def test_every_fault_and_option_is_in_the_documentation(name: str) -> None:
-    lines = (Path(__file__).parents[4] / "docs/faults.md").read_text().splitlines()
+    lines = (Path(__file__).parents[4] / "docs/runtime.md").read_text().splitlines()
     (row,) = [line for line in lines if line.startswith(f"| `{name}` |")]
     options = parse_faults([name])[0].options().keys() - {"first", "every"}
     assert [option for option in options if f"`{option}`" not in row] == []

@@ -1,0 +1,69 @@
+"""The reference of JSON keys is made from the types; its meanings are of keys that exist, and none is missing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpuscope.report.published.json_schema import json_schema
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+LIMIT = 35_000
+"""Words of docs/*.md beside what is generated: a reader's evening, not a week."""
+
+
+@pytest.fixture(scope="module")
+def docs() -> Iterator[tuple[ModuleType, ModuleType]]:
+    sys.path.insert(0, str(DOCS))
+    try:
+        import generate
+        import keys
+
+        yield generate, keys
+    finally:
+        sys.path.remove(str(DOCS))
+        for name in ("generate", "keys"):
+            sys.modules.pop(name, None)
+
+
+def test_every_meaning_is_of_a_key_that_exists(docs: tuple[ModuleType, ModuleType]) -> None:
+    _, keys = docs
+    known = {
+        f"{name}.{key}"
+        for document in ("report", "diff", "plan")
+        for name, made in json_schema(document)["$defs"].items()
+        for key in made["properties"]
+    }
+    meant = {f"{kind}.{key}" for kind, own in keys.MEANINGS.items() if kind != "about" for key in own}
+    stale = sorted(meant - known)
+    assert stale == []
+
+
+def test_every_part_of_the_report_has_its_section(docs: tuple[ModuleType, ModuleType]) -> None:
+    text = (DOCS / "report.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    headings = set(re.findall(r"^#+ `(\w+)(?:\[\])?`$", text, re.MULTILINE))
+    report = json_schema("report")["$defs"]["Report"]["properties"]
+    assert named == set(report) - docs[1].PROFILE
+    assert headings <= set(report)
+    assert headings >= docs[1].PROFILE
+    assert {"trace", "verdict", "ranks", "findings", "suggestions", "memory"} <= headings
+
+
+def test_a_row_has_type_and_meaning_in_the_words_of_json(docs: tuple[ModuleType, ModuleType]) -> None:
+    """By hand, from `Verdict` and `FindingEntry` in gpuscope/report/schema/document.py."""
+    text = docs[1].document("report", "##")
+    assert "| `verdict.confidence` | number | 0 if it abstains" in text
+    assert "| `findings[].severity` | string | `high`, `medium` or `low` |" in text
+    assert "None" not in re.sub(r"`[^`]*`", "", docs[1].flat("diff"))
+
+
+def test_the_manual_stays_short(docs: tuple[ModuleType, ModuleType]) -> None:
+    counted = docs[0].words()
+    assert {"definitions.md", "findings.md", "tutorial.md"} <= set(counted)
+    assert sum(counted.values()) <= LIMIT, "python docs/generate.py --words"
