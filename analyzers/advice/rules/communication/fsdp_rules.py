@@ -194,4 +194,5 @@ RULE = Rule(
         Knob("backward_prefetch", ("late_gathers",), "FSDP1 `backward_prefetch=BackwardPrefetch.BACKWARD_PRE`"),
     ),
     propose,
+    place=90,
 )

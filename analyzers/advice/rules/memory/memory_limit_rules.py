@@ -182,4 +182,5 @@ RULE = Rule(
         Knob("single_tensor_optimizer", ("memory_peak",), "`fused=True` or `foreach=False` of the optimizer"),
     ),
     propose,
+    place=160,
 )

@@ -172,5 +172,6 @@ RULE = Rule(
         Knob("nccl_faster_run", ("slower_run",), "the settings of the faster of several measured runs"),
     ),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=150,
 )
