@@ -19,7 +19,7 @@ import pytest
 from helpers import snippets
 
 import gpuscope
-from gpuscope.analyzers.device_time.kernels.compute_findings import MESSAGES
+from gpuscope.catalogue.finding import kinds
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION
 from gpuscope.report.view.summary import sentence
@@ -90,11 +90,6 @@ def test_generated_parts_are_up_to_date(generate: ModuleType) -> None:
     assert not stale, "run `make docs` and look at what changed"
 
 
-def test_published_schemas_are_up_to_date(generate: ModuleType) -> None:
-    stale = [path.name for path, text in generate.schemas().items() if not path.exists() or text_of(path) != text]
-    assert not stale, "run `make docs`"
-
-
 def test_picture_shows_the_report_of_today(generate: ModuleType) -> None:
     drawn = re.sub(r"<[^>]*>", "", generate.PICTURE.read_text(encoding="utf-8"))
     shown = "".join(unescape(drawn).split())  # a sentence may be wrapped
@@ -113,21 +108,6 @@ def literals_of_problem_calls(source: str) -> Iterator[str]:
             code = node.args[1]
             assert isinstance(code, ast.Constant), ast.unparse(node)
             yield str(code.value)
-
-
-def finding_codes_made_by_hand(source: str) -> Iterator[str]:
-    """Codes of findings that an analyzer writes itself: dicts (or calls) with `code` and `evidence`."""
-    for node in ast.walk(ast.parse(source)):
-        pairs: dict[str, ast.expr] = {}
-        if isinstance(node, ast.Dict):
-            pairs = {
-                str(k.value): v for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant)
-            }
-        elif isinstance(node, ast.Call):
-            pairs = {word.arg: word.value for word in node.keywords if word.arg}
-        if {"code", "severity", "evidence"} <= set(pairs) and isinstance(code := pairs["code"], ast.Constant):
-            yield str(code.value)
-        yield from codes_given_to_a_maker(node)
 
 
 def codes_given_to_a_maker(node: ast.AST) -> Iterator[str]:
@@ -153,8 +133,7 @@ def documented_codes(heading: str) -> set[str]:
 
 
 def test_every_cause_and_finding_is_documented_and_no_other() -> None:
-    codes = {cause.finding_code for cause in CAUSES}
-    codes |= {code for source in sources("analyzers") for code in finding_codes_made_by_hand(source)} | {*MESSAGES}
+    codes = {cause.finding_code for cause in CAUSES} | {*kinds()}
     assert documented_codes("## Causes and findings") == codes
 
 

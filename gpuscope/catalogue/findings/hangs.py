@@ -20,9 +20,9 @@ class Hang(Finding):
     code = "hang"
     severity = "high"
     recognised = """Flight Recorder dumps. A rank waits where an operation of its own is unfinished and another member
-    of the group has not enqueued it. A rank that is missing somewhere while it waits elsewhere has an excuse; the
-    ranks that others wait for and that wait for nobody are the first cause. So are ranks that alone did not finish
-    what all others finished, and those that called another operation, size or type than the majority."""
+    of the group has not enqueued it. A rank that is awaited in one operation while it waits in another is held up
+    itself; the ranks that others wait for and that wait for nobody are the first cause. So are ranks that alone did
+    not finish what all others finished, and those that called another operation, size or type than the majority."""
     helps = """the stack of the named rank (`py-spy dump`, `faulthandler`), its host's log, `dmesg` and `nvidia-smi
     -q` for errors of its GPU. For a mismatch, the branch of code that only some ranks take."""
     misleads = """dumps of a job that still ran; dumps taken long after each other; missing dumps (then only the

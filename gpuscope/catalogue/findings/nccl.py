@@ -68,9 +68,9 @@ class NcclCrossover(Finding):
     recognised = """a smaller message that takes longer than a larger one of the same operation and group; or a
     message that takes longer than the same bytes in messages of the next smaller size, so that bus bandwidth drops.
     Times are medians: of nccl-tests, the Inspector and profiler plugins, and of a trace's own transfers. A difference
-    counts from three standard errors on where a size was timed eight times or more, else from 10 %, or from what
-    times of one and the same choice are out of order by in that run if that is more. Two sizes that NCCL carried out
-    alike are never a crossover."""
+    counts if it exceeds three standard errors (a size that was timed eight times or more) or 10 %, and also the
+    disorder that sizes with one and the same choice show in that run. Two sizes that NCCL carried out alike are never
+    a crossover."""
     helps = """the choice of the faster size for exactly these sizes, by a tuner file (`gpuscope export
     --nccl-tuner`); `gpuscope bench tune` where NCCL's choices are not recorded. Not `NCCL_ALGO` or `NCCL_PROTO`,
     which hold for all sizes."""

@@ -98,7 +98,7 @@ class LinkAtPeak(Finding):
     communication is exposed on some rank of the file."""
     helps = """fewer bytes ([wire_bytes](advice.md#suggestions-by-code), bigger messages do not), more overlap,
     another placement."""
-    misleads = "copies of the same time over the same link."
+    misleads = """copies over the same link at the same time."""
 
     used: list[tuple[str, str, float]]
     """(device or port, counter, share of its peak while communication is exposed)."""

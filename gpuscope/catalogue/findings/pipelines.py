@@ -107,9 +107,8 @@ class SlowStage(Finding):
     """One pipeline stage is slower than the others in all replicas."""
 
     code = "slow_stage"
-    recognised = """as `slow_worker` (at the mean pace of all its extra work is gone; an even split, which the replay
-    predicts, moves it to the other stages), for all ranks of a stage, where no single one of them explains half of
-    it. With one replica an uneven split can't be distinguished from a slow rank, and the message says so."""
+    recognised = """as for `slow_worker`, for all ranks of a stage, where no single one of them explains half of it.
+    With one replica an uneven split can't be distinguished from a slow rank, and the message says so."""
     helps = "give the stage fewer layers. The last stage holds the loss and the head, the first the embedding."
     misleads = "stages that are slow because they share a slow host."
 
@@ -177,11 +176,10 @@ class PipelineImbalance(Finding):
     """
 
     code = "pipeline_imbalance"
-    recognised = """the computing per micro-batch: the stage is the busiest in more than half of the steps, its
-    micro-batches take longer by three standard errors, the others idle at least 1 % of the step for it, and the
-    replay does not say that an even split would save less than that. With several pipelines the message says in how
-    many it is so: a stage that is slow in one alone is a slow rank. Distinguished from a slow rank by the work of
-    each rank: where the same operations on the same shapes take longer, it is [`slow_worker`](#slow_worker); where
+    recognised = """the stage is the busiest in more than half of the steps, its micro-batches take longer by three
+    standard errors, the others idle at least 1 % of the step for it, and an even split is predicted to save at least
+    that. With several pipelines the message says in how many it is so: a stage that is slow in one alone is a slow
+    rank. Where the same operations on the same shapes take longer there, it is [`slow_worker`](#slow_worker); where
     there are more operations or larger ones, it is the layers. Without shapes the message says that the two can't be
     distinguished in a single pipeline."""
     helps = "give the stage fewer layers. The last stage holds the loss and the head, the first the embedding."
