@@ -341,6 +341,7 @@ def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str
         return (
             f"{units.share(share)} of the time is exposed communication; whether ranks wait or transfer is unknown: "
             + _what_to_add(evidence)
+            + ("; how many there are is not recorded" if _world_unknown(evidence) else "")
         )
     spent = evidence.causes[cause]
     return (
@@ -349,14 +350,19 @@ def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str
     )
 
 
+def _world_unknown(evidence: Evidence) -> bool:
+    """Whether nothing tells how many ranks there are, and more than which form a group is missing."""
+    return evidence.world_size is None and not (evidence.members_unknown and len(evidence.ranks) > 1)
+
+
 def _what_to_add(evidence: Evidence) -> str:
     """What would distinguish a slow rank from a slow link."""
     if not _ranks_missing(evidence):
         return "record the sizes of collectives (NCCL's own arguments in torch.profiler, NVTX payloads in nsys)"
-    if evidence.world_size is None and evidence.members_unknown and len(evidence.ranks) > 1:
+    if evidence.world_size is None and not _world_unknown(evidence):
         return "record which ranks form each group (distributedInfo, communicators): no file at hand says"
-    if evidence.world_size is None:
-        return "add the traces of all ranks; how many there are is not recorded"
+    if _world_unknown(evidence):
+        return "add the traces of all ranks"
     missing = sorted(set(range(evidence.world_size)) - set(evidence.ranks))
     return f"add the traces of {'rank' if len(missing) == 1 else 'ranks'} {units.ranks(missing)}"
 

@@ -193,8 +193,8 @@ def test_contradictions_are_counted_and_forbid_predictions(tmp_path: Path) -> No
 
 
 def suggested(entry: MemoryEntry, findings: list[FindingEntry]) -> list[Any]:
-    verdict = {"abstained": True, "bound_by": None, "cause": None}
-    report: Any = {"memory": [entry], "findings": findings, "suggestions": [], "ranks": [], "verdict": verdict,
+    verdict = {"abstained": True, "cause_abstained": False, "bound_by": None, "cause": None}
+    report: Any = {"memory": [entry], "findings": findings, "suggestions": [], "ranks": [], "step_time": None, "verdict": verdict,
                    "trace": {"program": None}}  # fmt: skip
     return advise(report, lambda _: Refused("no timeline"), [RULE])[0]
 
