@@ -41,6 +41,7 @@ from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.output import write_text
+from gpuscope.problems.problem import kinds as problem_kinds
 from gpuscope.report.published.json_schema import DOCUMENTS, json_schema
 from gpuscope.report.schema import profile_sections
 from gpuscope.report.terminal.first_screen import render
@@ -156,6 +157,16 @@ def _point(text: str) -> list[str]:
     return wrap(text, DOCUMENT_WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
+def _problems() -> str:
+    sections = (
+        "\n".join(
+            [f"### `{kind.code}`", "", *wrap(f"{kind.severity}. {kind.about}", DOCUMENT_WIDTH, break_on_hyphens=False)]
+        )
+        for kind in problem_kinds().values()
+    )
+    return "\n\n".join(sections)
+
+
 def _suggestions() -> str:
     lines = ["| code | answers | setting |", "|---|---|---|"]
     knobs: dict[str, list[Knob]] = {}
@@ -215,6 +226,7 @@ def _type(annotation: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "causes": _causes,
     "host causes": _host_causes,
+    "problems": _problems,
     "profile sections": _profile_sections,
     "recording options": _recording_options,
     "suggestions": _suggestions,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import floor, prod
 
 from gpuscope.analyzers.frame.analyzer import Attributed
+from gpuscope.problems.problem import ProblemKind
 from gpuscope.report.schema.document import Class, ProblemEntry, Slowdown, Verdict
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label, class_of
@@ -352,9 +353,9 @@ def _what_to_add(evidence: Evidence) -> str:
     return f"add the traces of {'rank' if len(missing) == 1 else 'ranks'} {units.ranks(missing)}"
 
 
-def count_problem(problems: Sequence[ProblemEntry], *codes: str) -> int:
-    """Occurrences of the problems with those codes."""
-    return sum(problem["count"] for problem in problems if problem["code"] in codes)
+def count_problem(problems: Sequence[ProblemEntry], kind: ProblemKind) -> int:
+    """Occurrences of the problems of a kind."""
+    return sum(problem["count"] for problem in problems if problem["code"] == kind.code)
 
 
 def totals(found: Sequence[Mapping[str, Attributed]]) -> dict[str, int]:

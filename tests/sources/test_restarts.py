@@ -41,12 +41,14 @@ def test_the_last_attempt_that_left_a_trace(tmp_path: Path) -> None:
 )
 def test_the_other_lives_are_named(tmp_path: Path, read: str, said: str) -> None:
     folder = run_folder(tmp_path / "run", files=traces(*ATTEMPTS))
-    assert said in left_out(folder, [folder / read])
+    found = left_out(folder, [folder / read])
+    assert found is not None
+    assert said in found.message
 
 
 def test_a_job_of_one_life(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", files=traces(*ATTEMPTS[:2]))
-    assert left_out(folder, [folder / ATTEMPTS[0]]) == ""
+    assert left_out(folder, [folder / ATTEMPTS[0]]) is None
 
 
 def test_a_run_stopped_before_it_recorded_a_trace(tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ from gpuscope.analyzers.frame.sections import DECLARED, Sections
 from gpuscope.analyzers.replay.graph import Call, Gradient, Graph
 from gpuscope.analyzers.replay.record.recording import Recorded
 from gpuscope.analyzers.run.file_part import Part
+from gpuscope.problems.problem import Problem
 from gpuscope.report.schema.document import Diagnosis
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Table
 from gpuscope.trace.intervals import Spans
-from gpuscope.trace.problems import Problem
 from gpuscope.trace.schema import SCHEMAS
 from gpuscope.trace.trace import SourceFile, Trace
 
