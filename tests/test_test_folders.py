@@ -13,6 +13,7 @@ HOMES = {
     "cache": "gpuscope/cache",
     "callbacks": "gpuscope/callbacks",
     "dashboards": "dashboards",
+    "problems": "gpuscope/problems",
     "report": "gpuscope/report",
     "runtime": "instrumented_runtime",
     "sources": "gpuscope/sources",
