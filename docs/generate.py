@@ -42,6 +42,7 @@ from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.output import write_text
+from gpuscope.problems.problem import kinds as problem_kinds
 from gpuscope.report.terminal.first_screen import render
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION, Cause
@@ -173,6 +174,16 @@ def _point(text: str) -> list[str]:
     return wrap(text, DOCUMENT_WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
+def _problems() -> str:
+    sections = (
+        "\n".join(
+            [f"### `{kind.code}`", "", *wrap(f"{kind.severity}. {kind.about}", DOCUMENT_WIDTH, break_on_hyphens=False)]
+        )
+        for kind in problem_kinds().values()
+    )
+    return "\n\n".join(sections)
+
+
 def _suggestions() -> str:
     lines = ["| code | answers | setting |", "|---|---|---|"]
     knobs: dict[str, list[Knob]] = {}
@@ -235,6 +246,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan keys": lambda: keys.flat("plan"),
     "predicted and measured": lambda: _outcome("predicted_and_measured.toml"),
     "predicted and simulated": lambda: _outcome("predicted_and_simulated.toml"),
+    "problems": _problems,
     "profile keys": lambda: keys.document("report", "###", only=keys.PROFILE),
     "public verdicts": lambda: _outcome("public_traces.toml"),
     "published layouts": _published_layouts,

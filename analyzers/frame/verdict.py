@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import floor, prod
 
 from gpuscope.analyzers.frame.analyzer import Attributed
+from gpuscope.problems.problem import ProblemKind
 from gpuscope.report.schema.document import AbstainReason, Class, ProblemEntry, Slowdown, Verdict
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label, class_of
@@ -359,17 +360,17 @@ def _what_to_add(evidence: Evidence) -> str:
     """What would distinguish a slow rank from a slow link."""
     if not _ranks_missing(evidence):
         return "record the sizes of collectives (NCCL's own arguments in torch.profiler, NVTX payloads in nsys)"
-    if evidence.world_size is None and not _world_unknown(evidence):
+    if evidence.world_size is None:
+        if _world_unknown(evidence):
+            return "add the traces of all ranks"
         return "record which ranks form each group (distributedInfo, communicators): no file at hand says"
-    if _world_unknown(evidence):
-        return "add the traces of all ranks"
     missing = sorted(set(range(evidence.world_size)) - set(evidence.ranks))
     return f"add the traces of {'rank' if len(missing) == 1 else 'ranks'} {units.ranks(missing)}"
 
 
-def count_problem(problems: Sequence[ProblemEntry], *codes: str) -> int:
-    """Occurrences of the problems with those codes."""
-    return sum(problem["count"] for problem in problems if problem["code"] in codes)
+def count_problem(problems: Sequence[ProblemEntry], kind: ProblemKind) -> int:
+    """Occurrences of the problems of a kind."""
+    return sum(problem["count"] for problem in problems if problem["code"] == kind.code)
 
 
 def totals(found: Sequence[Mapping[str, Attributed]]) -> dict[str, int]:

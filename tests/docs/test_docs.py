@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import subprocess
@@ -101,27 +100,6 @@ def test_picture_shows_the_report_of_today(generate: ModuleType) -> None:
 # ---- codes ----
 
 
-def literals_of_problem_calls(source: str) -> Iterator[str]:
-    """Codes of `problem(severity, code, count, message)`; they must be literals, or nobody could list them."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "problem":
-            code = node.args[1]
-            assert isinstance(code, ast.Constant), ast.unparse(node)
-            yield str(code.value)
-
-
-def codes_given_to_a_maker(node: ast.AST) -> Iterator[str]:
-    """Codes in `_finding("code", …)`, `stated("code", …)`, and in a table of what such calls say by a step's role."""
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("_finding", "stated") and node.args:
-        if isinstance(first := node.args[0], ast.Constant):
-            yield str(first.value)
-    elif isinstance(node, ast.Dict):
-        for key, value in zip(node.keys, node.values, strict=True):
-            by_role = isinstance(key, ast.Attribute) and getattr(key.value, "id", "") == "Role"
-            if by_role and isinstance(value, ast.Tuple) and isinstance(first := value.elts[0], ast.Constant):
-                yield str(first.value)
-
-
 def sources(*packages: str) -> Iterator[str]:
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -141,11 +119,6 @@ def test_every_cause_says_how_it_is_found_what_helps_and_what_fools_it() -> None
     for part in section("findings.md", "## Causes and findings").split("\n### ")[1:]:
         words = ("Recognised by", "Usually helps", "Misled by")
         assert all(f"**{word}**:" in part for word in words), part.splitlines()[0]
-
-
-def test_every_problem_is_documented_and_no_other() -> None:
-    codes = {code for source in sources("gpuscope", "analyzers") for code in literals_of_problem_calls(source)}
-    assert documented_codes("## Problems") == codes
 
 
 def test_every_cause_stands_in_the_definitions() -> None:
