@@ -15,7 +15,6 @@ A block in a Markdown file is regenerated from the command in its opening line:
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -38,11 +37,12 @@ from walkthrough import walk
 import gpuscope
 from gpuscope.analyzers.advice.rule import Knob, rules
 from gpuscope.analyzers.device_time.host_cause import host_causes
+from gpuscope.catalogue.finding import kinds
 from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.output import write_text
-from gpuscope.report.published.json_schema import DOCUMENTS, json_schema
+from gpuscope.problems.problem import kinds as problem_kinds
 from gpuscope.report.terminal.first_screen import render
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION, Cause
@@ -153,8 +153,35 @@ def _host_causes() -> str:
     )  # fmt: skip
 
 
+def _findings() -> str:
+    """A section per kind of finding, as the catalogue has them; those of causes stand before them."""
+    return "\n\n".join(
+        "\n".join([
+            f"### `{kind.code}`", "", *wrap(_flat(kind.__doc__), DOCUMENT_WIDTH), "",
+            *_point(f"**Recognised by**: {_flat(kind.recognised)}"),
+            *_point(f"**Usually helps**: {_flat(kind.helps)}"),
+            *_point(f"**Misled by**: {_flat(kind.misleads) or '–'}"),
+        ])
+        for kind in kinds().values()
+    )  # fmt: skip
+
+
+def _flat(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
 def _point(text: str) -> list[str]:
     return wrap(text, DOCUMENT_WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _problems() -> str:
+    sections = (
+        "\n".join(
+            [f"### `{kind.code}`", "", *wrap(f"{kind.severity}. {kind.about}", DOCUMENT_WIDTH, break_on_hyphens=False)]
+        )
+        for kind in problem_kinds().values()
+    )
+    return "\n\n".join(sections)
 
 
 def _suggestions() -> str:
@@ -211,6 +238,7 @@ def _gpu_paths() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "causes": _causes,
+    "findings": _findings,
     "host causes": _host_causes,
     "comparison keys": lambda: keys.flat("diff"),
     "gpu paths": _gpu_paths,
@@ -218,6 +246,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan keys": lambda: keys.flat("plan"),
     "predicted and measured": lambda: _outcome("predicted_and_measured.toml"),
     "predicted and simulated": lambda: _outcome("predicted_and_simulated.toml"),
+    "problems": _problems,
     "profile keys": lambda: keys.document("report", "###", only=keys.PROFILE),
     "public verdicts": lambda: _outcome("public_traces.toml"),
     "published layouts": _published_layouts,
@@ -296,12 +325,6 @@ def picture() -> str:
     return console.export_svg(title="gpuscope analyze", unique_id="gpuscope")
 
 
-def schemas() -> dict[Path, str]:
-    """The published JSON Schemas, by the file that each is kept in."""
-    folder = ROOT / "docs" / "schemas"
-    return {folder / f"{name}.schema.json": json.dumps(json_schema(name), indent=2) + "\n" for name in DOCUMENTS}
-
-
 def main() -> int:
     """Write what is out of date (--record: also what only a recording shows); --check names it, --words counts."""
     if "--words" in sys.argv[1:]:
@@ -311,7 +334,6 @@ def main() -> int:
         return 0
     if "--check" in sys.argv[1:]:
         stale = [path for path in documents() if filled(text := path.read_text(encoding="utf-8")) != text]
-        stale += [path for path, text in schemas().items() if not path.exists() or path.read_text("utf-8") != text]
         for path in stale:
             print(f"out of date, run `make docs`: {path.relative_to(ROOT)}")
         return int(bool(stale))
@@ -321,8 +343,6 @@ def main() -> int:
         if (text := path.read_text(encoding="utf-8")) != (now := filled(text, anew=True)):
             write_text(path, now)
     write_text(PICTURE, picture())
-    for path, text in schemas().items():
-        write_text(path, text)
     return 0
 
 

@@ -95,6 +95,10 @@ class InputError(GpuscopeError):
 
     exit_code = 3
 
+    def naming(self, shown: object, path: object) -> InputError:
+        """The same, of a temporary copy at `path`, as users know it."""
+        return InputError(self.message.replace(str(path), str(shown)), hint=self.hint)
+
 
 class AnalysisError(GpuscopeError):
     """An analysis failed on input that could be read."""

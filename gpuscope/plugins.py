@@ -41,6 +41,12 @@ def listed(package: str, attribute: str) -> list[Any]:
     return [part for part in parts if part is not None]
 
 
+def submodules(package: str) -> None:
+    """Import every module below `package`, folders included: what they define is then known."""
+    for info in pkgutil.walk_packages(import_module(package).__path__, f"{package}."):
+        import_module(info.name)
+
+
 def _modules(package: str, attribute: str) -> Iterator[str]:
     """Names of the modules below a package that assign an attribute. A package's own `__init__` holds no part."""
     for folder in import_module(package).__path__:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.plugins import listed
@@ -123,6 +124,8 @@ class Rule:
     propose: Callable[[Case, FindingEntry], Iterable[Proposal]]
     programs: tuple[Program, ...] = ("pytorch",)
     """Kinds of programs that have its settings. Where the kind is unknown, every rule applies."""
+    place: int = 500
+    """Where its settings stand among others that are as good: the lowest first."""
 
     @property
     def answers(self) -> frozenset[str]:
@@ -132,8 +135,11 @@ class Rule:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """The rules of this package, in order of module name."""
-    return tuple(listed("gpuscope.analyzers.advice.rules", "RULE"))
+    """The rules of this package, by their place. Raises `ValueError` where two have one."""
+    found: list[Rule] = sorted(listed("gpuscope.analyzers.advice.rules", "RULE"), key=lambda rule: rule.place)
+    if shared := [(one.name, other.name) for one, other in pairwise(found) if one.place == other.place]:
+        raise ValueError(f"rules with one place: {shared}")
+    return tuple(found)
 
 
 def not_below(outcome: Predicted | Refused, floor: float) -> Predicted | Refused:

@@ -25,6 +25,7 @@ from gpuscope.report.schema.document import (
     UnpredictedEntry,
 )
 from gpuscope.report.schema.replay_section import Prediction
+from gpuscope.report.view import blame
 from gpuscope.report.view.causes import BY_CODE
 
 TIE_FRAC = 0.005
@@ -32,8 +33,6 @@ TIE_FRAC = 0.005
 COSTLY_FRAC = 0.05
 """Share of the time from which a cause that no change helps against is said to be one."""
 OF_PIPELINE = (MicroBatches, Schedule, EvenStages)
-CULPRITS = ("straggler", "slow_worker", "slow_stage")
-"""Findings that name who the others wait for."""
 NOT_ASKED = "advice was not asked for"
 Outcome = TypeVar("Outcome")
 
@@ -52,8 +51,8 @@ class _Found:
 def advise(
     report: Diagnosis, predict: Predict, among: Sequence[Rule] | None = None, estimate: Estimate | None = None
 ) -> tuple[list[SuggestionEntry], AdviceEntry]:
-    """The suggestions for a report, the largest certain gain first, and why there are no (more) of them, with the plan
-    that combines them if two together gain more than one.
+    """The suggestions for a report, first what answers the trouble, then by the gain that is certain; and why there are
+    no (more) of them, with the plan that combines them if two together gain more than one.
 
     `predict` replays changes made together; `estimate` does so without a range.
     """
@@ -66,11 +65,12 @@ def advise(
         # There a change is worth it only where it is certain to gain.
         found.kept = [one for one in found.kept if not one[0].gains_time or is_gain(one[2])]
         found.refused = [one for one in found.refused if one[1]["code"] not in BY_CODE]
-    kept = _culprit_first(report, _undominated(_once(sorted(found.kept, key=_rank)), tries))
+    kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
     plan = best_plan(found.candidates, tries)
     taken = {proposal.code for proposal, _, _ in kept}
-    suggestions = [_suggestion(*_of_the_reason(one, found.kept)) for one in kept]
-    unpredicted = [_unpredicted(*one) for one in _once(found.refused) if one[0].code not in taken]
+    suggestions = blame.in_order(report, [_suggestion(*_of_the_reason(one, found.kept)) for one in kept])
+    refused = [_unpredicted(*one) for one in _once(found.refused) if one[0].code not in taken]
+    unpredicted = blame.answering_first(report, refused)
     advice: AdviceEntry = {
         "why": _why(report, suggestions, unpredicted),
         "unpredicted": unpredicted,
@@ -83,7 +83,7 @@ def advise(
 
 def not_asked() -> AdviceEntry:
     """The advice of a report without tries."""
-    return {"why": NOT_ASKED, "unpredicted": [], "nothing_gains": []}
+    return {"why": NOT_ASKED, "asked": False, "unpredicted": [], "nothing_gains": []}
 
 
 def worth_answering(report: Diagnosis, finding: FindingEntry) -> bool:
@@ -150,20 +150,6 @@ def _rank(one: tuple[Proposal, FindingEntry, Predicted]) -> tuple[bool, int]:
     wide range, and comes behind one that gains a little less for sure."""
     proposal, _, predicted = one
     return proposal.gains_time and not is_gain(predicted), predicted.high
-
-
-def _culprit_first(
-    report: Diagnosis, kept: list[tuple[Proposal, FindingEntry, Predicted]]
-) -> list[tuple[Proposal, FindingEntry, Predicted]]:
-    """Where the verdict is a late rank or stage, what answers that comes first unless another change surely gains more:
-    two ranges that overlap don't tell which does."""
-    if report["verdict"]["cause"] != "straggler" or not kept:
-        return kept
-    best = kept[0][2]
-    for one in kept:
-        if one[1]["code"] in CULPRITS and is_gain(one[2]) and one[2].low <= best.high and best.low <= one[2].high:
-            return [one, *(other for other in kept if other is not one)]
-    return kept
 
 
 def _once(kept: Iterable[tuple[Proposal, FindingEntry, Outcome]]) -> list[tuple[Proposal, FindingEntry, Outcome]]:

@@ -11,8 +11,8 @@ import numpy as np
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.needs import Need
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.view import units
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.memory import MemoryHeadroom, NeedlessCheckpointing
 from gpuscope.trace.naming.kernel_categories import is_optimizer_step
 
 MOST = 0.5
@@ -34,19 +34,11 @@ def run(facts: RunFacts) -> Result:
     reserved, capacity = free[least]
     if reserved > MOST * capacity:
         return result
-    room = f"{units.memory(reserved)} of the device's {units.memory(capacity)} are the most that was reserved"
     if any(_RECOMPUTES.search(name) for name in names):
-        message = f"Activations are computed again in the backward pass, although there is room for them: {room}"
-        result.findings.append(_finding("needless_checkpointing", message, free))
-    result.findings.append(_finding("memory_headroom", f"Most of the memory stays free: {room}", free))
+        words = NeedlessCheckpointing(reserved, capacity)
+        result.findings.append(made(words, ranks=free, cost_ns=None, mean_ns=None))
+    result.findings.append(made(MemoryHeadroom(reserved, capacity), ranks=free, cost_ns=None, mean_ns=None))
     return result
-
-
-def _finding(code: str, message: str, free: Mapping[int, tuple[int, int]]) -> FindingEntry:
-    return {
-        "code": code, "severity": "low", "message": message, "ranks": sorted(free), "cost_ns_per_step": None,
-        "cost_ns": None, "share_frac": 0.0, "evidence": [],
-    }  # fmt: skip
 
 
 def _free(facts: RunFacts) -> dict[int, tuple[int, int]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, Severity
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
+from gpuscope.catalogue.finding import Severity, made
+from gpuscope.catalogue.findings.memory import AllocatorRetries, Fragmentation, MemoryPeak, OutOfMemory
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.view import memory_sentences
-from gpuscope.report.view.units import duration, memory, plural, share
+from gpuscope.report.view.units import memory
 
 EVIDENCE = 8
 
@@ -26,8 +28,7 @@ def _peak(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
     first = memory_sentences.leading(entries)
     if first is None:
         return None
-    whose = f" ({memory_sentences.label(first)})" if len(entries) > 1 else ""
-    said = memory_sentences.peak_sentence(first)
+    whose = memory_sentences.label(first) if len(entries) > 1 else ""
     ordered = sorted((one for one in entries if one["kind"] == "snapshot"), key=lambda one: one is not first)
     each = max(EVIDENCE // max(len(ordered), 1), 1)
     evidence = [
@@ -37,16 +38,8 @@ def _peak(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
         )
         for one in ordered for held in one["at_peak"][:each]
     ]  # fmt: skip
-    return FindingEntry(
-        code="memory_peak",
-        severity="low",
-        message=f"{said[0].upper()}{said[1:]}{whose}",
-        ranks=sorted({one["rank"] for one in ordered if one.get("rank_told", True)}),
-        cost_ns_per_step=0,
-        cost_ns=0,
-        share_frac=0.0,
-        evidence=evidence[:EVIDENCE],
-    )
+    ranks = {one["rank"] for one in ordered if one.get("rank_told", True)}
+    return made(MemoryPeak(memory_sentences.peak_sentence(first), whose), ranks=ranks, evidence=evidence[:EVIDENCE])
 
 
 def _failed(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
@@ -65,26 +58,9 @@ def _failed(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
             kinds.add(failure["kind"])
     if not seen:
         return None
-    first = next(iter(whys))
-    advice = {
-        "fragmentation": "fragmentation: enough bytes were free, but in pieces",
-        "scattered": "the free memory was partly in pieces of reserved memory, partly on the device",
-        "limit": "because of a limit set for the process, not of the device",
-        "full": "no allocator setting helps: the job must use less memory at once",
-    }
-    cause = advice[kinds.pop()] if len(kinds) == 1 else "some by fragmentation, some because memory was full"
-    message = f"{plural(len(seen) + left, 'request')} for memory failed; {cause}. {first[0].upper()}{first[1:]}"
+    words = OutOfMemory(len(seen) + left, sorted(kinds), next(iter(whys)))
     evidence = list(seen.values())
-    return FindingEntry(
-        code="out_of_memory",
-        severity="high",
-        message=message,
-        ranks=_ranks(entries, evidence),
-        cost_ns_per_step=0,
-        cost_ns=0,
-        share_frac=0.0,
-        evidence=evidence[:EVIDENCE],
-    )
+    return made(words, ranks=_ranks(entries, evidence), evidence=evidence[:EVIDENCE])
 
 
 def _retried(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
@@ -101,23 +77,11 @@ def _retried(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
             seen[key] = _evidence(entry, retry["time_ns"], retry["dur_ns"] or 0, name, note)
     if not seen:
         return None
-    doubt = "" if certain == len(seen) else f"; {len(seen) - certain} of them may have been calls of empty_cache"
-    took = f", which took {duration(spent)} in all" if spent else ""
-    message = (
-        f"{plural(len(seen), 'request')} found the device full: the allocator released cached memory and retried, "
-        f"with the device synchronised{took}{doubt}"
-    )
     evidence = list(seen.values())
-    return FindingEntry(
-        code="allocator_retries",
+    return made(
+        AllocatorRetries(len(seen), certain, spent), ranks=_ranks(entries, evidence), evidence=evidence[:EVIDENCE],
         severity="medium" if certain else "low",
-        message=message,
-        ranks=_ranks(entries, evidence),
-        cost_ns_per_step=0,
-        cost_ns=0,
-        share_frac=0.0,
-        evidence=evidence[:EVIDENCE],
-    )
+    )  # fmt: skip
 
 
 def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
@@ -131,14 +95,10 @@ def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
     entry = max(worst.values(), key=_share)
     fragmentation = entry["fragmentation"]
     assert fragmentation is not None  # _share is 0 without
-    requests = plural(fragmentation["requests"], "request")
-    size, peak = memory(fragmentation["reserved_bytes"]), memory(entry["peak_reserved_bytes"] or 0)
-    message = (
-        f"Up to {share(_share(entry))} of the peak of reserved memory ({size} of {peak}) was reserved while as "
-        f"much was free in blocks that the requests could not use: {requests}, the largest "
-        f"{memory(fragmentation['largest_request_bytes'])} with {memory(fragmentation['free_bytes'])} free in smaller "
-        f"blocks of its pool and {memory(fragmentation['free_elsewhere_bytes'])} in blocks for other streams or sizes"
-    )
+    words = Fragmentation(
+        _share(entry), fragmentation["reserved_bytes"], entry["peak_reserved_bytes"] or 0, fragmentation["requests"],
+        fragmentation["largest_request_bytes"], fragmentation["free_bytes"], fragmentation["free_elsewhere_bytes"],
+    )  # fmt: skip
     pressed = any(one["failures"] or one["retries"] for one in worst.values())
     severity: Severity = "medium" if pressed else "low"
     if any(failure["kind"] == "fragmentation" for one in worst.values() for failure in one["failures"]):
@@ -149,16 +109,7 @@ def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
         )
         for one in worst.values()
     ]
-    return FindingEntry(
-        code="fragmentation",
-        severity=severity,
-        message=message,
-        ranks=_ranks(entries, evidence),
-        cost_ns_per_step=0,
-        cost_ns=0,
-        share_frac=0.0,
-        evidence=evidence[:EVIDENCE],
-    )
+    return made(words, ranks=_ranks(entries, evidence), evidence=evidence[:EVIDENCE], severity=severity)
 
 
 def _whose(entry: MemoryEntry) -> tuple[int, str, int]:

@@ -18,6 +18,7 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.needs import Need, any_of
 from gpuscope.analyzers.frame.sections import MEMORY
+from gpuscope.problems import allocator
 from gpuscope.report.schema.memory_section import (
     AllocatorChangeEntry,
     AllocatorReplayEntry,
@@ -48,9 +49,7 @@ def run(facts: RunFacts) -> Result:
     if worst is not None and any(_trouble(entries[worst])) and entries[worst]["replay"] is not None:
         entries[worst]["replay"] = _replayed(found[worst], try_changes=True)
     for history in found:
-        if history.inconsistent:
-            contradict = f"{history.path.name}: events that contradict the state of their blocks"
-            result.problem("data_loss", "allocator_history_inconsistent", history.inconsistent, contradict)
+        result.problem(allocator.HISTORY_INCONSISTENT, history.inconsistent, file=history.path.name)
     entries += profiled(trace)
     if entries:
         result.sections[MEMORY] = entries

@@ -8,7 +8,9 @@ from gpuscope.analyzers.collectives.stragglers import judged_rows
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
 from gpuscope.analyzers.frame.needs import Need
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.network import ExpertImbalance
+from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
@@ -43,28 +45,16 @@ def _finding(facts: RunFacts, rows: Times, group: int) -> FindingEntry | None:
     name = facts.trace.names[group] if group >= 0 else "one group"
     steps = max(len(facts.steady.durations), 1)
     largest = rows[np.argsort(-table["received"][rows], kind="stable")[:EVIDENCE]]
-    return {
-        "code": "expert_imbalance",
-        "severity": "medium",
-        "message": (
-            f"All-to-alls of group {units.clean(name)} are uneven: {'rank' if len(busiest) == 1 else 'ranks'} "
-            f"{units.ranks(busiest)} {'receives' if len(busiest) == 1 else 'receive'} up to "
-            f"{received.max() / mean:.1f} times the mean of {units.memory(round(mean / steps))} per step: more tokens "
-            "for their experts, not a slower link"
-        ),
-        "ranks": busiest,
-        "cost_ns_per_step": 0,
-        "cost_ns": 0,
-        "share_frac": 0.0,
-        "evidence": [
-            {
-                "rank": int(table["rank"][row]), "start_ns": int(table["start"][row]),
-                "dur_ns": int(table["end"][row] - table["start"][row]), "name": "all_to_all",
-                "note": f"receives {units.memory(int(table['received'][row]))}",
-            }
-            for row in largest.tolist()
-        ],
-    }  # fmt: skip
+    evidence: list[Evidence] = [
+        {
+            "rank": int(table["rank"][row]), "start_ns": int(table["start"][row]),
+            "dur_ns": int(table["end"][row] - table["start"][row]), "name": "all_to_all",
+            "note": f"receives {units.memory(int(table['received'][row]))}",
+        }
+        for row in largest.tolist()
+    ]  # fmt: skip
+    words = ExpertImbalance(name, busiest, received.max() / mean, round(mean / steps))
+    return made(words, ranks=busiest, evidence=evidence)
 
 
 ANALYZER = RunAnalyzer(

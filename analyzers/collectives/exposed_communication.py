@@ -23,6 +23,7 @@ from gpuscope.analyzers.frame.sections import (
     WAITS_WITHOUT_CORE,
 )
 from gpuscope.hardware.bus_bandwidth import algbw, busbw_factor
+from gpuscope.problems import collectives
 from gpuscope.report.schema.document import CollectiveEntry, Evidence
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import UNDIVIDED_COMMUNICATION
@@ -56,12 +57,8 @@ def _report_assumed_links(result: Result, attribution: Attribution) -> None:
     if assumed:
         result.assumed = tuple(cause for cause in ("latency", "bandwidth") if cause in causes)
     if result.assumed:
-        result.problem(
-            "info",
-            "assumed_link",
-            sum(model.assumed for model in attribution.models),
-            f"operations with too few different message sizes to fit latency and bandwidth; {'; '.join(assumed)}",
-        )
+        count = sum(model.assumed for model in attribution.models)
+        result.problem(collectives.ASSUMED_LINK, count, links="; ".join(assumed))
 
 
 def _report_stragglers(result: Result, facts: RunFacts) -> None:
@@ -73,14 +70,7 @@ def _report_stragglers(result: Result, facts: RunFacts) -> None:
     claimed = ~found.p2p & (suffered > 0)
     counted = claimed & measured.certain
     doubtful = int((claimed & ~measured.certain).sum())
-    if doubtful:
-        result.problem(
-            "info",
-            "last_rank_unknown",
-            doubtful,
-            "collectives whose last rank is unknown: another arrived within the clock error of "
-            f"{units.duration(clock.error)}; their waits are charged to no rank",
-        )
+    result.problem(collectives.LAST_RANK_UNKNOWN, doubtful, clock_error=units.duration(clock.error))
     traced = trace_waits(trace, matched, measured, clock, counted)
     late = stragglers(facts, traced, doing(trace, traced))
     result.sections[STRAGGLERS] = late.entries

@@ -34,6 +34,8 @@ class Reasoned:
     why: str
     alone: str = ""
     """The operation that makes it late, where no peer does it at all."""
+    more_work: str = ""
+    """How much more it computes, and what, where that is the reason."""
 
 
 def reasons(
@@ -115,7 +117,8 @@ def _reason(
     # Only of an operator: for other sizes the same operator may choose another kernel.
     only_here = compared.alone[place] and work.elements(worst, int(work.ranks[place]))[0] > 0
     alone = units.clean(trace.names[worst]) if only_here else ""
-    return Reasoned("data", f"it computes {spent} per step more: {larger}", alone)
+    more_work = f"{spent} per step more: {larger}"
+    return Reasoned("data", f"it computes {more_work}", alone, more_work)
 
 
 def _without_core(waited: float) -> Reasoned:

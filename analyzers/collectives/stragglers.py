@@ -60,6 +60,8 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
             "recurrent": bool(chance[rank] < MAX_CHANCE),
             "reason": why[rank].reason if rank in why else None, "reason_why": why[rank].why if rank in why else "",
         })  # fmt: skip
+        if rank in why and why[rank].more_work:
+            entries[-1]["more_work"] = why[rank].more_work
         if rank in why and why[rank].alone:
             entries[-1]["own_operation"] = why[rank].alone
     entries.sort(key=lambda entry: (-entry["caused_wait_ns"], -entry["root_wait_ns"], entry["rank"]))

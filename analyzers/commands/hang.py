@@ -49,9 +49,9 @@ def _analyse(paths: tuple[str, ...]) -> Report:
     items = inputs(_dumps(paths))
     with reading(total_size(items), "reading", files=len(items)) as progress:
         analysis = run(items, Options(read=ReadOptions(advance=progress)), begun=progress.file)
-    broken = [why for why in analysis.failed if why.startswith("hang:")]
-    if broken:
-        raise AnalysisError(f"the analysis failed: {broken[0]}")
+    for one in analysis.report["analyzers"]:
+        if one["name"] == "hang" and one["status"] == "failed":
+            raise AnalysisError(f"the analysis failed: hang: {one['why']}")
     return analysis.report
 
 

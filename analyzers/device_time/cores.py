@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from gpuscope.analyzers.facts.counted_by_step.core_waits import core_waits
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.analyzers.frame.lanes import StepWindow
 from gpuscope.analyzers.frame.needs import Need
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.device import WaitsForCore
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
 from gpuscope.trace.trace import Trace
@@ -44,17 +46,14 @@ def _share(counted: Sequence[Waited]) -> float:
 def _finding(counted: Sequence[Waited]) -> FindingEntry:
     ranks = sorted({one.rank for one in counted})
     share = _share(counted)
-    return {
-        "code": "waits_for_core",
-        "severity": severity(share),
-        "message": f"Training threads were ready to run but had no core for {units.share(share)} of the time: other "
-        "threads (communication, loader workers, other processes) held them",
-        "ranks": [rank for rank in ranks if _share([one for one in counted if one.rank == rank]) >= MIN_SHARE],
-        "cost_ns_per_step": round(sum(one.ns for one in counted) / len(counted)),
-        "cost_ns": sum(one.ns for one in counted),
-        "share_frac": share,
-        "evidence": [_evidence(one) for one in sorted(counted, key=lambda one: -one.ns)[:EVIDENCE]],
-    }
+    return made(
+        WaitsForCore(share),
+        ranks=[rank for rank in ranks if _share([one for one in counted if one.rank == rank]) >= MIN_SHARE],
+        share=share,
+        cost_ns=sum(one.ns for one in counted),
+        mean_ns=round(sum(one.ns for one in counted) / len(counted)),
+        evidence=[_evidence(one) for one in sorted(counted, key=lambda one: -one.ns)[:EVIDENCE]],
+    )
 
 
 def _evidence(one: Waited) -> Evidence:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import HELD, HOLDERS, KEY, GpuClocks
+from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import HELD, KEY, GpuClocks
 from gpuscope.analyzers.facts.counted_by_step.step_counts import recorded_steps
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.sections import POWER
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.device import CLOCK_HOLDERS, ClocksHeld
 from gpuscope.report.schema.compute_section import PowerEntry
 from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.view import units
 from gpuscope.trace.trace import Trace
 
 
@@ -27,7 +28,7 @@ def run(facts: RunFacts) -> Result:
         return result
     step = facts.steady.step_ns
     result.sections[POWER] = [_entry(rank, own, step) for rank, own in sorted(clocks.items())]
-    for holder in HOLDERS:
+    for holder in CLOCK_HOLDERS:
         held = {rank: own for rank, own in clocks.items() if own.held.get(holder, 0.0) >= HELD}
         if held and holder != "set_clocks":
             result.findings.append(_finding(holder, held))
@@ -45,15 +46,8 @@ def _entry(rank: int, own: GpuClocks, step: int | None) -> PowerEntry:
 def _finding(holder: str, held: Mapping[int, GpuClocks]) -> FindingEntry:
     worst = max(held, key=lambda rank: held[rank].held[holder])
     own = held[worst]
-    clock = f", {own.mhz:,.0f} MHz on average" if own.mhz is not None else ""
-    power = f" at {own.watts:,.0f} W" if own.watts is not None else ""
-    more = f"; ranks {', '.join(map(str, sorted(held)))} are held down so" if len(held) > 1 else ""
-    return {
-        "code": "clocks_held", "severity": "low",
-        "message": f"The clock of rank {worst}'s GPU is held down by {HOLDERS[holder]} in "
-        f"{units.share(own.held[holder])} of the samples{clock}{power}{more}",
-        "ranks": sorted(held), "cost_ns_per_step": None, "cost_ns": None, "share_frac": 0.0, "evidence": [],
-    }  # fmt: skip
+    words = ClocksHeld(worst, sorted(held), holder, own.held[holder], own.mhz, own.watts)
+    return made(words, ranks=held, cost_ns=None, mean_ns=None)
 
 
 def _sampled(trace: Trace) -> bool:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, longest
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.analyzers.frame.lanes import LaneView, count_steps
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.device import SharedStream
 from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, union
 from gpuscope.trace.schema import NA, Kind
@@ -44,19 +45,15 @@ def _sharing(trace: Trace, rows: Times) -> Times:
 
 def _finding(trace: Trace, view: LaneView, rows: Times, exposed: Spans) -> FindingEntry:
     device = trace["device_events"]
-    streams = ", ".join(map(str, np.unique(device.at("stream", rows)).tolist()))
     share = exposed.total / view.breakdown.window
-    return {
-        "code": "shared_stream",
-        "severity": severity(share),
-        "message": f"Stream {streams} carries both compute and communication, so these can't overlap: "
-        f"{units.share(share)} of the time is communication exposed there",
-        "ranks": [view.lane.rank],
-        "cost_ns_per_step": round(exposed.total / max(count_steps(view.steps), 1)),
-        "cost_ns": exposed.total,
-        "share_frac": share,
-        "evidence": [_evidence(trace, view, rows, exposed, index) for index in longest(exposed).tolist()],
-    }
+    return made(
+        SharedStream(np.unique(device.at("stream", rows)).tolist(), share),
+        ranks=[view.lane.rank],
+        share=share,
+        cost_ns=exposed.total,
+        mean_ns=round(exposed.total / max(count_steps(view.steps), 1)),
+        evidence=[_evidence(trace, view, rows, exposed, index) for index in longest(exposed).tolist()],
+    )
 
 
 def _evidence(trace: Trace, view: LaneView, rows: Times, exposed: Spans, index: int) -> Evidence:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
@@ -11,6 +10,8 @@ from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneSummary
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
+from gpuscope.catalogue.finding import Finding, made
+from gpuscope.catalogue.findings.steps import OutlierSteps, Startup, StepTimeShift, Warmup
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
 from gpuscope.trace.schema import NA
@@ -45,18 +46,12 @@ def _only_startup(facts: RunFacts) -> Iterator[FindingEntry]:
     if not window or idle < VERDICT_SHARE * window or spent < MOST * idle:
         return
     longest = _by_name([one for own in work.values() for one in own])
-    names = ", ".join(f"{name} {units.share(ns / window)}" for name, ns in longest)
-    message = (
-        "The recording is start-up, not steady state: compiling, loading modules and first launches take "
-        f"{units.share(spent / window)} of it ({names}); "
-        "record steps after the first ones"
-    )
-    finding = _finding("startup", message, sorted({lane.rank for lane in lanes}), spent, [
+    words = Startup([(name, ns / window) for name, ns in longest], spent / window, 0)
+    yield _finding(words, {lane.rank for lane in lanes}, spent, [
         {"rank": lane.rank, "start_ns": lane.window[0], "dur_ns": one.spent, "name": one.name,
          "note": "in all, while the device is idle; not part of a steady step"}
         for lane in lanes for one in work[lane.key]
-    ])  # fmt: skip
-    yield {**finding, "severity": "medium", "share_frac": spent / window}
+    ], share=spent / window)  # fmt: skip
 
 
 def _by_name(work: Sequence[HostWork]) -> list[tuple[str, int]]:
@@ -75,18 +70,11 @@ def _startup(facts: RunFacts) -> Iterator[FindingEntry]:
     }  # fmt: skip
     if before:
         cost = max(duration for _, duration in before.values())
-        message = f"Set-up before the first step takes {units.duration(cost)} on the device, once per run"
         named = {lane.rank: _named(lane, place) for lane in facts.lanes
                  for place, step in enumerate(lane.steps) if step.step == NA}  # fmt: skip
-        yield _finding("startup", message, sorted(before), cost, [
+        yield _finding(Startup([], 0.0, cost), before, cost, [
             _evidence(rank, start, duration, *named[rank]) for rank, (start, duration) in before.items()
         ])  # fmt: skip
-
-
-_SAYS: Mapping[Role, tuple[str, str, str]] = {
-    Role.WARMUP: ("warmup", "warm-up step", "compilation, autotuning, first use"),
-    Role.OUTLIER: ("outlier_steps", "step", "a checkpoint or an evaluation, say"),
-}
 
 
 def _once(facts: RunFacts, role: Role) -> Iterator[FindingEntry]:
@@ -95,16 +83,10 @@ def _once(facts: RunFacts, role: Role) -> Iterator[FindingEntry]:
     if not steps or step is None:
         return
     cost = sum(max(duration - step, 0) for duration in steps.values())
-    code, noun, why = _SAYS[role]
-    longer = "longer than" if role is Role.WARMUP else "much longer than"
-    verb = "takes" if len(steps) == 1 else "take"
-    message = (
-        f"{units.plural(len(steps), noun)} {verb} {longer} the usual {units.duration(step)} ({why}): "
-        f"{units.duration(cost)} more in all"
-    )
+    kind = Warmup if role is Role.WARMUP else OutlierSteps
     places = [(lane, place) for lane in facts.lanes for place, one in enumerate(lane.steps) if one.step in steps]
     places.sort(key=lambda both: both[0].steps[both[1]].start - both[0].steps[both[1]].end)
-    yield _finding(code, message, sorted({lane.rank for lane, _ in places}), cost, [
+    yield _finding(kind(len(steps), step, cost), {lane.rank for lane, _ in places}, cost, [
         _evidence(lane.rank, lane.steps[place].start, lane.steps[place].end - lane.steps[place].start,
                   *_named(lane, place))
         for lane, place in places
@@ -126,24 +108,19 @@ def _shift(facts: RunFacts) -> Iterator[FindingEntry]:
         return
     usual = sum(fast) / len(fast)
     cost = round(sum(duration - usual for duration in facts.steady.durations[len(fast) :]))
-    message = (
-        f"Steps take {later / usual:.1f} times as long after the first {len(fast)}: {units.duration(usual)} before, "
-        f"{units.duration(later)} since"
-    )
     lane = facts.lanes[0]
     judged = [step for step in lane.steps if facts.steady.judged(step.step)]
     step = judged[min(len(fast), len(judged) - 1)]
-    yield _finding("step_time_shift", message, sorted({lane.rank for lane in facts.lanes}), cost, [
+    yield _finding(StepTimeShift(len(fast), usual, later), {lane.rank for lane in facts.lanes}, cost, [
         _evidence(lane.rank, step.start, step.end - step.start, f"step {step.step}, the first slow one", "")
     ])  # fmt: skip
 
 
-def _finding(code: str, message: str, ranks: list[int], cost: int, evidence: list[Evidence]) -> FindingEntry:
-    rank: Literal["high", "medium", "low"] = "medium" if code == "step_time_shift" else "low"
-    return {
-        "code": code, "severity": rank, "message": message, "ranks": ranks, "cost_ns_per_step": None,
-        "cost_ns": cost, "share_frac": 0.0, "evidence": evidence[:EVIDENCE],
-    }  # fmt: skip
+def _finding(
+    words: Finding, ranks: Iterable[int], cost: int, evidence: list[Evidence], share: float = 0.0
+) -> FindingEntry:
+    return made(words, ranks=ranks, share=share, cost_ns=cost, mean_ns=None, evidence=evidence[:EVIDENCE],
+                severity="medium" if share else None)  # fmt: skip
 
 
 def _evidence(rank: int, start: int, duration: int, name: str, note: str) -> Evidence:

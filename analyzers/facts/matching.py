@@ -16,6 +16,8 @@ import numpy as np
 from gpuscope.analyzers.facts.call_order import numbers_by_order
 from gpuscope.analyzers.facts.process_groups import Groups, groups_of
 from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.problems import collectives
+from gpuscope.problems.problem import ProblemKind
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
@@ -235,48 +237,17 @@ def _joined(parts: list[Instances]) -> Instances:
     )
 
 
+_UNMATCHED: dict[Reason, ProblemKind] = {
+    "ranks_missing": collectives.RANKS_MISSING,
+    "outside_window": collectives.OUTSIDE_WINDOW,
+    "disagree": collectives.DISAGREE,
+    "order_unknown": collectives.ORDER_UNKNOWN,
+    "group_unknown": collectives.GROUP_UNKNOWN,
+    "peer_unknown": collectives.PEER_UNKNOWN,
+}
+
+
 def report_unmatched(result: Result, matched: Matched) -> None:
     """One problem per reason; `count` is rows of `collectives`, one per rank and operation."""
-    count = matched.unmatched
-    if count.get("ranks_missing"):
-        result.problem(
-            "info",
-            "collectives_ranks_missing",
-            count["ranks_missing"],
-            "collectives not matched: ranks of their group are in none of the files; add the traces of all ranks",
-        )
-    if count.get("outside_window"):
-        result.problem(
-            "info",
-            "collectives_outside_window",
-            count["outside_window"],
-            "collectives not matched: another rank's capture does not hold them; let all ranks record the same steps",
-        )
-    if count.get("disagree"):
-        result.problem(
-            "info",
-            "collectives_disagree",
-            count["disagree"],
-            "collectives not matched: ranks disagree on operation, size or count under one sequence number",
-        )
-    if count.get("order_unknown"):
-        result.problem(
-            "info",
-            "collectives_order_unknown",
-            count["order_unknown"],
-            "collectives not matched: no sequence numbers, and the order of calls fits in no way or in several",
-        )
-    if count.get("group_unknown"):
-        result.problem(
-            "info",
-            "collectives_group_unknown",
-            count["group_unknown"],
-            "collectives not matched: which ranks belong to their group is not recorded",
-        )
-    if count.get("peer_unknown"):
-        result.problem(
-            "info",
-            "messages_peer_unknown",
-            count["peer_unknown"],
-            "sends and receives not matched: the rank at the other end is not recorded",
-        )
+    for reason, kind in _UNMATCHED.items():
+        result.problem(kind, matched.unmatched.get(reason, 0))

@@ -20,11 +20,11 @@ from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.sections import DECLARED, Section, Sections
 from gpuscope.errors import GpuscopeError
 from gpuscope.plugins import listed
-from gpuscope.report.schema.document import Evidence, FindingEntry, ProblemEntry
+from gpuscope.problems.problem import Problem, ProblemKind
+from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view.causes import BY_CODE
 from gpuscope.trace.columns.table import Table, Times, parts
 from gpuscope.trace.intervals import Spans, measure_within
-from gpuscope.trace.problems import Severity
 from gpuscope.trace.trace import Trace
 
 _LOG = logging.getLogger(__name__)
@@ -59,15 +59,17 @@ class Result:
     """Parts of the report, as `analyzers.frame.sections` declares them."""
     causes: dict[LaneKey, dict[str, Attributed]] = field(default_factory=dict)
     findings: list[FindingEntry] = field(default_factory=list)
-    problems: list[ProblemEntry] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     tables: dict[str, Table] = field(default_factory=dict)
     """Tables of a Trace that the analysis derived, for those that come after it."""
     assumed: tuple[str, ...] = ()
     """Causes that rest on assumed figures rather than on the trace: less confidence."""
 
-    def problem(self, severity: Severity, code: str, count: int, message: str) -> None:
+    def problem(self, kind: ProblemKind, count: int, **facts: object) -> None:
         """Report something uncertain, as a source does to its builder."""
-        self.problems.append({"severity": severity, "code": code, "count": count, "message": message})
+        problem = kind.of(count, **facts)
+        if count:
+            self.problems.append(problem)
 
 
 @dataclass(frozen=True)

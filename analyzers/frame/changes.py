@@ -286,6 +286,8 @@ class Refused:
     """Why a change can't be predicted on this trace, and what to record so that it can."""
 
     why: str
+    code: str = ""
+    """Of a reason that rules ask for."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import floor, prod
 
 from gpuscope.analyzers.frame.analyzer import Attributed
-from gpuscope.report.schema.document import Class, ProblemEntry, Slowdown, Verdict
+from gpuscope.problems.problem import ProblemKind
+from gpuscope.report.schema.document import AbstainReason, Class, ProblemEntry, Slowdown, Verdict
 from gpuscope.report.view import units
 from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label, class_of
 from gpuscope.report.view.vocabulary import CLASSES
@@ -99,9 +100,10 @@ def decide(evidence: Evidence) -> Verdict:
     """The verdict, or an abstention that says what to record."""
     if not evidence.events and evidence.slowdown is not None and not evidence.contradiction:
         return _by_operations(evidence.slowdown)
-    why = _why_abstain(evidence)
-    if why:
-        return _verdict(None, None, 0.0, 0.0, why + _besides(evidence.slowdown), abstained=True)
+    if (found := _why_abstain(evidence)) is not None:
+        reason, why, record = found
+        said = f"{why}: {record}" if record else why
+        return _verdict(None, None, 0.0, 0.0, said + _besides(evidence.slowdown), reason=reason, record=record)
     top, cause, share = bound(evidence.causes, evidence.window)
     if cause == "straggler" and evidence.waits_without_core >= LOST_WORK:
         return _cores_held(evidence, top, share)
@@ -112,28 +114,32 @@ def decide(evidence: Evidence) -> Verdict:
     if evidence.why_whole:
         why += f"; {evidence.why_whole}"
     limits = [doubt.why for doubt in sorted(doubts, key=lambda doubt: doubt.factor) if doubt.factor <= TOLD]
-    return _verdict(top, cause, share, confidence, why, cause_abstained=cause_abstained, limits=limits)
+    record = _what_to_add(evidence) if cause_abstained else ""
+    return _verdict(top, cause, share, confidence, why, limits=limits, record=record)
 
 
 def _cores_held(evidence: Evidence, top: Class, share: float) -> Verdict:
     """The verdict where ranks wait for each other as long as their threads wait for cores: no rank is slow for that."""
+    record = "record where nothing else runs, or with cores of its own for each rank"
     why = (
         f"{CLASSES[top]} stalls take {units.share(share)} of the time; the ranks wait for each other, but their "
         f"training threads had no core for long enough to explain {units.share(evidence.waits_without_core)} of that: "
-        "record where nothing else runs, or with cores of its own for each rank"
+        f"{record}"
     )
     doubts = _doubts(evidence, top, None, share)
     confidence = _confidence(doubts)
-    return _verdict(top, None, share, confidence, why, cause_abstained=True)
+    return _verdict(top, None, share, confidence, why, record=record)
 
 
 def _verdict(
     bound_by: Class | None, cause: str | None, share: float, confidence: float, why: str, *,
-    abstained: bool = False, cause_abstained: bool = False, limits: Sequence[str] = (),
+    limits: Sequence[str] = (), reason: AbstainReason | None = None, record: str = "",
 ) -> Verdict:  # fmt: skip
+    """`reason` is of a verdict that abstains, `record` what would settle it, or its cause."""
     return {
-        "bound_by": bound_by, "cause": cause, "share_frac": share, "confidence": confidence, "abstained": abstained,
-        "cause_abstained": cause_abstained, "why": why, "limits": list(limits),
+        "bound_by": bound_by, "cause": cause, "share_frac": share, "confidence": confidence,
+        "abstained": reason is not None, "cause_abstained": bound_by is not None and bool(record), "why": why,
+        "limits": list(limits), "abstain_reason": reason, "record": record,
     }  # fmt: skip
 
 
@@ -166,46 +172,52 @@ def _besides(slowdown: Slowdown | None) -> str:
     )
 
 
-def _why_abstain(evidence: Evidence) -> str:
+def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
+    """Why there is no verdict, in code and words, and, where it stands apart, what to record; None where there is
+    one."""
     if evidence.contradiction:
-        return f"the analysis contradicts itself, which is a bug of gpuscope: {evidence.contradiction}"
+        why = f"the analysis contradicts itself, which is a bug of gpuscope: {evidence.contradiction}"
+        return "contradiction", why, ""
     if evidence.hung and evidence.events:
-        return (
+        why = (
             "the job hung, so the window holds the wait for it: see the finding `hang`; --steps takes whole steps only"
         )
+        return "hung", why, ""
     if not evidence.events and evidence.timelines_cut:
         cut = "the file is" if evidence.timelines_cut == 1 else f"{evidence.timelines_cut} files are"
-        return (
+        why = (
             f"{cut} cut off, and what is left holds no device events; they may be in the missing part. Copy the "
             "whole file again, or record again and let the profiler finish"
         )
+        return "cut_off", why, ""
     if evidence.window <= 0 or not evidence.events:
-        why = evidence.why_no_device or (
-            "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
-        )
-        return "no device events: " + why.removeprefix("no device events: ")
+        record = "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
+        return "no_device_events", "no device events", evidence.why_no_device or record
     if evidence.thinned:
-        return (
+        why = (
             f"events are missing from this recording ({evidence.thinned}), as if it were sampled or filtered: "
             "operators, launches and kernels can't be matched, so causes and gains can't be determined, and the shares "
             "are of the events that are left. Record again and keep every event (torch.profiler: activities=[CPU, "
             "CUDA], and don't filter its file; nsys: --trace=cuda,nvtx)"
         )
+        return "thinned", why, ""
     unattributed = evidence.causes.get(UNATTRIBUTED, 0)
     sums = class_sums(evidence.causes)
     idle_dominates = evidence.idle >= max(VERDICT_SHARE * evidence.window, *sums.values())
     lost_work = evidence.kernels_lost * (evidence.window - evidence.idle) / evidence.events
     if idle_dominates and lost_work > LOST_WORK * evidence.idle:
-        return (
+        why = (
             f"{evidence.kernels_lost} of {evidence.launches} kernel launches have no kernel in the trace, so idle time "
-            "may be work that was not recorded: record fewer steps, or with larger profiler buffers"
+            "may be work that was not recorded"
         )
+        return "kernels_lost", why, "record fewer steps, or with larger profiler buffers"
     if unattributed >= VERDICT_SHARE * evidence.window and unattributed > max(sums.values()):
-        return (
+        why = (
             f"the device is idle {units.share(unattributed / evidence.window)} of the time and no host events are "
-            "recorded that could explain it: record the host too (ProfilerActivity.CPU, `nsys -t cuda,nvtx,osrt`)"
+            "recorded that could explain it"
         )
-    return ""
+        return "no_host_events", why, "record the host too (ProfilerActivity.CPU, `nsys -t cuda,nvtx,osrt`)"
+    return None
 
 
 def _ranks_missing(evidence: Evidence) -> bool:
@@ -330,6 +342,7 @@ def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str
         return (
             f"{units.share(share)} of the time is exposed communication; whether ranks wait or transfer is unknown: "
             + _what_to_add(evidence)
+            + ("; how many there are is not recorded" if _world_unknown(evidence) else "")
         )
     spent = evidence.causes[cause]
     return (
@@ -338,21 +351,26 @@ def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str
     )
 
 
+def _world_unknown(evidence: Evidence) -> bool:
+    """Whether nothing tells how many ranks there are, and more than which form a group is missing."""
+    return evidence.world_size is None and not (evidence.members_unknown and len(evidence.ranks) > 1)
+
+
 def _what_to_add(evidence: Evidence) -> str:
     """What would distinguish a slow rank from a slow link."""
     if not _ranks_missing(evidence):
         return "record the sizes of collectives (NCCL's own arguments in torch.profiler, NVTX payloads in nsys)"
-    if evidence.world_size is None and evidence.members_unknown and len(evidence.ranks) > 1:
-        return "record which ranks form each group (distributedInfo, communicators): no file at hand says"
     if evidence.world_size is None:
-        return "add the traces of all ranks; how many there are is not recorded"
+        if _world_unknown(evidence):
+            return "add the traces of all ranks"
+        return "record which ranks form each group (distributedInfo, communicators): no file at hand says"
     missing = sorted(set(range(evidence.world_size)) - set(evidence.ranks))
     return f"add the traces of {'rank' if len(missing) == 1 else 'ranks'} {units.ranks(missing)}"
 
 
-def count_problem(problems: Sequence[ProblemEntry], *codes: str) -> int:
-    """Occurrences of the problems with those codes."""
-    return sum(problem["count"] for problem in problems if problem["code"] in codes)
+def count_problem(problems: Sequence[ProblemEntry], kind: ProblemKind) -> int:
+    """Occurrences of the problems of a kind."""
+    return sum(problem["count"] for problem in problems if problem["code"] == kind.code)
 
 
 def totals(found: Sequence[Mapping[str, Attributed]]) -> dict[str, int]:

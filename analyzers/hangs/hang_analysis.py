@@ -16,6 +16,9 @@ from gpuscope.analyzers.hangs import mismatches, wait_graph
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record, read
 from gpuscope.analyzers.hangs.wait_graph import Wait
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.hangs import Hang as JobHang
+from gpuscope.catalogue.findings.hangs import rank_list
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.hang_section import Hang, HangCause, HangLast, HangMismatch, HangOperation
 
@@ -216,20 +219,15 @@ def _finding(found: Found) -> FindingEntry:
             "start_ns": record.created or 0,
             "dur_ns": max(latest - record.created, 0) if record.created else 0,
             "name": sentences.operation(found.job, record),
-            "note": f"waits for {sentences.ranks(awaited)}",
+            "note": f"waits for {rank_list(awaited)}",
         }
         for (rank, record), awaited in list(shown.items())[:EVIDENCE]
     ]
-    return {
-        "code": "hang",
-        "severity": "high",
-        "message": sentences.message(found.waits, found.causes),
-        "ranks": sorted(first),
-        "cost_ns_per_step": 0,
-        "cost_ns": 0,
-        "share_frac": 0.0,
-        "evidence": evidence,
-    }
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for cause in found.causes:
+        reasons[cause["why"]].append(cause["rank"])
+    words = JobHang(list(reasons.items()), sorted({wait.waiter for wait in found.waits} - first))
+    return made(words, ranks=first, evidence=evidence)
 
 
 ANALYZER = RunAnalyzer(

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record
 from gpuscope.analyzers.hangs.wait_graph import Wait
+from gpuscope.catalogue.findings.hangs import rank_list
 from gpuscope.report.schema.hang_section import HangCause
 from gpuscope.report.view import units
 
 OPERATIONS_NAMED = 4
-RANKS_SHOWN = 40
-"""Characters of the longest list of ranks in a sentence."""
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """`rank 9`, or `ranks 0-3,9`; of very many that make no ranges, the number and the first few."""
-    found = sorted(set(numbers))
-    text = units.ranks(found)
-    if len(text) > RANKS_SHOWN:
-        return f"{len(found)} ranks ({','.join(text[:RANKS_SHOWN].split(',')[:-1])},…)"
-    return f"{'rank' if len(found) == 1 else 'ranks'} {text}"
 
 
 def operation(job: Job, record: Record) -> str:
@@ -94,13 +84,13 @@ def called_other(job: Job, rank: int, awaiting: Sequence[Wait], majority: bool) 
         "kind": "mismatch",
         "certain": majority,
         "why": f"called {called} as number {record.seq} of {job.title(record.group)}, where "
-        f"{ranks(wait.waiter for wait in awaiting)} called {record.op} of {record.sizes} {record.dtype}".rstrip(),
+        f"{rank_list(wait.waiter for wait in awaiting)} called {record.op} of {record.sizes} {record.dtype}".rstrip(),
     }
 
 
 def mismatched(job: Job, rank: int, mismatch: Mismatch) -> HangCause:
     """A rank of a mismatch in which no rank waits, or whose dump lists other members of a group."""
-    said = "; ".join(f"{ranks(who)}: {called}" for called, who in mismatch.variants.items())
+    said = "; ".join(f"{rank_list(who)}: {called}" for called, who in mismatch.variants.items())
     number = "" if mismatch.seq is None else f"number {mismatch.seq} of "
     return {
         "rank": rank,
@@ -118,27 +108,13 @@ def in_ring(job: Job, rank: int, ring: Sequence[int], awaiting: Sequence[Wait]) 
         "rank": rank,
         "kind": "circular",
         "certain": False,
-        "why": f"{ranks(ring)} wait for each other, {_waiters(inside, chosen)} in {operation(job, chosen.record)}",
+        "why": f"{rank_list(ring)} wait for each other, {_waiters(inside, chosen)} in {operation(job, chosen.record)}",
     }
 
 
 def transfer(job: Job, record: Record) -> str:
     """Every member has enqueued it, and none has finished."""
     return f"every member has enqueued {operation(job, record)}, but it does not finish"
-
-
-def message(waits: Sequence[Wait], causes: Sequence[HangCause]) -> str:
-    """The finding in one sentence."""
-    reasons: dict[str, list[int]] = defaultdict(list)
-    for cause in causes:
-        reasons[cause["why"]].append(cause["rank"])
-    parts = [_sentence(f"{ranks(own)}: {why}") for why, own in list(reasons.items())[:OPERATIONS_NAMED]]
-    if len(reasons) > OPERATIONS_NAMED:
-        parts.append(f"And {units.plural(len(reasons) - OPERATIONS_NAMED, 'more first cause')}")
-    others = {wait.waiter for wait in waits} - {cause["rank"] for cause in causes}
-    if others:
-        parts.append(_sentence(f"{ranks(others)} only waited"))
-    return ". ".join(["The job hung", *parts])
 
 
 def _sentence(text: str) -> str:
@@ -155,8 +131,8 @@ def certain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> lis
         by_operation[wait.record.group, wait.record.seq].append(wait)
     for own in list(by_operation.values())[:OPERATIONS_NAMED]:
         found.append(
-            f"{ranks(wait.waiter for wait in own)} enqueued {operation(job, own[0].record)}; "
-            f"{ranks(wait.awaited for wait in own)} did not"
+            f"{rank_list(wait.waiter for wait in own)} enqueued {operation(job, own[0].record)}; "
+            f"{rank_list(wait.awaited for wait in own)} did not"
             + (" enqueue the other side." if own[0].record.p2p else ".")
         )
     more = len(by_operation) - OPERATIONS_NAMED
@@ -167,7 +143,7 @@ def certain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> lis
             found.append(f"Rank {cause['rank']} {cause['why']}.")
     idle = [rank for rank in first if rank in job.ranks and not job.pending(rank)]
     if idle:
-        found.append(f"{ranks(idle)} had nothing in flight, so no other rank held {_them(idle)} up.")
+        found.append(f"{rank_list(idle)} had nothing in flight, so no other rank held {_them(idle)} up.")
     return [_sentence(sentence) for sentence in found]
 
 
@@ -184,7 +160,9 @@ def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> l
     else:
         found.append("Whether the job hung: nothing in these dumps waits for another rank.")
     if len({cause["rank"] for cause in causes}) > 1 and all(c["kind"] in _INDEPENDENT for c in causes):
-        found.append(f"Whether {ranks(c['rank'] for c in causes)} stopped for one common reason or for different ones.")
+        found.append(
+            f"Whether {rank_list(c['rank'] for c in causes)} stopped for one common reason or for different ones."
+        )
     if any(cause["kind"] == "mismatch" and not cause["certain"] for cause in causes):
         found.append("Which of the ranks that called different things called the wrong one: there is no majority.")
     if any(cause["kind"] == "circular" for cause in causes):
@@ -193,10 +171,10 @@ def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> l
             "for, or that was missing where the first of them began to wait."
         )
     if job.without_dump:
-        found.append(f"What {ranks(job.without_dump)} did: there is no dump.")
+        found.append(f"What {rank_list(job.without_dump)} did: there is no dump.")
     unknown = sorted({wait.awaited for wait in waits if wait.reason == "unknown"})
     if unknown:
-        found.append(f"How far {ranks(unknown)} had got in groups that are missing from their dumps.")
+        found.append(f"How far {rank_list(unknown)} had got in groups that are missing from their dumps.")
     if any(wait.record.p2p and len(job.members[wait.record.group]) > 2 for wait in waits):
         found.append("Sends and receives in groups of more than two ranks are matched by count, not by number.")
     if job.incomparable:
@@ -229,4 +207,4 @@ def _waiters(awaiting: Sequence[Wait], chosen: Wait) -> str:
         for w in awaiting
         if (w.record.group, w.record.seq, w.record.op) == (record.group, record.seq, record.op)
     }
-    return f"{ranks(own)} {'waits' if len(own) == 1 else 'wait'}"
+    return f"{rank_list(own)} {'waits' if len(own) == 1 else 'wait'}"

@@ -8,7 +8,8 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.analyzers.frame.needs import Need
-from gpuscope.report.view import units
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.data_parallel import SingleProcess
 from gpuscope.trace.schema import NA
 
 FORWARD = "DataParallel.forward"
@@ -37,13 +38,9 @@ def _add(result: Result, facts: RunFacts, rank: int, lanes: list[LaneSummary]) -
     lost = max(window - busiest, 0)
     if not window:
         return
-    result.findings.append({
-        "code": "single_process", "severity": "medium",
-        "message": f"nn.DataParallel drives {len(lanes)} devices from one process, which copies the model to all of "
-        f"them in every step: in {units.share(lost / window)} of the time or more none computes",
-        "ranks": [rank], "cost_ns_per_step": lost // max(facts.steady.count(lanes[0]), 1), "cost_ns": lost,
-        "share_frac": lost / window, "evidence": [],
-    })  # fmt: skip
+    share, steps = lost / window, max(facts.steady.count(lanes[0]), 1)
+    words = SingleProcess(len(lanes), share)
+    result.findings.append(made(words, ranks=[rank], share=share, cost_ns=lost, mean_ns=lost // steps))
 
 
 ANALYZER = RunAnalyzer("data_parallel", run, (Need("ranks", "record the ranks' activity"),))

@@ -9,13 +9,14 @@ import numpy as np
 
 from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, FileAnalyzer, Result
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.host_time.calls_per_step import DDP_FORWARD
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
+from gpuscope.catalogue.finding import Finding, made
+from gpuscope.catalogue.findings.data_parallel import GradientCopies, SyncedAccumulation, UnusedParameterSearch
 from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.intervals import Spans, intersect, subtract, union
 from gpuscope.trace.schema import NA
@@ -80,23 +81,14 @@ def _accumulation(trace: Trace, view: LaneView, part: Judged) -> list[FindingEnt
     exposed = min(exposed, intersect(_spans(table, rows), bounds).total)
     if exposed < MIN_SHARE * whole:
         return []
-    message = (
-        f"Gradients are reduced in each of {count} micro-batches of a step, where the last one would do: "
-        f"{units.share(exposed / whole)} of the time is communication exposed for the others"
-    )
     shown = _shown(trace, view, "collectives", rows, "before the step's last micro-batch")
-    return [_finding("synced_accumulation", view, part, exposed, message, shown)]
+    return [_finding(SyncedAccumulation(count, exposed / whole), view, part, exposed, shown)]
 
 
-def _finding(
-    code: str, view: LaneView, part: Judged, cost: int, message: str, evidence: list[Evidence]
-) -> FindingEntry:
+def _finding(words: Finding, view: LaneView, part: Judged, cost: int, evidence: list[Evidence]) -> FindingEntry:
     """That costs so many ns of the judged steps."""
     share = cost / int((part.end - part.start).sum())
-    return {
-        "code": code, "severity": severity(share), "message": message, "ranks": [view.lane.rank],
-        "cost_ns_per_step": cost // len(part), "cost_ns": cost, "share_frac": share, "evidence": evidence,
-    }  # fmt: skip
+    return made(words, ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(part), evidence=evidence)
 
 
 def _shown(trace: Trace, view: LaneView, of: str, rows: Times, note: str) -> list[Evidence]:
@@ -134,12 +126,8 @@ def _copies(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
     whole = int((part.end - part.start).sum())
     if alone < MIN_SHARE * whole:
         return []
-    message = (
-        "DDP copies every gradient between its bucket and itself, with nothing else running: "
-        f"{units.share(alone / whole)} of the time"
-    )
     shown = _shown(trace, view, "device_events", rows, "between a gradient and its bucket")
-    return [_finding("gradient_copies", view, part, alone, message, shown)]
+    return [_finding(GradientCopies(alone / whole), view, part, alone, shown)]
 
 
 def _search(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
@@ -154,12 +142,8 @@ def _search(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
     whole = int((part.end - part.start).sum())
     if idle < MIN_SHARE * whole:
         return []
-    message = (
-        "DDP searches the graph for unused parameters in every step while the device idles: "
-        f"{units.share(idle / whole)} of the time"
-    )
     shown = _shown(trace, view, "host_events", rows, "")
-    return [_finding("unused_parameter_search", view, part, idle, message, shown)]
+    return [_finding(UnusedParameterSearch(idle / whole), view, part, idle, shown)]
 
 
 ANALYZER = FileAnalyzer(

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.frame.analyzer import EVIDENCE, FileAnalyzer, Result
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.view import units
+from gpuscope.catalogue.finding import Finding, made
+from gpuscope.catalogue.findings.data_parallel import LateGathers, LimitedGathers
+from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, join, measure_within, union
 from gpuscope.trace.schema import NA
@@ -80,11 +81,7 @@ def _limited(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
     whole = int((part.end - part.start).sum())
     if cost < MIN_SHARE * whole:
         return []
-    message = (
-        "The host waits in FSDP's limit on all-gathers, and the device then for the gathers behind it: "
-        f"{units.share(cost / whole)} of the time is no compute there"
-    )
-    return [_finding("limited_gathers", message, trace, view, part, cost, rows, "the limiter's wait")]
+    return [_finding(LimitedGathers(cost / whole), trace, view, part, cost, rows, "the limiter's wait")]
 
 
 def _late(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
@@ -102,28 +99,22 @@ def _late(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
     whole = int((part.end - part.start).sum())
     if exposed < MIN_SHARE * whole:
         return []
-    message = (
-        f"FSDP gathers parameters for the backward pass only where they are needed ({int(needed.sum())} of "
-        f"{int(within.sum())} gathers): {units.share(exposed / whole)} of the time is communication exposed for them"
-    )
     events = device.at("launch", table["event"][late])
-    return [_finding("late_gathers", message, trace, view, part, exposed, events, "issued where it is needed")]
+    words = LateGathers(int(needed.sum()), int(within.sum()), exposed / whole)
+    return [_finding(words, trace, view, part, exposed, events, "issued where it is needed")]
 
 
 def _finding(
-    code: str, message: str, trace: Trace, view: LaneView, part: Judged, cost: int, rows: Times, note: str
+    words: Finding, trace: Trace, view: LaneView, part: Judged, cost: int, rows: Times, note: str
 ) -> FindingEntry:
     host, share = trace["host_events"], cost / int((part.end - part.start).sum())
-    return {
-        "code": code, "severity": severity(share), "message": message, "ranks": [view.lane.rank],
-        "cost_ns_per_step": cost // len(part), "cost_ns": cost, "share_frac": share,
-        "evidence": [
-            {"rank": view.lane.rank, "start_ns": int(host["start"][row]),
-             "dur_ns": int(host["end"][row] - host["start"][row]), "name": trace.names[int(host["name"][row])],
-             "note": note}
-            for row in rows[:EVIDENCE].tolist()
-        ],
-    }  # fmt: skip
+    evidence: list[Evidence] = [
+        {"rank": view.lane.rank, "start_ns": int(host["start"][row]),
+         "dur_ns": int(host["end"][row] - host["start"][row]), "name": trace.names[int(host["name"][row])],
+         "note": note}
+        for row in rows[:EVIDENCE].tolist()
+    ]  # fmt: skip
+    return made(words, ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(part), evidence=evidence)
 
 
 ANALYZER = FileAnalyzer("fsdp_options", run, (Need("host_events", "record CPU activities too", optional=True),))

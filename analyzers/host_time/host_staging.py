@@ -12,7 +12,9 @@ from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.host_time.judged_windows import judged
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.device import HostStagedExchange
+from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA, Kind
@@ -56,19 +58,16 @@ def _of_lane(trace: Trace, view: LaneView) -> list[FindingEntry]:
     if len(found) < LEAST or spent < MIN_SHARE * whole:
         return []
     called = names[int(host["name"][found[0][3]])]
-    return [{
-        "code": "host_staged_exchange", "severity": "medium",
-        "message": f"Data leaves the device, goes through {called} and comes back: "
-        f"{units.plural(round(len(found) / len(part)), 'exchange')} per step take {units.share(spent / whole)} of the "
-        f"time, {units.share(copied / spent)} of it in the copies",
-        "ranks": [view.lane.rank], "cost_ns_per_step": copied // len(part), "cost_ns": copied,
-        "share_frac": copied / whole,
-        "evidence": [
-            {"rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": called,
-             "note": f"{units.duration(own)} of it copies"}
-            for start, end, own, _ in sorted(found, key=lambda one: one[0] - one[1])[:EVIDENCE]
-        ],
-    }]  # fmt: skip
+    words = HostStagedExchange(called, round(len(found) / len(part)), spent / whole, copied / spent)
+    evidence: list[Evidence] = [
+        {"rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": called,
+         "note": f"{units.duration(own)} of it copies"}
+        for start, end, own, _ in sorted(found, key=lambda one: one[0] - one[1])[:EVIDENCE]
+    ]  # fmt: skip
+    return [
+        made(words, ranks=[view.lane.rank], share=copied / whole, cost_ns=copied, mean_ns=copied // len(part),
+             evidence=evidence)
+    ]  # fmt: skip
 
 
 def _exchanges(trace: Trace, rows: Times, calls: Times) -> list[tuple[int, int, int, int]]:

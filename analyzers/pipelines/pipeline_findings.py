@@ -12,24 +12,18 @@ from statistics import fmean, stdev
 
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.analyzers.frame.changes import Predicted, Refused
 from gpuscope.analyzers.pipelines.stage_pace import Pace, StepLength
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.pipelines import FILLED_BY_MORE, FewMicroBatches, PipelineImbalance, SlowWorker
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.pipeline_section import Pipeline
 from gpuscope.report.view import units
-from gpuscope.report.view.prediction_sentences import outcome
 
 ENOUGH = 4
 """«We found the bubble overhead to be almost negligible when M ≥ 4 × K» (M micro-batches, K stages): Huang et al.
 2019, GPipe, section 2.3. With v chunks per stage filling takes 1/v of the time (Narayanan et al. 2021, 2.2.2)."""
-_FILLS = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved_1f1b": "interleaved 1F1B",
-    "looped_bfs": "looped breadth-first",
-}
-"""Schedules in which more micro-batches hide the filling, and what they are called."""
 MOST = 0.5
 """A stage that is the busiest in more than this share of the steps is the busiest."""
 SIGNIFICANT = 3.0
@@ -50,23 +44,14 @@ def few_micro_batches(
         measured if not best else min(measured, best / (1 - best) * _mean([r["compute_ns"] for r in section["rows"]]))
     )
     share = cost / step.mean
-    if schedule["name"] not in _FILLS or m * v >= ENOUGH * p or share < MIN_SHARE:
+    if best is None or schedule["name"] not in FILLED_BY_MORE or m * v >= ENOUGH * p or share < MIN_SHARE:
         return []
-    more = section["more_micro_batches"]
-    finding: FindingEntry = {
-        "code": "few_micro_batches",
-        "severity": severity(share),
-        "message": f"{units.plural(m, 'micro-batch', 'micro-batches')} on {units.plural(p, 'stage')} "
-        f"({_FILLS[schedule['name']]}): a stage idles {step.part(cost)} of a step on average while the "
-        f"pipeline fills and drains; with equal stages it would be {units.share(best)} of the pipeline's time. The "
-        f"same batch in {more['micro_batches']} micro-batches: {outcome(more)}",
-        "ranks": sorted(stages.places),
-        "cost_ns_per_step": round(cost),
-        "cost_ns": round(cost * len(found)),
-        "share_frac": share,
-        "evidence": [_filled(flush, stages) for flush in sorted(found, key=lambda one: -_filling(one))[:SHOWN]],
-    }
-    return [finding]
+    words = FewMicroBatches(m, p, schedule["name"], step.part(cost), best, section["more_micro_batches"])
+    shown = [_filled(flush, stages) for flush in sorted(found, key=lambda one: -_filling(one))[:SHOWN]]
+    return [
+        made(words, ranks=stages.places, share=share, cost_ns=round(cost * len(found)), mean_ns=round(cost),
+             evidence=shown)
+    ]  # fmt: skip
 
 
 def _mean(values: Sequence[int]) -> float:
@@ -115,49 +100,26 @@ def imbalance(
     pipelines = sorted({flush.pipeline for flush in found})
     slow = [at for at in pipelines if _is_busiest(stage, [flush for flush in found if flush.pipeline == at])]
     ranks = sorted(_rank(stages, pipeline, stage) for pipeline in slow or pipelines)
-    place = " (the first)" if not stage else " (the last)" if stage == stages.stages - 1 else ""
     own, others = _work(found, stage)
-    message = (
-        f"Pipeline stage {stage}{place} computes {units.duration(round(own))} per micro-batch, "
-        f"{_others(stages.stages)} {units.duration(round(others))}: a stage idles {step.part(cost)} of a "
-        f"step on average because it has less to compute. With an even split: {outcome(section['even_split'])}"
-    )
-    if len(pipelines) == 1 and (pace is None or not pace.known):
-        message += "; with one pipeline, an uneven split can't be distinguished from a slow rank"
-    elif len(slow) < len(pipelines):
-        message += (
-            f"; only in {len(slow)} of {len(pipelines)} pipelines, so a slow rank is more likely than an uneven split"
-        )
+    words = PipelineImbalance(
+        stage, stages.stages, round(own), round(others), step.part(cost), section["even_split"], len(pipelines),
+        len(slow), told_apart=pace is not None and pace.known,
+    )  # fmt: skip
     return [
-        {
-            "code": "pipeline_imbalance",
-            "severity": severity(share),
-            "message": message,
-            "ranks": ranks,
-            "cost_ns_per_step": round(cost),
-            "cost_ns": round(cost * len(found)),
-            "share_frac": share,
-            "evidence": _longest(found, stage, stages),
-        }
-    ]
+        made(words, ranks=ranks, share=share, cost_ns=round(cost * len(found)), mean_ns=round(cost),
+             evidence=_longest(found, stage, stages))
+    ]  # fmt: skip
 
 
 def _slow_rank(
     ranks: list[int], stage: int, pace: Pace, cost: float, step: StepLength, found: Sequence[Flush], stages: StageMap
 ) -> FindingEntry:
     """A stage that is slow at equal work."""
-    return {
-        "code": "slow_worker",
-        "severity": severity(cost / step.mean),
-        "message": f"{units.rank_words(ranks).capitalize()} (stage {stage}) {units.be(ranks)} slow: the same "
-        f"operations on the same shapes take {step.part(pace.slower)} of a step longer than on the other "
-        f"stages, which idle {step.part(cost)} for it; the split of the layers is not the reason",
-        "ranks": ranks,
-        "cost_ns_per_step": round(cost),
-        "cost_ns": round(cost * len(found)),
-        "share_frac": cost / step.mean,
-        "evidence": _longest(found, stage, stages),
-    }
+    words = SlowWorker(ranks, stage, slower_ns=step.part(pace.slower), idle_ns=step.part(cost))
+    return made(
+        words, ranks=ranks, share=cost / step.mean, cost_ns=round(cost * len(found)), mean_ns=round(cost),
+        evidence=_longest(found, stage, stages),
+    )  # fmt: skip
 
 
 def _rank(stages: StageMap, pipeline: int, stage: int) -> int:
@@ -178,10 +140,6 @@ def _per_micro_batch(own: Sequence[Computation]) -> dict[int, int]:
     for one in own:
         found[one.micro_batch] += one.duration
     return found
-
-
-def _others(stages: int) -> str:
-    return "the other one" if stages == 2 else "the others on average"
 
 
 def _work(found: Sequence[Flush], stage: int) -> tuple[float, float]:

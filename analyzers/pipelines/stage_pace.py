@@ -15,12 +15,12 @@ from gpuscope.analyzers.collectives.stragglers import judged_core_times
 from gpuscope.analyzers.collectives.work_of_ranks import WorkOfRanks
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.frame.cause_findings import severity
 from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.pipelines import WorkOutsidePipeline
 from gpuscope.report.schema.document import Evidence, FindingEntry
 from gpuscope.report.schema.pipeline_section import PipelineRow
 from gpuscope.report.view import units
-from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.trace.columns.table import Table
 
 SIGNIFICANT = 3.0
@@ -52,9 +52,9 @@ class StepLength:
     mean: float
     the_step: int
 
-    def part(self, cost: float) -> str:
-        """A mean cost per step (ns) as a part of «the step», in words."""
-        return units.duration(per_step_ns(cost / self.mean, self.the_step))
+    def part(self, cost: float) -> int:
+        """A mean cost per step as a part of «the step», ns."""
+        return round(cost / self.mean * self.the_step)
 
 
 def pace(facts: RunFacts, stages: StageMap, stage: int) -> Pace | None:
@@ -138,15 +138,8 @@ def _finding(
         }
         for number in longest
     ]  # fmt: skip
-    return {
-        "code": "work_outside_pipeline",
-        "severity": severity(cost / step.mean),
-        "message": f"Rank {rank} (stage {stages.places[rank][1]}) computes {step.part(fmean(own.values()))} of a step "
-        f"outside the pipeline's computations, {step.part(cost)} more than the others: every stage waits for it. "
-        "Neither the schedule nor the split of the layers is the reason",
-        "ranks": [rank],
-        "cost_ns_per_step": round(cost),
-        "cost_ns": round(cost * len(over)),
-        "share_frac": cost / step.mean,
-        "evidence": evidence,
-    }
+    words = WorkOutsidePipeline(rank, stages.places[rank][1], step.part(fmean(own.values())), step.part(cost))
+    return made(
+        words, ranks=[rank], share=cost / step.mean, cost_ns=round(cost * len(over)), mean_ns=round(cost),
+        evidence=evidence,
+    )  # fmt: skip

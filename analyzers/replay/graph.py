@@ -36,7 +36,12 @@ COPY_CALL_NS = 6_000
 
 
 class UnreplayableError(Exception):
-    """Why a trace, or a change to it, can't be replayed, and what to record so that it can."""
+    """Why a trace, or a change to it, can't be replayed, and what to record so that it can; `code` names a reason that
+    rules ask for."""
+
+    def __init__(self, why: str, code: str = "") -> None:
+        super().__init__(why)
+        self.code = code
 
 
 class Node(IntEnum):

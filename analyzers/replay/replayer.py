@@ -125,7 +125,7 @@ class Replayer:
         try:
             outcomes = self._outcomes(changes)
         except UnreplayableError as error:
-            return Refused(str(error))
+            return Refused(str(error), error.code)
         except CircleError:
             return Refused(_CIRCLE)
         unchanged = self._step(self._graph, self._unchanged)
@@ -160,7 +160,7 @@ class Replayer:
         try:
             expected = self._replayed(changes, 0, 0)
         except UnreplayableError as error:
-            return Refused(str(error))
+            return Refused(str(error), error.code)
         except CircleError:
             return Refused(_CIRCLE)
         return round(expected.step_ns / self._step(self._graph, self._unchanged) * self._before)
@@ -171,7 +171,7 @@ class Replayer:
             try:
                 self._layouts[changes] = self._laid_out(changes)
             except UnreplayableError as error:
-                self._layouts[changes] = Refused(str(error))
+                self._layouts[changes] = Refused(str(error), error.code)
             except CircleError:
                 self._layouts[changes] = Refused(_DEADLOCK)
         return self._layouts[changes]

@@ -120,7 +120,7 @@ def _fetched(item: Input, options: Options, keep: Callable[[Trace], None]) -> Pa
         try:
             part = analyze_file(replace(item, path=local, url=""), options, keep)
         except InputError as error:
-            raise InputError(error.message.replace(str(local), item.url), hint=error.hint) from error
+            raise error.naming(item.url, local) from error
     sources = [replace(source, path=item.path) if source.path == local else source for source in part.trace.sources]
     return replace(part, trace=part.trace.with_sources(sources))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -28,6 +29,8 @@ from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.analyzers.frame.sections import Sections, merged
 from gpuscope.analyzers.frame.self_check import NAME as CHECK
 from gpuscope.analyzers.frame.self_check import self_check
+from gpuscope.problems import collectives, completeness, job, reading
+from gpuscope.problems.problem import ProblemKind
 from gpuscope.report.schema.document import (
     SCHEMA_VERSION,
     AnalyzerEntry,
@@ -179,11 +182,11 @@ def judged_causes(steady: SteadyState, lane: LaneSummary, causes: Causes) -> dic
 
 
 def _problems(facts: RunFacts, results: Sequence[Result]) -> list[ProblemEntry]:
-    of_run, problems = Result("run"), facts.trace.problems
+    of_run = Result("run")
     if facts.world.assumed:
-        of_run.problem("info", "world_assumed", len(facts.trace.ranks), facts.world.why)
-    read = [ProblemEntry(severity=p.severity, code=p.code, count=p.count, message=p.message) for p in problems]
-    return [*(problem for result in (*results, of_run) for problem in result.problems), *read]
+        of_run.problem(job.WORLD_ASSUMED, len(facts.trace.ranks), why=facts.world.why)
+    found = chain(*(result.problems for result in (*results, of_run)), facts.trace.problems)
+    return [ProblemEntry(severity=p.severity, code=p.code, count=p.count, message=p.message) for p in found]
 
 
 def _unsettled(results: Sequence[Result]) -> set[str]:
@@ -228,13 +231,14 @@ def _weigh(
 ) -> verdict.Evidence:  # fmt: skip
     trace, lanes = facts.trace, facts.lanes
     events = sum(lane.events for lane in lanes)
-    lost = verdict.count_problem(problems, "kernel_missing")
-    losses = [p for p in problems if p["severity"] == "data_loss" and p["code"] not in ("kernel_missing", "truncated")]
+    lost = verdict.count_problem(problems, completeness.KERNEL_MISSING)
+    counted_apart = (completeness.KERNEL_MISSING.code, reading.TRUNCATED.code)
+    losses = [p for p in problems if p["severity"] == "data_loss" and p["code"] not in counted_apart]
     # That kernels were lost says more than that there are none.
     reasons = (
-        _messages(problems, "kernels_not_recorded")
-        or _messages(problems, "no_device_events")
-        or _messages(problems, "recording_lost")
+        _messages(problems, completeness.KERNELS_NOT_RECORDED)
+        or _messages(problems, completeness.CUDA_NOT_TRACED)
+        or _messages(problems, job.RECORDING_LOST)
     )
     totals = verdict.totals([judged_causes(facts.steady, lane, causes[lane.key]) for lane in lanes])
     judged = [facts.steady.breakdown(lane) for lane in lanes]
@@ -248,14 +252,14 @@ def _weigh(
         launches=events + lost,
         kernels_lost=lost,
         events=events,
-        launch_missing=verdict.count_problem(problems, "launch_missing"),
+        launch_missing=verdict.count_problem(problems, completeness.LAUNCH_MISSING),
         events_lost=sum(p["count"] for p in losses),
-        totals_differ=verdict.count_problem(problems, "totals_differ") > 0,
-        members_unknown=verdict.count_problem(problems, "collectives_group_unknown") > 0,
+        totals_differ=verdict.count_problem(problems, reading.TOTALS_DIFFER) > 0,
+        members_unknown=verdict.count_problem(problems, collectives.GROUP_UNKNOWN) > 0,
         why_whole=facts.steady.why_whole,
         thinned=next((lane.thinned for lane in lanes if lane.thinned), ""),
         assumed=[cause for result in results for cause in result.assumed],
-        sizes_estimated=verdict.count_problem(problems, "sizes_estimated") > 0,
+        sizes_estimated=verdict.count_problem(problems, collectives.SIZES_ESTIMATED) > 0,
         why_no_device="; ".join(reasons) or _no_timeline(trace, given.get(sections.MEMORY)),
         hung=any(finding["code"] == "hang" for result in results for finding in result.findings),
         slowdown=given.get(sections.SLOWDOWN),
@@ -267,7 +271,8 @@ def _weigh(
 
 def _timelines_cut(trace: Trace, problems: Sequence[ProblemEntry]) -> int:
     """How many files are cut off, where files with a timeline are among them: only these could hold device events."""
-    return verdict.count_problem(problems, "truncated") if any(is_timeline(one.format) for one in trace.sources) else 0
+    timeline = any(is_timeline(one.format) for one in trace.sources)
+    return verdict.count_problem(problems, reading.TRUNCATED) if timeline else 0
 
 
 def _without_core(given: Sections) -> float:
@@ -278,9 +283,9 @@ def _without_core(given: Sections) -> float:
     return given.get(sections.WAITS_WITHOUT_CORE) or 0.0
 
 
-def _messages(problems: Sequence[ProblemEntry], code: str) -> list[str]:
-    """What the problems of a code say, each sentence once."""
-    return list(dict.fromkeys(problem["message"] for problem in problems if problem["code"] == code))
+def _messages(problems: Sequence[ProblemEntry], kind: ProblemKind) -> list[str]:
+    """What the problems of a kind say, each sentence once."""
+    return list(dict.fromkeys(problem["message"] for problem in problems if problem["code"] == kind.code))
 
 
 def _no_timeline(trace: Trace, memory: Sequence[MemoryEntry] | None) -> str:

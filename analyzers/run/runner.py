@@ -23,6 +23,7 @@ from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by
 from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part, analyze_file
 from gpuscope.analyzers.run.reporting import build
 from gpuscope.errors import GpuscopeError, InputError
+from gpuscope.problems import job, reading
 from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, numbered, total_size
 from gpuscope.sources.restarts import left_out
 from gpuscope.sources.run_manifest import ended, mesh, refused_files, run_folders
@@ -187,7 +188,7 @@ def _ranks_absent(asked: Collection[int], there: Sequence[int]) -> list[Result]:
         return []
     result = Result("ranks")
     shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
-    result.problem("info", "ranks_absent", len(absent), f"ranks asked for that are in no file: {shown}")
+    result.problem(job.RANKS_ABSENT, len(absent), ranks=shown)
     return [result]
 
 
@@ -195,21 +196,21 @@ def _how_it_ended(folder: Path, read: Sequence[Path]) -> Result:
     """What a run folder's manifest says went wrong, as problems of the report."""
     result, end = Result("run"), ended(folder)
     if end is not None and end.badly:
-        failures = "; ".join(end.failures[:4]) or "no rank recorded why"
-        result.problem("error", "run_ended_early", 1, f"{folder.name}: the run {end.status}: {failures}")
+        if end.failures:
+            failures = "; ".join(end.failures[:4])
+            result.problem(job.RUN_ENDED_EARLY, 1, run=folder.name, status=end.status, failures=failures)
+        else:
+            result.problem(job.RUN_ENDED_UNEXPLAINED, 1, run=folder.name, status=end.status)
     if end is not None and end.going_on:
-        result.problem(
-            "info", "run_going_on", 1, f"{folder.name}: the run has not ended, or its launcher was killed: what it had "
-            "written is read",
-        )  # fmt: skip
-    for message in end.lost if end else ():
-        result.problem("data_loss", "recording_lost", 1, message)
-    for message in end.wrong if end else ():
-        result.problem("error", "run_trouble", 1, f"{folder.name}: {message}")
+        result.problem(job.RUN_GOING_ON, 1, run=folder.name)
+    for said in end.lost if end else ():
+        result.problem(job.RECORDING_LOST, 1, said=said)
+    for said in end.wrong if end else ():
+        result.problem(job.RUN_TROUBLE, 1, run=folder.name, said=said)
     for refused in refused_files(folder):
-        result.problem("data_loss", "record_unreadable", 1, f"{folder.name}: {refused.why}")
-    if message := left_out(folder, read):
-        result.problem("info", "restarts_left_out", 1, message)
+        result.problem(reading.RUN_FILE_REFUSED, 1, run=folder.name, why=refused.why)
+    if others := left_out(folder, read):
+        result.problems.append(others)
     return result
 
 
@@ -219,7 +220,7 @@ def _left_out(files: Sequence[LeftOut]) -> list[Result]:
         return []
     result = Result("files")
     for file in files:
-        result.problem("data_loss", "file_left_out", 1, f"{file.name}: left out: {file.why}")
+        result.problem(job.FILE_LEFT_OUT, 1, file=file.name, why=file.why)
     return [result]
 
 

@@ -11,7 +11,7 @@ from gpuscope.analyzers.facts.pipeline_facts.assembled import from_ranges
 from gpuscope.analyzers.facts.pipeline_facts.stages import is_timed
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.sections import SLOWDOWN
 from gpuscope.analyzers.operations.dependencies import Graph, dependencies
@@ -20,6 +20,8 @@ from gpuscope.analyzers.operations.operations_from_ranges import tied
 from gpuscope.analyzers.operations.pipeline_dependencies import check_alone, pipeline_graph, with_messages
 from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds
 from gpuscope.analyzers.slowdown.slowdowns import Effect, Slowdowns, Worker, slowdowns
+from gpuscope.catalogue.finding import Finding, made
+from gpuscope.catalogue.findings.pipelines import SlowOperation, SlowOperations, SlowStage, SlowWorker
 from gpuscope.report.schema.document import Evidence, FindingEntry, Slowdown
 from gpuscope.report.schema.provenance import Provenance
 from gpuscope.report.schema.replay_section import Prediction
@@ -176,92 +178,67 @@ def _slow_worker(job: Grid, found: Slowdowns, place: Worker, effect: Effect, gai
     rank = int(job.ranks[place])
     only = np.arange(len(job.replicas)) == replica
     cost = _cost(effect, found)
-    return {
-        "code": "slow_worker",
-        "severity": severity(cost / found.replayed),
-        "message": f"Rank {rank} (replica {int(job.replicas[replica])}, stage {stage}) is slow: at the mean "
-        f"pace of its peers, its own included, the step would take {units.duration(gain['step_ns_after'])} instead of "
-        f"{units.duration(gain['step_ns_before'])}; {_explained(found, effect)}",
-        "ranks": [rank],
-        "cost_ns_per_step": round(cost),
-        "cost_ns": round(cost * len(job.steps)),
-        "share_frac": cost / found.replayed,
-        "evidence": _slowest(job, found, job.stage == stage, only),
-    }
+    slowest, evidence = _slowest(job, found, job.stage == stage, only)
+    words = SlowWorker(
+        [rank], stage, int(job.replicas[replica]), gain["step_ns_before"], gain["step_ns_after"],
+        found.explained(effect), cost > 0, slowest,
+    )  # fmt: skip
+    return _made(words, job, found, [rank], cost, evidence)
 
 
 def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> FindingEntry:
-    place = " (the first)" if not stage else " (the last)" if stage == job.stages - 1 else ""
-    doubt = (
-        "" if len(job.replicas) > 1 else "; with one replica, an uneven split can't be distinguished from a slow rank"
-    )
     cost = _cost(effect, found)
-    return {
-        "code": "slow_stage",
-        "severity": severity(cost / found.replayed),
-        "message": f"Pipeline stage {stage}{place} is slow: {_explained(found, effect)}{doubt}",
-        "ranks": sorted(job.ranks[stage].tolist()),
-        "cost_ns_per_step": round(cost),
-        "cost_ns": round(cost * len(job.steps)),
-        "share_frac": cost / found.replayed,
-        "evidence": _slowest(job, found, job.stage == stage, np.ones(len(job.replicas), np.bool_)),
-    }
+    slowest, evidence = _slowest(job, found, job.stage == stage, np.ones(len(job.replicas), np.bool_))
+    words = SlowStage(stage, job.stages, len(job.replicas), found.explained(effect), cost > 0, slowest)
+    return _made(words, job, found, job.ranks[stage].tolist(), cost, evidence)
 
 
 def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
     worst = max(found.operations, key=lambda op: found.explained(found.operations[op]))
     cost = found.replayed - found.ideal
-    return {
-        "code": "slow_operations",
-        "severity": severity(cost / found.replayed),
-        "message": f"Operations are slower than their peers, and no rank or stage explains most of it: the step takes "
-        f"{found.replayed / found.ideal:.3f} times the ideal {units.duration(round(found.ideal))}; "
-        f"{worst} explains {min(found.explained(found.operations[worst]), 1.0):.3f} of that",
-        "ranks": [],
-        "cost_ns_per_step": round(cost),
-        "cost_ns": round(cost * len(job.steps)),
-        "share_frac": cost / found.replayed,
-        "evidence": _slowest(
-            job, found, np.array([op == worst for op in job.op]), np.ones(len(job.replicas), np.bool_)
-        ),
-    }
+    chosen = np.array([op == worst for op in job.op])
+    slowest, evidence = _slowest(job, found, chosen, np.ones(len(job.replicas), np.bool_))
+    explained = min(found.explained(found.operations[worst]), 1.0)
+    words = SlowOperations(found.replayed / found.ideal, round(found.ideal), worst, explained, slowest)
+    return _made(words, job, found, [], cost, evidence)
 
 
-def _explained(found: Slowdowns, effect: Effect) -> str:
-    """What part of the slowdown goes with it; of more than all, all, and why."""
-    explained = found.explained(effect)
-    if not _cost(effect, found):
-        return (
-            "the others are as much quicker than the mean, with which it is compared, so no time is lost against that"
-        )
-    if explained <= 1:
-        return f"{units.share(explained)} of the slowdown by stragglers goes away with that (M = {explained:.3f})"
-    return (
-        f"all of the slowdown by stragglers goes away with that (M = {explained:.3f}, above 1 where the others are "
-        "quicker than the mean)"
-    )
+def _made(
+    words: Finding, job: Grid, found: Slowdowns, ranks: list[int], cost: float, evidence: list[Evidence]
+) -> FindingEntry:
+    return made(
+        words, ranks=ranks, share=cost / found.replayed, cost_ns=round(cost * len(job.steps)), mean_ns=round(cost),
+        evidence=evidence,
+    )  # fmt: skip
 
 
-def _slowest(job: Grid, found: Slowdowns, chosen: Mask, replicas: Mask) -> list[Evidence]:
-    """The operations furthest above the ideal, of the type that lies above it most."""
+def _slowest(job: Grid, found: Slowdowns, chosen: Mask, replicas: Mask) -> tuple[SlowOperation | None, list[Evidence]]:
+    """The operation furthest above the ideal, of the type that lies above it most; and the first few of these."""
     over = (found.original - found.best[:, None, None]) * (chosen[:, None, None] & replicas[None, :, None])
     types = np.array(job.op)
     worst = max(sorted(set(job.op)), key=lambda op: int(over[types == op].sum()))
     over[types != worst] = 0
     places = np.argsort(-over, axis=None, kind="stable")[:SHOWN]
-    return [_evidence(job, found, place) for place in zip(*np.unravel_index(places, over.shape), strict=True)
-            if over[place] > 0]  # fmt: skip
+    above = [place for place in zip(*np.unravel_index(places, over.shape), strict=True) if over[place] > 0]
+    return (_operation(job, found, above[0]) if above else None), [_evidence(job, found, place) for place in above]
+
+
+def _operation(job: Grid, found: Slowdowns, place: tuple[int, int, int]) -> SlowOperation:
+    operation, replica, _ = place
+    rank = int(job.ranks[job.stage[operation], replica])
+    return job.op[operation], rank, int(found.original[place]), int(found.best[operation])
 
 
 def _evidence(job: Grid, found: Slowdowns, place: tuple[int, int, int]) -> Evidence:
-    operation, replica, step = place
-    took, peers = (units.duration(int(ns)) for ns in (found.original[place], found.best[operation]))
+    operation, _, step = place
+    name, rank, took, peers = _operation(job, found, place)
+    of_step = f"step {int(job.steps[step])}, number {int(job.seq[operation])}"
     return {
-        "rank": int(job.ranks[job.stage[operation], replica]),
+        "rank": rank,
         "start_ns": int(job.start[place]),
         "dur_ns": int(job.end[place] - job.start[place]),
-        "name": job.op[operation],
-        "note": f"step {int(job.steps[step])}, number {int(job.seq[operation])}: {took} vs. {peers} of its peers",
+        "name": name,
+        "note": f"{of_step}: {units.duration(took)} vs. {units.duration(peers)} of its peers",
     }
 
 

@@ -18,9 +18,10 @@ from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.sections import DEVICE_COUNTERS
 from gpuscope.analyzers.topology.counter_means import counter_entry, mean_within, values_of
 from gpuscope.analyzers.topology.link_activity import BUSY, is_link
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.device import MemoryAtPeak
 from gpuscope.report.schema.compute_section import DeviceCounterEntry, KernelSamples
 from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.intervals import measure_within, union
 from gpuscope.trace.schema import NA, Kind
@@ -97,12 +98,7 @@ def _memory_at_peak(entries: Sequence[DeviceCounterEntry]) -> Iterator[FindingEn
     full = {rank: mean for rank, mean in peaks.items() if mean >= BUSY}
     if full:
         most = max(full, key=lambda rank: full[rank])
-        yield {
-            "code": "memory_at_peak", "severity": "low", "cost_ns_per_step": 0, "cost_ns": 0, "share_frac": 0.0,
-            "ranks": sorted(full), "evidence": [],
-            "message": f"While kernels run, the device's memory is at {units.share(full[most] / 100)} of its peak "
-                       f"bandwidth (rank {most}): they are bound by memory bandwidth, not by computing",
-        }  # fmt: skip
+        yield made(MemoryAtPeak(most, full[most] / 100), ranks=full)
 
 
 def _together(counters: Sequence[tuple[float, DeviceCounterEntry]]) -> float:

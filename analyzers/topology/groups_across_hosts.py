@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE, severity
+from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
+from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
 from gpuscope.analyzers.frame.needs import Need
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.network import GroupAcrossHosts
 from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.view import units
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, union
@@ -81,18 +82,12 @@ def _finding(trace: Trace, lanes: Sequence[LaneSummary], kind: str, spreads: Seq
     share = sum(spans.total for _, spans in exposed) / max(window, 1)
     per_step = [spans.total / max(count_steps(lane.steps), 1) for lane, spans in exposed]
     hosts = sorted({host for spread in spreads for host in spread.hosts})
-    return {
-        "code": "group_across_hosts",
-        "severity": severity(share),
-        "message": f"{len(spreads)} {kind} group{'s' if len(spreads) > 1 else ''} of {len(spreads[0].members)} ranks "
-        f"cross hosts ({', '.join(hosts[:4])}{'…' if len(hosts) > 4 else ''}), though one host could hold each; its "
-        f"exposed communication takes {units.share(share)} of the time",
-        "ranks": members,
-        "cost_ns_per_step": round(sum(per_step) / max(len(lanes), 1)),
-        "cost_ns": sum(spans.total for _, spans in exposed),
-        "share_frac": share,
-        "evidence": [evidence for lane, spans in exposed for evidence in _evidence(lane, spans, kind)][:5],
-    }
+    words = GroupAcrossHosts(kind, len(spreads), len(spreads[0].members), hosts, share)
+    return made(
+        words, ranks=members, share=share, cost_ns=sum(spans.total for _, spans in exposed),
+        mean_ns=round(sum(per_step) / max(len(lanes), 1)),
+        evidence=[evidence for lane, spans in exposed for evidence in _evidence(lane, spans, kind)][:EVIDENCE],
+    )  # fmt: skip
 
 
 def _exposed(trace: Trace, lane: LaneSummary, groups: Times) -> Spans:

@@ -12,9 +12,10 @@ from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.sections import LINK_COUNTERS
 from gpuscope.analyzers.topology.counter_means import counter_entry
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.network import LinkAtPeak, NetworkCongestion
 from gpuscope.report.schema.document import FindingEntry
 from gpuscope.report.schema.nccl_sections import LinkCounterEntry
-from gpuscope.report.view import units
 from gpuscope.trace.intervals import Spans, union
 from gpuscope.trace.trace import Trace
 
@@ -24,6 +25,7 @@ CONGESTION = re.compile(r"(?i)congest|\bpause|\bcnp\b|\becn\b|send wait|xmit wai
 """Counters that count nothing on a network that flows: pauses, congestion notices, waits for credit, drops."""
 _LINK = re.compile(r"(?i)^(NIC|IB switch) |nvl(ink|rx|tx)|pcie")
 _PERCENT = "%"
+SHOWN = 4
 _EXPOSED_LEAST = 0.01
 """Of the recording: less exposed communication says nothing of a link."""
 
@@ -60,8 +62,8 @@ def _exposed(lanes: Sequence[LaneView]) -> Spans:
 def _congestion(entries: Sequence[LinkCounterEntry], lanes: Sequence[LaneView]) -> Iterator[FindingEntry]:
     found = [one for one in entries if CONGESTION.search(one["counter"]) and one["peak"] > 0]
     if found:
-        said = "; ".join(f"{one['place']}, {one['counter']}: {one['total']:,} in all" for one in found[:4])
-        yield _finding("network_congestion", said, lanes)
+        counted = [(one["place"], one["counter"], one["total"]) for one in found[:SHOWN]]
+        yield made(NetworkCongestion(counted), ranks=_ranks(lanes))
 
 
 def _busy(entries: Sequence[LinkCounterEntry], lanes: Sequence[LaneView], exposed: Spans) -> Iterator[FindingEntry]:
@@ -69,16 +71,12 @@ def _busy(entries: Sequence[LinkCounterEntry], lanes: Sequence[LaneView], expose
         return
     full = [one for one in entries if one["unit"] == _PERCENT and (one["mean_while_exposed"] or 0) >= BUSY]
     if full:
-        said = "; ".join(f"{one['place']}, {one['counter']}: {units.share((one['mean_while_exposed'] or 0) / 100)}"
-                         for one in full[:4])  # fmt: skip
-        yield _finding("link_at_peak", f"While communication is exposed, {said} of the peak", lanes)
+        used = [(one["place"], one["counter"], (one["mean_while_exposed"] or 0) / 100) for one in full[:SHOWN]]
+        yield made(LinkAtPeak(used), ranks=_ranks(lanes))
 
 
-def _finding(code: str, message: str, lanes: Sequence[LaneView]) -> FindingEntry:
-    return {
-        "code": code, "severity": "medium", "message": message, "ranks": sorted({view.lane.rank for view in lanes}),
-        "cost_ns_per_step": 0, "cost_ns": 0, "share_frac": 0.0, "evidence": [],
-    }  # fmt: skip
+def _ranks(lanes: Sequence[LaneView]) -> set[int]:
+    return {view.lane.rank for view in lanes}
 
 
 ANALYZER = FileAnalyzer(

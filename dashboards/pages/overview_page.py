@@ -13,7 +13,7 @@ from gpuscope.dashboards.figures import breakdown_figure, steps_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.page_links import evidence_link, meanwhile_link, timeline_view
 from gpuscope.report.schema.document import FindingEntry, RankEntry, StepEntry
-from gpuscope.report.view import arrangement, headline, summary, units
+from gpuscope.report.view import arrangement, blame, headline, summary, units
 
 LEADS = "Click to see it in the timeline."
 FINDINGS_SHOWN = 8
@@ -58,7 +58,7 @@ def _verdict(shown: Shown) -> Component:
 
 def _costliest(shown: Shown) -> Component | None:
     """A link to where the verdict's cause costs most; None where there is no such place."""
-    main = summary.main_finding(shown.run.report)
+    main = blame.main_finding(shown.run.report)
     if main is None or not main["evidence"] or shown.run.events is None:
         return None
     number = next(i for i, one in enumerate(arrangement.findings(shown.run.report)) if one is main)

@@ -49,7 +49,10 @@ class SectionTables(Mapping[str, "pd.DataFrame"]):
             raise KeyError(f"{section!r}{did_you_mean(section, self._rows)}")
         if section not in self._document:
             raise KeyError(f"{section!r}: this run has no such section")
-        frame = pd.json_normalize(self._document[section])
+        rows = self._document[section]
+        frame = pd.json_normalize([{key: value for key, value in row.items() if key != "facts"} for row in rows])
+        if any("facts" in row for row in rows):  # of every kind others: one column of dictionaries
+            frame["facts"] = [row.get("facts") for row in rows]
         # An empty table still has its columns, so that it can be written and read.
         return frame if len(frame) else pd.DataFrame(columns=list(self._rows[section].__annotations__))
 

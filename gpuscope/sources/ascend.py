@@ -20,6 +20,7 @@ import numpy as np
 
 from gpuscope.contained_files import read_text
 from gpuscope.errors import InputError
+from gpuscope.problems import reading
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.collective_rows import add_collectives
 from gpuscope.sources.kineto.event_arguments import CommunicationArguments, integer
@@ -128,7 +129,7 @@ class _Rows:
 
     def add(self, spans: list[Complete], flows: list[FlowStart]) -> None:
         timed = [event for event, known in zip(spans, _timed(spans), strict=True) if known]
-        self.builder.problem("data_loss", "bad_time", len(spans) - len(timed), "events whose time is not a number")
+        self.builder.problem(reading.BAD_TIME_OF_EVENTS, len(spans) - len(timed))
         spans = timed
         sorted_out: dict[str, list[Complete]] = defaultdict(list)
         for event in spans:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
+from gpuscope.problems import reading
 from gpuscope.sources import stream
 from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.builder import TraceBuilder
@@ -33,7 +34,7 @@ def lines(path: Path, options: ReadOptions, builder: TraceBuilder | None = None)
         if not options.partial:
             raise InputError(f"{path}: cut off ({error})", hint="--partial analyses what is left") from error
         if builder is not None:
-            builder.problem("data_loss", "truncated", 1, f"{path.name}: cut off; the lines before the cut were read")
+            builder.problem(reading.LINES_TRUNCATED, 1, file=path.name)
     if rest:
         yield rest.removesuffix(b"\r")
 

@@ -15,6 +15,7 @@ from gpuscope.archives import archives_in
 from gpuscope.cache import second_look
 from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
+from gpuscope.problems import reading
 from gpuscope.sources import nodes, remote, run_manifest
 from gpuscope.sources.records import files_below, files_of, is_record, is_timeline, records_below, records_beside
 from gpuscope.sources.restarts import last_attempt
@@ -151,7 +152,7 @@ def _remote(url: str, ranks: Collection[int] | None) -> Iterator[Input]:
                 # Of a folder only traces are read: other people's JSON lies beside them.
                 if len(found) > 1:
                     continue
-                raise InputError(f"{name}: {error.message.partition(': ')[2]}", hint=error.hint) from None
+                raise error.naming(name, local) from None
             if len(found) > 1 and source.files.role is not Role.TIMELINE:
                 continue
             rank = _peeked(source, local, head)
@@ -283,7 +284,7 @@ def _read(item: Input, options: ReadOptions) -> Trace:
         if not item.beside:
             raise
         builder = TraceBuilder()
-        builder.problem("data_loss", "record_unreadable", 1, f"not read: {error.message}")
+        builder.problem(reading.FILE_BESIDE_UNREADABLE, 1, why=error.message)
     return builder.finish()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope.errors import InputError
+from gpuscope.problems import completeness, reading
 from gpuscope.sources.pyarrow_import import require_pyarrow
 from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
@@ -65,9 +66,7 @@ class OperationsSource:
         source = builder.source(path, self.name, "", len(table), facts)
         builder.add("operations", count, {**whole, "op": op[good], "start": start, "end": start + duration})
         _add_ranks_and_steps(builder, source, whole, start, start + duration)
-        builder.problem(
-            "info", "no_device_events", 1, f"{path.name}: holds operations of training steps, not what devices did"
-        )
+        builder.problem(completeness.OPERATIONS_ONLY, 1, file=path.name)
         if options.advance:
             options.advance(path.stat().st_size)
 
@@ -169,13 +168,8 @@ def _usable(builder: TraceBuilder, path: Path, whole: dict[str, Times], op: Arra
     # A day is longer than any step, and what is beyond int64 would wrap.
     timed = np.isfinite(seconds["start_ts"]) & np.isfinite(seconds["duration"])
     timed &= (np.abs(seconds["start_ts"]) < 9e9) & (np.abs(seconds["duration"]) < 9e9)
-    builder.problem(
-        "data_loss", "bad_operation", int((~placed).sum()),
-        f"{path.name}: operations without rank, stage, step, type or number were left out",
-    )  # fmt: skip
-    builder.problem(
-        "data_loss", "bad_time", int((placed & ~timed).sum()), f"{path.name}: operations without a time were left out"
-    )
+    builder.problem(reading.BAD_OPERATION, int((~placed).sum()), file=path.name)
+    builder.problem(reading.BAD_TIME_OF_OPERATION, int((placed & ~timed).sum()), file=path.name)
     return np.asarray(placed & timed)
 
 
@@ -189,10 +183,7 @@ def _laid_end_to_end(builder: TraceBuilder, path: Path, step: Times, start: Time
     length = last - first
     if len(numbers) < 2 or int(np.ptp(first)) >= int(length.min()):
         return start
-    builder.problem(
-        "info", "steps_from_zero", len(numbers),
-        f"{path.name}: each step begins at 0; the steps were laid end to end, without what lay between them",
-    )  # fmt: skip
+    builder.problem(reading.STEPS_FROM_ZERO, len(numbers), file=path.name)
     offset = np.concatenate(([0], np.cumsum(length)[:-1])) - first
     return np.asarray(start + offset[which])
 

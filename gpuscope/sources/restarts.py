@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpuscope.problems import job
+from gpuscope.problems.problem import Problem
 from gpuscope.sources.run_manifest import MANIFEST, recorded_traces
 
 _RESTART = re.compile(r"restart(\d+)")
@@ -28,23 +30,18 @@ def last_attempt(folder: Path, files: list[Path]) -> list[Path]:
     return [file for file in files if _attempt(folder, file) == last]
 
 
-def left_out(folder: Path, read: Iterable[Path]) -> str:
-    """What to say of the attempts of a run that recorded traces too and were not read; empty if there are none."""
+def left_out(folder: Path, read: Iterable[Path]) -> Problem | None:
+    """The attempts of a run that recorded traces too and were not read; None if there are none."""
     taken = {_attempt(folder, path.absolute()) for path in read if path.absolute().is_relative_to(folder)}
     others = sorted({_attempt(folder, folder / name) for name in recorded_traces(folder)} - taken)
     if not taken or not others:
-        return ""
-    named = ", ".join(_name(attempt) for attempt in others)
-    where = f"{folder.name}/{_path(others[0])}"
-    again = (
-        "torchrun started the job again"
-        if len({restart for restart, _ in {*taken, *others}}) > 1
-        else ("several windows were recorded")
-    )
-    return (
-        f"{folder.name}: {again}; this is {' and '.join(map(_name, sorted(taken)))}. Left out: "
-        f"{named}; name its traces ({where}) to analyse it"
-    )
+        return None
+    restarted = len({restart for restart, _ in {*taken, *others}}) > 1
+    kind = job.RESTARTS_LEFT_OUT if restarted else job.WINDOWS_LEFT_OUT
+    return kind.of(
+        1, run=folder.name, read=" and ".join(map(_name, sorted(taken))), others=", ".join(map(_name, others)),
+        where=f"{folder.name}/{_path(others[0])}",
+    )  # fmt: skip
 
 
 def _attempt(folder: Path, file: Path) -> Attempt:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.problems import completeness, reading
+from gpuscope.problems.problem import Problem, ProblemKind, merged
 from gpuscope.recorded_environment import kept_facts
 from gpuscope.trace.columns.distinct import among, distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
@@ -17,7 +19,6 @@ from gpuscope.trace.cpu_run import host_device
 from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.naming.communication_ops import from_launching_ranges
-from gpuscope.trace.problems import Problem, Severity, merged
 from gpuscope.trace.recorded_totals import Part, RecordedTotal, differences
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
 from gpuscope.trace.steps import KERNEL_SEQUENCE, find_steps
@@ -53,10 +54,14 @@ class TraceBuilder:
             self._rows[table] += length
         return first
 
-    def problem(self, severity: Severity, code: str, count: int, message: str) -> None:
-        """Record a problem and its count; a count of zero records nothing."""
+    def problem(self, kind: ProblemKind, count: int, **facts: object) -> None:
+        """Record a problem, its count and the facts that its text takes; a count of zero records nothing."""
+        problem = kind.of(count, **facts)
         if count:
-            self._problems.append(Problem(severity, code, int(count), message))
+            self._problems.append(problem)
+
+    def _has(self, kind: ProblemKind) -> bool:
+        return any(problem.code == kind.code for problem in self._problems)
 
     def source(self, path: Path, fmt: str, version: str, events: int, facts: Mapping[str, Any]) -> int:
         """Record a file that was read; returns its row, for `ranks.source`. Of a header in `facts` only keys that are
@@ -108,9 +113,8 @@ class TraceBuilder:
         for found in differences(trace, self._totals):
             total = found.total
             self.problem(
-                "data_loss", "totals_differ", 1, f"rank {total.rank}: {total.by} gives {total.ns / 1e6:.2f} ms of "
-                f"{total.part.replace('_', ' ')}, the events as read {found.own / 1e6:.2f} of "
-                f"{found.window / 1e6:.2f} ms",
+                reading.TOTALS_DIFFER, 1, rank=total.rank, by=total.by, part=total.part.replace("_", " "),
+                given_ms=total.ns / 1e6, own_ms=found.own / 1e6, window_ms=found.window / 1e6,
             )  # fmt: skip
 
     def _table(self, name: str) -> Table:
@@ -147,18 +151,8 @@ class TraceBuilder:
                 astray = np.zeros(1, np.bool_)
             else:
                 astray = ~negative & ((start < low) | (end > high))
-            self.problem(
-                "data_loss",
-                "negative_duration",
-                int(np.count_nonzero(negative)),
-                f"{name}: events that end before they start were dropped",
-            )
-            self.problem(
-                "data_loss",
-                "impossible_time",
-                int(np.count_nonzero(astray)),
-                f"{name}: events more than a day from all others were dropped",
-            )
+            self.problem(reading.NEGATIVE_DURATION, int(np.count_nonzero(negative)), table=name)
+            self.problem(reading.IMPOSSIBLE_TIME, int(np.count_nonzero(astray)), table=name)
             if bool(negative.any()) or bool(astray.any()):
                 select_rows(data, name, np.flatnonzero(~(negative | astray)))
 
@@ -199,12 +193,10 @@ class TraceBuilder:
         # A migration of unified memory has no launch: the driver makes it.
         launched = (device["kind"] != Kind.MEMORY) | device.known("correlation")
         missing = int((launched & ~device.known("launch")).sum()) if has_calls else 0
-        self.problem("info", "duplicate_correlation", duplicated, "launches that share a correlation id with another")
-        self.problem("info", "launch_missing", missing, "device events whose launching call was not recorded")
+        self.problem(completeness.DUPLICATE_CORRELATION, duplicated)
+        self.problem(completeness.LAUNCH_MISSING, missing)
         data["syncs"].columns["awaited_stream"], inferred = awaited_streams(data["syncs"], host, device)
-        self.problem(
-            "info", "awaited_stream_inferred", inferred, "stream waits whose other stream is not recorded, but inferred"
-        )
+        self.problem(completeness.AWAITED_STREAM_INFERRED, inferred)
         self._count_unmatched(data)
 
     def _count_unmatched(self, data: dict[str, Table]) -> None:
@@ -212,7 +204,7 @@ class TraceBuilder:
         device, host = data["device_events"], data["host_events"]
         if not len(device) and not len(host):
             return
-        cut_off = len(device) > 0 and any(problem.code == "truncated" for problem in self._problems)
+        cut_off = len(device) > 0 and self._has(reading.TRUNCATED)
         launching = self.names.matching(kinds.is_kernel_launch)
         on_host = among(device["rank"], self._host_is_device)
         kernels, orphans, calls, lost = unmatched(device, host, launching, cut_off)
@@ -220,17 +212,12 @@ class TraceBuilder:
         names = ("kernels", "kernels_without_launch", "launches", "launches_without_kernel")
         values = {"source": 0, **dict(zip(names, counts, strict=True)), **self._recording}
         data["recording"] = Table.build(SCHEMAS["recording"], 1, values)
-        self.problem("data_loss", "kernel_missing", counts[3], "launches whose kernel was not recorded")
-        self.problem(
-            "data_loss",
-            "records_dropped",
-            self._recording.get("dropped", 0),
-            "records that the profiler reports as dropped or lost",
-        )
+        self.problem(completeness.KERNEL_MISSING, counts[3])
+        self.problem(completeness.RECORDS_DROPPED, self._recording.get("dropped", 0))
 
     def _layers_only(self, basis: str) -> bool:
         """A capture cut to a window may hold less than a step: what repeats in it are layers."""
-        return basis == KERNEL_SEQUENCE and any(problem.code == "cut_to_window" for problem in self._problems)
+        return basis == KERNEL_SEQUENCE and self._has(completeness.CUT_TO_WINDOW)
 
     def _steps(self, data: dict[str, Table]) -> Table:
         if len(data["steps"]):

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from gpuscope.problems.problem import merged
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.table import Array, Table, stored
-from gpuscope.trace.problems import merged
 from gpuscope.trace.schema import NA, SCHEMAS, TableSchema
 from gpuscope.trace.trace import Trace
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuscope.problems.problem import Problem
 from gpuscope.trace.breakdown import Breakdown, break_down
 from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.row_order import is_sorted, select_rows
 from gpuscope.trace.columns.table import Table, Times, absent, is_constant, parts
 from gpuscope.trace.intervals import EMPTY, Spans, union
-from gpuscope.trace.problems import Problem
 from gpuscope.trace.schema import NA, SCHEMAS, Column, Kind
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.gloo import gloo_threads
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
+from gpuscope.instrumented_runtime.train.settings.mesh_axes import DATA, MeshAxis
 from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees
-
-DATA_DIMENSIONS = ("replicate", "shard", "ep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +104,9 @@ class Mesh:
     device_mesh: DeviceMesh | None
     _views: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict)
 
-    def view(self, *names: str) -> DeviceMesh | None:
-        """The 1-D mesh over the named dimensions together; `None` if that is one rank."""
-        names = tuple(name for name in names if getattr(self.degrees, name) > 1)
+    def view(self, *axes: MeshAxis) -> DeviceMesh | None:
+        """The 1-D mesh over these dimensions together; `None` if that is one rank."""
+        names = tuple(str(axis) for axis in axes if self.degrees[axis] > 1)
         if not names or self.device_mesh is None:
             return None
         if names not in self._views:
@@ -115,7 +114,7 @@ class Mesh:
             self._views[names] = part._flatten("_".join(names)) if len(names) > 1 else part
         return self._views[names]
 
-    def grid(self, outer: str, inner: tuple[str, ...]) -> DeviceMesh:
+    def grid(self, outer: MeshAxis, inner: tuple[MeshAxis, ...]) -> DeviceMesh:
         """The 2-D mesh of one dimension by the `inner` ones together, or 1-D where one of them is single.
 
         Raises `UsageError` if both are.
@@ -131,23 +130,23 @@ class Mesh:
         assert second.mesh_dim_names is not None
         return self.device_mesh[(*first.mesh_dim_names, *second.mesh_dim_names)]
 
-    def rank(self, *names: str) -> int:
-        """This process's place among those that differ from it in the named dimensions only."""
+    def rank(self, *axes: MeshAxis) -> int:
+        """This process's place among those that differ from it in these dimensions only."""
         place = 0
-        for name in names:
-            view = self.view(name)
-            place = place * getattr(self.degrees, name) + (0 if view is None else view.get_local_rank())
+        for axis in axes:
+            view = self.view(axis)
+            place = place * self.degrees[axis] + (0 if view is None else view.get_local_rank())
         return place
 
     @property
     def data_rank(self) -> int:
         """Which contiguous range of sequences this process reads."""
-        return self.rank(*DATA_DIMENSIONS)
+        return self.rank(*DATA)
 
 
 def make_mesh(degrees: Degrees, world: World) -> Mesh:
     """The mesh for a world whose size `parallel_spec.validate` has checked."""
-    sizes = {name: getattr(degrees, name) for name in Degrees.__slots__ if getattr(degrees, name) > 1}
+    sizes = {name: size for name, size in degrees.as_dict().items() if size > 1}
     if world.backend is None or not sizes:
         return Mesh(degrees, None)
     return Mesh(

@@ -20,6 +20,7 @@ from gpuscope.instrumented_runtime.train.model.gpt import flops_per_token
 from gpuscope.instrumented_runtime.train.optimizer import clip_gradients, set_learning_rate
 from gpuscope.instrumented_runtime.train.parallel.compose import parallelize
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
+from gpuscope.instrumented_runtime.train.settings.mesh_axes import ALL_DATA, MeshAxis
 from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees
 
 AfterStep = Callable[[StepRecord], None]
@@ -61,7 +62,7 @@ class Trainer:
     @property
     def shows_progress(self) -> bool:
         """Whether this rank shows the run's progress: the first that has the loss."""
-        first = self.mesh.rank("replicate", "shard", "cp", "ep", "tp") == 0
+        first = self.mesh.rank(*ALL_DATA, MeshAxis.TP) == 0
         return first and self.parallel.micro_step.knows_loss
 
     def batches(self) -> Iterator[Tensor]:
@@ -128,7 +129,7 @@ class Trainer:
         with span("optimizer", step=self.context.step):
             if self.config.optimizer.clip:
                 parameters, largest = self.parallel.parameters(), self.config.optimizer.clip
-                self.gradient_norm = clip_gradients(parameters, largest, self.mesh.view("pp"))
+                self.gradient_norm = clip_gradients(parameters, largest, self.mesh.view(MeshAxis.PP))
             for optimizer in self.parallel.optimizers:
                 set_learning_rate(optimizer, self.config.optimizer, self.context.step)
                 optimizer.step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 from helpers import snippets
 
 import gpuscope
-from gpuscope.analyzers.device_time.kernels.compute_findings import MESSAGES
+from gpuscope.catalogue.finding import kinds
 from gpuscope.report.schema.document import Report
 from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION
 from gpuscope.report.view.summary import sentence
@@ -90,11 +89,6 @@ def test_generated_parts_are_up_to_date(generate: ModuleType) -> None:
     assert not stale, "run `make docs` and look at what changed"
 
 
-def test_published_schemas_are_up_to_date(generate: ModuleType) -> None:
-    stale = [path.name for path, text in generate.schemas().items() if not path.exists() or text_of(path) != text]
-    assert not stale, "run `make docs`"
-
-
 def test_picture_shows_the_report_of_today(generate: ModuleType) -> None:
     drawn = re.sub(r"<[^>]*>", "", generate.PICTURE.read_text(encoding="utf-8"))
     shown = "".join(unescape(drawn).split())  # a sentence may be wrapped
@@ -104,42 +98,6 @@ def test_picture_shows_the_report_of_today(generate: ModuleType) -> None:
 
 
 # ---- codes ----
-
-
-def literals_of_problem_calls(source: str) -> Iterator[str]:
-    """Codes of `problem(severity, code, count, message)`; they must be literals, or nobody could list them."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "problem":
-            code = node.args[1]
-            assert isinstance(code, ast.Constant), ast.unparse(node)
-            yield str(code.value)
-
-
-def finding_codes_made_by_hand(source: str) -> Iterator[str]:
-    """Codes of findings that an analyzer writes itself: dicts (or calls) with `code` and `evidence`."""
-    for node in ast.walk(ast.parse(source)):
-        pairs: dict[str, ast.expr] = {}
-        if isinstance(node, ast.Dict):
-            pairs = {
-                str(k.value): v for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant)
-            }
-        elif isinstance(node, ast.Call):
-            pairs = {word.arg: word.value for word in node.keywords if word.arg}
-        if {"code", "severity", "evidence"} <= set(pairs) and isinstance(code := pairs["code"], ast.Constant):
-            yield str(code.value)
-        yield from codes_given_to_a_maker(node)
-
-
-def codes_given_to_a_maker(node: ast.AST) -> Iterator[str]:
-    """Codes in `_finding("code", …)`, `stated("code", …)`, and in a table of what such calls say by a step's role."""
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("_finding", "stated") and node.args:
-        if isinstance(first := node.args[0], ast.Constant):
-            yield str(first.value)
-    elif isinstance(node, ast.Dict):
-        for key, value in zip(node.keys, node.values, strict=True):
-            by_role = isinstance(key, ast.Attribute) and getattr(key.value, "id", "") == "Role"
-            if by_role and isinstance(value, ast.Tuple) and isinstance(first := value.elts[0], ast.Constant):
-                yield str(first.value)
 
 
 def sources(*packages: str) -> Iterator[str]:
@@ -153,8 +111,7 @@ def documented_codes(heading: str) -> set[str]:
 
 
 def test_every_cause_and_finding_is_documented_and_no_other() -> None:
-    codes = {cause.finding_code for cause in CAUSES}
-    codes |= {code for source in sources("analyzers") for code in finding_codes_made_by_hand(source)} | {*MESSAGES}
+    codes = {cause.finding_code for cause in CAUSES} | {*kinds()}
     assert documented_codes("## Causes and findings") == codes
 
 
@@ -162,11 +119,6 @@ def test_every_cause_says_how_it_is_found_what_helps_and_what_fools_it() -> None
     for part in section("findings.md", "## Causes and findings").split("\n### ")[1:]:
         words = ("Recognised by", "Usually helps", "Misled by")
         assert all(f"**{word}**:" in part for word in words), part.splitlines()[0]
-
-
-def test_every_problem_is_documented_and_no_other() -> None:
-    codes = {code for source in sources("gpuscope", "analyzers") for code in literals_of_problem_calls(source)}
-    assert documented_codes("## Problems") == codes
 
 
 def test_every_cause_stands_in_the_definitions() -> None:

@@ -43,10 +43,11 @@ def steady(case: Report, *numbers: int) -> Report:
 
 
 def report(*findings: FindingEntry, frameworks: Sequence[str] = (), **verdict: Any) -> Report:
-    told = {"bound_by": "cpu", "cause": "input", "abstained": False} | verdict
+    told = {"bound_by": "cpu", "cause": "input", "abstained": False, "cause_abstained": False} | verdict
     return {
         "findings": list(findings), "verdict": told, "stragglers": [], "steps": [], "rank_steps": [], "collectives": [],
         "copies": [],
+        "step_time": dict.fromkeys(("median_ns", "p90_ns", "min_ns", "max_ns"), 100_000_000) | {"steps": 2},
         "trace": {"frameworks": list(frameworks), "program": "pytorch", "world_size": 2, "sources": []},
         "ranks": [{"rank": 0, "device": 0, "steps": 2, "window_ns": 200_000_000, "stall_ns": {"cpu": {}},
                    "breakdown_ns": {"compute": 0, "exposed_communication": 0, "exposed_memory": 0, "idle": 0}}],

@@ -173,8 +173,8 @@ def test_a_trace_in_short(samples: Path) -> None:
 
 def test_a_comparison_in_short() -> None:
     same = Analysis(report(*STEADY))
-    # Of medians: √(π / 2) · 2.228 · √(2 · 0.8 / 6) = 1.44
-    said = "Comparison(neutral: step 100.0 ms → 100.0 ms, +0.0 % (-1.4 % to +1.4 %))"
+    # Of medians of six, whose efficiency is 0.776: 2.228 · √(2 · 0.8 / 6) / √0.776 = 1.31
+    said = "Comparison(neutral: step 100.0 ms → 100.0 ms, +0.0 % (-1.3 % to +1.3 %))"
     assert repr(gpuscope.diff(same, same, threshold=0.02)) == said
     assert repr(gpuscope.check(same, baseline=same)) == "CheckResult(step time passed)"
 

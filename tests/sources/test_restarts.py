@@ -41,12 +41,23 @@ def test_the_last_attempt_that_left_a_trace(tmp_path: Path) -> None:
 )
 def test_the_other_lives_are_named(tmp_path: Path, read: str, said: str) -> None:
     folder = run_folder(tmp_path / "run", files=traces(*ATTEMPTS))
-    assert said in left_out(folder, [folder / read])
+    found = left_out(folder, [folder / read])
+    assert found is not None
+    assert said in found.message
+
+
+def test_an_earlier_window_of_the_same_job_is_named(tmp_path: Path) -> None:
+    """Nobody started it again: that is not said of it."""
+    files = ["window1/rank0.json.gz", "window2/rank0.json.gz"]
+    folder = run_folder(tmp_path / "run", files=traces(*files))
+    found = left_out(folder, [folder / files[1]])
+    assert found is not None
+    assert (found.code, "run/window1" in found.message, "again" in found.message) == ("restarts_left_out", True, False)
 
 
 def test_a_job_of_one_life(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", files=traces(*ATTEMPTS[:2]))
-    assert left_out(folder, [folder / ATTEMPTS[0]]) == ""
+    assert left_out(folder, [folder / ATTEMPTS[0]]) is None
 
 
 def test_a_run_stopped_before_it_recorded_a_trace(tmp_path: Path) -> None:

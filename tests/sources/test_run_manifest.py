@@ -56,6 +56,17 @@ def test_a_run_that_goes_on_has_not_ended_badly(tmp_path: Path) -> None:
     assert told == {"run_going_on": "info"}
 
 
+@pytest.mark.parametrize("error", ["ValueError: bad", None])
+def test_a_run_that_ended_early_is_told_with_what_its_ranks_say(tmp_path: Path, error: str | None) -> None:
+    ranks = [{"rank": 0, "status": "failed" if error else "completed", "error": error}]
+    manifest(tmp_path, status="interrupted", ranks=ranks)
+    write(tmp_path / "rank0.json", kernel(0, 5))
+    problems = gpuscope.analyze(tmp_path).report["problems"]
+    (told,) = (problem for problem in problems if problem["code"] == "run_ended_early")
+    assert (told["severity"], "interrupted" in told["message"]) == ("error", True)
+    assert (f"rank 0 failed: {error}" in told["message"]) == bool(error)
+
+
 def test_what_the_recorder_lost_is_told_with_what_to_set(tmp_path: Path) -> None:
     """Where there is a trace, among its problems; where there is none, as the reason."""
     why = "no trace: the script ended after 1 step; record it from start to end with --whole"

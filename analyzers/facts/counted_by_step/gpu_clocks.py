@@ -8,17 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.facts.counted_by_step.step_counts import recorded_steps
+from gpuscope.catalogue.findings.device import CLOCK_HOLDERS
 from gpuscope.report.view import units
 from gpuscope.trace.trace import Trace
 
 KEY = "gpuscope_gpu"
-HOLDERS = {
-    "power_cap": "its power cap",
-    "thermal": "its temperature",
-    "power_brake": "the power supply",
-    "set_clocks": "clocks that somebody has set",
-}
-"""What holds a GPU's clocks down: column of the recording, and in words."""
 HELD = 0.1
 """Share of the samples from which on a clock is said to be held down."""
 LOWER = 0.03
@@ -35,7 +29,7 @@ class GpuClocks:
     watts: float | None
     """Mean board power."""
     held: Mapping[str, float]
-    """Share of the samples in which each of `HOLDERS` held the clock down; those that never did are left out."""
+    """Share of the samples in which each of `CLOCK_HOLDERS` held the clock down; those that never did are left out."""
 
     @property
     def holder(self) -> str | None:
@@ -47,7 +41,7 @@ class GpuClocks:
         """«held down by its power cap in 92 % of the samples», or nothing."""
         if self.holder is None:
             return ""
-        return f"held down by {HOLDERS[self.holder]} in {units.share(self.held[self.holder])} of the samples"
+        return f"held down by {CLOCK_HOLDERS[self.holder]} in {units.share(self.held[self.holder])} of the samples"
 
 
 def gpu_clocks(trace: Trace, rank: int, steps: Sequence[int]) -> GpuClocks | None:
@@ -57,7 +51,7 @@ def gpu_clocks(trace: Trace, rank: int, steps: Sequence[int]) -> GpuClocks | Non
     samples = sum(_samples(rows))
     if not samples:
         return None
-    held = {name: sum(row.get(name) or 0 for row in rows) / samples for name in HOLDERS}
+    held = {name: sum(row.get(name) or 0 for row in rows) / samples for name in CLOCK_HOLDERS}
     watts = _mean(rows, "power_mw")
     return GpuClocks(
         samples, _mean(rows, "sm_mhz"), watts / 1000 if watts is not None else None,

@@ -21,6 +21,7 @@ from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import (
 )
 from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.problems import collectives
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.naming.communication_kernels import kernel_item_bytes
 from gpuscope.trace.schema import NA
@@ -117,8 +118,7 @@ def _estimate(trace: Trace, _: Sequence[LaneView]) -> Result:
     result, (table, count) = Result("message_sizes"), with_estimated_sizes(trace)
     if count:
         result.tables["collectives"] = table
-        said = f"sizes of collectives are estimated from the {BASIS}: record their arguments (torch 2.4 and later)"
-        result.problem("info", "sizes_estimated", count, said)
+        result.problem(collectives.SIZES_ESTIMATED, count, basis=BASIS)
     return result
 
 

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from gpuscope.analyzers.topology import nvlinks
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.nccl import DegradedLink, FewerChannels, SlowTransport, WrongResults
 from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.view import units
 from gpuscope.trace.trace import Row
-
-NAMED = 4
-"""Pairs or links that a message names."""
 
 
 def find(
@@ -28,43 +26,20 @@ def find(
     return [finding for finding in found if finding is not None]
 
 
-def stated(
-    code: str, severity: Literal["high", "medium", "low"], message: str, ranks: Iterable[int] = ()
-) -> FindingEntry:
-    """A finding whose cost the records don't give."""
-    return {
-        "code": code, "severity": severity, "message": message, "ranks": sorted(ranks), "cost_ns_per_step": 0,
-        "cost_ns": 0, "share_frac": 0.0, "evidence": [],
-    }  # fmt: skip
-
-
 def _slow_transport(connections: Sequence[Row]) -> FindingEntry | None:
     inside = [row for row in connections if row["same_node"] == 1 and row["transport"].startswith("NET/")]
     sockets = [row for row in connections if row["transport"].startswith("NET/Socket") and row["same_node"] != 1]
     if not inside and not sockets:
         return None
-    said = []
-    if inside:
-        said.append(
-            f"{units.plural(len(inside), 'pair')} of ranks on one host communicate over the network "
-            f"({_named(inside)}), not over NVLink, PCIe or shared memory"
-        )
-    if sockets:
-        said.append(
-            f"{units.plural(len(sockets), 'pair')} of ranks on different hosts communicate over sockets "
-            f"({_named(sockets)}), without RDMA"
-        )
-    return stated(
-        "slow_transport",
-        "high" if inside else "medium",
-        "; ".join(said),
-        sorted({row["rank"] for row in inside or sockets}),
+    return made(
+        SlowTransport(_pairs(inside), _pairs(sockets)),
+        ranks={row["rank"] for row in inside or sockets},
+        severity="high" if inside else "medium",
     )
 
 
-def _named(rows: Sequence[Row]) -> str:
-    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
-    return ", ".join(f"{row['rank']}→{row['peer']} {row['transport']}" for row in rows[:NAMED]) + more
+def _pairs(rows: Sequence[Row]) -> list[str]:
+    return [f"{row['rank']}→{row['peer']} {row['transport']}" for row in rows]
 
 
 def _fewer_channels(communicators: Sequence[Row], links: Sequence[Row]) -> FindingEntry | None:
@@ -80,19 +55,11 @@ def _fewer_channels(communicators: Sequence[Row], links: Sequence[Row]) -> Findi
     least = min(fewer, key=lambda row: row["channels"])
     ranks = _ranks(fewer)
     pairs = nvlinks.narrow_pairs(links, nvlinks.ranks_of(communicators))
-    why = (
-        f"The topology shows why: {'; '.join(pair.words for pair in pairs[:NAMED])}"
-        if pairs
-        else "A degraded NVLink or PCIe link can cause this; a topology file of these hosts would name it"
-    )
-    return stated(
-        "fewer_channels",
-        "medium",
-        f"{len(ranks)} of {len(_ranks(known))} ranks have fewer channels than others in communicators of "
-        f"the same size: {least['channels']} instead of {most[least['size'], least['nodes']]} (size {least['size']}). "
-        f"{why}",
-        ranks,
-    )
+    words = FewerChannels(
+        len(ranks), len(_ranks(known)), least["channels"], most[least["size"], least["nodes"]], least["size"],
+        [pair.words for pair in pairs],
+    )  # fmt: skip
+    return made(words, ranks=ranks)
 
 
 def _degraded_link(communicators: Sequence[Row], links: Sequence[Row]) -> FindingEntry | None:
@@ -105,13 +72,7 @@ def _degraded_link(communicators: Sequence[Row], links: Sequence[Row]) -> Findin
     found += _below(links, ("pcie",), "rate", "B/s over PCIe")
     if not found:
         return None
-    more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return stated(
-        "degraded_link",
-        "medium",
-        "; ".join(found[:NAMED]) + more,
-        sorted({rank for pair in pairs for rank in pair.ranks}),
-    )
+    return made(DegradedLink(found), ranks={rank for pair in pairs for rank in pair.ranks})
 
 
 def _below(links: Iterable[Row], kinds: Sequence[str], column: Literal["width", "rate"], what: str) -> list[str]:
@@ -131,13 +92,7 @@ def _wrong(measured: Sequence[Row]) -> FindingEntry | None:
     if not wrong:
         return None
     worst = max(wrong, key=lambda row: row["wrong"])
-    return stated(
-        "wrong_results",
-        "high",
-        f"nccl-tests found wrong values in {units.plural(len(wrong), 'row')}: {worst['wrong']} elements of "
-        f"{worst['op']} at {units.size(worst['bytes'])}",
-        [],
-    )
+    return made(WrongResults(len(wrong), worst["wrong"], worst["op"], worst["bytes"]), ranks=())
 
 
 def _ranks(rows: Iterable[Row]) -> list[int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuscope.analyzers.nccl.logged.forced_settings import forced, situation
-from gpuscope.analyzers.nccl.logged.nccl_findings import stated
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.nccl import ForcedSetting, NoGpuDirect, SlowTransport
 from gpuscope.hardware.link_rates import can_have_fabric, compute_capability, gpu_fabric
 from gpuscope.report.schema.document import FindingEntry
 from gpuscope.report.schema.nccl_sections import Nccl
@@ -22,8 +23,8 @@ def find(nccl: Nccl) -> list[FindingEntry]:
 def _forced(nccl: Nccl) -> Iterator[FindingEntry]:
     found = forced(nccl, tuple(nccl["gpus"]))
     if found:
-        said = "; ".join(f"{one.name}={one.value}: {one.does}" for one in found)
-        yield stated("forced_setting", "high" if any(one.high for one in found) else "medium", said)
+        words = ForcedSetting([(one.name, one.value, one.does) for one in found])
+        yield made(words, ranks=(), severity="high" if any(one.high for one in found) else "medium")
 
 
 def _no_gpu_direct(nccl: Nccl) -> Iterator[FindingEntry]:
@@ -31,11 +32,7 @@ def _no_gpu_direct(nccl: Nccl) -> Iterator[FindingEntry]:
     if not without:
         return
     hosts = situation(nccl, ()).hosts
-    where = "all messages between hosts go through host memory"
-    if hosts == 1:
-        where = "no loss within this one host, but between hosts every message would go through host memory"
-    yield stated("no_gpu_direct", "low" if hosts == 1 else "medium",
-                 f"GPUDirect RDMA is disabled for {', '.join(without)}: {where}")  # fmt: skip
+    yield made(NoGpuDirect(without, hosts), ranks=(), severity="low" if hosts == 1 else "medium")
 
 
 def _host_memory(nccl: Nccl) -> Iterator[FindingEntry]:
@@ -45,12 +42,9 @@ def _host_memory(nccl: Nccl) -> Iterator[FindingEntry]:
         return
     joined = [model for model in nccl["gpus"] if gpu_fabric(model) is not None]
     if joined:
-        yield stated("slow_transport", "high", f"{pairs} pairs of ranks on one host communicate through host memory "
-                     f"(SHM) though NVLink joins these GPUs ({', '.join(joined)})")  # fmt: skip
+        yield made(SlowTransport([], [], pairs, joined), ranks=(), severity="high")
         return
     if any(word in model for model in nccl["gpus"] for word in CONSUMER) or None in map(can_have_fabric, nccl["gpus"]):
         return
     if all((compute_capability(model) or 0) >= 60 for model in nccl["gpus"]):
-        yield stated("slow_transport", "medium", f"{pairs} pairs of ranks on one host communicate through host memory "
-                     "(SHM), not directly over PCIe: across CPU sockets that is NCCL's choice; else peer access is off "
-                     "(an IOMMU, ACS, a container or virtual machine)")  # fmt: skip
+        yield made(SlowTransport([], [], pairs), ranks=(), severity="medium")

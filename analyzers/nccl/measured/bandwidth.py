@@ -21,6 +21,7 @@ from gpuscope.analyzers.nccl.measured.crossovers import crossovers
 from gpuscope.analyzers.nccl.measured.timed_series import TRACE, Series, timings
 from gpuscope.analyzers.topology.link_peak import Peak, peak
 from gpuscope.hardware.bus_bandwidth import algbw, busbw, busbw_factor
+from gpuscope.problems import collectives
 from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry
 
 MOST_SIZES = 64
@@ -30,9 +31,7 @@ MOST_SIZES = 64
 def run(facts: RunFacts) -> Result:
     """The sections `bandwidth`, `fits` and `crossovers`, where sizes are recorded."""
     result, found = Result(ANALYZER.name), timings(facts)
-    if found.cold:
-        why = "rows of nccl-tests timed without a warm-up are left out: the same was measured after one"
-        result.problem("info", "measurement_cold", found.cold, why)
+    result.problem(collectives.MEASUREMENT_COLD, found.cold)
     if found.series:
         rows = [row for series in found.series for row in _rows(series, facts.hosts)]
         result.sections[BANDWIDTH] = rows

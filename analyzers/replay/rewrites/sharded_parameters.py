@@ -16,7 +16,8 @@ from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, regrouped
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA
 
-NOT_GATHERED_AGAIN = "no all-gather in the backward pass"
+NOT_GATHERED_AGAIN = "not_gathered_again"
+"""Code of the refusal where the backward pass holds no all-gather."""
 
 
 def gathers(graph: Graph) -> list[int]:
@@ -32,7 +33,8 @@ def keep_parameters(graph: Graph, change: KeepParameters, setting: Setting) -> R
     del change, setting
     calls = [call for call in gathers(graph) if graph.calls[call].backward]
     if not calls:
-        raise UnreplayableError(f"{NOT_GATHERED_AGAIN}: parameters are kept, or the pass is not recorded")
+        why = "no all-gather in the backward pass: parameters are kept, or the pass is not recorded"
+        raise UnreplayableError(why, NOT_GATHERED_AGAIN)
     gone = np.zeros(len(graph), np.bool_)
     for kind in (Node.ARRIVAL, Node.TRANSFER):
         gone[nodes_by_call(graph, kind)[calls]] = True

@@ -19,12 +19,12 @@ from gpuscope.analyzers.frame.sections import DECLARED, Sections
 from gpuscope.analyzers.replay.graph import Call, Gradient, Graph
 from gpuscope.analyzers.replay.record.recording import Recorded
 from gpuscope.analyzers.run.file_part import Part
+from gpuscope.problems.problem import Problem
 from gpuscope.report.schema.document import Diagnosis
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Table
 from gpuscope.trace.intervals import Spans
-from gpuscope.trace.problems import Problem
 from gpuscope.trace.schema import SCHEMAS
 from gpuscope.trace.trace import SourceFile, Trace
 
@@ -49,8 +49,8 @@ class UnpackableError(ValueError):
 
 @cache
 def fingerprint() -> str:
-    """Of everything whose form matters: the classes with their fields, the tables with their columns."""
-    classes = {name: [field.name for field in fields(kind)] for name, kind in _RECORDS.items()}
+    """Of everything whose form matters: classes and tables, with their fields and columns and the types of these."""
+    classes = {name: [(field.name, field.type) for field in fields(kind)] for name, kind in _RECORDS.items()}
     tables = {name: [(column.name, column.dtype) for column in schema.columns] for name, schema in SCHEMAS.items()}
     sections = [section.key for section in DECLARED]
     return sha256(repr((classes, tables, sections)).encode()).hexdigest()[:16]

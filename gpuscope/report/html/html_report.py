@@ -28,7 +28,7 @@ from gpuscope.report.view import (
 )
 from gpuscope.report.view.causes import cause_label
 from gpuscope.report.view.short_kernels import short_kernel, short_kernels
-from gpuscope.report.view.summary import Summary, in_order, summary
+from gpuscope.report.view.summary import Summary, summary
 from gpuscope.report.view.vocabulary import CLASSES, PARTS
 from gpuscope.trace.naming.stack_frames import own_line
 
@@ -64,7 +64,7 @@ def render(report: Report) -> str:
         script=script,
         policy=_policy(css, script),
         first=(first := summary(report)),
-        suggestions=in_order(report),
+        suggestions=report["suggestions"],
         first_ranks=[_bar(line.label, line.entry, line.step_ns, note=line.note) for line in first.ranks],
         linked={rank for rank, _, _ in _steps_by_rank(report)},
         moments=Moments(report, evidence),

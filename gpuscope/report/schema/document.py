@@ -6,7 +6,7 @@ are 1e9 B/s. What the numbers mean stands in docs/definitions.md.
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from gpuscope.report.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, PowerEntry
 from gpuscope.report.schema.hang_section import Hang
@@ -41,6 +41,9 @@ from gpuscope.trace.naming.programs import Program
 SCHEMA_VERSION = 3
 
 Class = Literal["cpu", "communication", "memory", "compute"]
+AbstainReason = Literal[
+    "contradiction", "hung", "cut_off", "no_device_events", "thinned", "kernels_lost", "no_host_events"
+]
 
 
 class SourceEntry(TypedDict):
@@ -89,6 +92,10 @@ class Verdict(TypedDict):
     why: str
     limits: list[str]
     """What lowers the confidence by a tenth or more, the most first."""
+    abstain_reason: NotRequired[AbstainReason | None]
+    """Why there is no verdict; reports of version 2 lack it."""
+    record: NotRequired[str]
+    """What to record or add to have the verdict, or its cause; empty where that is no short matter."""
 
 
 class BreakdownEntry(TypedDict):
@@ -189,6 +196,8 @@ class StragglerEntry(TypedDict):
     """Its device is slower at equal work, it has more work, its host is late, or other threads held its cores; None
     where the trace can't show it."""
     reason_why: str
+    more_work: NotRequired[str]
+    """With the reason `data`: how much more it computes, and what."""
     own_operation: NotRequired[str]
     """With the reason `data`: the operation that makes it late, where no other rank runs it at all."""
 
@@ -219,6 +228,8 @@ class FindingEntry(TypedDict):
     code: str
     severity: Literal["high", "medium", "low"]
     message: str
+    facts: NotRequired[dict[str, Any]]
+    """What the message is made of; reports of version 2 lack them."""
     ranks: list[int]
     cost_ns_per_step: int | None
     """The mean over the judged steps, which no page shows: see `per_step_ns`. None of what is paid once."""
@@ -330,6 +341,8 @@ class AdviceEntry(TypedDict):
 
     why: str
     """Why there are none; empty where there are."""
+    asked: NotRequired[bool]
+    """False where advice was not asked for; else absent."""
     unpredicted: list[UnpredictedEntry]
     nothing_gains: NotRequired[list[NothingGainsEntry]]
     plan: NotRequired[PlanEntry]

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from statistics import median
 
-from gpuscope.report.schema.document import Evidence, FindingEntry, RankEntry, Report
+from gpuscope.report.schema.document import Diagnosis, Evidence, FindingEntry, RankEntry, Report
 from gpuscope.report.view import units
 from gpuscope.report.view.per_step import per_step_ns
 
@@ -118,7 +118,7 @@ def rank_step_ns(report: Report, entry: RankEntry) -> int | None:
 _SEVERITY = {"high": 0, "medium": 1, "low": 2}
 
 
-def findings(report: Report) -> list[FindingEntry]:
+def findings(report: Diagnosis) -> list[FindingEntry]:
     """Findings, the worst first."""
     return sorted(report["findings"], key=lambda one: (_SEVERITY.get(one["severity"], 3), -one["share_frac"]))
 

@@ -114,7 +114,8 @@ def why_late(entry: StragglerEntry, compute: tuple[float, float] | None) -> str:
     rank, reason, why = f"rank {entry['rank']}", entry["reason"], entry["reason_why"]
     if reason is None:
         return f"why {rank} is late is not known: {why}" if why else ""
-    told = f"{rank} {why[3:]}" if why.startswith("it ") else f"{rank}: {why}"
+    more = entry.get("more_work")
+    told = f"{rank}: {why}" if more is None else f"{rank} computes {more}"
     if reason == "device" and compute is not None and compute[0] > compute[1] > 0:
         own, peers = map(units.duration, compute)
         told += f": {own} of compute vs. {peers}, {compute[0] / compute[1]:.1f} times"

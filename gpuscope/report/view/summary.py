@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from gpuscope.catalogue.finding import headline, shows
 from gpuscope.report.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.report.schema.replay_section import Prediction
-from gpuscope.report.view import arrangement, memory_sentences, units
+from gpuscope.report.view import arrangement, blame, memory_sentences, units
 from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
 from gpuscope.report.view.headline import verdict_words
 from gpuscope.report.view.per_step import per_step_ns
@@ -31,8 +32,6 @@ TELLING = 2 / 3
 """Share of the evidence that a name has which stands for all of it."""
 HIDDEN = 1.5
 """A rank that loses this many times the mean over ranks is named beside it."""
-NO_DEVICE = "no device events"
-"""How the reason of a verdict that lacks them begins."""
 _STALLS: dict[str, Literal["cpu", "communication", "memory"]] = {
     "cpu": "cpu", "communication": "communication", "memory": "memory",
 }  # fmt: skip
@@ -40,11 +39,6 @@ LATE = 16
 """Cells of the longest name of what a late rank does when it falls behind; a longer one is left out."""
 FEW_OTHERS = 4
 """So many waiting ranks are named one by one."""
-EXPLAINED_BY = {
-    "pipeline_bubble": ("few_micro_batches", "pipeline_imbalance"),
-    "straggler": ("slow_worker", "slow_stage", "slow_operations"),
-}
-"""Findings that say what makes a cause, where an analysis found it."""
 LIMITS = 3
 LOADER = "enumerate(DataLoader)#"
 """How torch.profiler begins the names of all loaders."""
@@ -165,49 +159,26 @@ def _problem(report: Report) -> str:
     if memory := memory_sentences.headline(report):
         return memory
     if verdict["abstained"] or verdict["bound_by"] is None:
-        what, _, to_do = verdict["why"].partition(": ")
-        if what == NO_DEVICE and to_do:
-            return f"No verdict: no device events are recorded. {_sentence_end(to_do[:1].upper() + to_do[1:])}"
+        record = verdict.get("record", "")
+        if verdict.get("abstain_reason") == "no_device_events" and record:
+            return f"No verdict: no device events are recorded. {_sentence_end(record[:1].upper() + record[1:])}"
         return f"No verdict: {_lower(_sentence_end(verdict['why']))}"
-    if startup := _startup(report):
-        return _sentence_end(startup["message"].partition("; record")[0])
+    if startup := blame.startup(report):
+        return _sentence_end(headline(startup))
     if verdict["bound_by"] == "compute":
         return f"Compute takes {units.share(verdict['share_frac'])} of the time; no class of stalls reaches 10 %."
-    finding = main_finding(report)
+    finding = blame.main_finding(report)
     if finding is None:
         return f"{BOUND[verdict['bound_by']]}: {_sentence_end(verdict['why'])}"
-    if finding["code"] in EXPLAINED_BY["straggler"]:  # known by its operations alone
+    if finding["code"] in blame.EXPLAINED_BY["straggler"]:  # known by its operations alone
         lost = units.share(finding["share_frac"])
         which = (
             f" ({units.rank_words(finding['ranks'])})" if finding["code"] == "slow_stage" and finding["ranks"] else ""
         )
-        return f"{finding['message'].partition(': ')[0]}{which}, which costs {lost} of the time."
+        return f"{headline(finding)}{which}, which costs {lost} of the time."
     if finding["code"] not in BY_CODE and finding["code"] != BY_CODE[UNDIVIDED_COMMUNICATION].finding_code:
-        return _sentence_end(finding["message"].partition("; ")[0])
+        return _sentence_end(headline(finding))
     return f"{_blame(report, finding)}: {_cost(report, finding)}."
-
-
-def _startup(report: Report) -> FindingEntry | None:
-    """The finding that the recording is start-up alone."""
-    return next((one for one in report["findings"] if one["code"] == "startup" and one["share_frac"] > 0), None)
-
-
-def main_finding(report: Report) -> FindingEntry | None:
-    """The finding of the verdict's cause; where only operations are known, what explains it, else the costliest."""
-    verdict = report["verdict"]
-    cause = verdict["cause"] or (UNDIVIDED_COMMUNICATION if verdict["cause_abstained"] else "")
-    code = BY_CODE[cause].finding_code if cause in BY_CODE else cause
-    found = next((one for one in report["findings"] if one["code"] == code), None)
-    if found is not None or report["ranks"]:
-        return found
-    return _reason(report) or next(iter(arrangement.findings(report)), None)
-
-
-def _reason(report: Report) -> FindingEntry | None:
-    """The costliest finding that says what makes the verdict's cause; None where none does."""
-    codes = EXPLAINED_BY.get(report["verdict"]["cause"] or "", ())
-    reasons = [one for one in report["findings"] if one["code"] in codes]
-    return max(reasons, key=lambda one: one["share_frac"], default=None)
 
 
 def _blame(report: Report, finding: FindingEntry) -> str:
@@ -219,9 +190,9 @@ def _blame(report: Report, finding: FindingEntry) -> str:
         return "Ranks take turns being late, and the others wait in collectives"
     cause = next(one for one in BY_CODE.values() if one.finding_code == finding["code"])
     message = cause.said(on_cpu=_on_cpu(report))
-    if reason := _reason(report):  # `2 micro-batches on 2 stages (1F1B)`
-        why = reason["message"].partition(": ")[0]
-        return f"With {why}, {_lower(message)}" if why[:1].isdigit() else f"{why}, so {_lower(message)}"
+    if reason := blame.reason(report):
+        few = reason["code"] == "few_micro_batches"  # `2 micro-batches on 2 stages (1F1B)`
+        return f"With {headline(reason)}, {_lower(message)}" if few else f"{headline(reason)}, so {_lower(message)}"
     where = _where(report, finding, TELLING) if cause.located else ""
     return message + (f" ({where})" if 0 < len(where) <= WHERE else "")
 
@@ -271,11 +242,11 @@ def _most(report: Report, finding: FindingEntry) -> str:
 
 
 def _fix(report: Report) -> str:
-    suggestions, advice = in_order(report), report["advice"]
+    suggestions, advice = report["suggestions"], report["advice"]
     if suggestions:
         first = suggestions[0]
         action, predicted = _lower(first["action"]).rstrip("."), first["predicted"]
-        lead = "Fix" if _answers(report, first) else "Largest gain"
+        lead = "Fix" if blame.answers(report, first) else "Largest gain"
         if not predicted["step_ns_before"]:
             return f"{lead}: {action}."
         change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], " → ")
@@ -285,24 +256,24 @@ def _fix(report: Report) -> str:
         return f"May help{_against(report, first)}: {action}; expected {change} ({bounds}).{_in_vain(report)}"
     if report["verdict"]["abstained"]:
         return ""
-    if _startup(report):
+    if blame.startup(report):
         return "Record steps after the first ones."
     if report["verdict"]["cause_abstained"]:
         return f"To find the cause: {_what_to_add(report)}."
     if advice["unpredicted"]:
-        return f"To try (gain unknown): {_lower(_by_answer(report)[0]['action']).rstrip('.')}."
-    return "" if "not asked" in advice["why"] else f"No change tried is predicted to help.{_in_vain(report)}"
+        return f"To try (gain unknown): {_lower(advice['unpredicted'][0]['action']).rstrip('.')}."
+    return "" if not advice.get("asked", True) else f"No change tried is predicted to help.{_in_vain(report)}"
 
 
 def _against(report: Report, one: SuggestionEntry) -> str:
     """` against data loader (input)`: what a change answers, where that is not what the sentence begins with."""
     other = next((cause.label for cause in BY_CODE.values() if cause.finding_code == one["finding"]), "")
-    return f" against {other}" if other and not _answers(report, one) else ""
+    return f" against {other}" if other and not blame.answers(report, one) else ""
 
 
 def _in_vain(report: Report) -> str:
     """What became of the usual remedy, where it was replayed and gains nothing for sure: it comes last."""
-    reason, pipeline = _reason(report), report.get("pipeline")
+    reason, pipeline = blame.reason(report), report.get("pipeline")
     more = pipeline.get("more_micro_batches") if pipeline is not None else None
     if reason is None or reason["code"] != "few_micro_batches" or more is None or more["predicted"] is None:
         return ""
@@ -314,31 +285,9 @@ def _in_vain(report: Report) -> str:
     return f" {lead}: with {more['micro_batches']} the step is expected to take {after} ({bounds})."
 
 
-def in_order(report: Report) -> list[SuggestionEntry]:
-    """The suggestions, first the one that the sentence names: what answers the reason of the trouble before what
-    answers the trouble before what gains more elsewhere, and certain gains before others."""
-    suggestions = report["suggestions"]
-    certain = [one for one in suggestions if one.get("certain", True)]
-    first = min(certain or suggestions, key=lambda one: -_answers(report, one), default=None)
-    return [one for one in suggestions if one is first] + [one for one in suggestions if one is not first]
-
-
-def _answers(report: Report, one: SuggestionEntry | UnpredictedEntry) -> int:
-    """How closely a change answers what is wrong: 2 what makes it, 1 the finding itself, 0 something else."""
-    reason, main = _reason(report), main_finding(report)
-    if reason is not None and one["finding"] == reason["code"]:
-        return 2
-    return int(main is not None and one["finding"] == main["code"])
-
-
-def _by_answer(report: Report) -> list[UnpredictedEntry]:
-    """The changes whose gain is not estimated, those first that answer what is wrong."""
-    return sorted(report["advice"]["unpredicted"], key=lambda one: not _answers(report, one))
-
-
 def _what_to_add(report: Report) -> str:
     """What the verdict says to record or to add where it leaves the cause open."""
-    return report["verdict"]["why"].partition("unknown: ")[2].partition(";")[0] or "see --full"
+    return report["verdict"].get("record") or "see --full"
 
 
 def _lower(text: str) -> str:
@@ -396,11 +345,12 @@ def _changes(report: Report) -> tuple[list[ChangeLine], int]:
     """The changes to show, and how many are left aside: what nobody has estimated comes forward only where nothing
     else answers what is wrong."""
     predicted = [
-        ChangeLine(*_words(one), one["action"], one["predicted"], one.get("certain", True)) for one in in_order(report)
+        ChangeLine(*_words(one), one["action"], one["predicted"], one.get("certain", True))
+        for one in report["suggestions"]
     ]
     advice = report["advice"]["unpredicted"]
-    answered = main_finding(report) is None or any(_answers(report, one) for one in report["suggestions"])
-    unanswered = advice if not predicted else [] if answered else [one for one in advice if _answers(report, one)]
+    answered = blame.main_finding(report) is None or any(blame.answers(report, one) for one in report["suggestions"])
+    unanswered = advice if not predicted else [] if answered else [one for one in advice if blame.answers(report, one)]
     # Of several snapshots each has its own; those of the one that the sentence is about come forward.
     first = [one for one in unanswered if one.get("path") == unanswered[0].get("path")]
     return predicted + [_untried(one) for one in first], len(advice) - len(first)
@@ -417,42 +367,37 @@ def _words(one: SuggestionEntry | UnpredictedEntry) -> tuple[str, str]:
 
 
 def _order(report: Report, shown: Sequence[ChangeLine]) -> str:
-    """`Row 1 is first because it answers what is named above, though row 2 gains more`."""
+    """Why the first row is not the one that gains most; empty where it is."""
     after = [line.predicted["step_ns_after"] for line in shown if line.predicted is not None]
     if not after or min(after) == after[0]:
         return ""
-    first, more = in_order(report)[0], after.index(min(after))
-    better = in_order(report)[more]
-    if _answers(report, first) > _answers(report, better):
-        why = "it answers what is named above"
-    elif first.get("certain", True) and not better.get("certain", True):
-        why = "its gain is certain"
-    else:
-        why = "more of its gain is certain"
-    return f"Row 1 is first because {why}, though row {more + 1} gains more."
+    more = after.index(min(after))
+    first, better = report["suggestions"][0], report["suggestions"][more]
+    if blame.answers(report, first) > blame.answers(report, better):
+        return f"Row {more + 1} gains more, but against another problem than the one above."
+    if first.get("certain", True) and not better.get("certain", True):
+        return f"Row {more + 1} may gain more, but may also gain nothing."
+    return f"Row {more + 1} may gain more, but less of it is certain."
 
 
 def _evidence(report: Report) -> str:
     """What shows it: why a late rank is late, what a rule rests on, or the finding that the first change answers."""
-    main, suggestions = main_finding(report), in_order(report)
-    if report["verdict"]["abstained"] or _startup(report):
+    main, suggestions = blame.main_finding(report), report["suggestions"]
+    if report["verdict"]["abstained"] or blame.startup(report):
         return ""
     if main is not None and main["code"] == "straggler":
         late = next((one for one in report["stragglers"] if [one["rank"]] == main["ranks"]), None)
         return why_late(late, _compute_per_step(report, late["rank"])) if late is not None else ""
-    open_ = _by_answer(report) if not suggestions else []
+    open_ = report["advice"]["unpredicted"] if not suggestions else []
     if grounds := next((one.get("grounds", "") for one in (*suggestions[:1], *open_[:1])), ""):
         return grounds
-    if main is not None and main["code"] in EXPLAINED_BY["straggler"]:
-        seen = [f"{one['name']} of rank {one['rank']}: {one['note'].rpartition(': ')[2]} (measured)"
-                for one in main["evidence"][:1] if one["note"]]  # fmt: skip
-        without = main["message"].partition(": ")[2].partition(";")[0]
-        return "; ".join(seen or ([f"{without} (calculated)"] if without else []))
+    if main is not None and main["code"] in blame.EXPLAINED_BY["straggler"]:
+        return shows(main)
     answered = suggestions[0]["finding"] if suggestions else ""
     found = next((one for one in report["findings"] if one["code"] == answered and one is not main), None)
-    if found is None or found["code"] in BY_CODE or found is _reason(report):  # which the sentence begins with
+    if found is None or found["code"] in BY_CODE or found is blame.reason(report):  # which the sentence begins with
         return ""
-    return _lower(found["message"].partition(". ")[0].partition(": a stage")[0])
+    return _lower(shows(found))
 
 
 def _compute_per_step(report: Report, rank: int) -> tuple[float, float] | None:
@@ -491,7 +436,7 @@ def _ranks(report: Report) -> tuple[list[RankLine], int]:
             by_compute[len(entries) // 2]: "median",
             by_compute[-1]: "most compute",
         }
-        main = main_finding(report)
+        main = blame.main_finding(report)
         named = main["ranks"] if main is not None and len(main["ranks"]) <= NAMED_RANKS else []
         why = "late" if main is not None and main["code"] == "straggler" else "named above"
         for i in (i for i, entry in enumerate(entries) if entry["rank"] in named):

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from gpuscope.problems import completeness, reading
 from gpuscope.sources.kineto.text.chrome_json import Counted
 from gpuscope.sources.kineto.text.decimal_time import to_ns
 from gpuscope.trace.builder import TraceBuilder
@@ -91,15 +92,8 @@ class GpuCounters:
                 "parts": PARTS,
             }
             builder.add("counters", len(start), columns)
-        builder.problem(
-            "data_loss", "counter_unreadable", self.unreadable, "samples of GPU counters without a time or value"
-        )
-        builder.problem(
-            "info",
-            "clocks_locked",
-            int(self.pm_sampled),
-            "hardware counters were sampled, which locks the GPU's clocks: don't compare times with a run without them",
-        )
+        builder.problem(reading.COUNTER_UNREADABLE, self.unreadable)
+        builder.problem(completeness.CLOCKS_LOCKED, int(self.pm_sampled))
 
 
 def _plain(text: bytes | msgspec.Raw) -> object:

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from gpuscope.errors import InputError
+from gpuscope.problems import reading
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.event_columns import EventColumns
 from gpuscope.sources.kineto.graph_nodes import flows_of
@@ -64,14 +65,9 @@ class KinetoSource:
 
 def report_losses(builder: TraceBuilder, losses: Losses, path: Path) -> None:
     """Report to the builder what the JSON reader could not read of `path`."""
-    builder.problem(
-        "data_loss",
-        "truncated",
-        int(bool(losses.truncated)),
-        f"{path.name}: truncated; the events before the cut were read",
-    )
-    builder.problem("data_loss", "undecodable_event", losses.undecodable, f"{path.name}: events with invalid JSON")
-    builder.problem("info", "invalid_utf8", losses.invalid_utf8, f"{path.name}: names that are not UTF-8")
+    builder.problem(reading.TRUNCATED, int(bool(losses.truncated)), file=path.name, what="events")
+    builder.problem(reading.UNDECODABLE_EVENT, losses.undecodable, file=path.name)
+    builder.problem(reading.INVALID_UTF8, losses.invalid_utf8, file=path.name)
 
 
 SOURCE = KinetoSource()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.problems import completeness, reading
 from gpuscope.sources.kineto.collective_rows import add_collectives, add_gloo_collectives
 from gpuscope.sources.kineto.event_arguments import as_list, integer
 from gpuscope.sources.kineto.event_columns import UNDIRECTED, EventColumns
@@ -134,12 +135,12 @@ class RecordedRun:
 
     def _problems(self) -> None:
         problem, name = self.builder.problem, self.path.name
-        problem("data_loss", "bad_time", self.columns.bad_times, f"{name}: events whose time is not a number")
-        problem("info", "shape_unreadable", self.columns.texts.unusable, f"{name}: recorded inputs that are no shapes")
-        problem("info", "copy_direction_unknown", self._undirected, f"{name}: copies whose direction is not recorded")
+        problem(reading.BAD_TIME, self.columns.bad_times, file=name)
+        problem(reading.SHAPE_UNREADABLE, self.columns.texts.unusable, file=name)
+        problem(completeness.COPY_DIRECTION_UNKNOWN, self._undirected, file=name)
         for category, count in sorted(self.columns.other.items()):
             if category not in _KNOWN_NO_WORK:
-                problem("info", "unknown_category", count, f"{name}: events of category {category!r}")
+                problem(reading.UNKNOWN_CATEGORY, count, file=name, category=category)
 
 
 def _rank(info: dict[str, Any], path: Path) -> int:

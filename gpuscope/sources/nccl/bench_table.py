@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
+from gpuscope.problems import reading
 from gpuscope.sources.lines import integer
 from gpuscope.sources.nccl import NCCL_ALONE
 from gpuscope.sources.source import Files, ReadOptions, Role
@@ -53,7 +54,7 @@ class BenchSource:
         }
         builder.add("measurements", len(found), columns)
         lost = len(rows or []) - len(found)
-        builder.problem("data_loss", "record_unreadable", lost, f"{path.name}: rows that could not be read")
+        builder.problem(reading.RECORD_UNREADABLE, lost, file=path.name, what="rows")
 
 
 def _usable(row: Any) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
+from gpuscope.problems import reading
 from gpuscope.sources import lines
 from gpuscope.sources.lines import integer
 from gpuscope.sources.nccl import NCCL_ALONE
@@ -51,7 +52,7 @@ class InspectorSource:
         builder.add("measurements", len(rows), {**columns, "source": source})
         for communicator in communicators.values():
             builder.add("communicators", 1, communicator)
-        builder.problem("data_loss", "record_unreadable", lost, f"{path.name}: lines that could not be read")
+        builder.problem(reading.RECORD_UNREADABLE, lost, file=path.name, what="lines")
 
 
 def _part(record: dict[str, Any], name: str) -> dict[str, Any]:

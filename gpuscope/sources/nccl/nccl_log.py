@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from gpuscope.errors import InputError
+from gpuscope.problems import collectives, reading
 from gpuscope.sources import stream
 from gpuscope.sources.lines import lines
 from gpuscope.sources.nccl import NCCL_ALONE
@@ -70,15 +71,8 @@ class NcclLogSource:
         _choices(builder, facts, source)
         _measurements(builder, facts, tables, path, source)
         held = facts.communicators or facts.choices or tables.rows
-        builder.problem(
-            "info", "log_without_operations", int(not held), f"{path.name}: no communicator, choice or time"
-        )
-        builder.problem(
-            "data_loss",
-            "record_unreadable",
-            tables.unreadable,
-            f"{path.name}: rows of nccl-tests that could not be read",
-        )
+        builder.problem(collectives.LOG_WITHOUT_OPERATIONS, int(not held), file=path.name)
+        builder.problem(reading.RECORD_UNREADABLE, tables.unreadable, file=path.name, what="rows of nccl-tests")
 
 
 def _is_log(text: bytes) -> bool:
@@ -193,12 +187,7 @@ def _measurements(builder: TraceBuilder, facts: Facts, tables: Tables, path: Pat
             "warmup": row.warmup,
         }
         builder.add("measurements", 1, values)
-    builder.problem(
-        "data_loss",
-        "measurement_incomplete",
-        sum(incomplete.values()),
-        f"{path.name}: rows of nccl-tests without an operation or number of ranks: keep the lines above the table",
-    )
+    builder.problem(collectives.BENCH_ROW_INCOMPLETE, sum(incomplete.values()), file=path.name)
 
 
 def _or_na(value: int | None) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
+from gpuscope.problems import collectives, reading
 from gpuscope.sources import lines
 from gpuscope.sources.lines import integer
 from gpuscope.sources.nccl import NCCL_ALONE
@@ -62,13 +63,8 @@ class ProfilerSource:
         source = builder.source(path, self.name, "", events, {})
         sizes = _communicators(builder, by_type["ProfilerLifecycle"])
         incomplete = _collectives(builder, source, by_type["ncclProfileColl"], by_type["KERNEL"], sizes)
-        builder.problem("data_loss", "record_unreadable", lost, f"{path.name}: lines that could not be read")
-        builder.problem(
-            "data_loss",
-            "measurement_incomplete",
-            incomplete,
-            f"{path.name}: collectives without a size or a kernel to time them",
-        )
+        builder.problem(reading.RECORD_UNREADABLE, lost, file=path.name, what="lines")
+        builder.problem(collectives.COLLECTIVE_UNTIMED, incomplete, file=path.name)
 
 
 def _communicators(builder: TraceBuilder, started: list[Event]) -> dict[str, int]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpuscope.problems import collectives, completeness, reading
+from gpuscope.problems.problem import ProblemKind
 from gpuscope.sources.nsys.export_facts import Facts, was_exported
 from gpuscope.sources.nsys.rows.event_tables import GRAPH, KERNEL, MEMCPY, MEMSET, NVTX, RUNTIME, Events
 from gpuscope.sources.nsys.rows.nccl_operations import communication_kernels
@@ -17,7 +19,6 @@ from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.naming import kinds
 
-_RECORD = "record with: nsys profile -t cuda,nvtx,osrt -o OUT COMMAND"
 _ON_DEVICE = (KERNEL, MEMCPY, MEMSET, GRAPH)
 
 
@@ -27,20 +28,13 @@ def report_missing(
     """Problems for device work that is not there, ranges never closed, sizes not exported, files cut."""
     _report_ranks_without_kernels(builder, events, ranks)
     if not any(events.count(table) for table in _ON_DEVICE):
-        builder.problem("info", "no_device_events", 1, _why_no_device_events(events, facts, builder.names))
-    builder.problem(
-        "info", "range_never_closed", events.never_closed, "NVTX ranges that were never closed were left out"
-    )
-    builder.problem("data_loss", "payload_undecodable", undecoded, "NCCL payloads whose layout is not in the file")
+        builder.problem(_why_no_device_events(events, facts, builder.names), 1)
+    builder.problem(reading.RANGE_NEVER_CLOSED, events.never_closed)
+    builder.problem(collectives.PAYLOAD_UNDECODABLE, undecoded)
     _report_no_payloads(builder, events, facts, payloads)
     derived = {name: value for name, value in facts.export.items() if name.startswith("DERIVED_")}
     cut = derived.get("DERIVED_WINDOW_NS") or facts.export.get("EXPORT_PARAM_TIMES_TO_EXPORT")
-    builder.problem(
-        "info",
-        "cut_to_window",
-        int(bool(cut or derived)),
-        f"the file holds only a window of the recording ({cut}): launches and kernels at its edges are unpaired",
-    )
+    builder.problem(completeness.CUT_TO_WINDOW, int(bool(cut or derived)), cut=cut)
 
 
 def _report_ranks_without_kernels(builder: TraceBuilder, events: Events, ranks: Ranks) -> None:
@@ -49,31 +43,19 @@ def _report_ranks_without_kernels(builder: TraceBuilder, events: Events, ranks: 
     for process, own in ranks.of_process.items():
         if not any(process in distinct_values(events[table]["process"]).tolist() for table in _ON_DEVICE):
             launched = kinds_of_calls(events, builder.names, kinds.is_kernel_launch) & (calls["returnValue"] <= 0)
-            builder.problem(
-                "data_loss",
-                "kernels_not_recorded",
-                int(np.count_nonzero(launched & (calls["process"] == process))),
-                f"rank {own[0]}: kernels were launched but none was recorded: the GPU's activity could not be "
-                "traced (under WSL, in a container or VM without access to the GPU's counters, or the process was "
-                f"killed before its buffers were written). It does not mean that the GPU was idle; {_RECORD}",
-            )
+            lost = int(np.count_nonzero(launched & (calls["process"] == process)))
+            builder.problem(completeness.KERNELS_NOT_RECORDED, lost, rank=own[0])
 
 
-def _why_no_device_events(events: Events, facts: Facts, names: NamePool) -> str:
+def _why_no_device_events(events: Events, facts: Facts, names: NamePool) -> ProblemKind:
     if events.count(RUNTIME):
-        if kinds_of_calls(events, names, kinds.is_kernel_launch).any():
-            return "CUDA calls were traced, but the kernels that they launched were not recorded"
-        return "CUDA was called, but nothing was launched while recording"
+        launched = kinds_of_calls(events, names, kinds.is_kernel_launch).any()
+        return completeness.CUDA_TRACED_NO_KERNELS if launched else completeness.NOTHING_LAUNCHED
     if facts.capture["cuda"] is False:
-        return f"CUDA was not traced; {_RECORD}"
+        return completeness.CUDA_NOT_TRACED
     if not _all_tables(facts):
-        return "only some tables were exported; export again without --tables"
-    if facts.capture["cuda"]:
-        return (
-            "CUDA was to be traced, but no profiled process called it while recording "
-            "(a capture range that never opened, or work in a process that was not followed)"
-        )
-    return f"the file holds no CUDA calls and does not say whether CUDA was traced; {_RECORD}"
+        return completeness.TABLES_NOT_EXPORTED
+    return completeness.CUDA_NOT_CALLED if facts.capture["cuda"] else completeness.NO_CUDA_CALLS
 
 
 def _all_tables(facts: Facts) -> bool:
@@ -87,13 +69,12 @@ def _report_no_payloads(builder: TraceBuilder, events: Events, facts: Facts, pay
         return
     ranges = events[NVTX]["name"]
     if not any(is_nccl_call(names[code]) for code in distinct_values(ranges).tolist()):
-        why = "NCCL's ranges were not recorded (trace with -t cuda,nvtx)"
+        why = collectives.NCCL_RANGES_NOT_RECORDED
     elif was_exported(facts, "BLOBS"):
-        why = "NCCL wrote none (NCCL before 2.14, or built without NVTX)"
+        why = collectives.NCCL_WROTE_NO_PAYLOADS
     else:
-        why = "they were not exported (nsys export --include-blobs=true --include-json=true)"
-    message = f"NCCL kernels without sizes and communicators: {why}; operations are known by kernel names alone"
-    builder.problem("info", "no_nccl_payloads", kernels, message)
+        why = collectives.NCCL_PAYLOADS_NOT_EXPORTED
+    builder.problem(why, kernels)
 
 
 def uncaptured_launches(events: Events, names: NamePool) -> None:

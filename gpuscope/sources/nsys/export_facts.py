@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpuscope.problems import completeness
 from gpuscope.recorded_environment import redacted
 from gpuscope.sources.kineto.wholeness import dropped_in
 from gpuscope.sources.nsys.formats.export_tables import Tables, pairs
@@ -139,6 +140,6 @@ def report_diagnostics(builder: TraceBuilder, tables: Tables) -> None:
     doubts = [bool(_INCOMPLETE.search(line)) for line in lines]
     for line, level, doubt in zip(lines, severity.tolist(), doubts, strict=True):
         if level == _ERROR or doubt:
-            builder.problem("info", "nsys_diagnostic", 1, f"nsys: {redacted(line)}")
+            builder.problem(completeness.NSYS_DIAGNOSTIC, 1, said=redacted(line))
     if lines:
         builder.recording(dropped=dropped_in(lines), incomplete=sum(doubts))

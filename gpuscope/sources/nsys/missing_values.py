@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuscope.problems import reading
 from gpuscope.sources.nsys.rows.event_tables import KERNEL, MEMCPY, MEMSET, NVTX, OSRT, RUNTIME, SYNC, Events, absences
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.distinct import among
@@ -29,9 +30,9 @@ def report_missing_values(builder: TraceBuilder, events: Events) -> None:
         rows = events[table]
         for column in columns:
             missing = absences(rows[column])
-            builder.problem("data_loss", "value_missing", missing, f"rows of {table} without a valid {column}")
-    builder.problem("data_loss", "value_missing", events.without_type, f"rows of {NVTX} without a valid eventType")
+            builder.problem(reading.VALUE_MISSING, missing, table=table, column=column)
+    builder.problem(reading.VALUE_MISSING, events.without_type, table=NVTX, column="eventType")
     nameless = (NO_NAME, builder.names.find(UNNAMED))
     for table in (KERNEL, RUNTIME, OSRT):
         missing = int(np.count_nonzero(among(events[table]["name"], nameless)))
-        builder.problem("data_loss", "value_missing", missing, f"rows of {table} whose name is not in StringIds")
+        builder.problem(reading.NAME_MISSING, missing, table=table)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuscope.errors import InputError
+from gpuscope.problems import reading
 from gpuscope.sources.nodes import Processes
 from gpuscope.sources.nsys.absent_tables import report_missing, uncaptured_launches
 from gpuscope.sources.nsys.export_facts import (
@@ -128,7 +129,7 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
     add_link_counters(builder, tables, source, facts.epoch_ns)
     report_missing(builder, events, ranks, facts, payloads, undecoded)
     report_diagnostics(builder, tables)
-    builder.problem("info", "invalid_utf8", int(tables.invalid_utf8), f"{path.name}: names that are not UTF-8")
+    builder.problem(reading.INVALID_UTF8, int(tables.invalid_utf8), file=path.name)
 
 
 def _to_utc(events: Events, epoch_ns: int) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from gpuscope.errors import InputError
+from gpuscope.problems import reading
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.event_columns import EventColumns
 from gpuscope.sources.kineto.recorded_run import RecordedRun
@@ -59,14 +60,12 @@ class PftraceSource:
         if not found.work:
             raise InputError(_nothing_of_torch(path, found.other, found.undecodable), hint=_RECORD)
         problem, name = builder.problem, path.name
-        problem(
-            "data_loss", "truncated", int(bool(cut_off)), f"{name}: truncated; the packets before the cut were read"
-        )
-        problem("data_loss", "undecodable_event", found.undecodable, f"{name}: packets that can't be read")
-        problem("data_loss", "unpaired_slice", found.unpaired, f"{name}: host events with a begin or an end alone")
-        problem("info", "invalid_utf8", found.invalid_utf8, f"{name}: names that are not UTF-8")
+        problem(reading.TRUNCATED, int(bool(cut_off)), file=name, what="packets")
+        problem(reading.UNDECODABLE_PACKET, found.undecodable, file=name)
+        problem(reading.UNPAIRED_SLICE, found.unpaired, file=name)
+        problem(reading.INVALID_UTF8, found.invalid_utf8, file=name)
         for what, count in sorted(found.other.items()):
-            problem("info", "unknown_category", count, f"{name}: {what.replace('_', ' ')}, which are not read")
+            problem(reading.UNKNOWN_PACKETS, count, file=name, what=what.replace("_", " "))
         header = {"distributedInfo": found.world}
         # This back end is CUPTI's: there was a device, even where nothing ran on it.
         run = RecordedRun(builder, columns, path, header, fmt=self.name, dropped_records=found.dropped, on_device=True)

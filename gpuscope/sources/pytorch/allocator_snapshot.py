@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
+from gpuscope.problems import allocator
 from gpuscope.sources.pytorch import safe_pickle
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
@@ -112,13 +113,9 @@ class _Reader:
         self._segments(source)
         for device, trace in enumerate(traces):
             self._events(source, device, trace)
-        lost = f"{name}: entries that could not be read"
-        builder.problem("data_loss", "allocator_entry_unreadable", self._lost, lost)
-        cut = f"{name}: names of stack frames cut at {FRAME_TEXT} characters"
-        builder.problem("info", "frame_name_cut", self._cut, cut)
-        if not events:
-            missing = "no history of allocations: only what was held at the end is known"
-            builder.problem("info", "no_allocator_history", 1, f"{name}: {missing}")
+        builder.problem(allocator.ENTRY_UNREADABLE, self._lost, file=name)
+        builder.problem(allocator.FRAME_NAME_CUT, self._cut, file=name, characters=FRAME_TEXT)
+        builder.problem(allocator.NO_HISTORY, int(not events), file=name)
 
     def _segments(self, source: int) -> None:
         segments: list[dict[str, Any]] = []

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
+from gpuscope.problems import collectives, job, reading
 from gpuscope.sources.pytorch import safe_pickle
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
@@ -62,7 +63,7 @@ class FlightRecorderSource:
         if rank is None:
             rank = rank_in_name(path)
             basis = "the folder's name" if rank is not None else "nothing"
-            builder.problem("info", "rank_guessed", 1, f"{path.name}: its rank is taken from {basis}")
+            builder.problem(job.RANK_GUESSED, 1, file=path.name, basis=basis)
         _Reader(builder, rank or 0, dump).read(path)
 
 
@@ -137,8 +138,8 @@ class _Reader:
         if rows:
             columns = {column: [row[column] for row in rows] for column in rows[0]}
             builder.add("flight_records", len(rows), {"rank": self.rank, **columns})
-        builder.problem("info", "dump_without_entries", int(not rows), f"{path.name}: no collective is recorded in it")
-        builder.problem("data_loss", "record_unreadable", self.lost, f"{path.name}: entries that could not be read")
+        builder.problem(collectives.DUMP_WITHOUT_ENTRIES, int(not rows), file=path.name)
+        builder.problem(reading.RECORD_UNREADABLE, self.lost, file=path.name, what="entries")
 
     def _first_name(self) -> str:
         return str(self.entries[0]["profiling_name"])
@@ -172,9 +173,7 @@ class _Reader:
         for key, progress in status.items():
             name = names.get(str(key))
             if name is None or not isinstance(progress, dict):
-                self.builder.problem(
-                    "info", "group_unnamed", 1, "Flight Recorder: progress in groups that the dump does not name"
-                )
+                self.builder.problem(collectives.GROUP_UNNAMED, 1)
                 continue
             values = {
                 # −1 is «none so far»; of the start it is also «not watched».

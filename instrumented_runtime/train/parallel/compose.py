@@ -18,11 +18,7 @@ from gpuscope.instrumented_runtime.train.optimizer import make_adamw
 from gpuscope.instrumented_runtime.train.parallel.expert_parallel import ExpertGradients
 from gpuscope.instrumented_runtime.train.parallel.local import LocalMicroStep, MicroStep
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-
-ALL_DATA = ("replicate", "shard", "cp", "ep")
-"""Mesh dimensions over which gradients are averaged: ranks with different sequences, or parts of them."""
-SAME_EXPERTS = ("replicate", "shard", "cp")
-"""Those of them whose ranks hold the same experts."""
+from gpuscope.instrumented_runtime.train.settings.mesh_axes import ALL_DATA, SAME_EXPERTS, MeshAxis
 
 
 @dataclass(slots=True)
@@ -45,12 +41,12 @@ def parallelize(config: TrainConfig, world: World, mesh: Mesh) -> Parallelized:
     torch.manual_seed(config.train.seed)
     model = GPT(config.model, config.data.sequence)
     positions = None
-    if (context_mesh := mesh.view("cp")) is not None:
+    if (context_mesh := mesh.view(MeshAxis.CP)) is not None:
         from gpuscope.instrumented_runtime.train.parallel import context_parallel
 
         positions = context_parallel.apply(model, config.context, context_mesh, config.data.sequence)
     models, stages = [model], None
-    if (pipeline_mesh := mesh.view("pp")) is not None:
+    if (pipeline_mesh := mesh.view(MeshAxis.PP)) is not None:
         from gpuscope.instrumented_runtime.train.parallel import pipeline_parallel
 
         stages = pipeline_parallel.apply(model, config, pipeline_mesh)
@@ -78,11 +74,11 @@ def _cut_inside(model: GPT, config: TrainConfig, world: World, mesh: Mesh) -> li
     """Apply the parallelisms inside one model or stage, in place; returns the parameters of sharded experts."""
     model.to(world.device)
     experts: list[nn.Parameter] = []
-    if (expert_mesh := mesh.view("ep")) is not None:
+    if (expert_mesh := mesh.view(MeshAxis.EP)) is not None:
         from gpuscope.instrumented_runtime.train.parallel import expert_parallel
 
         experts = expert_parallel.apply(model, expert_mesh)
-    if (tensor_mesh := mesh.view("tp")) is not None:
+    if (tensor_mesh := mesh.view(MeshAxis.TP)) is not None:
         from gpuscope.instrumented_runtime.train.parallel import tensor_parallel
 
         tensor_parallel.apply(model, config.tensor, tensor_mesh)
@@ -113,7 +109,7 @@ def _share_data(model: GPT, config: TrainConfig, world: World, mesh: Mesh) -> nn
     fsdp.apply(
         model,
         config.fsdp,
-        mesh.grid("replicate", ("shard", "cp", "ep")) if kind == "hsdp" else view,
+        mesh.grid(MeshAxis.REPLICATE, (MeshAxis.SHARD, MeshAxis.CP, MeshAxis.EP)) if kind == "hsdp" else view,
         reshard=_reshard(config),
         experts=mesh.view(*SAME_EXPERTS),
         expert_divisor=view.size(),
@@ -148,7 +144,7 @@ def _expert_gradients(experts: list[nn.Parameter], config: TrainConfig, mesh: Me
 
 def _around(config: TrainConfig, world: World, mesh: Mesh) -> Callable[[], AbstractContextManager[Any]]:
     """The context of forward and backward: autocast and the sharded loss."""
-    sharded_loss = mesh.view("tp") is not None and config.tensor.loss_parallel
+    sharded_loss = mesh.view(MeshAxis.TP) is not None and config.tensor.loss_parallel
     half = config.train.precision == "bf16"
 
     @contextmanager

@@ -15,6 +15,7 @@ import msgspec
 
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.capture_options import option_texts
+from gpuscope.instrumented_runtime.train.settings.mesh_axes import MODEL_PARALLEL
 
 
 def _option(default: Any, text: str) -> Any:
@@ -255,7 +256,7 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         _at_least("parallel", self, 0, "dp")
-        _at_least("parallel", self, 1, "shard", "tp", "pp", "cp", "ep")
+        _at_least("parallel", self, 1, "shard", *MODEL_PARALLEL)
 
 
 @dataclass(frozen=True, slots=True)

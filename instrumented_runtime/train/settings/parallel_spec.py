@@ -9,6 +9,7 @@ from typing import Any
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig, check
 from gpuscope.instrumented_runtime.train.settings.layout_checks import check_layers_per_stage
+from gpuscope.instrumented_runtime.train.settings.mesh_axes import MODEL_PARALLEL, MeshAxis
 
 DATA_PARALLEL = {
     "single": "none",
@@ -19,7 +20,6 @@ DATA_PARALLEL = {
     "fsdp": "zero3",
     "hsdp": "hsdp",
 }
-MODEL_PARALLEL = ("tp", "pp", "cp", "ep")
 NAMES = (*DATA_PARALLEL, *MODEL_PARALLEL, "3d")
 
 
@@ -39,9 +39,13 @@ class Degrees:
         """Ranks that read different sequences."""
         return self.replicate * self.shard * self.ep
 
+    def __getitem__(self, axis: MeshAxis) -> int:
+        size: int = getattr(self, axis)
+        return size
+
     def as_dict(self) -> dict[str, int]:
         """The sizes by name, outermost first."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {str(axis): self[axis] for axis in MeshAxis}
 
     def describe(self) -> str:
         """Such as `pp=2 tp=2`; `single` when every size is one."""
@@ -142,13 +146,13 @@ def _split_data_parallel(config: TrainConfig, dp: int) -> tuple[int, int]:
 def _check_model(config: TrainConfig, degrees: Degrees) -> None:
     model, data = config.model, config.data
     for option, value, name in (
-        ("model.heads", model.heads, "tp"),
-        ("model.vocabulary", model.vocabulary, "tp"),
-        ("data.sequence", data.sequence, "tp"),
-        ("data.sequence", data.sequence, "cp"),
-        ("model.experts", model.experts, "ep"),
+        ("model.heads", model.heads, MeshAxis.TP),
+        ("model.vocabulary", model.vocabulary, MeshAxis.TP),
+        ("data.sequence", data.sequence, MeshAxis.TP),
+        ("data.sequence", data.sequence, MeshAxis.CP),
+        ("model.experts", model.experts, MeshAxis.EP),
     ):
-        size = getattr(degrees, name)
+        size = degrees[name]
         check(value % size == 0, option, f"{value} is not a multiple of parallel.{name}={size}")
     check(
         degrees.ep == 1 or model.experts > 0,
@@ -256,9 +260,7 @@ def _check_combinations(config: TrainConfig, degrees: Degrees) -> None:
         "use ddp",
     )
     if train.cuda_graph:
-        plain = kind in ("none", "ddp") and degrees.data_ranks == math.prod(
-            getattr(degrees, name) for name in degrees.__slots__
-        )
+        plain = kind in ("none", "ddp") and degrees.data_ranks == math.prod(degrees.as_dict().values())
         check(
             plain and degrees.ep == 1,
             "train.cuda_graph",

@@ -123,8 +123,7 @@ def test_work_besides_a_pipeline_is_taken_off_its_rank() -> None:
     assert "replace" not in one["action"]
 
 
-def test_what_answers_a_late_stage_comes_before_what_may_gain_as_much() -> None:
-    """Ranges that overlap don't tell which gains more; where they don't overlap the gain decides."""
+def test_what_answers_a_late_stage_comes_before_what_gains_more_elsewhere() -> None:
 
     def of_trace(changes: Sequence[Change]) -> Predicted:
         if changes == (EvenStages(),):
@@ -141,7 +140,7 @@ def test_what_answers_a_late_stage_comes_before_what_may_gain_as_much() -> None:
     best = 55
     assert codes()[:2] == ["even_stages", "pipeline_schedule"]
     best = 20
-    assert codes()[0] == "pipeline_schedule"
+    assert codes()[:2] == ["even_stages", "pipeline_schedule"]
 
 
 @pytest.mark.parametrize(

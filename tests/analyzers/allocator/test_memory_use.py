@@ -186,16 +186,14 @@ def test_what_is_at_the_peak_by_stack(tmp_path: Path) -> None:
 def test_contradictions_are_counted_and_forbid_predictions(tmp_path: Path) -> None:
     told = [*grown_twice(), *events(("alloc", 0x7000_0000, 3 * MIB))]  # nowhere in the snapshot
     result = run(RunFacts(gpuscope.open_trace(snapshot(tmp_path / "s.pickle", CACHED, told)), ()))
-    assert [(problem["code"], problem["count"]) for problem in result.problems] == [
-        ("allocator_history_inconsistent", 1)
-    ]
+    assert [(problem.code, problem.count) for problem in result.problems] == [("allocator_history_inconsistent", 1)]
     assert result.sections[MEMORY][0]["replay"] is None
 
 
 def suggested(entry: MemoryEntry, findings: list[FindingEntry]) -> list[Any]:
-    verdict = {"abstained": True, "bound_by": None, "cause": None}
-    report: Any = {"memory": [entry], "findings": findings, "suggestions": [], "ranks": [], "verdict": verdict,
-                   "trace": {"program": None}}  # fmt: skip
+    verdict = {"abstained": True, "cause_abstained": False, "bound_by": None, "cause": None}
+    report: Any = {"memory": [entry], "findings": findings, "suggestions": [], "ranks": [], "step_time": None,
+                   "verdict": verdict, "trace": {"program": None}}  # fmt: skip
     return advise(report, lambda _: Refused("no timeline"), [RULE])[0]
 
 

@@ -137,7 +137,7 @@ def test_synthetic_job_traces_lateness_through_its_groups() -> None:
     parts = [reduce_trace(trace_of(job, made, rank), Options()) for rank in range(job.ranks)]
     found = communication(parts)
     entries = {entry["rank"]: entry for entry in found.sections[STRAGGLERS]}
-    assert [problem["code"] for problem in found.problems if problem["code"].startswith("coll")] == []
+    assert [problem.code for problem in found.problems if problem.code.startswith("coll")] == []
     assert [rank for rank, entry in entries.items() if entry["recurrent"]] == [21]
     assert (entries[21]["phase"], entries[21]["operation"]) == ("forward", "gemm")
     assert entries[21]["root_wait_ns"] == pytest.approx(4 * (3 + 3 * 16) * 4.3 * MS, rel=0.05)

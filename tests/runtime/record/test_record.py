@@ -126,7 +126,9 @@ def test_a_job_that_torchrun_starts_again(record: Run, torchrun: tuple[str, ...]
     assert traces == {f"{life}rank{rank}.json.gz" for life in ("", "restart1/") for rank in (0, 1)}
     # Ranks of two restarts never ran together: the last one is analysed, the other is named.
     assert [item.path.parent.name for item in inputs([done.folder])] == ["restart1", "restart1"]
-    assert "Left out: the first attempt" in left_out(done.folder, [done.folder / "restart1/rank0.json.gz"])
+    others = left_out(done.folder, [done.folder / "restart1/rank0.json.gz"])
+    assert others is not None
+    assert "Left out: the first attempt" in others.message
 
 
 def test_a_script_without_an_optimizer(record: Run, tmp_path: Path) -> None:

@@ -279,6 +279,13 @@ def test_no_device_events_is_told_with_its_reason(tmp_path: Path, fill: object, 
     assert ("kernels_not_recorded" in codes(trace)) == ("launched" in said)
 
 
+def test_an_export_of_some_tables_may_lack_those_of_devices(tmp_path: Path) -> None:
+    export = Export(EXPORT_PARAM_TABLES_TO_EXPORT="NVTX_EVENTS")
+    export.range(0, 10, "step")
+    problems = {problem.code: problem.message for problem in opened(tmp_path, export).problems}
+    assert "--tables" in problems["no_device_events"]
+
+
 def test_what_else_threads_did_and_synchronisation_records(tmp_path: Path) -> None:
     export = Export()
     export.call(100, 200, 1, "cudaStreamSynchronize_v3020")

@@ -343,6 +343,13 @@ def test_a_packet_that_is_no_message_is_counted(tmp_path: Path) -> None:
     assert codes(gpuscope.open_trace(tmp_path / "rank0.pftrace"))["undecodable_event"] == 1
 
 
+def test_packets_of_another_recorder_are_counted_and_named(tmp_path: Path) -> None:
+    content = write_pftrace(tmp_path / "rank0.pftrace", *job()).read_bytes()
+    (tmp_path / "rank0.pftrace").write_bytes(content + framed(TracePacket(sys_stats=b"x").SerializeToString()))
+    problems = {problem.code: problem for problem in gpuscope.open_trace(tmp_path / "rank0.pftrace").problems}
+    assert (problems["unknown_category"].count, "sys stats" in problems["unknown_category"].message) == (1, True)
+
+
 def test_text_that_begins_with_an_empty_line_is_no_pftrace(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("\n\nNotes of the last run\n\nslow\n")

@@ -94,3 +94,10 @@ def test_entries_that_are_none_are_counted(tmp_path: Path) -> None:
     trace = gpuscope.open_trace(path)
     assert len(trace["flight_records"]) == 1
     assert [(p.code, p.count) for p in trace.problems if p.severity == "data_loss"] == [("record_unreadable", 2)]
+
+
+def test_a_rank_and_a_group_that_the_dump_does_not_name_are_told(tmp_path: Path) -> None:
+    status = {number: {"last_enqueued_collective": 1} for number in ("7", "9")}
+    path = dump(tmp_path, 0, [WORLD], [entry(WORLD, 1)], pg_status=status)
+    trace = gpuscope.open_trace(path.rename(tmp_path / "dump"))
+    assert {p.code: p.count for p in trace.problems} == {"rank_guessed": 1, "group_unnamed": 2}

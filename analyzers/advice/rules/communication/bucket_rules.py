@@ -105,4 +105,5 @@ RULE = Rule(
         ),
     ),
     propose,
+    place=40,
 )

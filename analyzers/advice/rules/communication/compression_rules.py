@@ -84,4 +84,5 @@ RULE = Rule(
         ),
     ),
     propose,
+    place=50,
 )

@@ -117,4 +117,5 @@ RULE = Rule(
         ),
     ),
     propose,
+    place=70,
 )  # fmt: skip

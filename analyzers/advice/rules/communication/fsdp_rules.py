@@ -114,7 +114,7 @@ def _crossing(case: Case) -> list[BandwidthEntry]:
 def _kept(case: Case) -> bool:
     """Whether the backward pass gathers nothing: they are kept already."""
     outcome = case.predict((KeepParameters(),))
-    return isinstance(outcome, Refused) and outcome.why.startswith(NOT_GATHERED_AGAIN)
+    return isinstance(outcome, Refused) and outcome.code == NOT_GATHERED_AGAIN
 
 
 def _on_request(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -194,4 +194,5 @@ RULE = Rule(
         Knob("backward_prefetch", ("late_gathers",), "FSDP1 `backward_prefetch=BackwardPrefetch.BACKWARD_PRE`"),
     ),
     propose,
+    place=90,
 )

@@ -68,4 +68,5 @@ RULE = Rule(
         ),
     ),
     propose,
+    place=190,
 )

@@ -147,4 +147,5 @@ RULE = Rule(
         Knob("even_stages", ("pipeline_bubble", "pipeline_imbalance", "slow_stage"), "another split of the layers"),
     ),
     propose,
+    place=200,
 )

@@ -29,4 +29,5 @@ RULE = Rule(
     "placement",
     (Knob("inside_host", ("group_across_hosts",), "the order of the device mesh: tensor parallel within a host"),),
     propose,
+    place=210,
 )

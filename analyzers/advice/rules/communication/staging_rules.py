@@ -53,5 +53,6 @@ RULE = Rule(
         ),
     ),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=230,
 )  # fmt: skip

@@ -222,5 +222,6 @@ RULE = Rule(
         Knob("late_host", ("straggler",), "the late rank's own cpu cause, on that rank"),
     ),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=240,
 )

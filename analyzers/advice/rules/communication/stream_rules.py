@@ -47,4 +47,5 @@ RULE = Rule(
         ),
     ),
     propose,
+    place=250,
 )  # fmt: skip

@@ -161,4 +161,5 @@ RULE = Rule(
              "`foreach=True` where there is none"),
     ),
     propose,
+    place=120,
 )  # fmt: skip

@@ -105,4 +105,5 @@ RULE = Rule(
         ),
     ),
     propose,
+    place=220,
 )  # fmt: skip

@@ -223,5 +223,6 @@ RULE = Rule(
     "blocking_calls",
     (Knob("remove_syncs", ("sync",), "the blocking call at its place: on the device, pinned, or a step later"),),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=30,
 )

@@ -202,5 +202,6 @@ RULE = Rule(
         Knob("module_loading", ("host_other",), "`CUDA_MODULE_LOADING=EAGER`, where launches load modules"),
     ),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=110,
 )

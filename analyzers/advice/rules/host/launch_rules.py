@@ -106,5 +106,6 @@ RULE = Rule(
         Knob("numa_binding", ("launch",), "`torchrun --numa-binding=node`"),
     ),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=130,
 )

@@ -60,4 +60,5 @@ RULE = Rule(
     "loader",
     (Knob("loader_workers", ("input",), "`DataLoader(num_workers=…)`, by the framework's name for it"),),
     propose,
+    place=140,
 )

@@ -143,5 +143,6 @@ RULE = Rule(
         Knob("asynchronous_checkpoint", ("outlier_steps",), "`torch.distributed.checkpoint.async_save`"),
     ),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=180,
 )

@@ -155,5 +155,6 @@ RULE = Rule(
         Knob("allocate_once", ("allocator",), "without PyTorch: allocations before the loop, `cudaMallocAsync`"),
     ),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=10,
 )

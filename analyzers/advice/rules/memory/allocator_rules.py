@@ -99,4 +99,5 @@ RULE = Rule(
         ),
     ),
     propose,
+    place=20,
 )

@@ -122,5 +122,6 @@ RULE = Rule(
         ),
     ),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=60,
 )

@@ -78,4 +78,5 @@ RULE = Rule(
         Knob("no_checkpointing", ("needless_checkpointing",), "activation checkpointing off, where there is room"),
     ),
     propose,
+    place=100,
 )  # fmt: skip

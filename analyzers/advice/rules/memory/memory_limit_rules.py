@@ -163,23 +163,61 @@ def _proposal(
         why=finding["message"],
         setting=in_dialect(case, way.names) or way.otherwise,
         risk=way.risk,
-        verify="record again with an allocator snapshot: the peak falls",
+        verify=VERIFY,
         outcome=Refused(f"{why_not}; the price: {way.risk}"),
         saves=bound,
         path=path,
     )
 
 
+VERIFY = "record again with an allocator snapshot: the peak falls"
 _BOTH = ("out_of_memory", "memory_peak")
 RULE = Rule(
     "memory_wall",
     (
-        Knob("smaller_micro_batch", _BOTH, "half the micro-batch, gradients accumulated"),
-        Knob("activation_checkpointing", _BOTH, "recompute in the backward pass, by the framework's name"),
-        Knob("shard_states", _BOTH, "FSDP2, ZeRO stage 3, Megatron's distributed optimizer"),
-        Knob("cpu_offload", _BOTH, "`CPUOffloadPolicy()`, ZeRO-Offload"),
-        Knob("fused_attention", ("memory_peak",), "`scaled_dot_product_attention` for a softmax over stored scores"),
-        Knob("single_tensor_optimizer", ("memory_peak",), "`fused=True` or `foreach=False` of the optimizer"),
+        Knob(
+            "smaller_micro_batch",
+            _BOTH,
+            "half the micro-batch, gradients accumulated",
+            risk="smaller matrices use the device less well",
+            verify=VERIFY,
+        ),
+        Knob(
+            "activation_checkpointing",
+            _BOTH,
+            "recompute in the backward pass, by the framework's name",
+            risk="one more forward pass of what is recomputed",
+            verify=VERIFY,
+        ),
+        Knob(
+            "shard_states",
+            _BOTH,
+            "FSDP2, ZeRO stage 3, Megatron's distributed optimizer",
+            risk="half as much communication again as plain data parallel",
+            verify=VERIFY,
+        ),
+        Knob(
+            "cpu_offload",
+            _BOTH,
+            "`CPUOffloadPolicy()`, ZeRO-Offload",
+            risk="every step copies over PCI Express",
+            verify=VERIFY,
+        ),
+        Knob(
+            "fused_attention",
+            ("memory_peak",),
+            "`scaled_dot_product_attention` for a softmax over stored scores",
+            risk="a mask or precision that no fused kernel takes",
+            verify=VERIFY,
+        ),
+        Knob(
+            "single_tensor_optimizer",
+            ("memory_peak",),
+            "`fused=True` or `foreach=False` of the optimizer",
+            risk="a kernel per parameter instead of one for many",
+            verify=VERIFY,
+        ),
     ),
     propose,
+    place=160,
 )

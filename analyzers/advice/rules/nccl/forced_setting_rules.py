@@ -119,5 +119,6 @@ RULE = Rule(
              risk=_WHAT_FOR["choice"], verify=AGAIN),
     ),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=80,
 )  # fmt: skip

@@ -29,7 +29,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     kinds = ("other_run",) if finding["code"] == "slower_run" else ("larger_is_faster", "bandwidth_drops")
     groups: dict[tuple[str, str | None, str, int], list[CrossoverEntry]] = defaultdict(list)
     for entry in case.report.get("crossovers", ()):
-        if entry["kind"] in kinds and entry["op"] in finding["message"]:
+        if entry["kind"] in kinds and entry["op"] == finding.get("facts", {}).get("op"):
             groups[entry["tool"], entry["run"], entry["op"], entry["group_size"]].append(entry)
     for own in groups.values():
         used = _used(case, own)
@@ -172,5 +172,6 @@ RULE = Rule(
         Knob("nccl_faster_run", ("slower_run",), "the settings of the faster of several measured runs"),
     ),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=150,
 )

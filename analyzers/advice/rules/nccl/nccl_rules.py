@@ -159,5 +159,6 @@ RULE = Rule(
         ),
     ),
     propose,
-    ("pytorch", "jax", "native"),
+    programs=("pytorch", "jax", "native"),
+    place=170,
 )

@@ -6,7 +6,6 @@ from gpuscope.report.schema.document import Report, SuggestionEntry, Unpredicted
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view import memory_sentences, prediction_sentences
 from gpuscope.report.view.prediction_sentences import setting_words
-from gpuscope.report.view.summary import in_order
 
 
 def section(report: Report, writer: Writer) -> None:
@@ -17,7 +16,7 @@ def section(report: Report, writer: Writer) -> None:
     writer.heading("What to change")
     if advice["why"]:
         writer.line(f"Nothing: {advice['why']}.")
-    for suggestion in in_order(report):
+    for suggestion in suggestions:
         _suggestion(suggestion, writer)
     _plan(report, writer)
     for cause in advice.get("nothing_gains", []):

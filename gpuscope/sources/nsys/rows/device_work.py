@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.problems import completeness
 from gpuscope.sources.nsys.rows.event_tables import CUDA_EVENT, GRAPH, KERNEL, MEMCPY, MEMSET, SYNC, Events, Rows, take
 from gpuscope.sources.nsys.rows.process_ranks import Ranks
 from gpuscope.trace.builder import TraceBuilder
@@ -66,13 +67,7 @@ def add_device_events(builder: TraceBuilder, events: Events, ranks: Ranks) -> di
     graphs = _graphs_without_nodes(events)
     first[GRAPH] = _add(builder, ranks, graphs, {"name": _graph_names(graphs, names), "kind": Kind.COMPUTE,
                                                  "graph": graphs["graphId"]})  # fmt: skip
-    builder.problem(
-        "info",
-        "graph_level",
-        len(graphs["start"]),
-        "CUDA graphs recorded as a whole: each counts as compute, what ran inside is not known "
-        "(record with --cuda-graph-trace=node)",
-    )
+    builder.problem(completeness.GRAPH_LEVEL, len(graphs["start"]))
     return first
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.problems import completeness
 from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.sources.nsys.rows.event_tables import (
     GRAPH,
@@ -68,7 +69,7 @@ def add_host_events(builder: TraceBuilder, tables: Tables, events: Events, ranks
                 ranks.left_out += len(own["start"])
             for rank in ranks.of_process.get(process, ()):
                 placed[table].append(_add(builder, events, ranks, threads, rank, own))
-    builder.problem("info", "other_processes", ranks.left_out, "host events of processes without a rank were dropped")
+    builder.problem(completeness.OTHER_PROCESSES, ranks.left_out)
     return placed
 
 
@@ -116,7 +117,7 @@ def _correlation(builder: TraceBuilder, rows: Rows) -> Times:
     # «Not ready» is the usual answer of a query, no failure.
     queries = [code for code in used if "Query" in names[code]]
     count = int((failed & ~np.isin(rows["name"], queries)).sum())
-    builder.problem("info", "failed_call", count, "CUDA calls that returned an error")
+    builder.problem(completeness.FAILED_CALL, count)
     return np.where(failed | (ids <= 0), NA, ids.astype(np.int64, copy=False))
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.problems import reading
 from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.table import Array, Times
@@ -34,7 +35,7 @@ def add_link_counters(builder: TraceBuilder, tables: Tables, source: int, epoch_
     lost = _of_network(adder, tables, "NET_NIC_METRIC", _cards(tables))
     lost += _of_network(adder, tables, "NET_IB_SWITCH_METRIC", _Switches(tables))
     lost += _of_congestion(adder, tables) + _of_gpus(adder, tables)
-    builder.problem("data_loss", "counter_unreadable", lost, "samples of link counters without a time, name or value")
+    builder.problem(reading.LINK_COUNTER_UNREADABLE, lost)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.problems import collectives
 from gpuscope.sources.nsys.rows.device_work import rank_of
 from gpuscope.sources.nsys.rows.event_tables import KERNEL, NVTX, RUNTIME, Events
 from gpuscope.sources.nsys.rows.nvtx_payloads import Payload, is_nccl_call
@@ -105,13 +106,7 @@ def add_collectives(
             text = name in ("op", "group", "dtype")
             columns[name].append((names.code(value) if value else NO_NAME) if text else value)
     builder.add("collectives", len(kernels), {name: np.array(values) for name, values in columns.items()})
-    builder.problem(
-        "info",
-        "group_size_unknown",
-        size_unknown,
-        "collectives whose size is not known: NCCL logs one rank's share, and the making of the "
-        "communicator, which records the number of ranks, lies outside the capture",
-    )
+    builder.problem(collectives.GROUP_SIZE_UNKNOWN, size_unknown)
     _add_groups(builder, ranks, communicators)
 
 

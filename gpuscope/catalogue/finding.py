@@ -1,0 +1,108 @@
+"""What a finding is: an analysis hands over its facts and what it costs, the record makes the words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from typing import Any, ClassVar, Literal
+
+from gpuscope.plugins import submodules
+from gpuscope.report.schema.document import Evidence, FindingEntry
+
+Severity = Literal["high", "medium", "low"]
+_BY_SHARE: tuple[tuple[float, Severity], ...] = ((0.10, "high"), (0.03, "medium"), (0.0, "low"))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A kind of finding is a subclass, its fields are the facts: plain values that JSON can hold.
+
+    The docstring of the subclass says what it means; with `recognised`, `helps` and `misleads` it is the section of
+    docs/findings.md.
+    """
+
+    code: ClassVar[str]
+    recognised: ClassVar[str] = ""
+    """Markdown: by what in the trace."""
+    helps: ClassVar[str] = ""
+    misleads: ClassVar[str] = ""
+    severity: ClassVar[Severity | None] = None
+    """Of every finding of this kind; None where its share decides."""
+
+    def message(self) -> str:
+        """The finding in one sentence, without a full stop."""
+        raise NotImplementedError
+
+    def headline(self) -> str:
+        """The same as the first line of a report, shorter where the cost stands beside it."""
+        return self.message()
+
+    def shows(self) -> str:
+        """The same as the clause that shows what is wrong."""
+        return self.message()
+
+
+def made(
+    words: Finding, *, ranks: Iterable[int], share: float = 0.0, cost_ns: int | None = 0, mean_ns: int | None = 0,
+    evidence: Sequence[Evidence] = (), severity: Severity | None = None,
+) -> FindingEntry:  # fmt: skip
+    """The finding as it stands in a report.
+
+    `share` is of the judged time, 0 of what is paid once; `cost_ns` is in all, `mean_ns` the mean over ranks
+    and steps. Without a `severity`, here or in the record, the share decides.
+    """
+    return {
+        "code": words.code,
+        "severity": severity or words.severity or severity_of(share),
+        "message": words.message(),
+        "facts": asdict(words),
+        "ranks": sorted(ranks),
+        "cost_ns_per_step": mean_ns,
+        "cost_ns": cost_ns,
+        "share_frac": share,
+        "evidence": list(evidence),
+    }
+
+
+def severity_of(share: float) -> Severity:
+    """Of a finding that takes this share of the time."""
+    return next(name for least, name in _BY_SHARE if share >= least)
+
+
+@cache
+def kinds() -> Mapping[str, type[Finding]]:
+    """Every kind of finding by its code. Raises `ValueError` where two share one."""
+    submodules("gpuscope.catalogue.findings")
+    found: dict[str, type[Finding]] = {}
+    for kind in _below(Finding):
+        if not hasattr(kind, "code"):  # what several have in common
+            continue
+        if found.setdefault(kind.code, kind) is not kind:
+            raise ValueError(f"two kinds of findings have the code {kind.code!r}")
+    return found
+
+
+def words_of(entry: FindingEntry) -> Finding | None:
+    """The record of a finding in a report; None where the report is older than its facts or comes from elsewhere."""
+    kind, facts = kinds().get(entry["code"]), entry.get("facts")
+    if kind is None or facts is None or {field.name for field in fields(kind)} != facts.keys():
+        return None
+    return kind(**facts)
+
+
+def headline(entry: FindingEntry) -> str:
+    """`Finding.headline` of a finding in a report."""
+    words = words_of(entry)
+    return entry["message"] if words is None else words.headline()
+
+
+def shows(entry: FindingEntry) -> str:
+    """`Finding.shows` of a finding in a report."""
+    words = words_of(entry)
+    return entry["message"] if words is None else words.shows()
+
+
+def _below(kind: type[Any]) -> list[type[Any]]:
+    own = kind.__subclasses__()
+    return [*own, *(deeper for one in own for deeper in _below(one))]

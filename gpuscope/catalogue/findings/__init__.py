@@ -1,0 +1,1 @@
+"""Every kind of finding, by what it is about."""

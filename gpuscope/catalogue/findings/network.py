@@ -1,0 +1,108 @@
+"""Groups, links and switches: where messages go, and what limits them there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuscope.catalogue.finding import Finding
+from gpuscope.report.view import units
+
+HOSTS_NAMED = 4
+
+
+@dataclass(frozen=True)
+class ExpertImbalance(Finding):
+    """All-to-alls of one group bring some ranks more than others: experts with more tokens. Its cost is within the
+    waiting of other ranks and is not stated here.
+    """
+
+    code = "expert_imbalance"
+    severity = "medium"
+    recognised = """the sizes that each rank receives over the judged steps, where they are recorded (the splits of
+    uneven all-to-alls): a rank that receives at least 1.2 times the mean of its group. Routers balance to within
+    10–20 %. Severity is medium."""
+    helps = """the router's balance (auxiliary loss, bias, capacity factor), other placement or replication of the
+    experts with most tokens. A faster network does not."""
+    misleads = "a short recording of a router that is even over more steps; ranks whose experts differ by design."
+
+    group: str
+    busiest: list[int]
+    most: float
+    """What the busiest rank receives, times the mean."""
+    mean_bytes: int
+    """Per step."""
+
+    def message(self) -> str:
+        one = len(self.busiest) == 1
+        return (
+            f"All-to-alls of group {units.clean(self.group)} are uneven: {units.rank_words(self.busiest)} "
+            f"{'receives' if one else 'receive'} up to {self.most:.1f} times the mean of "
+            f"{units.memory(self.mean_bytes)} per step: more tokens for their experts, not a slower link"
+        )
+
+
+@dataclass(frozen=True)
+class GroupAcrossHosts(Finding):
+    """A group that communicates within every layer (tensor, sequence, context or expert parallel) spans hosts,
+    although one host has room for it. Its cost is part of the communication finding beside it.
+    """
+
+    code = "group_across_hosts"
+    recognised = """process groups whose description says what they are for (Megatron's, DeviceMesh's), the host name
+    in each rank's trace, and the group's exposed communication."""
+    helps = "order the mesh so that tensor parallel is innermost; pipeline and data parallel across hosts."
+    misleads = "containers that each call themselves a host; hosts joined by NVLink (a rack of NVL72)."
+
+    kind: str
+    """Kind of parallelism: tp, sp, cp or ep."""
+    groups: int
+    size: int
+    hosts: list[str]
+    share: float
+
+    def message(self) -> str:
+        hosts = f"{', '.join(self.hosts[:HOSTS_NAMED])}{'…' if len(self.hosts) > HOSTS_NAMED else ''}"
+        return (
+            f"{units.plural(self.groups, f'{self.kind} group')} of {self.size} ranks cross hosts ({hosts}), though one "
+            f"host could hold each; its exposed communication takes {units.share(self.share)} of the time"
+        )
+
+
+@dataclass(frozen=True)
+class NetworkCongestion(Finding):
+    """Counters of a network port or switch that stay at 0 on a network that flows counted something."""
+
+    code = "network_congestion"
+    severity = "medium"
+    recognised = """nsys's `--nic-metrics` and `--ib-switch-metrics-devices`: counters of pauses, congestion notices
+    (CNP, ECN), waits for credit, discards, retransmissions; events of `--ib-switch-congestion-devices`, by the
+    switch's egress port."""
+    helps = """the traffic class of the switches' lossless queue, adaptive routing, more queue pairs on RoCE; other
+    jobs on the same links moved."""
+    misleads = "other jobs' traffic through the same port."
+
+    counted: list[tuple[str, str, int]]
+    """(port or switch, counter, events in all)."""
+
+    def message(self) -> str:
+        return "; ".join(f"{place}, {counter}: {total:,} in all" for place, counter, total in self.counted)
+
+
+@dataclass(frozen=True)
+class LinkAtPeak(Finding):
+    """NVLink or PCIe carries 80 % of its peak or more while communication is exposed: the link itself is the limit."""
+
+    code = "link_at_peak"
+    severity = "medium"
+    recognised = """nsys's `--gpu-metrics-devices`: throughput of NVLink and PCIe, averaged over the time in which
+    communication is exposed on some rank of the file."""
+    helps = """fewer bytes ([wire_bytes](advice.md#suggestions-by-code), bigger messages do not), more overlap,
+    another placement."""
+    misleads = """copies over the same link at the same time."""
+
+    used: list[tuple[str, str, float]]
+    """(device or port, counter, share of its peak while communication is exposed)."""
+
+    def message(self) -> str:
+        said = "; ".join(f"{place}, {counter}: {units.share(share)}" for place, counter, share in self.used)
+        return f"While communication is exposed, {said} of the peak"

@@ -1,0 +1,133 @@
+"""Steps that are not like the others: what is paid once, and a step time that shifts midway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuscope.catalogue.finding import Finding
+from gpuscope.report.view import units
+
+
+@dataclass(frozen=True)
+class Startup(Finding):
+    """Building the model, the first copy of the parameters, module loading, compilation, first launches. Paid once
+    per run, so it is no part of the step; `cost_ns` is its length. Two cases: what runs on the device before the
+    first step (severity low, share 0), or a recording without steady steps that is start-up for the most part
+    (severity medium, with its share of the window). Then nothing in it repeats, and there is no advice on its stalls.
+    """
+
+    code = "startup"
+    severity = "low"
+    recognised = """device events before b_0, from 1 % of the recording on. Without steady steps: compiling, loading
+    modules and first launches are at least half of the idle time, and that is at least 10 % of the window. The
+    evidence names what the host did longest."""
+    helps = """record steps after the first ones. For many short runs: a persistent compile cache,
+    `CUDA_MODULE_LOADING`, loading weights from pinned memory."""
+    misleads = """a recording that starts in the middle of a step: what was launched before it began to record counts
+    as set-up. A compiler whose calls and ranges are not known by name."""
+
+    first_use: list[tuple[str, float]]
+    """Of a recording that is start-up alone: what the host did longest, with its share; else empty."""
+    share: float
+    set_up_ns: int
+    """What runs on the device before the first step."""
+
+    def message(self) -> str:
+        if self.alone:
+            return f"{self.headline()}; record steps after the first ones"
+        return f"Set-up before the first step takes {units.duration(self.set_up_ns)} on the device, once per run"
+
+    def headline(self) -> str:
+        if not self.alone:
+            return self.message()
+        names = ", ".join(f"{name} {units.share(share)}" for name, share in self.first_use)
+        return (
+            "The recording is start-up, not steady state: compiling, loading modules and first launches take "
+            f"{units.share(self.share)} of it ({names})"
+        )
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing but start-up was recorded."""
+        return bool(self.first_use)
+
+
+@dataclass(frozen=True)
+class Warmup(Finding):
+    """The leading steps take longer than the usual one, or spend 5 % or more compiling, loading modules or
+    autotuning. `cost_ns` is what they take beyond the usual step, in all.
+    """
+
+    code = "warmup"
+    severity = "low"
+    recognised = "the [roles of steps](definitions.md#what-is-judged)."
+    helps = """record after it (`schedule(wait=…, warmup=…)`). Where it is paid often: a persistent cache for
+    torch.compile and Triton, `torch.backends.cudnn.benchmark` off or with fixed shapes, fewer distinct shapes."""
+    misleads = "a job whose steps get faster for another reason, as with growing caches of the file system."
+
+    steps: int
+    usual_ns: int
+    more_ns: int
+
+    def message(self) -> str:
+        return _longer(
+            self.steps, "warm-up step", "longer", self.usual_ns, "compilation, autotuning, first use", self.more_ns
+        )
+
+
+@dataclass(frozen=True)
+class OutlierSteps(Finding):
+    """Later steps that are much longer than the usual one: at most one in five. `cost_ns` is what they take beyond
+    it, in all.
+    """
+
+    code = "outlier_steps"
+    severity = "low"
+    recognised = """d > m + max(3 s, 0.1 m) over the [later half of the steps](definitions.md#what-is-judged). The
+    evidence names the longest ones."""
+    helps = """see what stands in them: a checkpoint off the critical path (asynchronous), evaluation less often or
+    elsewhere, garbage collection at set steps, recompilation of a rare shape."""
+    misleads = """a short recording: with few steps the spread is wide, and a slow step counts as usual. More than one
+    long step in five is how the job runs, and is judged."""
+
+    steps: int
+    usual_ns: int
+    more_ns: int
+
+    def message(self) -> str:
+        why = "a checkpoint or an evaluation, say"
+        return _longer(self.steps, "step", "much longer", self.usual_ns, why, self.more_ns)
+
+
+@dataclass(frozen=True)
+class StepTimeShift(Finding):
+    """The first steps are faster than those after them: something slows the job down since. All are steady and
+    judged, so «the step» is the median of two regimes, and its spread shows both. Severity is medium; `cost_ns` is
+    what the later steps take beyond the early ones, in all.
+    """
+
+    code = "step_time_shift"
+    severity = "medium"
+    recognised = """a leading run of steady steps that are shorter than m − max(3 s, 0.1 m), followed by at least two
+    steady ones that are not."""
+    helps = """compare the two regimes with `--steps`. Clocks that fall with heat, an allocator that begins to go to
+    the driver, a cache that is full, another job on the host."""
+    misleads = "few steps in all: one fast one before two others makes a shift."
+
+    fast_steps: int
+    before_ns: float
+    since_ns: float
+
+    def message(self) -> str:
+        return (
+            f"Steps take {self.since_ns / self.before_ns:.1f} times as long after the first {self.fast_steps}: "
+            f"{units.duration(self.before_ns)} before, {units.duration(self.since_ns)} since"
+        )
+
+
+def _longer(steps: int, noun: str, longer: str, usual_ns: int, why: str, more_ns: int) -> str:
+    verb = "takes" if steps == 1 else "take"
+    return (
+        f"{units.plural(steps, noun)} {verb} {longer} than the usual {units.duration(usual_ns)} ({why}): "
+        f"{units.duration(more_ns)} more in all"
+    )

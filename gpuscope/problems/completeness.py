@@ -1,0 +1,109 @@
+"""What the profiler did not record, or recorded so that it can't be linked."""
+
+from __future__ import annotations
+
+from gpuscope.problems.problem import ProblemKind
+
+_RECORD = "record with: nsys profile -t cuda,nvtx,osrt -o OUT COMMAND"
+
+KERNEL_MISSING = ProblemKind(
+    "kernel_missing", "data_loss",
+    "launches whose kernel was not recorded",
+    about="Launches, within the recorded activity of the device, whose kernel is not there: the profiler dropped "
+    "records. Idle time may then be work that was not recorded. Beyond half of the launches the verdict abstains if "
+    "idle dominates. Record fewer steps, or with larger buffers.",
+)  # fmt: skip
+RECORDS_DROPPED = ProblemKind(
+    "records_dropped", "data_loss",
+    "records that the profiler reports as dropped or lost",
+    about="Records that the profiler itself says it dropped or lost: nsys in its diagnostics, libkineto in what it "
+    "logs into the trace. Record fewer steps, or with larger buffers.",
+)  # fmt: skip
+LAUNCH_MISSING = ProblemKind(
+    "launch_missing", "info",
+    "device events whose launching call was not recorded",
+    about="Device events whose launching call was not recorded, as at the beginning of a recording. They count as work "
+    "as ever; their launching thread is guessed to be the one that launches most, so confidence in a `cpu` verdict "
+    "falls.",
+)  # fmt: skip
+DUPLICATE_CORRELATION = ProblemKind(
+    "duplicate_correlation", "info",
+    "launches that share a correlation id with another",
+    about="Launches that share a correlation id with another; the last one before the device event is taken.",
+)  # fmt: skip
+AWAITED_STREAM_INFERRED = ProblemKind(
+    "awaited_stream_inferred", "info",
+    "stream waits whose other stream is not recorded, but inferred",
+    about="Waits of one stream for another where the trace names the call that recorded the event, but not its stream "
+    "(torch 2.15's CUPTI back end). It is taken to be the stream of the last launch of the recording thread.",
+)  # fmt: skip
+COPY_DIRECTION_UNKNOWN = ProblemKind(
+    "copy_direction_unknown", "info",
+    "{file}: copies whose direction is not recorded",
+    about="Copies of which the trace does not say whether they go to or from the device: a `.pftrace` has no place for "
+    "it. Whether they block, and what pinned memory would gain, is not judged. Record JSON for that.",
+)  # fmt: skip
+CLOCKS_LOCKED = ProblemKind(
+    "clocks_locked", "info",
+    "hardware counters were sampled, which locks the GPU's clocks: don't compare times with a run without them",
+    about="Hardware counters were sampled (`PerformanceMetricsConfig`). CUPTI locks the GPU's clocks for that, so "
+    "times can't be compared with those of a run without it.",
+)  # fmt: skip
+GRAPH_LEVEL = ProblemKind(
+    "graph_level", "info",
+    "CUDA graphs recorded as a whole: each counts as compute, what ran inside is not known (record with "
+    "--cuda-graph-trace=node)",
+    about="CUDA graphs recorded as a whole. Each counts as compute, and communication inside it is not seen. Record "
+    "with `nsys profile --cuda-graph-trace=node`.",
+)  # fmt: skip
+FAILED_CALL = ProblemKind(
+    "failed_call", "info",
+    "CUDA calls that returned an error",
+    about="CUDA calls that returned an error; nothing is expected of them on the device.",
+)  # fmt: skip
+CUT_TO_WINDOW = ProblemKind(
+    "cut_to_window", "info",
+    "the file holds only a window of the recording ({cut}): launches and kernels at its edges are unpaired",
+    about="The export holds only a window of the recording: launches at its edges lack their kernels, and kernels "
+    "their launches.",
+)  # fmt: skip
+OTHER_PROCESSES = ProblemKind(
+    "other_processes", "info",
+    "host events of processes without a rank were dropped",
+    about="Host events of processes that are no rank (a launcher, loader workers) were left out.",
+)  # fmt: skip
+NSYS_DIAGNOSTIC = ProblemKind(
+    "nsys_diagnostic", "info",
+    "nsys: {said}",
+    about="nsys's own error messages, and its doubts whether it collected all events, word for word. Some are false "
+    "alarms: a child process that used no CUDA, a capture range that ended as it should.",
+)  # fmt: skip
+KERNELS_NOT_RECORDED = ProblemKind(
+    "kernels_not_recorded", "data_loss",
+    "rank {rank}: kernels were launched but none was recorded: the GPU's activity could not be traced (under WSL, in a "
+    "container or VM without access to the GPU's counters, or the process was killed before its buffers were written). "
+    f"It does not mean that the GPU was idle; {_RECORD}",
+    about="A rank launched kernels and none was recorded: the GPU's activity could not be traced (WSL, a container "
+    "without access to the GPU's counters, a process killed before its buffers were written). It does not mean that "
+    "the GPU was idle. The verdict abstains if no rank has device events.",
+)  # fmt: skip
+
+CUDA_NOT_TRACED = ProblemKind(
+    "no_device_events", "info",
+    f"CUDA was not traced; {_RECORD}",
+    about="The file holds no work of a device; the message says why, as far as the file records it: CUDA was not "
+    "traced, was not called, or only some tables were exported. The verdict abstains.",
+)  # fmt: skip
+CUDA_TRACED_NO_KERNELS = CUDA_NOT_TRACED.saying(
+    "CUDA calls were traced, but the kernels that they launched were not recorded"
+)
+NOTHING_LAUNCHED = CUDA_NOT_TRACED.saying("CUDA was called, but nothing was launched while recording")
+TABLES_NOT_EXPORTED = CUDA_NOT_TRACED.saying("only some tables were exported; export again without --tables")
+CUDA_NOT_CALLED = CUDA_NOT_TRACED.saying(
+    "CUDA was to be traced, but no profiled process called it while recording (a capture range that never opened, or "
+    "work in a process that was not followed)"
+)
+NO_CUDA_CALLS = CUDA_NOT_TRACED.saying(
+    f"the file holds no CUDA calls and does not say whether CUDA was traced; {_RECORD}"
+)
+OPERATIONS_ONLY = CUDA_NOT_TRACED.saying("{file}: holds operations of training steps, not what devices did")
