@@ -14,7 +14,7 @@ from rich.table import Table
 from gpuscope.analyzers.replay.replayer import MAX_ERROR, Replayer
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.errors import GpuscopeError
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 ROOT = Path(__file__).parents[1]
 FORMATS = (".json", ".json.gz", ".sqlite")

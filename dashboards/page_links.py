@@ -11,9 +11,10 @@ from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.range_statistics import longest_compute
 from gpuscope.dashboards.page import Shown
 from gpuscope.dashboards.state import View
-from gpuscope.report.schema.document import Evidence
-from gpuscope.report.view import arrangement, units
-from gpuscope.report.view.short_kernels import short_kernel
+from gpuscope.report.view import arrangement
+from gpuscope.schema.document import Evidence
+from gpuscope.words import units
+from gpuscope.words.short_kernels import short_kernel
 
 FINDING = "finding"
 """Parameter of the address: the finding pinned above the timeline, by its place among those shown."""

@@ -12,8 +12,8 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ids
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view import units
+from gpuscope.schema.document import Report
+from gpuscope.words import units
 
 
 def empty(what: str, how: Any) -> Component:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 
 def plain(name: str) -> str:

@@ -13,7 +13,7 @@ from gpuscope.dashboards.data.open_runs import NoSuchRunError, Runs
 from gpuscope.dashboards.page import Page, Shown, pages
 from gpuscope.dashboards.parts import attributes
 from gpuscope.dashboards.state import MalformedStateError, View, parse, text
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode
 import click
 
 from gpuscope.commands.options import RankSet, StepRange
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 MAX_PARAMETERS = 40
 MAX_VALUE = 1_000

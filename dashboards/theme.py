@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from gpuscope.report.view import palette
+from gpuscope.words import palette
 
 SERIES = (
     palette.BLUE,

@@ -37,6 +37,7 @@ from walkthrough import walk
 import gpuscope
 from gpuscope.analyzers.advice.rule import Knob, rules
 from gpuscope.analyzers.device_time.host_cause import host_causes
+from gpuscope.catalogue.causes import CAUSES, UNDIVIDED_COMMUNICATION, Cause
 from gpuscope.catalogue.finding import kinds
 from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
@@ -45,7 +46,6 @@ from gpuscope.output import write_text
 from gpuscope.problems.problem import kinds as problem_kinds
 from gpuscope.report.terminal.first_screen import render
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION, Cause
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = (ROOT / ".." / "shared" / "traces").resolve()

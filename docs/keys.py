@@ -1,6 +1,6 @@
 """The reference of a JSON document, made from the types that declare it: a section per part, a row per key.
 
-A key's meaning is the docstring below it in `gpuscope/report/schema/`; where the type says nothing, it stands in
+A key's meaning is the docstring below it in `gpuscope/schema/`; where the type says nothing, it stands in
 `docs/key_meanings.toml`, by type and key.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 
 from gpuscope.analyzers.run.analysis import SECTIONS
 from gpuscope.report.published.json_schema import DOCUMENTS, json_schema
-from gpuscope.report.schema import profile_sections
+from gpuscope.schema import profile_sections
 from gpuscope.store.tables import TABLES, VIEWS
 
 MEANINGS: dict[str, dict[str, str]] = tomllib.loads(

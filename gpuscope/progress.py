@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from gpuscope.report.view.units import clean
+from gpuscope.words.units import clean
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpuscope.analyzers.advice.rule import Proposal
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Tries, is_gain
 from gpuscope.analyzers.frame.changes import Predicted, Refused
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.schema.document import FindingEntry
 
 MOST = 12
 """Candidates that are combined, the most promising first: tries grow with the square."""

@@ -8,9 +8,9 @@ from typing import Literal
 
 from gpuscope.analyzers.advice.rule import Case, Proposal
 from gpuscope.analyzers.frame.changes import Refused
-from gpuscope.report.schema.document import FindingEntry, RankEntry, Setting
-from gpuscope.report.view import units
 from gpuscope.report.view.per_step import per_step_ns
+from gpuscope.schema.document import FindingEntry, RankEntry, Setting
+from gpuscope.words import units
 
 
 def env(name: str, value: str) -> Setting:

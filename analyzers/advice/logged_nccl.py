@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gpuscope.analyzers.advice.rule import Case
-from gpuscope.report.schema.nccl_sections import BandwidthEntry
+from gpuscope.schema.nccl_sections import BandwidthEntry
 
 _BETWEEN = "network port"
 """What the link of a group over several hosts is called."""

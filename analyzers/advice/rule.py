@@ -14,8 +14,8 @@ from itertools import pairwise
 
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.plugins import listed
-from gpuscope.report.schema.document import Diagnosis, FindingEntry, MemoryBound, Setting
-from gpuscope.report.schema.host_calls_section import HostCallsEntry
+from gpuscope.schema.document import Diagnosis, FindingEntry, MemoryBound, Setting
+from gpuscope.schema.host_calls_section import HostCallsEntry
 from gpuscope.trace.naming.programs import Program
 
 Predict = Callable[[Sequence[Change]], Predicted | Refused]

@@ -14,7 +14,9 @@ from gpuscope.analyzers.advice.combining import Candidate, Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Predicted, Refused, Schedule
-from gpuscope.report.schema.document import (
+from gpuscope.catalogue.causes import BY_CODE
+from gpuscope.report.view import blame
+from gpuscope.schema.document import (
     AdviceEntry,
     Diagnosis,
     FindingEntry,
@@ -24,9 +26,7 @@ from gpuscope.report.schema.document import (
     TriedEntry,
     UnpredictedEntry,
 )
-from gpuscope.report.schema.replay_section import Prediction
-from gpuscope.report.view import blame
-from gpuscope.report.view.causes import BY_CODE
+from gpuscope.schema.replay_section import Prediction
 
 TIE_FRAC = 0.005
 """Half of the least gain: values of one knob that come closer than this are equally good."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import Severity, made
 from gpuscope.catalogue.findings.memory import AllocatorRetries, Fragmentation, MemoryPeak, OutOfMemory
-from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.view import memory_sentences
-from gpuscope.report.view.units import memory
+from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.schema.memory_section import MemoryEntry
+from gpuscope.words.units import memory
 
 EVIDENCE = 8
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpuscope.report.schema.memory_section import MemoryEntry, MemorySample
+from gpuscope.schema.memory_section import MemoryEntry, MemorySample
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace

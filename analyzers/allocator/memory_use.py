@@ -19,7 +19,7 @@ from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.needs import Need, any_of
 from gpuscope.analyzers.frame.sections import MEMORY
 from gpuscope.problems import allocator
-from gpuscope.report.schema.memory_section import (
+from gpuscope.schema.memory_section import (
     AllocatorChangeEntry,
     AllocatorReplayEntry,
     FailureEntry,
@@ -27,8 +27,8 @@ from gpuscope.report.schema.memory_section import (
     MemoryEntry,
     RetryEntry,
 )
-from gpuscope.report.view.units import memory
 from gpuscope.trace.schema import NA, AllocatorAction
+from gpuscope.words.units import memory
 
 FAILURES_KEPT = 16
 """A job that catches the error and goes on may fail again thousands of times, in the same way."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuscope.analyzers.allocator.history import History, State
-from gpuscope.report.schema.memory_section import HeldEntry, HeldLeft, KindEntry
+from gpuscope.schema.memory_section import HeldEntry, HeldLeft, KindEntry
 from gpuscope.trace.naming.stack_frames import StackKind, kind_of, own_line
 from gpuscope.trace.schema import AllocatorAction
 

@@ -15,17 +15,18 @@ from gpuscope.analyzers.assistant.short_answers import answer, quoted
 from gpuscope.analyzers.assistant.table_query import query
 from gpuscope.analyzers.comparison.comparison import diff
 from gpuscope.analyzers.frame.changes import Refused
-from gpuscope.report.schema.diff_document import Diff
-from gpuscope.report.schema.document import FindingEntry, Report
-from gpuscope.report.schema.replay_section import Prediction
+from gpuscope.catalogue.causes import cause_label
+from gpuscope.catalogue.prediction_sentences import gain_share, plan, setting_words, step_change
 from gpuscope.report.terminal.diff_text import side_line, verdict_line
-from gpuscope.report.view import arrangement, units
-from gpuscope.report.view.causes import cause_label
+from gpuscope.report.view import arrangement
 from gpuscope.report.view.headline import context_line, whole
-from gpuscope.report.view.prediction_sentences import gain_share, plan, setting_words, step_change
 from gpuscope.report.view.summary import sentence, summary
+from gpuscope.schema.diff_document import Diff
+from gpuscope.schema.document import FindingEntry, Report
+from gpuscope.schema.replay_section import Prediction
 from gpuscope.trace.missing import missing
 from gpuscope.trace.schema import SCHEMAS
+from gpuscope.words import units
 
 EVIDENCE = 3
 RECORDING = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 MOST_BYTES = 3_900
 """Of an answer in UTF-8: below 4 kB, with room for what the protocol adds."""

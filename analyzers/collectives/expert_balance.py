@@ -10,10 +10,10 @@ from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.network import ExpertImbalance
-from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
+from gpuscope.words import units
 
 IMBALANCED = 1.2
 """Times the mean that the busiest rank receives from which it is worth a line: routers balance to within 10–20 %

@@ -22,17 +22,17 @@ from gpuscope.analyzers.frame.sections import (
     STRAGGLERS_TESTABLE,
     WAITS_WITHOUT_CORE,
 )
+from gpuscope.catalogue.causes import UNDIVIDED_COMMUNICATION
 from gpuscope.hardware.bus_bandwidth import algbw, busbw_factor
 from gpuscope.problems import collectives
-from gpuscope.report.schema.document import CollectiveEntry, Evidence
-from gpuscope.report.view import units
-from gpuscope.report.view.causes import UNDIVIDED_COMMUNICATION
+from gpuscope.schema.document import CollectiveEntry, Evidence
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table, Times, rows_of_rank
 from gpuscope.trace.intervals import EMPTY, Spans, intersect, join, subtract, union
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
+from gpuscope.words import units
 
 
 def run(facts: RunFacts) -> Result:

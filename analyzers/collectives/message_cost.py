@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.hardware.link_rates import base_latency_ns, gpu_pcie, links
-from gpuscope.report.schema.provenance import Provenance
+from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Array, Mask, Times
 
 MIN_SIZES = 3

@@ -14,9 +14,9 @@ from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
 from gpuscope.analyzers.frame.lanes import LaneSummary
-from gpuscope.report.schema.document import RankStepEntry, StragglerEntry
-from gpuscope.report.view.causes import BY_CODE
+from gpuscope.catalogue.causes import BY_CODE
 from gpuscope.report.view.per_step import per_step_ns
+from gpuscope.schema.document import RankStepEntry, StragglerEntry
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA

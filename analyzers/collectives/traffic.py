@@ -12,7 +12,7 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.sections import TRAFFIC
-from gpuscope.report.schema.nccl_sections import TrafficEntry
+from gpuscope.schema.nccl_sections import TrafficEntry
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.schema import NA
 

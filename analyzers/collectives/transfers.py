@@ -9,8 +9,8 @@ import numpy as np
 
 from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
 from gpuscope.analyzers.facts.waits import Waits
+from gpuscope.catalogue.causes import UNDIVIDED_COMMUNICATION
 from gpuscope.hardware.bus_bandwidth import busbw_factor
-from gpuscope.report.view.causes import UNDIVIDED_COMMUNICATION
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.naming.kinds import POINT_TO_POINT

@@ -19,7 +19,7 @@ from gpuscope.store.location import store_option
 if TYPE_CHECKING:
     from gpuscope.analyzers.run.analysis import Analysis
     from gpuscope.analyzers.run.file_part import Options
-    from gpuscope.report.schema.document import Report
+    from gpuscope.schema.document import Report
     from gpuscope.sources.opening import Input
 
 SEVERITIES = ("low", "medium", "high")
@@ -164,7 +164,7 @@ def _check_free(html: Path | None, csv: Path | None, force: bool, paths: tuple[s
 
 def _say_read(report: Report, seconds: float) -> None:
     """What was read, of what size, and how long that and its analysis took."""
-    from gpuscope.report.view import units
+    from gpuscope.words import units
 
     for source in report["trace"]["sources"]:
         kind = f"{source['format']} {source['format_version']}".rstrip()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gpuscope.report.schema.document import Report
+    from gpuscope.schema.document import Report
 
 
 @click.command(short_help="Say which ranks made a job hang, from Flight Recorder dumps.")

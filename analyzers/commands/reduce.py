@@ -36,10 +36,10 @@ def command(
     from gpuscope.analyzers.run.reduction.reducing import reduced
     from gpuscope.output import check_free
     from gpuscope.progress import reading
-    from gpuscope.report.view import units
     from gpuscope.sources.opening import inputs as find_inputs
     from gpuscope.sources.opening import total_size
     from gpuscope.sources.source import ReadOptions
+    from gpuscope.words import units
 
     items = find_inputs(paths, ranks)
     one = out.suffix == SUFFIX

@@ -64,7 +64,7 @@ def _follow(follower: Follower, every: float, once: bool) -> int:
     import time
 
     from gpuscope.analyzers.watching.alerts import alerts, unmeasured
-    from gpuscope.report.view import units
+    from gpuscope.words import units
 
     shown, raised, said, untold, told = -1, set[str](), "", False, set["Refused"]()
     while True:
@@ -100,7 +100,7 @@ def _follow(follower: Follower, every: float, once: bool) -> int:
 def _steps(seen: Seen, shown: int, once: bool) -> int:
     """Print the newest step that all ranks have ended, if it is new; its number."""
     from gpuscope.analyzers.watching.alerts import common_steps, exposed_frac, late_ranks, step_ns
-    from gpuscope.report.view import units
+    from gpuscope.words import units
 
     steps = common_steps(seen)
     if not steps or steps[-1] == shown:

@@ -11,9 +11,9 @@ from gpuscope.analyzers.comparison.compare import compare
 from gpuscope.analyzers.comparison.comparison import Comparison, check_fraction
 from gpuscope.analyzers.comparison.loading import Reading, Run, load
 from gpuscope.errors import UsageError
-from gpuscope.report.schema.diff_document import CheckCase, Diff
-from gpuscope.report.schema.document import Report
 from gpuscope.report.terminal.diff_text import verdict_line
+from gpuscope.schema.diff_document import CheckCase, Diff
+from gpuscope.schema.document import Report
 from gpuscope.sources.opening import PathLike
 
 Severity = Literal["low", "medium", "high"]

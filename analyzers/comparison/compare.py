@@ -10,10 +10,10 @@ from gpuscope.analyzers.comparison.proof import proofs
 from gpuscope.analyzers.comparison.same_job import differences
 from gpuscope.analyzers.comparison.series import Series, series, step
 from gpuscope.analyzers.comparison.welch import median_interval, sample
-from gpuscope.report.schema.diff_document import DIFF_VERSION, Basis, Diff, DiffSide
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view import units
+from gpuscope.schema.diff_document import DIFF_VERSION, Basis, Diff, DiffSide
+from gpuscope.schema.document import Report
 from gpuscope.version import __version__
+from gpuscope.words import units
 
 OTHER_WORK = 0.01
 """A step of one job repeats the same kernels; from this share on it is worth saying that it does not."""

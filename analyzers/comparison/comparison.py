@@ -12,10 +12,10 @@ from gpuscope.analyzers.comparison.compare import compare
 from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD
 from gpuscope.analyzers.comparison.loading import Reading, Run, load
 from gpuscope.errors import UsageError
-from gpuscope.report.schema import diff_document
-from gpuscope.report.schema.diff_document import Diff, Outcome
 from gpuscope.report.section_tables import SectionTables, table
 from gpuscope.report.terminal.diff_text import verdict_line
+from gpuscope.schema import diff_document
+from gpuscope.schema.diff_document import Diff, Outcome
 from gpuscope.sources.opening import PathLike
 
 if TYPE_CHECKING:

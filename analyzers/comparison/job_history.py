@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.comparison.compare import Side, compare
 from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD
-from gpuscope.report.schema.diff_document import Outcome
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.diff_document import Outcome
+from gpuscope.schema.document import Report
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from gpuscope.analyzers.comparison.series import Series, mean_window_ns, step
 from gpuscope.analyzers.comparison.welch import Sample, difference, sample, times_needed
-from gpuscope.report.schema.diff_document import Change, DiffVerdict, Outcome
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view import units
+from gpuscope.schema.diff_document import Change, DiffVerdict, Outcome
+from gpuscope.schema.document import Report
+from gpuscope.words import units
 
 DEFAULT_THRESHOLD = 0.01
 """Steps show the noise within one run only; two runs of the same job differ a little more, by clocks, placement and

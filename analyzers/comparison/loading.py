@@ -18,7 +18,7 @@ from gpuscope.progress import Reading as Progress
 from gpuscope.progress import reading as progress_bar
 from gpuscope.report.json_report import dumps
 from gpuscope.report.read_report import read_report
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 from gpuscope.sources.opening import PathLike
 
 Run = PathLike | int | Analysis

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from gpuscope.analyzers.comparison.series import Series, mean
 from gpuscope.analyzers.comparison.welch import difference, sample
-from gpuscope.report.schema.diff_document import (
+from gpuscope.report.view import arrangement
+from gpuscope.schema.diff_document import (
     CauseChange,
     CollectiveChange,
     CollectiveSide,
@@ -20,10 +21,9 @@ from gpuscope.report.schema.diff_document import (
     OperatorChange,
     PartChange,
 )
-from gpuscope.report.schema.document import CollectiveEntry, Report
-from gpuscope.report.schema.profile_sections import OperatorEntry
-from gpuscope.report.view import arrangement
-from gpuscope.report.view.vocabulary import PARTS, PartKey
+from gpuscope.schema.document import CollectiveEntry, Report
+from gpuscope.schema.profile_sections import OperatorEntry
+from gpuscope.words.vocabulary import PARTS, PartKey
 
 
 @dataclass(frozen=True)

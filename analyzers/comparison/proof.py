@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpuscope.errors import UsageError
-from gpuscope.report.schema.diff_document import Proof
-from gpuscope.report.schema.document import Report, SuggestionEntry
 from gpuscope.report.view.arrangement import step_ns
+from gpuscope.schema.diff_document import Proof
+from gpuscope.schema.document import Report, SuggestionEntry
 
 
 def proofs(before: Report, after: Report, applied: str | None) -> list[Proof]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view import units
+from gpuscope.schema.document import Report
+from gpuscope.words import units
 
 DIFFERENT, ALIKE = 1 / 3, 1 / 2
 """Runs that share less than the one of their work by time are of different jobs; from the other on they are alike

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from gpuscope.report.schema.document import Report, StepEntry
+from gpuscope.schema.document import Report, StepEntry
 
 Value = Callable[[StepEntry], int]
 

@@ -13,9 +13,9 @@ from gpuscope.analyzers.frame.lanes import StepWindow
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import WaitsForCore
-from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.trace import Trace
+from gpuscope.words import units
 
 
 @dataclass(frozen=True)

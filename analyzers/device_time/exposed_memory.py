@@ -13,7 +13,7 @@ import numpy as np
 from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, longest, only_present
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
-from gpuscope.report.schema.document import Evidence
+from gpuscope.schema.document import Evidence
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, clip, intersect, subtract, union
 from gpuscope.trace.schema import Kind

@@ -12,8 +12,8 @@ from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.sections import POWER
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import CLOCK_HOLDERS, ClocksHeld
-from gpuscope.report.schema.compute_section import PowerEntry
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.schema.compute_section import PowerEntry
+from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.trace import Trace
 
 

@@ -1,6 +1,6 @@
 """What a host cause is: a cause of idle time that host events of certain names show on the launching thread.
 
-A host cause is a module of `host_causes/` with a `HOST_CAUSE`, and a record in `gpuscope/report/view/causes.py` that
+A host cause is a module of `host_causes/` with a `HOST_CAUSE`, and a record in `gpuscope/catalogue/causes.py` that
 says what it is called. Its section of docs/findings.md is generated from the module.
 """
 

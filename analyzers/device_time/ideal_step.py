@@ -3,8 +3,8 @@ no idle time. No run reaches it; how far off it is, and where, shows what is lef
 
 from __future__ import annotations
 
-from gpuscope.report.schema.compute_section import ComputeEntry, IdealEntry, IdealPart
-from gpuscope.report.schema.document import Diagnosis, RankEntry
+from gpuscope.schema.compute_section import ComputeEntry, IdealEntry, IdealPart
+from gpuscope.schema.document import Diagnosis, RankEntry
 
 _STALLS = (("exposed_communication", "exposed communication"), ("exposed_memory", "exposed copies"), ("idle", "idle"))
 

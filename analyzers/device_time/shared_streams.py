@@ -12,7 +12,7 @@ from gpuscope.analyzers.frame.lanes import LaneView, count_steps
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import SharedStream
-from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, union
 from gpuscope.trace.schema import NA, Kind

@@ -12,9 +12,9 @@ from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings.steps import OutlierSteps, Startup, StepTimeShift, Warmup
-from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.schema import NA
+from gpuscope.words import units
 
 MOST = 0.5
 """Share of the idle time from which a recording without steady steps is start-up."""

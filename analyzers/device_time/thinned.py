@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.words import units
 
 IDS_AT_LEAST = 1_000
 """External ids from which their density says something."""

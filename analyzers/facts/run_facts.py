@@ -22,7 +22,7 @@ from gpuscope.analyzers.facts.waits import Waits, waits
 from gpuscope.analyzers.frame.analyzer import Analyzer, Attributed, LaneKey, Result
 from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, Refused
 from gpuscope.analyzers.frame.lanes import LaneSummary
-from gpuscope.report.schema.document import StepTime
+from gpuscope.schema.document import StepTime
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import World

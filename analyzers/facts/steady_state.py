@@ -10,11 +10,11 @@ import numpy as np
 
 from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.analyzers.frame.step_roles import MIN_STEADY, Role, StepFacts, leading_fast, roles, usual
-from gpuscope.report.schema.document import StepTime
-from gpuscope.report.view import units
+from gpuscope.schema.document import StepTime
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
+from gpuscope.words import units
 
 
 @dataclass(frozen=True)

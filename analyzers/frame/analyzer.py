@@ -18,11 +18,11 @@ import numpy as np
 from gpuscope.analyzers.frame.lanes import LaneSummary, LaneView
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.frame.sections import DECLARED, Section, Sections
+from gpuscope.catalogue.causes import BY_CODE
 from gpuscope.errors import GpuscopeError
 from gpuscope.plugins import listed
 from gpuscope.problems.problem import Problem, ProblemKind
-from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.view.causes import BY_CODE
+from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.columns.table import Table, Times, parts
 from gpuscope.trace.intervals import Spans, measure_within
 from gpuscope.trace.trace import Trace

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey
-from gpuscope.report.schema.document import Evidence, FindingEntry, StragglerEntry
-from gpuscope.report.view.causes import CAUSES, Cause, FindingFacts
+from gpuscope.catalogue.causes import CAUSES, Cause, FindingFacts
+from gpuscope.schema.document import Evidence, FindingEntry, StragglerEntry
 from gpuscope.trace.schema import NA
 
 MIN_SHARE = 0.01

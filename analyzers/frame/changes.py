@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from gpuscope.report.schema.provenance import Provenance
+from gpuscope.schema.provenance import Provenance
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from gpuscope.errors import AnalysisError
-from gpuscope.report.schema import compute_section, document, memory_section, nccl_sections, profile_sections
-from gpuscope.report.schema.document import Diagnosis, KernelEntry
-from gpuscope.report.schema.hang_section import Hang
-from gpuscope.report.schema.host_calls_section import HostCallsEntry
-from gpuscope.report.schema.pipeline_section import Pipeline
-from gpuscope.report.schema.profile_sections import KernelRankEntry, OperatorEntry
-from gpuscope.report.schema.replay_section import Replay
+from gpuscope.schema import compute_section, document, memory_section, nccl_sections, profile_sections
+from gpuscope.schema.document import Diagnosis, KernelEntry
+from gpuscope.schema.hang_section import Hang
+from gpuscope.schema.host_calls_section import HostCallsEntry
+from gpuscope.schema.pipeline_section import Pipeline
+from gpuscope.schema.profile_sections import KernelRankEntry, OperatorEntry
+from gpuscope.schema.replay_section import Replay
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class Section(Generic[T]):
 
     def __post_init__(self) -> None:
         if self.printed != (self.key in Diagnosis.__annotations__):
-            raise ValueError(f"section {self.key!r}: declare its type in gpuscope/report/schema/document.py")
+            raise ValueError(f"section {self.key!r}: declare its type in gpuscope/schema/document.py")
 
 
 COLLECTIVES = Section[list[document.CollectiveEntry]]("collectives")

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result
 from gpuscope.analyzers.frame.lanes import LaneSummary
-from gpuscope.report.view.causes import CAUSES
+from gpuscope.catalogue.causes import CAUSES
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.schema import NA
 

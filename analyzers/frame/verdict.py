@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import floor, prod
 
 from gpuscope.analyzers.frame.analyzer import Attributed
+from gpuscope.catalogue.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label, class_of
 from gpuscope.problems.problem import ProblemKind
-from gpuscope.report.schema.document import AbstainReason, Class, ProblemEntry, Slowdown, Verdict
-from gpuscope.report.view import units
-from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label, class_of
-from gpuscope.report.view.vocabulary import CLASSES
+from gpuscope.schema.document import AbstainReason, Class, ProblemEntry, Slowdown, Verdict
+from gpuscope.words import units
+from gpuscope.words.vocabulary import CLASSES
 
 VERDICT_SHARE = 0.10
 """A class must hold this share of the window to bound the run (definitions: «Verdict»)."""
@@ -183,13 +183,11 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
             "the job hung, so the window holds the wait for it: see the finding `hang`; --steps takes whole steps only"
         )
         return "hung", why, ""
+    cut = "the file is" if evidence.timelines_cut == 1 else f"{evidence.timelines_cut} files are"
+    again = "Copy the whole file again, or record again and let the profiler finish"
     if not evidence.events and evidence.timelines_cut:
-        cut = "the file is" if evidence.timelines_cut == 1 else f"{evidence.timelines_cut} files are"
-        why = (
-            f"{cut} cut off, and what is left holds no device events; they may be in the missing part. Copy the "
-            "whole file again, or record again and let the profiler finish"
-        )
-        return "cut_off", why, ""
+        lacks = "and what is left holds no device events; they may be in the missing part"
+        return "cut_off", f"{cut} cut off, {lacks}. {again}", ""
     if evidence.window <= 0 or not evidence.events:
         record = "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
         return "no_device_events", "no device events", evidence.why_no_device or record
@@ -211,6 +209,9 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
             "may be work that was not recorded"
         )
         return "kernels_lost", why, "record fewer steps, or with larger profiler buffers"
+    if idle_dominates and evidence.timelines_cut:
+        why = f"{cut} cut off, so where the device seems idle, its work may be in the missing part. {again}"
+        return "cut_off", why, ""
     if unattributed >= VERDICT_SHARE * evidence.window and unattributed > max(sums.values()):
         why = (
             f"the device is idle {units.share(unattributed / evidence.window)} of the time and no host events are "

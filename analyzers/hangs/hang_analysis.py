@@ -19,8 +19,8 @@ from gpuscope.analyzers.hangs.wait_graph import Wait
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.hangs import Hang as JobHang
 from gpuscope.catalogue.findings.hangs import rank_list
-from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.schema.hang_section import Hang, HangCause, HangLast, HangMismatch, HangOperation
+from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.schema.hang_section import Hang, HangCause, HangLast, HangMismatch, HangOperation
 
 EVIDENCE = 8
 PATIENCE_NS = 5_000_000_000

@@ -9,8 +9,8 @@ from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record
 from gpuscope.analyzers.hangs.wait_graph import Wait
 from gpuscope.catalogue.findings.hangs import rank_list
-from gpuscope.report.schema.hang_section import HangCause
-from gpuscope.report.view import units
+from gpuscope.schema.hang_section import HangCause
+from gpuscope.words import units
 
 OPERATIONS_NAMED = 4
 

@@ -9,7 +9,7 @@ import numpy as np
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.host_time.judged_windows import Judged
-from gpuscope.report.schema.host_calls_section import BlockingCallEntry
+from gpuscope.schema.host_calls_section import BlockingCallEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times, rows_of_rank

@@ -15,7 +15,7 @@ from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import HOST_CALLS
 from gpuscope.analyzers.host_time.blocking_sites import blocking_sites
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
-from gpuscope.report.schema.host_calls_section import HostCallsEntry
+from gpuscope.schema.host_calls_section import HostCallsEntry
 from gpuscope.trace.columns.distinct import counted
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times, parts, rows_of_rank, rows_where

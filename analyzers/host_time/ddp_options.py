@@ -16,7 +16,7 @@ from gpuscope.analyzers.host_time.calls_per_step import DDP_FORWARD
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings.data_parallel import GradientCopies, SyncedAccumulation, UnusedParameterSearch
-from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.intervals import Spans, intersect, subtract, union
 from gpuscope.trace.schema import NA

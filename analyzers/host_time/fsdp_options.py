@@ -17,7 +17,7 @@ from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings.data_parallel import LateGathers, LimitedGathers
-from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, join, measure_within, union
 from gpuscope.trace.schema import NA

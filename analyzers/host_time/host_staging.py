@@ -14,11 +14,11 @@ from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.host_time.judged_windows import judged
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import HostStagedExchange
-from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
+from gpuscope.words import units
 
 _SENDS = re.compile(
     r"^P?MPI_(I?(b|s|r)?send|I?recv|Sendrecv(_replace)?|I?all(reduce|toallv?|gatherv?)|I?reduce(_scatter)?|I?bcast"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
-from gpuscope.report.schema.pipeline_section import PipelineBubble
+from gpuscope.schema.pipeline_section import PipelineBubble
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, complement, measure_within, union
 

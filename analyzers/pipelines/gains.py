@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.facts.run_facts import WhatIf
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Predicted, Refused
-from gpuscope.report.schema.pipeline_section import PipelineGain
+from gpuscope.schema.pipeline_section import PipelineGain
 
 EVEN = EvenStages()
 MORE = 2

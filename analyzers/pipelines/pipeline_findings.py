@@ -17,9 +17,9 @@ from gpuscope.analyzers.frame.changes import Predicted, Refused
 from gpuscope.analyzers.pipelines.stage_pace import Pace, StepLength
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import FILLED_BY_MORE, FewMicroBatches, PipelineImbalance, SlowWorker
-from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.schema.pipeline_section import Pipeline
-from gpuscope.report.view import units
+from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.schema.pipeline_section import Pipeline
+from gpuscope.words import units
 
 ENOUGH = 4
 """«We found the bubble overhead to be almost negligible when M ≥ 4 × K» (M micro-batches, K stages): Huang et al.

@@ -19,7 +19,7 @@ from gpuscope.analyzers.pipelines.gains import EVEN, MORE, Gains, entry, gains
 from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
 from gpuscope.analyzers.pipelines.stage_pace import StepLength, outside_work, pace
-from gpuscope.report.schema.pipeline_section import (
+from gpuscope.schema.pipeline_section import (
     Pipeline,
     PipelineComputation,
     PipelineRow,
@@ -27,7 +27,7 @@ from gpuscope.report.schema.pipeline_section import (
     PipelineStage,
     PipelineTimeline,
 )
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 _KINDS: dict[str, Literal["forward", "backward", "weight"]] = {"F": "forward", "B": "backward", "W": "weight"}
 

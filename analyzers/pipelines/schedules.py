@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
-from gpuscope.report.schema.pipeline_section import ScheduleName
+from gpuscope.schema.pipeline_section import ScheduleName
 
 Order = list[tuple[str, int]]
 """(F or B, chunk within the stage) in the order of computing."""

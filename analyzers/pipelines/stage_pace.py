@@ -18,10 +18,10 @@ from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import WorkOutsidePipeline
-from gpuscope.report.schema.document import Evidence, FindingEntry
-from gpuscope.report.schema.pipeline_section import PipelineRow
-from gpuscope.report.view import units
+from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.schema.pipeline_section import PipelineRow
 from gpuscope.trace.columns.table import Table
+from gpuscope.words import units
 
 SIGNIFICANT = 3.0
 """Standard errors by which a rank's steps must hold more work than the others'."""

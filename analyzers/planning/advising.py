@@ -16,8 +16,8 @@ from gpuscope.analyzers.planning.inputs.model_spec import model_named
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.analyzers.planning.plan import plan
 from gpuscope.errors import UsageError
-from gpuscope.report.schema.plan_document import Plan, PlanCalibration, PlanChange, PlanEntry, PlanRule
 from gpuscope.report.section_tables import SectionTables
+from gpuscope.schema.plan_document import Plan, PlanCalibration, PlanChange, PlanEntry, PlanRule
 
 if TYPE_CHECKING:
     import pandas as pd

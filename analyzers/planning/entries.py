@@ -9,8 +9,8 @@ from gpuscope.analyzers.planning.costs.plan_memory import OPTIMIZER_BYTES, STATE
 from gpuscope.analyzers.planning.costs.rates import Link, Rates
 from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, stages_of
 from gpuscope.analyzers.planning.layout import CPU, FULL, NO, SELECTIVE, Layout, bubble, micro_batches
-from gpuscope.report.schema.plan_document import PlanEntry
-from gpuscope.report.view import units
+from gpuscope.schema.plan_document import PlanEntry
+from gpuscope.words import units
 
 LINK_ERROR = 0.25
 """Of a link's measured cost, for other sizes and groups than those measured."""

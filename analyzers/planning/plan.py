@@ -12,7 +12,7 @@ from gpuscope.analyzers.planning.launchers import commands
 from gpuscope.analyzers.planning.rules import rules
 from gpuscope.analyzers.planning.sensitivity import sensitivity
 from gpuscope.errors import UsageError
-from gpuscope.report.schema.plan_document import (
+from gpuscope.schema.plan_document import (
     PLAN_VERSION,
     Plan,
     PlanCalibration,
@@ -21,8 +21,8 @@ from gpuscope.report.schema.plan_document import (
     PlanGoodput,
     PlanModel,
 )
-from gpuscope.report.view import units
 from gpuscope.version import __version__
+from gpuscope.words import units
 
 NS = 1e9
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpuscope.analyzers.planning.candidates import LONG_SEQUENCE, Question, Scored
 from gpuscope.analyzers.planning.layout import NO
-from gpuscope.report.schema.plan_document import PlanRule
-from gpuscope.report.view import units
+from gpuscope.schema.plan_document import PlanRule
+from gpuscope.words import units
 
 
 def rules(question: Question, rows: list[Scored]) -> list[PlanRule]:

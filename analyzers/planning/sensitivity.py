@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpuscope.analyzers.planning.candidates import Question, Scored, best_of_each, scored
 from gpuscope.analyzers.planning.layout import Layout
 from gpuscope.hardware.link_rates import Link
-from gpuscope.report.schema.plan_document import PlanChange
+from gpuscope.schema.plan_document import PlanChange
 
 
 def sensitivity(question: Question, best: Scored) -> list[PlanChange]:

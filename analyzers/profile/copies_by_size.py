@@ -11,7 +11,7 @@ from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import COPIES
 from gpuscope.analyzers.profile.recorded_part import of_lane
-from gpuscope.report.schema.profile_sections import CopyEntry
+from gpuscope.schema.profile_sections import CopyEntry
 from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.grouped_durations import grouped
 from gpuscope.trace.columns.name_pool import NO_NAME

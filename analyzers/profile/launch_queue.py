@@ -12,7 +12,7 @@ from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import LAUNCHES, QUEUES
 from gpuscope.analyzers.profile.recorded_part import of_lane, on_stream, streams_of
-from gpuscope.report.schema.profile_sections import LaunchEntry, QueueEntry
+from gpuscope.schema.profile_sections import LaunchEntry, QueueEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Times, parts

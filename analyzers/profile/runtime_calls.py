@@ -12,7 +12,7 @@ from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import API_CALLS
 from gpuscope.analyzers.host_time.blocking_sites import plain
 from gpuscope.analyzers.profile.recorded_part import RankPart, parts
-from gpuscope.report.schema.profile_sections import ApiCallEntry
+from gpuscope.schema.profile_sections import ApiCallEntry
 from gpuscope.trace.columns.grouped_durations import grouped_parts
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.columns.table import parts as row_parts

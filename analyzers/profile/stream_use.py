@@ -11,7 +11,7 @@ from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import STREAMS
 from gpuscope.analyzers.profile.recorded_part import of_lane, on_stream, streams_of
-from gpuscope.report.schema.profile_sections import StreamEntry
+from gpuscope.schema.profile_sections import StreamEntry
 from gpuscope.trace.columns.table import Times, parts
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace

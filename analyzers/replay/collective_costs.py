@@ -14,7 +14,7 @@ from gpuscope.analyzers.replay.graph import Call, Graph, Node
 from gpuscope.analyzers.replay.link_sharing import Reach
 from gpuscope.analyzers.replay.rewrite import Setting, nodes_by_call
 from gpuscope.hardware.bus_bandwidth import busbw_factor
-from gpuscope.report.schema.provenance import Provenance
+from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Array, Times
 
 ASSUMED_ERROR = 0.5

@@ -14,9 +14,9 @@ import numpy as np
 from gpuscope.analyzers.replay.engine import Replayed, replay
 from gpuscope.analyzers.replay.graph import Graph, Node
 from gpuscope.analyzers.replay.rewrite import nodes_by_call
-from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.intervals import measure_within, union
+from gpuscope.words import units
 
 ROUNDS = 3
 """Replays of a change: compute takes longer or shorter, which moves what it runs beside. The third moves little."""

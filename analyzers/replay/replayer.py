@@ -28,12 +28,12 @@ from gpuscope.analyzers.replay.record.recording import Recorded, variation
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
-from gpuscope.report.schema.provenance import Provenance
-from gpuscope.report.schema.replay_section import Replay
-from gpuscope.report.view import units
+from gpuscope.schema.provenance import Provenance
+from gpuscope.schema.replay_section import Replay
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.schema import NA, Kind
+from gpuscope.words import units
 
 MAX_ERROR = 0.05
 """Relative error of the unchanged replay from which nothing is predicted. Published replays reach 3.3 % on average

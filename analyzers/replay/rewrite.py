@@ -12,7 +12,7 @@ from gpuscope.analyzers.collectives.message_cost import CostModel
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.replay.graph import NONE, Edge, Graph, Node
 from gpuscope.analyzers.replay.link_sharing import Reaches
-from gpuscope.report.schema.provenance import Provenance
+from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Mask, Times
 
 

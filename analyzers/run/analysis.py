@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
 from gpuscope.errors import UsageError
-from gpuscope.report.schema import compute_section, document, memory_section, nccl_sections, profile_sections
-from gpuscope.report.schema.document import Report, Verdict
 from gpuscope.report.section_tables import SectionTables, table
-from gpuscope.report.view import arrangement, units
+from gpuscope.report.view import arrangement
+from gpuscope.schema import compute_section, document, memory_section, nccl_sections, profile_sections
+from gpuscope.schema.document import Report, Verdict
+from gpuscope.words import units
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -29,9 +29,12 @@ from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.analyzers.frame.sections import Sections, merged
 from gpuscope.analyzers.frame.self_check import NAME as CHECK
 from gpuscope.analyzers.frame.self_check import self_check
+from gpuscope.catalogue.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
 from gpuscope.problems import collectives, completeness, job, reading
 from gpuscope.problems.problem import ProblemKind
-from gpuscope.report.schema.document import (
+from gpuscope.report.view import memory_sentences
+from gpuscope.report.view.per_step import with_per_step
+from gpuscope.schema.document import (
     SCHEMA_VERSION,
     AnalyzerEntry,
     BreakdownEntry,
@@ -45,10 +48,7 @@ from gpuscope.report.schema.document import (
     StepEntry,
     TraceEntry,
 )
-from gpuscope.report.schema.memory_section import MemoryEntry
-from gpuscope.report.view import memory_sentences
-from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
-from gpuscope.report.view.per_step import with_per_step
+from gpuscope.schema.memory_section import MemoryEntry
 from gpuscope.sources.records import files_of, is_timeline
 from gpuscope.sources.remote import shown
 from gpuscope.trace.breakdown import Breakdown

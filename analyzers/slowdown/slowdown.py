@@ -22,13 +22,13 @@ from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds
 from gpuscope.analyzers.slowdown.slowdowns import Effect, Slowdowns, Worker, slowdowns
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings.pipelines import SlowOperation, SlowOperations, SlowStage, SlowWorker
-from gpuscope.report.schema.document import Evidence, FindingEntry, Slowdown
-from gpuscope.report.schema.provenance import Provenance
-from gpuscope.report.schema.replay_section import Prediction
-from gpuscope.report.view import units
+from gpuscope.schema.document import Evidence, FindingEntry, Slowdown
+from gpuscope.schema.provenance import Provenance
+from gpuscope.schema.replay_section import Prediction
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.trace import Trace
+from gpuscope.words import units
 
 MOST = 0.5
 """What explains this share of the slowdown is its cause."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.report.schema.nccl_sections import LinkCounterEntry
+from gpuscope.schema.nccl_sections import LinkCounterEntry
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import Spans, measure_within
 from gpuscope.trace.schema import NA

@@ -20,8 +20,8 @@ from gpuscope.analyzers.topology.counter_means import counter_entry, mean_within
 from gpuscope.analyzers.topology.link_activity import BUSY, is_link
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import MemoryAtPeak
-from gpuscope.report.schema.compute_section import DeviceCounterEntry, KernelSamples
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.schema.compute_section import DeviceCounterEntry, KernelSamples
+from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.intervals import measure_within, union
 from gpuscope.trace.schema import NA, Kind

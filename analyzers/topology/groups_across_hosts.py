@@ -19,7 +19,7 @@ from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
 from gpuscope.analyzers.frame.needs import Need
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.network import GroupAcrossHosts
-from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, union

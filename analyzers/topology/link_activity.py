@@ -14,8 +14,8 @@ from gpuscope.analyzers.frame.sections import LINK_COUNTERS
 from gpuscope.analyzers.topology.counter_means import counter_entry
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.network import LinkAtPeak, NetworkCongestion
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.schema.nccl_sections import LinkCounterEntry
+from gpuscope.schema.document import FindingEntry
+from gpuscope.schema.nccl_sections import LinkCounterEntry
 from gpuscope.trace.intervals import Spans, union
 from gpuscope.trace.trace import Trace
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpuscope.analyzers.facts.host_links import Host
 from gpuscope.analyzers.facts.placement import Placed
 from gpuscope.hardware.link_rates import Link, can_have_fabric, gpu_fabric, gpu_nvlink, gpu_pcie, links
-from gpuscope.report.schema.provenance import Provenance
+from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.schema import NA
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 from gpuscope.analyzers.collectives.lateness import probability
 from gpuscope.analyzers.watching.measures import MeasuredStep, Seen
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view import units
+from gpuscope.schema.document import Report
+from gpuscope.words import units
 
 RECENT = 20
 """Steps that an alert looks back."""

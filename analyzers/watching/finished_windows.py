@@ -7,8 +7,8 @@ from threading import Lock
 
 from gpuscope.analyzers.run.runner import Options, run
 from gpuscope.errors import GpuscopeError
-from gpuscope.report.schema.document import Report
 from gpuscope.report.view import headline
+from gpuscope.schema.document import Report
 from gpuscope.sources.opening import inputs
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
 from gpuscope.analyzers.watching.measures import RunWatcher, Seen
 from gpuscope.callbacks.callback import Callback, WindowVerdict, step_measures
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 
 class Follower:

@@ -10,7 +10,7 @@ import numpy as np
 from gpuscope.dashboards.data.rows.counter_tracks import CounterTrack, counter_tracks
 from gpuscope.dashboards.data.rows.run_clock import RunClock
 from gpuscope.dashboards.data.rows.tracks import STEP, Track, tracks
-from gpuscope.report.schema.document import Evidence, Report
+from gpuscope.schema.document import Evidence, Report
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace

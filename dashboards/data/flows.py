@@ -6,8 +6,8 @@ from typing import Any
 
 from gpuscope.dashboards.data.event_details import Details, Event
 from gpuscope.dashboards.data.events import Events
-from gpuscope.report.view import units
-from gpuscope.report.view.short_kernels import short_kernel
+from gpuscope.words import units
+from gpuscope.words.short_kernels import short_kernel
 
 MOST_ARROWS = 12
 

@@ -9,9 +9,9 @@ import numpy as np
 from gpuscope.dashboards.data.kernel_durations import KernelTimes, kernel_times
 from gpuscope.dashboards.data.open_runs import OpenRun
 from gpuscope.dashboards.state import View
-from gpuscope.report.view.short_kernels import short_kernels
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.trace import Trace
+from gpuscope.words.short_kernels import short_kernels
 
 WITHIN = "within"
 """Parameter of the address: `window` for the kernels that start in the window of the timeline only."""

@@ -14,12 +14,12 @@ from gpuscope.dashboards.data.kernel_durations import KernelTimes, kernel_times
 from gpuscope.dashboards.data.what_if import WhatIf
 from gpuscope.errors import GpuscopeError, InputError
 from gpuscope.report.read_report import read_report
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view import units
+from gpuscope.schema.document import Report
 from gpuscope.sources.opening import inputs
 from gpuscope.store.rows import real_path
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
+from gpuscope.words import units
 
 REPORT_ONLY = "this is a report without its trace: open the trace itself (gpuscope dashboard TRACE) to see events"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuscope.analyzers.comparison.job_history import StoredRun, TrendPoint, trend
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 from gpuscope.store.store import opened
 
 MOST = 50

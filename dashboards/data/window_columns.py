@@ -16,9 +16,9 @@ from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.rows.counter_tracks import CounterTrack, counter_detail
 from gpuscope.dashboards.data.rows.detail_levels import Window, detail
 from gpuscope.dashboards.data.rows.tracks import Track
-from gpuscope.report.view import units
-from gpuscope.report.view.short_kernels import plain_call, short_kernel
 from gpuscope.trace.columns.table import Array, Times
+from gpuscope.words import units
+from gpuscope.words.short_kernels import plain_call, short_kernel
 
 TILE = 512
 """Cells of a tile: windows begin and end at multiples of it, so that a tile is asked for once."""

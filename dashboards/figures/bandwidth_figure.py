@@ -11,8 +11,8 @@ from gpuscope.dashboards import theme
 from gpuscope.dashboards.log_axis import log_range
 from gpuscope.dashboards.plain_text import plain
 from gpuscope.hardware.bus_bandwidth import busbw_factor
-from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry
-from gpuscope.report.view import palette, units
+from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry
+from gpuscope.words import palette, units
 
 POINTS = 60
 """Points of a fitted curve: more than a screen resolves."""

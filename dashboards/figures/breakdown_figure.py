@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from gpuscope.catalogue.causes import CAUSES, Cause
 from gpuscope.dashboards import theme
-from gpuscope.report.schema.document import RankEntry
-from gpuscope.report.view import arrangement, palette, units
-from gpuscope.report.view.causes import CAUSES, Cause
-from gpuscope.report.view.vocabulary import PARTS
+from gpuscope.report.view import arrangement
+from gpuscope.schema.document import RankEntry
+from gpuscope.words import palette, units
+from gpuscope.words.vocabulary import PARTS
 
 
 @dataclass(frozen=True)

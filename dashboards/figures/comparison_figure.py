@@ -10,9 +10,9 @@ from gpuscope.analyzers.comparison.job_history import TrendPoint
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.data.rows.looks import LOOKS
 from gpuscope.dashboards.data.typical_step import COLUMNS, Strip
-from gpuscope.report.schema.diff_document import Diff
-from gpuscope.report.view import palette, units
-from gpuscope.report.view.vocabulary import PARTS
+from gpuscope.schema.diff_document import Diff
+from gpuscope.words import palette, units
+from gpuscope.words.vocabulary import PARTS
 
 RESULT_LOOKS = {
     "regression": ("regression", palette.VERMILLION, "triangle-up"),

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.plain_text import plain
-from gpuscope.report.view import palette, units
+from gpuscope.words import palette, units
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 WRITTEN = 10
 """Steps of which each cell is wide enough to show its number."""

@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.log_axis import log_range
 from gpuscope.dashboards.plain_text import plain
-from gpuscope.report.schema.document import KernelEntry
-from gpuscope.report.view import palette, units
-from gpuscope.report.view.short_kernels import short_kernel
+from gpuscope.schema.document import KernelEntry
+from gpuscope.words import palette, units
+from gpuscope.words.short_kernels import short_kernel
 
 NAME = 80
 

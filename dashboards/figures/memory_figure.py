@@ -10,8 +10,9 @@ from gpuscope.dashboards import theme
 from gpuscope.dashboards.data.memory.memory_stacks import BEFORE, MemoryOverTime
 from gpuscope.dashboards.data.memory.segments import Segment
 from gpuscope.dashboards.plain_text import plain
-from gpuscope.report.schema.memory_section import HeldEntry, MemoryEntry
-from gpuscope.report.view import memory_sentences, palette, units
+from gpuscope.report.view import memory_sentences
+from gpuscope.schema.memory_section import HeldEntry, MemoryEntry
+from gpuscope.words import palette, units
 
 STACKS = 20
 """Lines of code drawn, the largest first."""

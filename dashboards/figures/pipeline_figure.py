@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
-from gpuscope.report.schema.pipeline_section import PipelineComputation, PipelineRow
-from gpuscope.report.view import palette, units
+from gpuscope.schema.pipeline_section import PipelineComputation, PipelineRow
+from gpuscope.words import palette, units
 
 LOOKS = {"forward": (palette.BLUE, ""), "backward": (palette.ORANGE, ""), "weight": (palette.GREEN, "/")}
 NAMES = {"forward": "forward", "backward": "backward", "weight": "weight gradient"}

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
+from gpuscope.catalogue.causes import cause_label
 from gpuscope.dashboards import theme
-from gpuscope.report.schema.document import StepEntry
-from gpuscope.report.view import units
-from gpuscope.report.view.causes import cause_label
-from gpuscope.report.view.vocabulary import BOUND
+from gpuscope.schema.document import StepEntry
+from gpuscope.words import units
+from gpuscope.words.vocabulary import BOUND
 
 
 def series(steps: Sequence[StepEntry], dark: bool, leads_to: Callable[[StepEntry], str] = lambda _: "") -> go.Figure:

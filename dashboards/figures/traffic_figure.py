@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.plain_text import plain
-from gpuscope.report.schema.nccl_sections import TopologyEntry, TrafficEntry
-from gpuscope.report.view import palette, units
+from gpuscope.schema.nccl_sections import TopologyEntry, TrafficEntry
+from gpuscope.words import palette, units
 
 LINK_LOOKS = {"nvlink": (palette.GREEN, "solid"), "nvswitch": (palette.GREEN, "solid"), "pcie": (palette.BLUE, "dot"),
               "net": (palette.ORANGE, "dash")}  # fmt: skip

@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.plain_text import plain
-from gpuscope.report.schema.document import CollectiveEntry
-from gpuscope.report.view import palette, units
+from gpuscope.schema.document import CollectiveEntry
+from gpuscope.words import palette, units
 
 
 def bars(rows: Sequence[CollectiveEntry], dark: bool) -> go.Figure:

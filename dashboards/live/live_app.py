@@ -16,8 +16,8 @@ from gpuscope.analyzers.watching.measures import RunWatcher, Seen
 from gpuscope.dashboards import ids, parts, theme
 from gpuscope.dashboards.app import new_app, protect
 from gpuscope.dashboards.live import live_figures as figures
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view import units
+from gpuscope.schema.document import Report
+from gpuscope.words import units
 
 EVERY_MS = 2_000
 BEAT, STATE, STEPS, EXPOSED, LATE = "beat", "live-state", "live-steps", "live-exposed", "live-late"

@@ -10,7 +10,7 @@ from gpuscope.analyzers.watching.alerts import measured_steps
 from gpuscope.analyzers.watching.measures import MeasuredStep, Seen
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.figures.heatmap_figure import heatmap
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 SHOWN = 500
 """Steps drawn, the last ones."""

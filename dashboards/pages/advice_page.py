@@ -10,15 +10,15 @@ from dash import Dash, Input, Output, State, html
 from dash.development.base_component import Component
 
 from gpuscope.analyzers.frame.changes import Predicted, Refused
+from gpuscope.catalogue.prediction_sentences import nothing_gains, setting_words, step_change
 from gpuscope.dashboards import ids, parts
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, Slider, chosen
 from gpuscope.dashboards.figures import gains_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.state import View, parse
-from gpuscope.report.schema.document import PlanEntry, SuggestionEntry, UnpredictedEntry
-from gpuscope.report.view import units
-from gpuscope.report.view.prediction_sentences import nothing_gains, setting_words, step_change
+from gpuscope.schema.document import PlanEntry, SuggestionEntry, UnpredictedEntry
+from gpuscope.words import units
 
 
 def layout(shown: Shown) -> Component:

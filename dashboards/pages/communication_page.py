@@ -10,8 +10,8 @@ from dash.development.base_component import Component
 from gpuscope.dashboards import parts
 from gpuscope.dashboards.figures import bandwidth_figure, traffic_figure, waiting_figure
 from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
-from gpuscope.report.view import units
+from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
+from gpuscope.words import units
 
 BARS = 20
 """Operations drawn, longest first; the table has all."""

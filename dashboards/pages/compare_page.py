@@ -13,6 +13,7 @@ from dash.development.base_component import Component
 
 from gpuscope.analyzers.comparison.compare import Side, compare
 from gpuscope.analyzers.comparison.same_job import is_alike, shared_work
+from gpuscope.catalogue.causes import cause_label
 from gpuscope.dashboards import parts
 from gpuscope.dashboards.data import run_history
 from gpuscope.dashboards.data.open_runs import OpenRun
@@ -20,12 +21,11 @@ from gpuscope.dashboards.data.typical_step import typical_step
 from gpuscope.dashboards.figures import comparison_figure as figures
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.errors import GpuscopeError
-from gpuscope.report.schema.diff_document import Diff, Proof
-from gpuscope.report.schema.document import Report
 from gpuscope.report.terminal import diff_text
-from gpuscope.report.view import units
-from gpuscope.report.view.causes import cause_label
-from gpuscope.report.view.short_kernels import short_kernels
+from gpuscope.schema.diff_document import Diff, Proof
+from gpuscope.schema.document import Report
+from gpuscope.words import units
+from gpuscope.words.short_kernels import short_kernels
 
 WITH = "with"
 """Parameters of the address: the run compared with, and the job of the history."""

@@ -15,8 +15,8 @@ from gpuscope.dashboards.data.kernel_rows import WITHIN
 from gpuscope.dashboards.data.range_statistics import RangeStatistics
 from gpuscope.dashboards.page_links import around
 from gpuscope.dashboards.state import View
-from gpuscope.report.view import units
-from gpuscope.report.view.short_kernels import short_kernel, short_kernels
+from gpuscope.words import units
+from gpuscope.words.short_kernels import short_kernel, short_kernels
 
 SHORT = 44
 """Cells of a kernel's name in the drawer's table."""

@@ -17,8 +17,8 @@ from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.figures import kernels_figure as drawing
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.hardware.device_peaks import peak_flops
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view import units
+from gpuscope.schema.document import Report
+from gpuscope.words import units
 
 TIMES = ("dur", "mean", "min", "median", "max")
 """Columns of the table in ns: the sum, and of one call."""

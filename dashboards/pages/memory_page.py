@@ -14,8 +14,9 @@ from gpuscope.dashboards.data.memory.memory_stacks import memory_over_time
 from gpuscope.dashboards.data.memory.segments import segments_of
 from gpuscope.dashboards.figures import memory_figure as figures
 from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.schema.memory_section import MemoryEntry
-from gpuscope.report.view import memory_sentences, units
+from gpuscope.report.view import memory_sentences
+from gpuscope.schema.memory_section import MemoryEntry
+from gpuscope.words import units
 
 PICK = "memory"
 """Parameter of the address: the entry of the report's section to show."""

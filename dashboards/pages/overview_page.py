@@ -12,8 +12,9 @@ from gpuscope.dashboards import parts, theme
 from gpuscope.dashboards.figures import breakdown_figure, steps_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.page_links import evidence_link, meanwhile_link, timeline_view
-from gpuscope.report.schema.document import FindingEntry, RankEntry, StepEntry
-from gpuscope.report.view import arrangement, blame, headline, summary, units
+from gpuscope.report.view import arrangement, blame, headline, summary
+from gpuscope.schema.document import FindingEntry, RankEntry, StepEntry
+from gpuscope.words import units
 
 LEADS = "Click to see it in the timeline."
 FINDINGS_SHOWN = 8

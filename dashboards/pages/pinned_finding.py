@@ -10,8 +10,9 @@ from gpuscope.dashboards import parts, theme
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.page import Shown
 from gpuscope.dashboards.page_links import FINDING, timeline_view
-from gpuscope.report.view import arrangement, units
-from gpuscope.report.view.short_kernels import short_kernel
+from gpuscope.report.view import arrangement
+from gpuscope.words import units
+from gpuscope.words.short_kernels import short_kernel
 
 EVIDENCE = 6
 

@@ -7,14 +7,14 @@ from typing import Any, cast
 
 from dash.development.base_component import Component
 
+from gpuscope.catalogue.prediction_sentences import with_basis
 from gpuscope.dashboards import parts
 from gpuscope.dashboards.figures import pipeline_figure as figures
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.page_links import around
-from gpuscope.report.schema.pipeline_section import Pipeline, PipelineComputation
 from gpuscope.report.terminal.sections.pipeline_text import BUBBLE
-from gpuscope.report.view import units
-from gpuscope.report.view.prediction_sentences import with_basis
+from gpuscope.schema.pipeline_section import Pipeline, PipelineComputation
+from gpuscope.words import units
 
 
 def layout(shown: Shown) -> Component:

@@ -8,13 +8,14 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output
 from dash.development.base_component import Component
 
+from gpuscope.catalogue.straggler_sentences import CAUSED_WAIT
 from gpuscope.dashboards import ids, parts
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.figures.heatmap_figure import heatmap
 from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view import arrangement, units
-from gpuscope.report.view.straggler_sentences import CAUSED_WAIT
+from gpuscope.report.view import arrangement
+from gpuscope.schema.document import Report
+from gpuscope.words import units
 
 MEASURES = {"step_ns": "step time", "wait_caused_ns": "wait caused", "wait_suffered_ns": "wait suffered"}
 MEANS = {

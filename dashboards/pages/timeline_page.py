@@ -23,7 +23,7 @@ from gpuscope.dashboards.pages import event_panel
 from gpuscope.dashboards.pages.pinned_finding import pinned
 from gpuscope.dashboards.state import View, parse, text
 from gpuscope.dashboards.web import timeline_data
-from gpuscope.report.view import palette, units
+from gpuscope.words import palette, units
 
 PATH = "/timeline"
 MAP_COLUMNS = 600

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal
 
 from gpuscope.plugins import submodules
-from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.schema.document import Evidence, FindingEntry
 
 Severity = Literal["high", "medium", "low"]
 _BY_SHARE: tuple[tuple[float, Severity], ...] = ((0.10, "high"), (0.03, "medium"), (0.0, "low"))

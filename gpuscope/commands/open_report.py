@@ -11,7 +11,7 @@ from gpuscope.errors import InputError
 from gpuscope.store.location import located, store_option
 
 if TYPE_CHECKING:
-    from gpuscope.report.schema.document import Report
+    from gpuscope.schema.document import Report
 
 
 @click.command(short_help="Open a report in the browser.")

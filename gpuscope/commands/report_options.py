@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from gpuscope.report.schema.document import Report
+    from gpuscope.schema.document import Report
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 TOP = 3

@@ -97,7 +97,7 @@ def delete(ctx: click.Context, runs: tuple[int, ...], store: Path | None, yes: b
 
 
 def _list(rows: list[dict[str, Any]], writer: Writer) -> None:
-    from gpuscope.report.view import units, vocabulary
+    from gpuscope.words import units, vocabulary
 
     if not rows:
         writer.line("No such run.")
@@ -120,6 +120,6 @@ def _list(rows: list[dict[str, Any]], writer: Writer) -> None:
 
 def _with_share(word: str, frac: float | None) -> str:
     """`communication 68.5 %`: a class and its cause have shares of their own."""
-    from gpuscope.report.view import units
+    from gpuscope.words import units
 
     return word if frac is None else f"{word} {units.share(frac)}"

@@ -5,7 +5,7 @@ Escapes as in GitHub's own toolkit (actions/toolkit, packages/core/src/command.t
 
 from __future__ import annotations
 
-from gpuscope.report.schema.diff_document import CheckCase
+from gpuscope.schema.diff_document import CheckCase
 
 _LEVEL = {"failed": "error", "skipped": "warning", "passed": "notice"}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 
 def dumps(report: Report) -> str:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from gpuscope.report.schema.diff_document import CheckCase
-from gpuscope.report.view import units
+from gpuscope.schema.diff_document import CheckCase
+from gpuscope.words import units
 
 
 def dumps(cases: Sequence[CheckCase], subject: str) -> str:

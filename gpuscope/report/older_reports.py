@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuscope.report.schema.document import SCHEMA_VERSION
 from gpuscope.report.view.per_step import per_step_ns, with_per_step
+from gpuscope.schema.document import SCHEMA_VERSION
 
 OLDEST = 2
 """The oldest version that is read."""

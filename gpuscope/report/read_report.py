@@ -10,7 +10,7 @@ import msgspec
 
 from gpuscope.errors import InputError
 from gpuscope.report.older_reports import OLDEST, brought_up, is_readable
-from gpuscope.report.schema.document import SCHEMA_VERSION, Report
+from gpuscope.schema.document import SCHEMA_VERSION, Report
 
 _HEAD = 1 << 16
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gpuscope.errors import GpuscopeError
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 from gpuscope.store.location import located
 
 

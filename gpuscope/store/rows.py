@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from gpuscope.report.schema.document import BreakdownEntry, RankEntry, Report, StepEntry
 from gpuscope.report.view import arrangement
-from gpuscope.report.view.vocabulary import PARTS
+from gpuscope.schema.document import BreakdownEntry, RankEntry, Report, StepEntry
 from gpuscope.sources.remote import is_url
+from gpuscope.words.vocabulary import PARTS
 
 Row = dict[str, Any]
 

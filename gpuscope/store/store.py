@@ -25,7 +25,7 @@ from gpuscope.errors import InputError, UsageError
 from gpuscope.report.json_report import dumps
 from gpuscope.report.older_reports import brought_up
 from gpuscope.report.published.info_document import StoredRun
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 from gpuscope.sources.remote import is_url
 from gpuscope.store.rows import real_path, run_row, section_rows
 from gpuscope.store.tables import APPLICATION_ID, SCHEMA_VERSION, TABLES, migrations

@@ -13,7 +13,7 @@ from gpuscope.instrumented_runtime.bench.topology_links import TopologyReport
 from gpuscope.instrumented_runtime.bench.tuning_bench import TuningReport
 from gpuscope.report.terminal.columns import Columns
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 
 def _table(writer: Writer, title: str, *columns: str) -> Columns:

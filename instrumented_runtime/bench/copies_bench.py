@@ -18,7 +18,7 @@ from torch import Tensor
 from gpuscope.errors import UsageError
 from gpuscope.hardware.bus_bandwidth import algbw
 from gpuscope.hardware.link_rates import gpu_pcie
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import pytest
 from helpers.browser import Browser
 
 from gpuscope.dashboards.data.open_runs import OpenRun
-from gpuscope.report.view import units
 from gpuscope.report.view.summary import summary
+from gpuscope.words import units
 
 pytestmark = pytest.mark.xdist_group("browser")
 

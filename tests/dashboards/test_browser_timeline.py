@@ -11,7 +11,7 @@ from helpers.pair import SCRIPT
 
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.open_runs import OpenRun
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 pytestmark = pytest.mark.xdist_group("browser")
 

@@ -18,10 +18,10 @@ import pytest
 from helpers import snippets
 
 import gpuscope
+from gpuscope.catalogue.causes import CAUSES, UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.finding import kinds
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view.causes import CAUSES, UNDIVIDED_COMMUNICATION
 from gpuscope.report.view.summary import sentence
+from gpuscope.schema.document import Report
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -56,7 +56,7 @@ def test_every_part_of_the_report_has_its_section(docs: tuple[ModuleType, Module
 
 
 def test_a_row_has_type_and_meaning_in_the_words_of_json(docs: tuple[ModuleType, ModuleType]) -> None:
-    """By hand, from `Verdict` and `FindingEntry` in gpuscope/report/schema/document.py."""
+    """By hand, from `Verdict` and `FindingEntry` in gpuscope/schema/document.py."""
     text = docs[1].document("report", "##")
     assert "| `verdict.confidence` | number | 0 if it abstains" in text
     assert "| `findings[].severity` | string | `high`, `medium` or `low` |" in text

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from gpuscope.analyzers.advice.rule import rules
-from gpuscope.report.view.causes import CAUSES
+from gpuscope.catalogue.causes import CAUSES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpuscope.report.schema.document import FindingEntry, Report
-from gpuscope.report.schema.host_calls_section import BlockingCallEntry, HostCallsEntry
+from gpuscope.schema.document import FindingEntry, Report
+from gpuscope.schema.host_calls_section import BlockingCallEntry, HostCallsEntry
 
 
 def finding(code: str, severity: str = "high", ranks: Sequence[int] = (0, 1)) -> FindingEntry:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gpuscope
 from gpuscope.analyzers.run.analysis import Analysis
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 
 @lru_cache(maxsize=32)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 
 def report(*step_ms: float, ranks: int = 2, **changed: Any) -> Report:

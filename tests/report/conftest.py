@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpuscope.report.schema.document import (
+from gpuscope.report.view.per_step import with_per_step
+from gpuscope.schema.document import (
     BreakdownEntry,
     KernelEntry,
     RankEntry,
@@ -15,7 +16,6 @@ from gpuscope.report.schema.document import (
     StepTime,
     StragglerEntry,
 )
-from gpuscope.report.view.per_step import with_per_step
 
 MS = 1_000_000
 EPOCH = 1_694_128_201_000_000_000

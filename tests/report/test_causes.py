@@ -9,9 +9,9 @@ import pytest
 
 from gpuscope.analyzers.advice.rule import rules
 from gpuscope.analyzers.device_time.host_cause import host_causes
-from gpuscope.report.schema.document import StragglerEntry
-from gpuscope.report.view import palette
-from gpuscope.report.view.causes import BY_CODE, CAUSES, UNATTRIBUTED, Cause, FindingFacts, cause_label, class_of
+from gpuscope.catalogue.causes import BY_CODE, CAUSES, UNATTRIBUTED, Cause, FindingFacts, cause_label, class_of
+from gpuscope.schema.document import StragglerEntry
+from gpuscope.words import palette
 
 ROOT = Path(__file__).resolve().parents[2]
 COLOURS = {name: value for name, value in vars(palette).items() if name.isupper()}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuscope.report.json_report import dumps
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 
 def test_round_trip_keeps_order_and_values(input_bound: Report) -> None:

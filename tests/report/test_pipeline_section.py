@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from gpuscope.report.html import html_report
-from gpuscope.report.schema.document import Report
-from gpuscope.report.schema.pipeline_section import Pipeline, PipelineRow
 from gpuscope.report.terminal import report_text
+from gpuscope.schema.document import Report
+from gpuscope.schema.pipeline_section import Pipeline, PipelineRow
 
 
 def row(stage: int, rank: int, compute: int, parts: tuple[int, int, int, int]) -> PipelineRow:

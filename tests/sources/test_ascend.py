@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gpuscope
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 HARDWARE, HCCL, HOST, OVERLAP = 10, 20, 30, 40
 START = 1_700_000_000_000_000

@@ -12,7 +12,7 @@ import pytest
 import gpuscope
 from gpuscope.cache import second_look
 from gpuscope.errors import InputError, UsageError
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 from gpuscope.store import identity
 from gpuscope.store.identity import run_key
 from gpuscope.store.keep import keep

@@ -8,14 +8,14 @@ import numpy as np
 
 from gpuscope.analyzers.frame.analyzer import longest
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.report.schema.document import Evidence
-from gpuscope.report.view import units
-from gpuscope.report.view.short_kernels import short_kernel
+from gpuscope.schema.document import Evidence
 from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.table import Array, Mask, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, clip
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
+from gpuscope.words import units
+from gpuscope.words.short_kernels import short_kernel
 
 MOST = 0.5
 """Share of a gap that a host event must cover to be what the gap is about."""

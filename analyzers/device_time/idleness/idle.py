@@ -28,8 +28,8 @@ from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, 
 from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import GAPS
-from gpuscope.report.schema.profile_sections import GapEntry
-from gpuscope.report.view.causes import UNATTRIBUTED
+from gpuscope.catalogue.causes import UNATTRIBUTED
+from gpuscope.schema.profile_sections import GapEntry
 from gpuscope.trace.columns.distinct import among, distinct, distinct_values
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Table, Times, compact, parts, rows_of_rank, rows_where

@@ -9,7 +9,7 @@ import numpy as np
 from gpuscope.analyzers.device_time.idleness.gap_evidence import EndedGaps, host_activity
 from gpuscope.analyzers.frame.analyzer import longest
 from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.report.schema.profile_sections import GapEntry
+from gpuscope.schema.profile_sections import GapEntry
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, measure_within

@@ -8,8 +8,8 @@ from gpuscope.analyzers.frame.analyzer import EVIDENCE
 from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.compute import Reducible
-from gpuscope.report.schema.compute_section import ComputeEntry, ReducibleEntry
-from gpuscope.report.schema.document import Evidence, FindingEntry
+from gpuscope.schema.compute_section import ComputeEntry, ReducibleEntry
+from gpuscope.schema.document import Evidence, FindingEntry
 
 LEAST = 3 * MIN_SHARE
 """Share of the judged time from which such work is worth a line, as stalls are worth advice."""

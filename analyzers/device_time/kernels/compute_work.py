@@ -17,7 +17,7 @@ from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import COMPUTE
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.hardware.link_rates import compute_capability
-from gpuscope.report.schema.compute_section import ComputeEntry, ComputePart, Generation, ReducibleEntry
+from gpuscope.schema.compute_section import ComputeEntry, ComputePart, Generation, ReducibleEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Times, looked_up, picked
 from gpuscope.trace.naming import precisions

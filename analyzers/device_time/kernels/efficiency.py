@@ -21,7 +21,7 @@ from gpuscope.analyzers.frame.lanes import LaneView, StepWindow
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import EFFICIENCY
 from gpuscope.hardware.device_peaks import peaks_of
-from gpuscope.report.schema.document import EfficiencyEntry, StepEfficiency
+from gpuscope.schema.document import EfficiencyEntry, StepEfficiency
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA, Kind

@@ -14,8 +14,8 @@ from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
 from gpuscope.analyzers.frame.sections import KERNEL_RANKS, KERNELS
 from gpuscope.hardware.device_peaks import peak_flops
-from gpuscope.report.schema.document import KernelEntry
-from gpuscope.report.schema.profile_sections import KernelRankEntry
+from gpuscope.schema.document import KernelEntry
+from gpuscope.schema.profile_sections import KernelRankEntry
 from gpuscope.trace.columns.distinct import distinct, distinct_values, mapped
 from gpuscope.trace.columns.grouped_durations import Grouped, grouped
 from gpuscope.trace.columns.name_pool import NO_NAME

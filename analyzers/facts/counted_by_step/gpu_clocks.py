@@ -9,8 +9,8 @@ import numpy as np
 
 from gpuscope.analyzers.facts.counted_by_step.step_counts import recorded_steps
 from gpuscope.catalogue.findings.device import CLOCK_HOLDERS
-from gpuscope.report.view import units
 from gpuscope.trace.trace import Trace
+from gpuscope.words import units
 
 KEY = "gpuscope_gpu"
 HELD = 0.1

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuscope.report.schema.provenance import Provenance
+from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuscope.hardware.link_rates import compute_capability
-from gpuscope.report.schema.nccl_sections import Nccl
+from gpuscope.schema.nccl_sections import Nccl
 
 HOPPER = 90
 """Compute capability times ten of the first GPUs whose NVLink switches reduce."""

@@ -9,7 +9,7 @@ from typing import Literal
 from gpuscope.analyzers.topology import nvlinks
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.nccl import DegradedLink, FewerChannels, SlowTransport, WrongResults
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.trace import Row
 
 

@@ -12,7 +12,7 @@ from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.analyzers.frame.needs import Need, any_of
 from gpuscope.analyzers.frame.sections import NCCL, TOPOLOGY
 from gpuscope.analyzers.nccl.logged import nccl_findings, setting_findings
-from gpuscope.report.schema.nccl_sections import (
+from gpuscope.schema.nccl_sections import (
     ChoiceEntry,
     CommunicatorEntry,
     Nccl,

@@ -8,8 +8,8 @@ from gpuscope.analyzers.nccl.logged.forced_settings import forced, situation
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.nccl import ForcedSetting, NoGpuDirect, SlowTransport
 from gpuscope.hardware.link_rates import can_have_fabric, compute_capability, gpu_fabric
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.schema.nccl_sections import Nccl
+from gpuscope.schema.document import FindingEntry
+from gpuscope.schema.nccl_sections import Nccl
 
 CONSUMER = ("GeForce",)
 """Product names whose driver offers no peer access over PCIe from the 40 series on."""

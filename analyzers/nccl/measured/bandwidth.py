@@ -22,7 +22,7 @@ from gpuscope.analyzers.nccl.measured.timed_series import TRACE, Series, timings
 from gpuscope.analyzers.topology.link_peak import Peak, peak
 from gpuscope.hardware.bus_bandwidth import algbw, busbw, busbw_factor
 from gpuscope.problems import collectives
-from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry
+from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry
 
 MOST_SIZES = 64
 """Sizes of one operation and group that are listed: those that took most time. The fit takes all of them."""

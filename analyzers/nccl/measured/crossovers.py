@@ -21,7 +21,7 @@ from statistics import median
 
 from gpuscope.analyzers.nccl.cost.cost_model import Choice
 from gpuscope.analyzers.nccl.measured.timed_series import TRACE, Series
-from gpuscope.report.schema.nccl_sections import CrossoverEntry
+from gpuscope.schema.nccl_sections import CrossoverEntry
 
 UNSURE = 0.1
 """Relative difference of two times that a few iterations of nccl-tests spread by."""

@@ -16,12 +16,12 @@ from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.errors import InputError, UsageError
 from gpuscope.hardware.link_rates import Link as HardwareLink
-from gpuscope.report.schema.plan_document import PlanCalibration
-from gpuscope.report.view import units
+from gpuscope.schema.plan_document import PlanCalibration
 from gpuscope.trace.naming.kernel_categories import ATTENTION
+from gpuscope.words import units
 
 if TYPE_CHECKING:
-    from gpuscope.report.schema.document import RankEntry, Report
+    from gpuscope.schema.document import RankEntry, Report
 
 LEAST_ERROR = 0.1
 """Of compute predicted for other sizes than those measured: other matrices are multiplied at other rates."""

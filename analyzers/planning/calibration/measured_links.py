@@ -9,10 +9,10 @@ import numpy as np
 
 from gpuscope.analyzers.planning.costs.rates import Link
 from gpuscope.hardware.bus_bandwidth import busbw_factor
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 if TYPE_CHECKING:
-    from gpuscope.report.schema.nccl_sections import BandwidthEntry
+    from gpuscope.schema.nccl_sections import BandwidthEntry
 
 _KINDS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 """Parts of the names that `gpuscope train` gives its groups; what is in none of them is data parallelism's."""

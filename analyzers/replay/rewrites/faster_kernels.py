@@ -25,9 +25,9 @@ from gpuscope.analyzers.frame.changes import (
 from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, Trait, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
 from gpuscope.hardware.device_peaks import peaks_of
-from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.naming import precisions
+from gpuscope.words import units
 
 REACHED = {-1: 0.8, 0: 0.5, 1: 0.25}
 """Share of the tensor cores' peak that products reach which ran on other units before: large ones reach 60–80 % on

@@ -9,9 +9,9 @@ from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import by_chance
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, on_host
-from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
+from gpuscope.words import units
 
 HAND_OVER_NS = 1_000_000
 """What taking a ready batch from worker processes costs at worst: queue, wake-up and pinning, 0.1–1 ms."""

@@ -23,7 +23,7 @@ from gpuscope.analyzers.pipelines.message_times import MessageTime, message_time
 from gpuscope.analyzers.pipelines.schedules import group_size, interleaved, one_forward_one_backward, recognise
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_columns
-from gpuscope.report.schema.provenance import Provenance
+from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Times
 
 PipelineChange = EvenStages | MicroBatches | Schedule

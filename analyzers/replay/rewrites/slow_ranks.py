@@ -9,9 +9,9 @@ import numpy as np
 from gpuscope.analyzers.frame.changes import ReplacedRank, SharedWork
 from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
-from gpuscope.report.view import units
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import Kind
+from gpuscope.words import units
 
 Sums = dict[int, dict[int, int]]
 """ns by rank and key."""

@@ -20,7 +20,7 @@ from gpuscope.analyzers.replay.graph import Call, Gradient, Graph
 from gpuscope.analyzers.replay.record.recording import Recorded
 from gpuscope.analyzers.run.file_part import Part
 from gpuscope.problems.problem import Problem
-from gpuscope.report.schema.document import Diagnosis
+from gpuscope.schema.document import Diagnosis
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Table

@@ -1,4 +1,4 @@
-// Times as text, as gpuscope/report/view/units.py writes them.
+// Times as text, as gpuscope/words/units.py writes them.
 (() => {
   const UNITS = [[1, "ns"], [1e3, "µs"], [1e6, "ms"], [1e9, "s"]];
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.report.schema.memory_section import MemoryEntry
+from gpuscope.schema.memory_section import MemoryEntry
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.naming.stack_frames import StackKind, kind_of
 from gpuscope.trace.schema import NA, AllocatorAction

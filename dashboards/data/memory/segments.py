@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.report.view import units
 from gpuscope.trace.trace import Trace
+from gpuscope.words import units
 
 MOST = 40
 """Segments drawn; more can't be distinguished on a screen."""

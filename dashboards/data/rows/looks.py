@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpuscope.dashboards.data.rows.tracks import STEP
-from gpuscope.report.view import palette
 from gpuscope.trace.schema import Category, Kind
+from gpuscope.words import palette
 
 LOOKS: dict[int, tuple[str, str]] = {
     Kind.COMPUTE: ("compute", palette.BLUE),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gpuscope.catalogue.finding import Finding
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 
 @dataclass(frozen=True)

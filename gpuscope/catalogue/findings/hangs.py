@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuscope.catalogue.finding import Finding
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 CAUSES_NAMED = 4
 LONGEST_RANKS = 40

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpuscope.catalogue.finding import Finding
-from gpuscope.report.schema.nccl_sections import CrossoverEntry
-from gpuscope.report.view import units
+from gpuscope.schema.nccl_sections import CrossoverEntry
+from gpuscope.words import units
 
 NAMED = 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuscope.catalogue.finding import Finding
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 HOSTS_NAMED = 4
 

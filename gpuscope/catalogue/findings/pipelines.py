@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuscope.catalogue.finding import Finding
-from gpuscope.report.schema.pipeline_section import PipelineGain
-from gpuscope.report.view import units
-from gpuscope.report.view.prediction_sentences import outcome
+from gpuscope.catalogue.prediction_sentences import outcome
+from gpuscope.schema.pipeline_section import PipelineGain
+from gpuscope.words import units
 
 SlowOperation = tuple[str, int, int, int]
 """(operation, rank, ns that it took, ns of its peers): the one furthest above the ideal."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuscope.report.schema.document import Report
-from gpuscope.report.schema.nccl_sections import LinkCounterEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import Report
+from gpuscope.schema.nccl_sections import LinkCounterEntry
+from gpuscope.words import units
 
 WIDTH, HEIGHT = 960, 70
 LEFT, TOP, BOTTOM = 90, 8, 60

@@ -7,9 +7,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from statistics import median
 
-from gpuscope.report.schema.document import BreakdownEntry, Evidence, RankEntry, Report, StepEntry
-from gpuscope.report.view import arrangement, units
-from gpuscope.report.view.vocabulary import BOUND, PARTS
+from gpuscope.report.view import arrangement
+from gpuscope.schema.document import BreakdownEntry, Evidence, RankEntry, Report, StepEntry
+from gpuscope.words import units
+from gpuscope.words.vocabulary import BOUND, PARTS
 
 WIDTH, HEIGHT = 960, 128
 LEFT, RIGHT, TOP, BOTTOM = 70, 950, 22, 106

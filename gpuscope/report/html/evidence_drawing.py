@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuscope.report.schema.document import Evidence, Report, StepEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import Evidence, Report, StepEntry
+from gpuscope.words import units
 
 WIDTH, LEFT, LANE = 640, 62, 26
 AROUND = 1.0

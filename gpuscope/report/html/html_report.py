@@ -11,26 +11,20 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from gpuscope.catalogue import prediction_sentences, straggler_sentences
+from gpuscope.catalogue.causes import cause_label
 from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moments
-from gpuscope.report.schema.diff_document import Diff
-from gpuscope.report.schema.document import Evidence, KernelEntry, RankEntry, Report, StepEntry
 from gpuscope.report.terminal import diff_text
 from gpuscope.report.terminal.sections import memory_text, pipeline_text, stragglers_text
-from gpuscope.report.view import (
-    arrangement,
-    headline,
-    ideal_sentences,
-    memory_sentences,
-    prediction_sentences,
-    straggler_sentences,
-    units,
-)
-from gpuscope.report.view.causes import cause_label
-from gpuscope.report.view.short_kernels import short_kernel, short_kernels
+from gpuscope.report.view import arrangement, headline, ideal_sentences, memory_sentences
 from gpuscope.report.view.summary import Summary, summary
-from gpuscope.report.view.vocabulary import CLASSES, PARTS
+from gpuscope.schema.diff_document import Diff
+from gpuscope.schema.document import Evidence, KernelEntry, RankEntry, Report, StepEntry
 from gpuscope.trace.naming.stack_frames import own_line
+from gpuscope.words import units
+from gpuscope.words.short_kernels import short_kernel, short_kernels
+from gpuscope.words.vocabulary import CLASSES, PARTS
 
 EVIDENCE_SHOWN = 12
 """Per finding; all of it is in the JSON."""

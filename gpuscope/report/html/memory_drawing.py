@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuscope.report.schema.document import Report
-from gpuscope.report.schema.memory_section import MemoryEntry
-from gpuscope.report.view import memory_sentences, units
+from gpuscope.report.view import memory_sentences
+from gpuscope.schema.document import Report
+from gpuscope.schema.memory_section import MemoryEntry
+from gpuscope.words import units
 
 WIDTH, HEIGHT = 960, 150
 LEFT, TOP, BOTTOM = 90, 12, 130

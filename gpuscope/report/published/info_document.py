@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from gpuscope.report.schema.document import ProblemEntry
+from gpuscope.schema.document import ProblemEntry
 
 
 class InfoSource(TypedDict):

@@ -15,9 +15,9 @@ import msgspec
 from gpuscope.errors import UsageError
 from gpuscope.report.published import bench_documents
 from gpuscope.report.published.info_document import Info, StoredRun
-from gpuscope.report.schema.diff_document import DIFF_VERSION, Diff
-from gpuscope.report.schema.document import SCHEMA_VERSION, Report
-from gpuscope.report.schema.plan_document import PLAN_VERSION, Plan
+from gpuscope.schema.diff_document import DIFF_VERSION, Diff
+from gpuscope.schema.document import SCHEMA_VERSION, Report
+from gpuscope.schema.plan_document import PLAN_VERSION, Plan
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -11,8 +11,8 @@ from rich.measure import Measurement
 from rich.style import Style
 from rich.text import Text
 
-from gpuscope.report.view import units
-from gpuscope.report.view.units import crop
+from gpuscope.words import units
+from gpuscope.words.units import crop
 
 KEPT = "\ue000"
 """Stands for a blank at which no line is broken; `units.clean` lets none through."""

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from gpuscope.report.terminal.cells import KEPT, Words
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 GAP = 2
 """Blanks between columns."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuscope.report.schema.diff_document import CollectiveSide, Diff, DiffSide, Proof
+from gpuscope.catalogue.causes import cause_label
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import units
-from gpuscope.report.view.causes import cause_label
-from gpuscope.report.view.vocabulary import BOUND, CLASSES, PARTS
+from gpuscope.schema.diff_document import CollectiveSide, Diff, DiffSide, Proof
+from gpuscope.words import units
+from gpuscope.words.vocabulary import BOUND, CLASSES, PARTS
 
 SHOWN = 10
 _STYLE = {"improvement": "bold green", "regression": "bold red", "neutral": "bold yellow",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from rich.style import Style
 from rich.text import Text
 
-from gpuscope.report.schema.document import Report
+from gpuscope.catalogue.prediction_sentences import gain_cell
+from gpuscope.catalogue.straggler_sentences import slowest_ranks
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text
-from gpuscope.report.view import units
 from gpuscope.report.view.headline import context_line, whole
-from gpuscope.report.view.prediction_sentences import gain_cell
-from gpuscope.report.view.straggler_sentences import slowest_ranks
 from gpuscope.report.view.summary import SHOWN, ChangeLine, RankLine, Summary, summary
-from gpuscope.report.view.vocabulary import PARTS
+from gpuscope.schema.document import Report
+from gpuscope.words import units
+from gpuscope.words.vocabulary import PARTS
 
 RECORDS_LINES = 26
 """Of sections on records without a timeline (NCCL logs, snapshots, dumps), so many lines."""

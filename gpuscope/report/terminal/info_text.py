@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuscope.report.terminal.screen import ReportConsole, Writer
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 _NAMES = {"device_name": "model", "host": "host", "backend": "backend"}
 """Names of a rank, where any rank has them."""

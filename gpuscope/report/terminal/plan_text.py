@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuscope.report.schema.plan_document import Plan, PlanEntry
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import units
+from gpuscope.schema.plan_document import Plan, PlanEntry
+from gpuscope.words import units
 
 _FRAMEWORKS = {"torchtitan": "torchtitan", "megatron": "Megatron-LM", "deepspeed": "DeepSpeed"}
 

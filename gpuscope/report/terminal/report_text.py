@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpuscope.report.schema.document import FindingEntry, Report
+from gpuscope.catalogue.causes import cause_label
+from gpuscope.catalogue.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.report.terminal import first_screen
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.terminal.sections import (
@@ -20,15 +21,15 @@ from gpuscope.report.terminal.sections import (
     profile_text,
     stragglers_text,
 )
-from gpuscope.report.view import arrangement, units
-from gpuscope.report.view.causes import cause_label
+from gpuscope.report.view import arrangement
 from gpuscope.report.view.headline import NAME, context_line, whole
 from gpuscope.report.view.ideal_sentences import ideal_lines
-from gpuscope.report.view.short_kernels import short_kernel, short_kernels
-from gpuscope.report.view.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.report.view.summary import mfu_words, summary
-from gpuscope.report.view.units import crop
-from gpuscope.report.view.vocabulary import CLASSES, PARTS
+from gpuscope.schema.document import FindingEntry, Report
+from gpuscope.words import units
+from gpuscope.words.short_kernels import short_kernel, short_kernels
+from gpuscope.words.units import crop
+from gpuscope.words.vocabulary import CLASSES, PARTS
 
 EVIDENCE_SHOWN = {"high": 3, "medium": 1, "low": 1}
 """Places per finding: what costs little need not fill the screen."""

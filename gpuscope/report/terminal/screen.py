@@ -12,9 +12,9 @@ from rich.text import Text
 
 from gpuscope.report.terminal.cells import Cropped, Words
 from gpuscope.report.terminal.columns import Columns, paragraph
-from gpuscope.report.view import units
-from gpuscope.report.view.units import crop, crop_path
-from gpuscope.report.view.vocabulary import PARTS
+from gpuscope.words import units
+from gpuscope.words.units import crop, crop_path
+from gpuscope.words.vocabulary import PARTS
 
 LONGEST = 1000
 """Cells of the longest paragraph that is printed."""

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from statistics import median
 
-from gpuscope.report.schema.document import Diagnosis, Evidence, FindingEntry, RankEntry, Report
-from gpuscope.report.view import units
 from gpuscope.report.view.per_step import per_step_ns
+from gpuscope.schema.document import Diagnosis, Evidence, FindingEntry, RankEntry, Report
+from gpuscope.words import units
 
 MANY_RANKS = 16
 """Up to so many bars are drawn one by one."""

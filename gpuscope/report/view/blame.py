@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuscope.report.schema.document import Diagnosis, FindingEntry, SuggestionEntry, UnpredictedEntry
+from gpuscope.catalogue.causes import BY_CODE, UNDIVIDED_COMMUNICATION
 from gpuscope.report.view import arrangement
-from gpuscope.report.view.causes import BY_CODE, UNDIVIDED_COMMUNICATION
+from gpuscope.schema.document import Diagnosis, FindingEntry, SuggestionEntry, UnpredictedEntry
 
 EXPLAINED_BY = {
     "pipeline_bubble": ("few_micro_batches", "pipeline_imbalance"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view import arrangement, units
-from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
-from gpuscope.report.view.units import crop
-from gpuscope.report.view.vocabulary import BOUND
+from gpuscope.catalogue.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
+from gpuscope.report.view import arrangement
+from gpuscope.schema.document import Report
+from gpuscope.words import units
+from gpuscope.words.units import crop
+from gpuscope.words.vocabulary import BOUND
 
 SUMMANDS = 2
 """Causes of a class that are named one by one."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpuscope.report.schema.compute_section import IdealEntry
-from gpuscope.report.schema.document import Report
-from gpuscope.report.view import units
 from gpuscope.report.view.headline import whole
+from gpuscope.schema.compute_section import IdealEntry
+from gpuscope.schema.document import Report
+from gpuscope.words import units
 
 SHOWN = 4
 """Places where most is left to gain."""

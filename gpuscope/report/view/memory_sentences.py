@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from gpuscope.report.schema.document import Report, UnpredictedEntry
-from gpuscope.report.schema.memory_section import AllocatorReplayEntry, HeldEntry, MemoryEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import Report, UnpredictedEntry
+from gpuscope.schema.memory_section import AllocatorReplayEntry, HeldEntry, MemoryEntry
 from gpuscope.trace.naming.stack_frames import StackKind, file_of, own_line
+from gpuscope.words import units
 
 LEAST_NAMED = 0.05
 """The share of the peak from which a second line is named beside the largest."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.schema.document import FindingEntry
 
 
 def per_step_ns(share_frac: float, step_ns: int | None) -> int | None:

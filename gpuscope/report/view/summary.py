@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from gpuscope.catalogue.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
 from gpuscope.catalogue.finding import headline, shows
-from gpuscope.report.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
-from gpuscope.report.schema.replay_section import Prediction
-from gpuscope.report.view import arrangement, blame, memory_sentences, units
-from gpuscope.report.view.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
+from gpuscope.catalogue.prediction_sentences import gain_share, setting_words
+from gpuscope.catalogue.straggler_sentences import late_in, why_late
+from gpuscope.report.view import arrangement, blame, memory_sentences
 from gpuscope.report.view.headline import verdict_words
 from gpuscope.report.view.per_step import per_step_ns
-from gpuscope.report.view.prediction_sentences import gain_share, setting_words
-from gpuscope.report.view.short_kernels import plain_kernel
-from gpuscope.report.view.straggler_sentences import late_in, why_late
-from gpuscope.report.view.vocabulary import BOUND, PARTS
+from gpuscope.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.schema.replay_section import Prediction
+from gpuscope.words import units
+from gpuscope.words.short_kernels import plain_kernel
+from gpuscope.words.vocabulary import BOUND, PARTS
 
 SHOWN = 3
 """Causes and changes on the first screen."""

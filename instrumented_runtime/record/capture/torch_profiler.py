@@ -15,7 +15,7 @@ from gpuscope.instrumented_runtime.record.capture import nvml_samples
 from gpuscope.instrumented_runtime.record.capture.core_time import KEY, CoreTime
 from gpuscope.instrumented_runtime.record.capture.profiler_guard import guard
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
-from gpuscope.report.view.units import plural
+from gpuscope.words.units import plural
 
 
 class TorchProfiler:

@@ -16,7 +16,7 @@ from simulator.judged import Case
 from simulator.kineto_rows import Profiler
 
 import gpuscope
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 QUIET = replace(COMPUTE, parallel="single", ranks=1, steps=5)
 """The device is the limit; FP32 products, and three elementwise kernels behind each layer's."""

@@ -12,7 +12,7 @@ from simulator.judged import Case as SimulatedJob
 from gpuscope.analyzers.advice.rule import Case, rules
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.analyzers.run.runner import analyze
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 TESTS = Path(__file__).parents[2]
 SIMULATED = ("fsdp_no_prefetch", "allocator_strong", "pageable_copies", "latency_strong", "bubble_strong")

@@ -20,7 +20,7 @@ from simulator.judged import Case
 from simulator.kineto_rows import Profiler
 
 import gpuscope
-from gpuscope.report.schema.document import Report, SuggestionEntry
+from gpuscope.schema.document import Report, SuggestionEntry
 
 SINGLE = {"parallel": "single", "ranks": 1, "steps": 5}
 SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>(float*)"

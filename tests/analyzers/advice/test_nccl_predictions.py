@@ -18,7 +18,7 @@ from gpuscope.analyzers.collectives.message_cost import CostModel
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place
 from gpuscope.analyzers.nccl.cost.predicted_cost import chosen_unasked, predict
-from gpuscope.report.schema.document import Diagnosis, Report
+from gpuscope.schema.document import Diagnosis, Report
 
 sys.path[:0] = [str(Path(__file__).parent)]
 faults = importlib.import_module("test_faults_put_in")

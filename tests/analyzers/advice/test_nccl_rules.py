@@ -15,7 +15,7 @@ from gpuscope.analyzers.advice.rule import Case, Proposal
 from gpuscope.analyzers.advice.rules.nccl.nccl_rules import RULE
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import wrong
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 SIZES = (1 << 12, 1 << 14, 1 << 16)
 

@@ -12,7 +12,7 @@ from helpers.nccl_logs import MIB, chosen, communicator, nccl_tests, said, varia
 
 import gpuscope
 from gpuscope.analyzers.nccl.logged.nccl_grammar import wrong
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 KIB = 1 << 10
 

@@ -16,7 +16,7 @@ from simulator.judged import Case
 from simulator.kineto_rows import Profiler
 
 import gpuscope
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 MICRO = replace(COMPUTE, steps=6, layers=3, accumulate=3, rate=6.0)
 """Three micro-batches a step, over a slow link."""

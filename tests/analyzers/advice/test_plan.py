@@ -21,7 +21,7 @@ from gpuscope.analyzers.frame.changes import (
     ReplacedRank,
     WireBytes,
 )
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.schema.document import FindingEntry
 
 SYNCS, PINNED, GRAPHS, GC = RemovedSyncs(), PinnedCopies(), CapturedGraphs(), NoCollector()
 Steps = Mapping[frozenset[Change], int]

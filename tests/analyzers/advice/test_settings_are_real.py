@@ -10,8 +10,8 @@ from helpers.advice import finding, report, steady
 
 from gpuscope.analyzers.advice.rule import Case, rules
 from gpuscope.analyzers.frame.changes import Refused
-from gpuscope.report.schema.document import Setting
-from gpuscope.report.view.causes import NAMED
+from gpuscope.catalogue.causes import NAMED
+from gpuscope.schema.document import Setting
 
 torch = pytest.importorskip("torch")
 

@@ -10,7 +10,7 @@ from helpers.advice import finding, report, steady
 
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, ReplacedRank, Schedule, SharedWork
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 
 def gains(changes: Sequence[Change]) -> Predicted:

@@ -14,8 +14,8 @@ from gpuscope.analyzers.allocator.memory_use import run
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.analyzers.frame.sections import MEMORY
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.schema.memory_section import MemoryEntry
+from gpuscope.schema.document import FindingEntry
+from gpuscope.schema.memory_section import MemoryEntry
 from tests.helpers.allocator import EPOCH_US, MIB, Entry, events, frame, segment, snapshot
 
 A, B, C = 0x1000_0000, 0x2000_0000, 0x4000_0000

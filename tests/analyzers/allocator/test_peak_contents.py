@@ -12,9 +12,9 @@ from rich.console import Console
 
 import gpuscope
 from gpuscope.report.html import html_report
-from gpuscope.report.schema.document import Report
 from gpuscope.report.terminal import first_screen, report_text
 from gpuscope.report.terminal.screen import Writer
+from gpuscope.schema.document import Report
 from gpuscope.trace.naming.stack_frames import FRAME_TEXT, StackKind, kind_of, own_line
 from tests.helpers.allocator import EPOCH_US, MIB, Entry, events, segment, snapshot
 

@@ -11,7 +11,7 @@ import pytest
 
 import gpuscope
 from gpuscope.report.terminal.diff_text import verdict_line
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
 anyio = pytest.importorskip("anyio")

@@ -14,7 +14,7 @@ import gpuscope
 from gpuscope.analyzers.collectives.lateness import Lateness, probability
 from gpuscope.analyzers.frame.sections import STRAGGLERS
 from gpuscope.analyzers.run.file_part import Options, reduce_trace
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 from gpuscope.trace.merge import merge
 
 

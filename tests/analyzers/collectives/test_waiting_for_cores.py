@@ -11,7 +11,7 @@ from helpers.kineto import Event, call, kernel, note, op, write
 import gpuscope
 from gpuscope.analyzers.collectives.lateness import beyond_peers
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 STEPS = 8
 

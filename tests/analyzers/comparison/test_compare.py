@@ -15,8 +15,8 @@ from gpuscope.analyzers.comparison.checks import step_time
 from gpuscope.analyzers.comparison.compare import Side, compare
 from gpuscope.analyzers.comparison.loading import Reading, load
 from gpuscope.errors import InputError, UsageError
-from gpuscope.report.schema.diff_document import Diff
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.diff_document import Diff
+from gpuscope.schema.document import Report
 
 MS = 1_000_000
 STEADY = (99.0, 100.0, 101.0, 100.0, 99.0, 101.0)

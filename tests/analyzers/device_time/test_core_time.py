@@ -10,7 +10,7 @@ from helpers.kineto import note, op, write
 
 import gpuscope
 from gpuscope.analyzers.facts.counted_by_step.core_waits import core_waits
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.schema.document import FindingEntry
 
 
 def told(tmp_path: Path, **header: Any) -> dict[int, int]:

@@ -12,7 +12,7 @@ from helpers.kineto import Event, call, kernel, note, op, write
 from gpuscope.analyzers.device_time.kernels import efficiency, kernel_times
 from gpuscope.analyzers.frame.lanes import views
 from gpuscope.analyzers.frame.sections import EFFICIENCY, KERNELS
-from gpuscope.report.schema.document import EfficiencyEntry, KernelEntry
+from gpuscope.schema.document import EfficiencyEntry, KernelEntry
 from gpuscope.sources.opening import open_trace
 
 H100 = "NVIDIA H100 80GB HBM3"

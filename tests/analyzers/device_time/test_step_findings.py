@@ -8,7 +8,7 @@ from pathlib import Path
 from helpers.kineto import Event, call, kernel, note, write
 
 import gpuscope
-from gpuscope.report.schema.document import FindingEntry, Report
+from gpuscope.schema.document import FindingEntry, Report
 
 BEGIN = 10_000
 

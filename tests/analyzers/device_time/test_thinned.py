@@ -8,7 +8,7 @@ import pytest
 from helpers.kineto import Event, call, kernel, op, write
 
 import gpuscope
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 
 def analyzed(path: Path, *events: Event) -> Report:

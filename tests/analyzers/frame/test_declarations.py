@@ -15,9 +15,9 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, WhatIfAnalyzer
 from gpuscope.analyzers.frame.analyzer import Analyzer, FileAnalyzer, Result, analyzers_of
 from gpuscope.analyzers.frame.sections import COLLECTIVES, DECLARED, KERNELS, REPLAY, Section, Sections, merged
 from gpuscope.analyzers.run import reporting
+from gpuscope.catalogue.causes import BY_CODE
 from gpuscope.errors import AnalysisError
-from gpuscope.report.schema.document import Diagnosis, KernelEntry
-from gpuscope.report.view.causes import BY_CODE
+from gpuscope.schema.document import Diagnosis, KernelEntry
 from gpuscope.trace.schema import SCHEMAS
 
 ANALYZERS: tuple[Analyzer, ...] = tuple(

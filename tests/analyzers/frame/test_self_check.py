@@ -19,7 +19,7 @@ from gpuscope.analyzers.frame import analyzer
 from gpuscope.analyzers.frame.analyzer import Attributed, Result
 from gpuscope.analyzers.frame.lanes import LaneSummary, LaneView, StepWindow
 from gpuscope.analyzers.frame.self_check import PARTS, breaches, self_check
-from gpuscope.report.view.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.intervals import EMPTY
 from gpuscope.trace.trace import Trace

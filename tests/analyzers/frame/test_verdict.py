@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gpuscope.analyzers.frame.verdict import Evidence, bound, decide
-from gpuscope.report.schema.document import Slowdown
+from gpuscope.schema.document import Slowdown
 
 CLEAR = Evidence(
     window=1000,
@@ -76,6 +76,8 @@ def test_each_doubt_lowers_confidence(change: dict[str, object]) -> None:
     [
         ({"window": 0, "events": 0}, "no device events"),
         ({"hung": True}, "the job hung"),
+        ({"timelines_cut": 1}, "the file is cut off, so where the device seems idle"),
+        ({"timelines_cut": 2, "events": 0}, "2 files are cut off, and what is left holds no device events"),
         ({"kernels_lost": 60}, "launches have no kernel"),
         ({"causes": {"unattributed": 400}}, "no host events"),
         (
@@ -93,8 +95,13 @@ def test_abstains(change: dict[str, object], why: str) -> None:
 
 
 def test_why_there_are_no_device_events_is_said_once() -> None:
-    told = decide(dataclasses.replace(CLEAR, events=0, why_no_device="no device events: CUDA was not traced"))
-    assert told["why"] == "no device events: CUDA was not traced"
+    told = decide(dataclasses.replace(CLEAR, events=0, why_no_device="CUDA was not traced"))
+    assert (told["why"], told["record"]) == ("no device events: CUDA was not traced", "CUDA was not traced")
+
+
+def test_a_cut_file_is_judged_where_the_device_is_busy() -> None:
+    busy = dataclasses.replace(CLEAR, idle=50, causes={"bandwidth": 400, "launch": 50}, timelines_cut=1)
+    assert decide(busy)["bound_by"] == "communication"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from helpers.flight_recorder import Group, dump, entry
 
 import gpuscope
 from gpuscope.cli import cli
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 WORLD: Group = ("0", "default_pg", [0, 1])
 FOUR: Group = ("0", "default_pg", [0, 1, 2, 3])

@@ -10,7 +10,7 @@ from helpers.collectives import collective, run_of
 
 import gpuscope
 from gpuscope.analyzers.collectives.message_cost import CostModel, fit_or_why
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 
 MB = 1_000_000
 

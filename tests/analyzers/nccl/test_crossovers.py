@@ -10,7 +10,7 @@ from helpers.collectives import collective, run_of
 from helpers.nccl_logs import MIB, chosen, communicator, nccl_tests, said, write
 
 import gpuscope
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 from gpuscope.trace.naming.communication_kernels import exact_names, kernel_algorithm
 
 KIB = 1 << 10

@@ -23,9 +23,9 @@ from gpuscope.analyzers.pipelines.bubbles import bubbles, shared_out
 from gpuscope.analyzers.pipelines.schedules import ideal, recognise
 from gpuscope.analyzers.replay.engine import CircleError
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import Delays, length, recorded
-from gpuscope.report.schema.document import Report
-from gpuscope.report.schema.pipeline_section import Pipeline
-from gpuscope.report.view.prediction_sentences import step_change
+from gpuscope.catalogue.prediction_sentences import step_change
+from gpuscope.schema.document import Report
+from gpuscope.schema.pipeline_section import Pipeline
 
 MS = 1_000_000
 

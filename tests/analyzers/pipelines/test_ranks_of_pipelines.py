@@ -9,7 +9,7 @@ import pytest
 from helpers.kineto import Event, call, kernel, note, op, write
 
 import gpuscope
-from gpuscope.report.schema.document import FindingEntry, Report
+from gpuscope.schema.document import FindingEntry, Report
 
 EVEN = {
     0: [("forward", 0, 0, 10), ("forward", 1, 10, 20), ("backward", 0, 40, 60), ("backward", 1, 70, 90)],

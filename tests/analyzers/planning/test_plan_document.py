@@ -20,7 +20,7 @@ from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
 from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
 from gpuscope.analyzers.planning.layout import Layout
 from gpuscope.errors import GpuscopeError
-from gpuscope.report.schema.plan_document import Plan
+from gpuscope.schema.plan_document import Plan
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = ROOT / "sample_traces" / "ddp_healthy"

@@ -17,7 +17,7 @@ from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.analyzers.planning.layout import FULL, NO, SELECTIVE, Layout, bubble, split
 from gpuscope.errors import UsageError
-from gpuscope.report.schema.plan_document import Plan
+from gpuscope.schema.plan_document import Plan
 
 FLAT = Model(layers=64, width=3072, heads=32, ffn=12288, vocabulary=1000, sequence=1024, tied=True)
 """About 7.25e9 parameters, next to all of them in layers."""

@@ -10,7 +10,7 @@ import pytest
 from helpers.analysed import report
 
 import gpuscope
-from gpuscope.report.schema.document import RankEntry
+from gpuscope.schema.document import RankEntry
 
 
 def share(rank: RankEntry, part: str) -> float:

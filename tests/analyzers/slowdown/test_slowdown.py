@@ -13,9 +13,9 @@ from helpers.kineto import write as write_kineto
 from helpers.operations import Row, rows, write
 
 import gpuscope
+from gpuscope.catalogue.straggler_sentences import slowest_ranks
 from gpuscope.errors import UsageError
-from gpuscope.report.schema.document import FindingEntry, Report, Slowdown
-from gpuscope.report.view.straggler_sentences import slowest_ranks
+from gpuscope.schema.document import FindingEntry, Report, Slowdown
 
 MS = 1_000_000
 

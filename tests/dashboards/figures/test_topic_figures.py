@@ -24,9 +24,9 @@ from gpuscope.dashboards.figures import (
     traffic_figure,
     waiting_figure,
 )
-from gpuscope.report.schema.document import CollectiveEntry
-from gpuscope.report.schema.nccl_sections import BandwidthEntry, FitEntry, TrafficEntry
-from gpuscope.report.schema.pipeline_section import PipelineComputation
+from gpuscope.schema.document import CollectiveEntry
+from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry, TrafficEntry
+from gpuscope.schema.pipeline_section import PipelineComputation
 
 SCRIPT = "<script>alert(1)</script>"
 

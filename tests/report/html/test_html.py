@@ -13,8 +13,8 @@ from helpers.analysed import report as analysed
 
 from gpuscope.report.html import drawing, html_report
 from gpuscope.report.html.evidence_drawing import Moments
-from gpuscope.report.schema.document import Report
 from gpuscope.report.view.summary import sentence
+from gpuscope.schema.document import Report
 
 EXAMPLES = ["healthy", "input_bound", "abstained", "many_ranks", "hostile"]
 VOID = {"meta", "link", "br", "hr", "img", "input"}

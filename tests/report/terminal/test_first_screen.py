@@ -13,11 +13,11 @@ from helpers.cli import call as run
 from rich.cells import cell_len
 from rich.console import Console
 
-from gpuscope.report.schema.document import FindingEntry, Report, SuggestionEntry
+from gpuscope.catalogue.prediction_sentences import setting_words
 from gpuscope.report.terminal import first_screen
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view.prediction_sentences import setting_words
 from gpuscope.report.view.summary import sentence, summary
+from gpuscope.schema.document import FindingEntry, Report, SuggestionEntry
 
 LINES, COLUMNS = 40, 80
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"

@@ -9,10 +9,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from gpuscope.report.schema.document import Report
+from gpuscope.catalogue.straggler_sentences import CAUSED_WAIT, SLOWDOWN
 from gpuscope.report.terminal import report_text
 from gpuscope.report.terminal.screen import apportion
-from gpuscope.report.view.straggler_sentences import CAUSED_WAIT, SLOWDOWN
+from gpuscope.schema.document import Report
 
 HEALTHY = """\
 Compute takes 95.0 % of the time; no class of stalls reaches 10 %. No change

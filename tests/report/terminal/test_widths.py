@@ -20,10 +20,10 @@ from rich.console import Console
 
 from gpuscope.hardware.link_rates import link_named
 from gpuscope.instrumented_runtime.bench import bench_tables
-from gpuscope.report.schema.document import Report
 from gpuscope.report.terminal import first_screen, report_text
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view.units import crop_path
+from gpuscope.schema.document import Report
+from gpuscope.words.units import crop_path
 
 
 def drawn(draw: Callable[[Console], object], width: int) -> str:

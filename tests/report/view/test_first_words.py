@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpuscope.report.schema.document import FindingEntry, Report, Setting, StragglerEntry, SuggestionEntry
+from gpuscope.catalogue.prediction_sentences import gain_cell, setting_words
 from gpuscope.report.view.headline import context_line, verdict_words
-from gpuscope.report.view.prediction_sentences import gain_cell, setting_words
 from gpuscope.report.view.summary import sentence, summary
+from gpuscope.schema.document import FindingEntry, Report, Setting, StragglerEntry, SuggestionEntry
 
 
 def finding(code: str, share: float, message: str = "", ranks: Sequence[int] = ()) -> FindingEntry:

@@ -10,8 +10,8 @@ from helpers.reports import report
 from simulator.catalogue import CASES
 from simulator.judged import Case
 
-from gpuscope.report.schema.document import Report
 from gpuscope.report.view import arrangement
+from gpuscope.schema.document import Report
 
 MS = 1_000_000
 SAMPLES = ("ddp_slow_rank", "ddp_slow_loader", "ddp_rotating_rank", "fsdp_healthy", "tp_healthy", "pp_1f1b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 import gpuscope
 from gpuscope.errors import InputError
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 from gpuscope.sources.nccl.log_lines import Line, hosts, separate
 
 HEADER = """\

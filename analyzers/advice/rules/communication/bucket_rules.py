@@ -16,8 +16,8 @@ from gpuscope.analyzers.advice.framework_settings import (
 )
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import BucketSize
-from gpuscope.report.schema.document import FindingEntry, Setting
-from gpuscope.report.view import units
+from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.words import units
 
 MIB = 1 << 20
 DEFAULT, DEFAULT_FIRST = 25 * MIB, 1 * MIB

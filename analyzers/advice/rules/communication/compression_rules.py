@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused, WireBytes
-from gpuscope.report.schema.document import FindingEntry, Setting
-from gpuscope.report.view import units
+from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.words import units
 
 HALF = 0.5
 """16 bits for 32; the replay refuses where gradients are not of 32 bits."""

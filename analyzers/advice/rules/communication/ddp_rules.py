@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from gpuscope.analyzers.advice.framework_settings import cost, in_dialect, needed, python, step_now
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import AccumulatedGradients, GradientViews, Predicted, Refused
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import FindingEntry
+from gpuscope.words import units
 
 UNEVEN = 1.1
 """The step of DDP by the compute of DataParallel's busiest device: what of the all-reduce is not hidden, and the

@@ -14,9 +14,9 @@ from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import GroupModules, KeepParameters, Prefetch, Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
 from gpuscope.analyzers.replay.rewrites.sharded_parameters import NOT_GATHERED_AGAIN
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.schema.nccl_sections import BandwidthEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import FindingEntry
+from gpuscope.schema.nccl_sections import BandwidthEntry
+from gpuscope.words import units
 
 DEPTHS = (2, 3)
 """Modules gathered ahead. FSDP2 already gathers one ahead: lists of one change nothing."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Refused, Schedule
-from gpuscope.report.schema.document import FindingEntry, Setting
-from gpuscope.report.view import units
+from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.words import units
 
 COUNTS = (2, 4, 8, 16, 32, 64)
 """Micro-batches tried, where they are more than there are."""

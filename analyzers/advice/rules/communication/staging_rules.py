@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from gpuscope.analyzers.advice.framework_settings import config, cost, python, step_now
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Predicted, Refused
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import FindingEntry
+from gpuscope.words import units
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:

@@ -8,7 +8,7 @@ from statistics import median
 from gpuscope.analyzers.advice.framework_settings import config, cost, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Predicted, Refused, ReplacedRank, SharedWork
-from gpuscope.report.schema.document import FindingEntry, Setting, StragglerEntry
+from gpuscope.schema.document import FindingEntry, Setting, StragglerEntry
 
 MIN_STEPS = 2
 """Steps in which a rank must be the latest to be blamed."""

@@ -16,8 +16,8 @@ from gpuscope.analyzers.frame.changes import (
     PaddedProducts,
     Refused,
 )
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import FindingEntry
+from gpuscope.words import units
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:

@@ -8,7 +8,7 @@ from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialec
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Precision, Refused
 from gpuscope.hardware.device_peaks import peaks_of
-from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.schema.document import FindingEntry, Setting
 
 VERIFY = "record again: the products' kernels name the precision (tf32, bf16…) and get shorter; compare the loss curve"
 

@@ -9,8 +9,8 @@ from gpuscope.analyzers.advice.framework_settings import config, cost, device_fl
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
-from gpuscope.report.schema.document import FindingEntry, Setting
-from gpuscope.report.view.units import clean, memory
+from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.words.units import clean, memory
 
 SMALL = 64 << 10
 """Bytes up to which a copy is of parameters and counters, not of data; CUDA itself treats host-to-device copies of at

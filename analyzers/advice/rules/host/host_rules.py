@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import NoCollector, NoHostWork, Refused
-from gpuscope.report.schema.document import FindingEntry, Setting
-from gpuscope.report.view.units import clean
+from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.trace.naming import kinds
+from gpuscope.words.units import clean
 
 MIN_STEADY = 2
 """Steady steps from which slow launches are part of them."""

@@ -8,8 +8,8 @@ from gpuscope.analyzers.advice.framework_settings import BUSY, config, cost, dev
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import places
 from gpuscope.analyzers.frame.changes import CapturedGraphs, Refused
-from gpuscope.report.schema.document import FindingEntry, Setting
-from gpuscope.report.view import units
+from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.words import units
 
 MIN_STEPS = 2
 """Steady steps from which it can be said that steps repeat."""

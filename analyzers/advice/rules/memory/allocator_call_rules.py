@@ -13,8 +13,8 @@ from typing import Literal
 from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, env, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import NoAllocatorStalls
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.schema.host_calls_section import HostCallsEntry
+from gpuscope.schema.document import FindingEntry
+from gpuscope.schema.host_calls_section import HostCallsEntry
 
 PER_KERNEL = 0.1
 """Allocations and frees per kernel from which every tensor gets its own: each is written by a kernel or two, and a

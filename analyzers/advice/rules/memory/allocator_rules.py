@@ -9,9 +9,9 @@ from gpuscope.analyzers.advice.framework_settings import step_now
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.allocator.allocator_settings import merged
 from gpuscope.analyzers.frame.changes import NoAllocatorStalls, Predicted, Refused
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.schema.memory_section import AllocatorChangeEntry, AllocatorReplayEntry, MemoryEntry
-from gpuscope.report.view.units import memory, plural
+from gpuscope.schema.document import FindingEntry
+from gpuscope.schema.memory_section import AllocatorChangeEntry, AllocatorReplayEntry, MemoryEntry
+from gpuscope.words.units import memory, plural
 
 USUAL = ("expandable_segments", "True")
 """What PyTorch's own message recommends where memory is fragmented."""

@@ -8,7 +8,7 @@ from gpuscope.analyzers.advice.framework_settings import config, cost, device_fl
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import batches, in_loop
 from gpuscope.analyzers.frame.changes import CopyStream, PinnedCopies, Refused
-from gpuscope.report.schema.document import FindingEntry, Setting
+from gpuscope.schema.document import FindingEntry, Setting
 
 _AHEAD_IN_JAX = python("jax.device_put", "of the next batch, before the step that computes with this one")
 _FAULTS = "record again with --cuda-um-cpu-page-faults=true and --cuda-um-gpu-page-faults=true"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import FindingEntry
+from gpuscope.words import units
 
 FILLED = 0.2
 """Share of the step in stalls that a larger batch spreads over more work (launches, latency, the pipeline's bubble),

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Refused
-from gpuscope.report.schema.document import FindingEntry, MemoryBound, Setting
-from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.view import memory_sentences
+from gpuscope.schema.document import FindingEntry, MemoryBound, Setting
+from gpuscope.schema.memory_section import MemoryEntry
 from gpuscope.trace.naming.stack_frames import ACTIVATIONS, StackKind
 
 UNKNOWN = "it saves memory, not time, and how much depends on the model: see `gpuscope advise --model … --cluster …`"

@@ -11,7 +11,7 @@ from gpuscope.analyzers.frame.changes import Algorithm, Change, LineRate, Refuse
 from gpuscope.analyzers.nccl.logged.forced_settings import Forced, forced
 from gpuscope.analyzers.nccl.logged.nccl_grammar import UNSET
 from gpuscope.analyzers.nccl.trial_commands import Variant, comparison
-from gpuscope.report.schema.document import FindingEntry
+from gpuscope.schema.document import FindingEntry
 
 _RERUN = Refused("times with the variable can't predict those without: the commands under «verify» measure both")
 _BETWEEN = ("NCCL_IB_DISABLE", "NCCL_NET")

@@ -13,9 +13,9 @@ from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Change, MeasuredTransfers, Predicted, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import algorithm_name, protocol_name
 from gpuscope.analyzers.nccl.trial_commands import Variant, comparison, search
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.schema.nccl_sections import CrossoverEntry
-from gpuscope.report.view import units
+from gpuscope.schema.document import FindingEntry
+from gpuscope.schema.nccl_sections import CrossoverEntry
+from gpuscope.words import units
 
 NEXT_SIZE = sqrt(2)
 """A measured size speaks for messages within this factor of it: sizes are measured a factor of two apart."""

@@ -13,8 +13,8 @@ from gpuscope.analyzers.advice.logged_nccl import costliest, variable
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.frame.changes import Algorithm, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import MOST_CTAS, UNSET, algorithm_name, for_operation, wrong
-from gpuscope.report.schema.document import FindingEntry
-from gpuscope.report.schema.nccl_sections import BandwidthEntry
+from gpuscope.schema.document import FindingEntry
+from gpuscope.schema.nccl_sections import BandwidthEntry
 
 _VERIFY = "record again with NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING: bandwidth[] shows choice and busbw"
 _ALTERNATIVES: Mapping[str, Sequence[str]] = {"all_reduce": ("ring", "tree"), "all_gather": (), "reduce_scatter": ()}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from gpuscope.report.schema.document import Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.catalogue import prediction_sentences
+from gpuscope.catalogue.prediction_sentences import setting_words
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import memory_sentences, prediction_sentences
-from gpuscope.report.view.prediction_sentences import setting_words
+from gpuscope.report.view import memory_sentences
+from gpuscope.schema.document import Report, SuggestionEntry, UnpredictedEntry
 
 
 def section(report: Report, writer: Writer) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from gpuscope.report.schema.document import Report
-from gpuscope.report.schema.hang_section import Hang, HangLast, HangOperation
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import units
+from gpuscope.schema.document import Report
+from gpuscope.schema.hang_section import Hang, HangLast, HangOperation
+from gpuscope.words import units
 
 OPERATIONS_SHOWN = 8
 LAST_SHOWN = 16

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from gpuscope.report.schema.document import Report
-from gpuscope.report.schema.memory_section import MemoryEntry
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import memory_sentences, units
+from gpuscope.report.view import memory_sentences
+from gpuscope.schema.document import Report
+from gpuscope.schema.memory_section import MemoryEntry
 from gpuscope.trace.naming.stack_frames import own_frames
+from gpuscope.words import units
 
 ENTRIES_SHOWN = 16
 LINES_SHOWN = 8

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuscope.report.schema.compute_section import DeviceCounterEntry
-from gpuscope.report.schema.document import Report
-from gpuscope.report.schema.nccl_sections import (
+from gpuscope.report.terminal.screen import Writer
+from gpuscope.schema.compute_section import DeviceCounterEntry
+from gpuscope.schema.document import Report
+from gpuscope.schema.nccl_sections import (
     BandwidthEntry,
     ChoiceEntry,
     FitEntry,
@@ -15,8 +16,7 @@ from gpuscope.report.schema.nccl_sections import (
     TopologyEntry,
     TrafficEntry,
 )
-from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import units
+from gpuscope.words import units
 
 ROWS_SHOWN = 40
 AVERAGES_SHOWN = 3

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuscope.report.schema.document import Report
-from gpuscope.report.schema.pipeline_section import Pipeline
+from gpuscope.catalogue.prediction_sentences import with_basis
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import units
-from gpuscope.report.view.prediction_sentences import with_basis
+from gpuscope.schema.document import Report
+from gpuscope.schema.pipeline_section import Pipeline
+from gpuscope.words import units
 
 STAGES_SHOWN = 16
 PARTS = ("warm_up", "steady", "drain", "imbalance")

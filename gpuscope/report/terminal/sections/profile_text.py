@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from gpuscope.report.schema.document import Report
-from gpuscope.report.schema.profile_sections import KernelRankEntry, QueueEntry
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import arrangement, units
-from gpuscope.report.view.short_kernels import short_kernel, short_kernels
+from gpuscope.report.view import arrangement
+from gpuscope.schema.document import Report
+from gpuscope.schema.profile_sections import KernelRankEntry, QueueEntry
+from gpuscope.words import units
+from gpuscope.words.short_kernels import short_kernel, short_kernels
 
 TIMES = 46
 """Columns that times and ranks take before the names of kernels."""

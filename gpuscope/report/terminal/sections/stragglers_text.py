@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuscope.report.schema.document import RankStepEntry, Report
+from gpuscope.catalogue.straggler_sentences import CAUSED_WAIT
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view import units
-from gpuscope.report.view.straggler_sentences import CAUSED_WAIT
+from gpuscope.schema.document import RankStepEntry, Report
+from gpuscope.words import units
 
 RANKS_SHOWN, STEPS_SHOWN = 8, 6
 """Of the rank × step table: the ranks that make others wait most, in the steps with most waiting."""

@@ -15,7 +15,7 @@ from simulator.kineto_rows import Profiler
 
 import gpuscope
 from gpuscope.analyzers.facts.message_sizes.estimated_sizes import BASIS, with_estimated_sizes
-from gpuscope.report.schema.document import Report
+from gpuscope.schema.document import Report
 from gpuscope.trace.naming.communication_kernels import kernel_item_bytes
 
 SUM_F32 = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -9,9 +9,9 @@ from helpers.kineto import call, copy, kernel, note, op, write
 from rich.console import Console
 
 import gpuscope
-from gpuscope.report.schema.document import Report
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.terminal.sections.profile_text import sections, spark
+from gpuscope.schema.document import Report
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpuscope.report.schema.document import Class, StragglerEntry
-from gpuscope.report.view import palette, units
-from gpuscope.report.view.straggler_sentences import culprits, whose
-from gpuscope.report.view.vocabulary import PartKey
+from gpuscope.catalogue.straggler_sentences import culprits, whose
+from gpuscope.schema.document import Class, StragglerEntry
+from gpuscope.words import palette, units
+from gpuscope.words.vocabulary import PartKey
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
-from gpuscope.report.view.units import crop
 from gpuscope.trace.naming.kernel_categories import ENGINE
 from gpuscope.trace.naming.kernel_names import qualified_name
+from gpuscope.words.units import crop
 
 WIDTH = 72
 """Cells of a kernel's name where nothing else sets a limit."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuscope.report.schema.document import Slowdown, StragglerEntry
-from gpuscope.report.view import units
-from gpuscope.report.view.short_kernels import short_kernel
+from gpuscope.schema.document import Slowdown, StragglerEntry
+from gpuscope.words import units
+from gpuscope.words.short_kernels import short_kernel
 
 CAUSED_WAIT = (
     "Caused wait adds up what each other rank waited in each collective, every one by itself, so it can exceed the "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-from gpuscope.report.schema.provenance import Provenance
-from gpuscope.report.schema.replay_section import Prediction
+from gpuscope.schema.provenance import Provenance
+from gpuscope.schema.replay_section import Prediction
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "unknown"]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from gpuscope.report.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, PowerEntry
-from gpuscope.report.schema.hang_section import Hang
-from gpuscope.report.schema.host_calls_section import HostCallsEntry
-from gpuscope.report.schema.memory_section import MemoryEntry
-from gpuscope.report.schema.nccl_sections import (
+from gpuscope.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, PowerEntry
+from gpuscope.schema.hang_section import Hang
+from gpuscope.schema.host_calls_section import HostCallsEntry
+from gpuscope.schema.memory_section import MemoryEntry
+from gpuscope.schema.nccl_sections import (
     BandwidthEntry,
     CrossoverEntry,
     FitEntry,
@@ -21,8 +21,8 @@ from gpuscope.report.schema.nccl_sections import (
     TopologyEntry,
     TrafficEntry,
 )
-from gpuscope.report.schema.pipeline_section import Pipeline
-from gpuscope.report.schema.profile_sections import (
+from gpuscope.schema.pipeline_section import Pipeline
+from gpuscope.schema.profile_sections import (
     ApiCallEntry,
     CopyEntry,
     GapEntry,
@@ -34,8 +34,8 @@ from gpuscope.report.schema.profile_sections import (
     RangeEntry,
     StreamEntry,
 )
-from gpuscope.report.schema.provenance import Provenance
-from gpuscope.report.schema.replay_section import Prediction, Replay
+from gpuscope.schema.provenance import Provenance
+from gpuscope.schema.replay_section import Prediction, Replay
 from gpuscope.trace.naming.programs import Program
 
 SCHEMA_VERSION = 3

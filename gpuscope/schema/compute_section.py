@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from gpuscope.report.schema.nccl_sections import LinkCounterEntry
+from gpuscope.schema.nccl_sections import LinkCounterEntry
 
 Generation = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
 

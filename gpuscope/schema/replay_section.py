@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
-from gpuscope.report.schema.provenance import Provenance
+from gpuscope.schema.provenance import Provenance
 
 
 class Replay(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuscope.report.view import palette
+from gpuscope.words import palette
 
 PartKey = Literal["compute", "exposed_communication", "exposed_memory", "idle"]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 
-from gpuscope.report.schema.document import (
+from gpuscope.schema.document import (
     NothingGainsEntry,
     PlanEntry,
     PlanStep,
     SuggestionEntry,
     UnpredictedEntry,
 )
-from gpuscope.report.schema.pipeline_section import PipelineGain
-from gpuscope.report.schema.replay_section import Prediction
-from gpuscope.report.view import units
+from gpuscope.schema.pipeline_section import PipelineGain
+from gpuscope.schema.replay_section import Prediction
+from gpuscope.words import units
 
 
 def step_change(predicted: Prediction) -> str:

@@ -1,0 +1,1 @@
+"""Numbers, names and colours as every front shows them."""
