@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,23 @@ def test_the_facade_imports_nothing_of_the_packages_above_by_itself() -> None:
 
 def test_no_circle_between_the_places_of_a_folder() -> None:
     assert not [found for folder in FOLDERS if (found := circle(place_graph(GRAPH, folder)))]
+
+
+READS_A_SENTENCE = re.compile(
+    r"""(why|message|sentence|action|note)["']?\]?\)?\.(startswith|endswith|partition|rpartition|split|removeprefix"""
+    r"""|removesuffix)\(|["'] in [a-z_.]*(\[["'])?(why|message|action)\b"""
+)
+
+
+def test_no_module_reads_a_sentence() -> None:
+    """What another part needs to know is a fact of a record (gpuscope/catalogue); words are for people."""
+    found = [
+        f"{name}: {line.strip()}"
+        for name, path in MODULES.items()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if READS_A_SENTENCE.search(line)
+    ]
+    assert found == []
 
 
 def test_a_library_is_imported_in_its_own_room_only() -> None:
