@@ -58,6 +58,7 @@ def _finding(cause: Cause, own: Mapping[LaneKey, Attributed], share: float, run:
         "code": cause.finding_code,
         "severity": severity(share),
         "message": cause.text(facts),
+        "facts": {"operations": facts.operations, "busy_ns": facts.busy_ns, "on_cpu": facts.on_cpu},
         "ranks": (cause.ranks(facts) if cause.ranks else []) or losing,
         "cost_ns_per_step": round(per_step),
         "cost_ns": sum(attributed.total for attributed in own.values()),

@@ -152,7 +152,7 @@ def test_every_exit_code_is_documented() -> None:
     assert raised | {0, 1, 4, 130, 141} == set(EXIT_CODES)
     told = {
         "help": gpuscope("--help").stdout.partition("Exit codes:")[2],
-        "README": (ROOT / "README.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0],
+        "README": (ROOT / "README.md").read_text().partition("Exit codes:")[2].partition("\n\n")[0],
         "commands": (ROOT / "docs" / "commands.md").read_text().partition("| exit code |")[2].partition("\n\n")[0],
     }
     for where, text in told.items():

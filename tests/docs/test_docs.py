@@ -130,7 +130,7 @@ def test_every_cause_stands_in_the_definitions() -> None:
 # ---- the JSON report ----
 
 NAMES = {f"slowdown.{which}by_{name}": name for which in ("", "explained.") for name in ("operation", "rank", "stage")}
-NAMES |= {"trace.parallelism": "kind", "power[].held_frac": "reason"}
+NAMES |= {"trace.parallelism": "kind", "power[].held_frac": "reason", "findings[].facts": "fact"}
 
 
 def schema_keys(kind: Any, path: str = "") -> Iterator[str]:

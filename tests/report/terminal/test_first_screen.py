@@ -13,13 +13,18 @@ from helpers.cli import call as run
 from rich.cells import cell_len
 from rich.console import Console
 
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.pipelines import FewMicroBatches, PipelineImbalance, SlowStage
 from gpuscope.catalogue.prediction_sentences import setting_words
 from gpuscope.report.terminal import first_screen
 from gpuscope.report.terminal.screen import Writer
+from gpuscope.report.view.blame import in_order
 from gpuscope.report.view.summary import sentence, summary
 from gpuscope.schema.document import FindingEntry, Report, SuggestionEntry
+from gpuscope.schema.pipeline_section import PipelineGain
 
 LINES, COLUMNS = 40, 80
+NOT_TRIED: PipelineGain = {"micro_batches": 4, "predicted": None, "why_not": "a test"}  # type: ignore[typeddict-item]
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 
 INPUT_BOUND = """\
@@ -156,8 +161,8 @@ def bubble(report: Report) -> Report:
     report["verdict"] |= {"bound_by": "communication", "cause": "pipeline_bubble"}  # type: ignore[typeddict-item]
     report["findings"] = [
         found("pipeline_bubble", 0.1),
-        found("pipeline_imbalance", 0.05, "Pipeline stage 1 computes more: details"),
-        found("few_micro_batches", 0.1, "2 micro-batches on 2 stages (1F1B): details"),
+        made(PipelineImbalance(1, 2, 9, 5, 4, NOT_TRIED, 1, 1, told_apart=True), ranks=[1], share=0.05),
+        made(FewMicroBatches(2, 2, "1f1b", 10_000_000, 0.3, NOT_TRIED), ranks=[0, 1], share=0.1),
     ]
     return report
 
@@ -165,11 +170,12 @@ def bubble(report: Report) -> Report:
 def test_the_change_that_answers_the_reason_comes_first(input_bound: Report) -> None:
     """Though an even split gains more: what the sentence says is wrong, and what it says to do, belong together."""
     report = bubble(input_bound)
-    report["suggestions"] = [
+    changes = [
         change("even_stages", "pipeline_imbalance", 80),
         change("micro_batches", "few_micro_batches", 90),
         change("compile", "unfused_kernels", 70),
     ]
+    report["suggestions"] = in_order(report, changes)
     assert sentence(report) == (
         "With 2 micro-batches on 2 stages (1F1B), pipeline stages wait for their neighbours: 10.00 ms per step, 10.0 % "
         "of the time, mean over ranks. Fix: do micro_batches; predicted 100.0 → 90.00 ms (-10.0 %)."
@@ -197,12 +203,11 @@ def test_of_operations_alone_the_slow_stage_is_named_and_not_the_schedule(input_
     report["verdict"] |= {"bound_by": "communication", "cause": "straggler"}  # type: ignore[typeddict-item]
     report["ranks"], report["steps"], report["step_time"] = [], [], None
     report["findings"] = [
-        found("few_micro_batches", 0.3, "12 micro-batches on 4 stages (1F1B): details"),
-        found("slow_stage", 0.2, "Pipeline stage 3 (the last) is slow: at the mean pace it would be faster"),
+        made(FewMicroBatches(12, 4, "1f1b", 10_000_000, 0.3, NOT_TRIED), ranks=range(4), share=0.3),
+        made(SlowStage(3, 4, 2, 0.9, True, None), ranks=(), share=0.2),
     ]
-    report["suggestions"] = [
-        change("pipeline_schedule", "few_micro_batches", 80), change("even_stages", "slow_stage", 85),
-    ]  # fmt: skip
+    changes = [change("pipeline_schedule", "few_micro_batches", 80), change("even_stages", "slow_stage", 85)]
+    report["suggestions"] = in_order(report, changes)
     assert sentence(report) == (
         "Pipeline stage 3 (the last) is slow, which costs 20.0 % of the time. Fix: do even_stages; predicted "
         "100.0 → 85.00 ms (-15.0 %)."

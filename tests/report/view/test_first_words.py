@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.pipelines import FewMicroBatches, PipelineImbalance, SlowStage
 from gpuscope.catalogue.prediction_sentences import gain_cell, setting_words
+from gpuscope.report.view.blame import in_order
 from gpuscope.report.view.headline import context_line, verdict_words
 from gpuscope.report.view.summary import sentence, summary
 from gpuscope.schema.document import FindingEntry, Report, Setting, StragglerEntry, SuggestionEntry
+from gpuscope.schema.pipeline_section import PipelineGain
+
+NOT_TRIED: PipelineGain = {"micro_batches": 4, "predicted": None, "why_not": "a test"}  # type: ignore[typeddict-item]
+UNEVEN = PipelineImbalance(1, 2, 75_000_000, 37_000_000, 10_000_000, NOT_TRIED, 1, 1, told_apart=True)
 
 
 def finding(code: str, share: float, message: str = "", ranks: Sequence[int] = ()) -> FindingEntry:
@@ -109,10 +117,11 @@ def test_what_a_rule_infers_is_said_to_be_inferred(input_bound: Report) -> None:
 
 
 def test_why_the_first_change_is_first(input_bound: Report) -> None:
-    input_bound["suggestions"] = [change("compile", "unfused_kernels", 60), change("loader", "input", 70)]
+    changes = [change("compile", "unfused_kernels", 60), change("loader", "input", 70)]
+    input_bound["suggestions"] = in_order(input_bound, changes)
     found = summary(input_bound)
     assert [line.typed for line in found.changes] == ["loader=1", "compile=1"]
-    assert found.order == "Row 1 is first because it answers what is named above, though row 2 gains more."
+    assert found.order.startswith("Row 2 gains more")
     input_bound["suggestions"] = [change("loader", "input", 60), change("compile", "unfused_kernels", 70)]
     assert summary(input_bound).order == ""
 
@@ -168,25 +177,27 @@ def test_a_setting_shows_the_present_value_and_is_copied_without_it(setting: Set
 
 def test_what_the_sentence_begins_with_is_no_evidence_of_its_own(input_bound: Report) -> None:
     """A stage with more work explains the bubble, and the change answers it; with few micro-batches it is evidence."""
-    uneven = finding("pipeline_imbalance", 0.2, "Pipeline stage 1 computes 75 ms, the others 37 ms: a stage idles")
+    uneven = made(UNEVEN, ranks=[1], share=0.2)
     input_bound["verdict"] |= {"bound_by": "communication", "cause": "pipeline_bubble"}  # type: ignore[typeddict-item]
     input_bound["findings"] = [finding("pipeline_bubble", 0.3), uneven]
     input_bound["suggestions"] = [change("even_stages", "pipeline_imbalance", 80)]
     assert summary(input_bound).evidence == ""
-    input_bound["findings"].append(finding("few_micro_batches", 0.3, "2 micro-batches on 2 stages (1F1B): details"))
-    assert summary(input_bound).evidence == "pipeline stage 1 computes 75 ms, the others 37 ms"
+    few = FewMicroBatches(2, 2, "1f1b", 10_000_000, 0.3, NOT_TRIED)
+    input_bound["findings"].append(made(few, ranks=[0, 1], share=0.3))
+    shown = summary(input_bound).evidence
+    assert shown == "pipeline stage 1 (the last) computes 75.00 ms per micro-batch, the other one 37.00 ms"
 
 
 def test_a_slow_stage_says_what_is_measured_and_what_is_calculated(input_bound: Report) -> None:
-    slow = finding("slow_stage", 0.2, "Pipeline stage 3 is slow: without it the step would take 1 s; M = 2", [6, 7])
-    slow["evidence"] = [
-        {"rank": 6, "start_ns": 0, "dur_ns": 1, "name": "forward", "note": "step 1, number 1: 144 ms vs. 85 ms"}
-    ]
+    slow = SlowStage(3, 5, 2, 0.9, True, ("forward", 6, 144_000_000, 85_000_000))
     input_bound["verdict"] |= {"bound_by": "communication", "cause": "straggler"}  # type: ignore[typeddict-item]
-    input_bound["ranks"], input_bound["steps"], input_bound["findings"] = [], [], [slow]
+    input_bound["ranks"], input_bound["steps"] = [], []
+    input_bound["findings"] = [made(slow, ranks=[6, 7], share=0.2)]
     found = summary(input_bound)
     assert found.sentence.startswith("Pipeline stage 3 is slow (ranks 6-7), which costs 20.0 % of the time.")
-    assert found.evidence == ("forward of rank 6: 144 ms vs. 85 ms (measured)")
+    assert found.evidence == "forward of rank 6: 144.0 ms vs. 85.00 ms of its peers (measured)"
+    input_bound["findings"] = [made(replace(slow, slowest=None), ranks=[6, 7], share=0.2)]
+    assert summary(input_bound).evidence.endswith("(calculated)")
 
 
 def test_an_uncertain_change_against_another_cause_says_against_which(input_bound: Report) -> None:
