@@ -75,7 +75,7 @@ def kinds() -> Mapping[str, type[Finding]]:
     """Every kind of finding by its code. Raises `ValueError` where two share one."""
     submodules("gpuscope.catalogue.findings")
     found: dict[str, type[Finding]] = {}
-    for kind in _below(Finding):
+    for kind in sorted(_below(Finding), key=lambda one: one.__module__):  # however they came to be imported
         if not hasattr(kind, "code"):  # what several have in common
             continue
         if found.setdefault(kind.code, kind) is not kind:

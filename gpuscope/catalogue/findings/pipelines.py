@@ -179,7 +179,7 @@ class PipelineImbalance(Finding):
     recognised = """the stage is the busiest in more than half of the steps, its micro-batches take longer by three
     standard errors, the others idle at least 1 % of the step for it, and an even split is predicted to save at least
     that. With several pipelines the message says in how many it is so: a stage that is slow in one alone is a slow
-    rank. Where the same operations on the same shapes take longer there, it is [`slow_worker`](#slow_worker); where
+    rank. Where the same operations on the same shapes take longer there, it is `slow_worker`; where
     there are more operations or larger ones, it is the layers. Without shapes the message says that the two can't be
     distinguished in a single pipeline."""
     helps = "give the stage fewer layers. The last stage holds the loss and the head, the first the embedding."
