@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+from gpuscope.report.view import blame
 from gpuscope.report.view.per_step import per_step_ns, with_per_step
-from gpuscope.schema.document import SCHEMA_VERSION
+from gpuscope.schema.document import SCHEMA_VERSION, Report
 
 OLDEST = 2
 """The oldest version that is read."""
+NOT_ASKED_IN_2 = "advice was not asked for"
+"""What version 2 wrote in place of `advice.asked`."""
 
 
 def is_readable(version: object) -> bool:
@@ -30,6 +33,12 @@ def brought_up(document: dict[str, Any]) -> dict[str, Any]:
         for entry in document.get("stragglers", []):
             spent = entry.get("caused_wait_ns_per_step")
             entry["per_step_ns"] = per_step_ns(spent / mean, step) if spent is not None and mean else None
+        if "suggestions" in document:
+            found = cast(Report, document)
+            found["suggestions"] = blame.in_order(found, found["suggestions"])
+            found["advice"]["unpredicted"] = blame.answering_first(found, found["advice"]["unpredicted"])
+            if found["advice"]["why"] == NOT_ASKED_IN_2:
+                found["advice"]["asked"] = False
     except (KeyError, TypeError, AttributeError):  # who reads it checks its types, and says what is wrong
         pass
     return document

@@ -52,6 +52,19 @@ def test_its_costs_per_step_are_told_anew(old: Path) -> None:
     assert found["schema_version"] == 3
 
 
+def test_its_changes_stand_in_the_order_that_pages_show() -> None:
+    def change(code: str, finding: str) -> dict[str, Any]:
+        return {"code": code, "finding": finding, "certain": True}
+
+    document = of_version_2()
+    document["verdict"] |= {"bound_by": "cpu", "cause": "input"}
+    document["suggestions"] = [change("compile", "unfused_kernels"), change("loader_workers", "input")]
+    document["advice"]["why"] = "advice was not asked for"
+    found = brought_up(document)
+    assert [one["code"] for one in found["suggestions"]] == ["loader_workers", "compile"]
+    assert found["advice"]["asked"] is False
+
+
 def test_a_version_that_is_not_read_is_left_alone() -> None:
     assert brought_up({"schema_version": 1}) == {"schema_version": 1}
 
