@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey
 from gpuscope.catalogue.causes import CAUSES, Cause, FindingFacts
+from gpuscope.catalogue.finding import severity_of
 from gpuscope.schema.document import Evidence, FindingEntry, StragglerEntry
 from gpuscope.trace.schema import NA
 
 MIN_SHARE = 0.01
-Severity = Literal["high", "medium", "low"]
-_SEVERITY: tuple[tuple[float, Severity], ...] = ((0.10, "high"), (0.03, "medium"), (0.0, "low"))
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def _finding(cause: Cause, own: Mapping[LaneKey, Attributed], share: float, run:
     )
     return {
         "code": cause.finding_code,
-        "severity": severity(share),
+        "severity": severity_of(share),
         "message": cause.text(facts),
         "facts": {"operations": facts.operations, "busy_ns": facts.busy_ns, "on_cpu": facts.on_cpu},
         "ranks": (cause.ranks(facts) if cause.ranks else []) or losing,
@@ -65,11 +63,6 @@ def _finding(cause: Cause, own: Mapping[LaneKey, Attributed], share: float, run:
         "share_frac": share,
         "evidence": _strongest([attributed.evidence for attributed in own.values()]),
     }
-
-
-def severity(share: float) -> Severity:
-    """Of a finding that takes this share of the time."""
-    return next(name for limit, name in _SEVERITY if share >= limit)
 
 
 def _strongest(evidence: Sequence[Sequence[Evidence]], count: int = 5) -> list[Evidence]:

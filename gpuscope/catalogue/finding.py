@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Literal
@@ -93,14 +93,20 @@ def words_of(entry: FindingEntry) -> Finding | None:
 
 def headline(entry: FindingEntry) -> str:
     """`Finding.headline` of a finding in a report."""
-    words = words_of(entry)
-    return entry["message"] if words is None else words.headline()
+    return _said(entry, lambda words: words.headline())
 
 
 def shows(entry: FindingEntry) -> str:
     """`Finding.shows` of a finding in a report."""
+    return _said(entry, lambda words: words.shows())
+
+
+def _said(entry: FindingEntry, how: Callable[[Finding], str]) -> str:
     words = words_of(entry)
-    return entry["message"] if words is None else words.shows()
+    try:
+        return entry["message"] if words is None else how(words)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):  # a report that somebody changed
+        return entry["message"]
 
 
 def _below(kind: type[Any]) -> list[type[Any]]:
