@@ -97,7 +97,8 @@ def test_hugging_face_trainer(tmp_path: Path) -> None:
     assert manifest.config is not None
     assert manifest.config["accumulate"] == 2
     ranges, steps = ranges_and_steps(tmp_path / "run")
-    assert ranges == {"gpuscope::step", "gpuscope::optimizer"}
+    # Whether the garbage collector runs meanwhile is chance.
+    assert {name for name in ranges if ".generation" not in name} == {"gpuscope::step", "gpuscope::optimizer"}
     assert steps == {"ProfilerStep#2", "ProfilerStep#3"}  # of 4 optimizer steps, not of 8 micro-batches
 
 
