@@ -88,7 +88,7 @@ def main(kernels: int, rounds: int, one: str | None, path: Path | None) -> None:
 
 def _cost(task: str, path: Path) -> dict[str, float]:
     import gpuscope
-    from gpuscope.analyzers.frame.analyzer import FileAnalyzer, analyzers_of
+    from gpuscope.analyzers.base.analyzer import FileAnalyzer, analyzers_of
     from gpuscope.sources.nsys.formats.export_tables import SqliteTables
     from gpuscope.sources.nsys.rows.event_tables import _COLUMNS
     from gpuscope.sources.source import all_sources

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from gpuscope.version import __version__
 
 if TYPE_CHECKING:
+    from gpuscope.analyzers import changes
+    from gpuscope.analyzers.changes import Predicted, Refused
     from gpuscope.analyzers.comparison.checks import CheckResult, check
     from gpuscope.analyzers.comparison.comparison import Comparison, diff
-    from gpuscope.analyzers.frame import changes
-    from gpuscope.analyzers.frame.changes import Predicted, Refused
     from gpuscope.analyzers.planning.advising import ParallelismPlan, advise
     from gpuscope.analyzers.run.analysis import Analysis
     from gpuscope.analyzers.run.runner import analyze
@@ -47,14 +47,14 @@ _HOME = {
     "InputError": "gpuscope.errors:InputError",
     "MissingExtraError": "gpuscope.errors:MissingExtraError",
     "ParallelismPlan": "gpuscope.analyzers.planning.advising:ParallelismPlan",
-    "Predicted": "gpuscope.analyzers.frame.changes:Predicted",
-    "Refused": "gpuscope.analyzers.frame.changes:Refused",
+    "Predicted": "gpuscope.analyzers.changes:Predicted",
+    "Refused": "gpuscope.analyzers.changes:Refused",
     "Session": "gpuscope.instrumented_runtime.record.session:Session",
     "Trace": "gpuscope.trace.trace:Trace",
     "UsageError": "gpuscope.errors:UsageError",
     "advise": "gpuscope.analyzers.planning.advising:advise",
     "analyze": "gpuscope.analyzers.run.runner:analyze",
-    "changes": "gpuscope.analyzers.frame.changes",
+    "changes": "gpuscope.analyzers.changes",
     "check": "gpuscope.analyzers.comparison.checks:check",
     "diff": "gpuscope.analyzers.comparison.comparison:diff",
     "figures": "gpuscope.dashboards.figures.of_results",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.rule import Proposal
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Tries, is_gain
-from gpuscope.analyzers.frame.changes import Predicted, Refused
+from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.schema.document import FindingEntry
 
 MOST = 12

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from gpuscope.analyzers.advice.rule import Case, Proposal
-from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.changes import Refused
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import FindingEntry, RankEntry, Setting
 from gpuscope.words import units

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
-from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
+from gpuscope.analyzers.changes import Change, Predicted, Refused
 from gpuscope.plugins import listed
 from gpuscope.schema.document import Diagnosis, FindingEntry, MemoryBound, Setting
 from gpuscope.schema.host_calls_section import HostCallsEntry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gpuscope.analyzers.advice.rule import Predict, Proposal, not_below
-from gpuscope.analyzers.frame.changes import Change, Predicted, Refused, in_order
+from gpuscope.analyzers.changes import Change, Predicted, Refused, in_order
 
 Estimate = Callable[[Sequence[Change]], int | Refused]
 """The step that changes made together lead to, ns, without its range: much quicker than a prediction."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.needs import Need
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.memory import MemoryHeadroom, NeedlessCheckpointing
 from gpuscope.trace.naming.kernel_categories import is_optimizer_step

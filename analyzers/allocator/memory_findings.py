@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
+from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import Severity, made
 from gpuscope.catalogue.findings.memory import AllocatorRetries, Fragmentation, MemoryPeak, OutOfMemory
 from gpuscope.report.view import memory_sentences

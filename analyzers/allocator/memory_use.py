@@ -14,10 +14,10 @@ from gpuscope.analyzers.allocator.memory_findings import findings
 from gpuscope.analyzers.allocator.memory_samples import profiled, timeline
 from gpuscope.analyzers.allocator.peak_contents import NOTHING, contents, trains
 from gpuscope.analyzers.allocator.releases import releases
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.needs import Need, any_of
+from gpuscope.analyzers.base.sections import MEMORY
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.needs import Need, any_of
-from gpuscope.analyzers.frame.sections import MEMORY
 from gpuscope.problems import allocator
 from gpuscope.schema.memory_section import (
     AllocatorChangeEntry,

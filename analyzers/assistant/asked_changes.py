@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from gpuscope.analyzers.frame.changes import Change, MeasuredTransfers
+from gpuscope.analyzers.changes import Change, MeasuredTransfers
 from gpuscope.errors import UsageError
 
 _FROM_ZERO = frozenset({"rank"})

@@ -13,8 +13,8 @@ from gpuscope.analyzers.assistant.asked_changes import changes_of, described
 from gpuscope.analyzers.assistant.opened_runs import LISTED, OpenRun, OpenRuns
 from gpuscope.analyzers.assistant.short_answers import answer, quoted
 from gpuscope.analyzers.assistant.table_query import query
+from gpuscope.analyzers.changes import Refused
 from gpuscope.analyzers.comparison.comparison import diff
-from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.catalogue.causes import cause_label
 from gpuscope.catalogue.prediction_sentences import gain_share, plan, setting_words, step_change
 from gpuscope.report.terminal.diff_text import side_line, verdict_line

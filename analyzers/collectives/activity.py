@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import Need
-from gpuscope.analyzers.frame.phases import Phases, main_thread
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.phases import Phases, main_thread
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.sorted_search import places

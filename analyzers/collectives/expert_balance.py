@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
+from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.collectives.stragglers import judged_rows
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
-from gpuscope.analyzers.frame.needs import Need
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.network import ExpertImbalance
 from gpuscope.schema.document import Evidence, FindingEntry

@@ -5,16 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.root_cause import doing, trace_waits
-from gpuscope.analyzers.collectives.stragglers import rank_steps, stragglers, waits_without_core
-from gpuscope.analyzers.collectives.transfers import BUBBLE, CAUSES, Attribution, attribute_transfers
-from gpuscope.analyzers.facts.matching import Matched, report_unmatched
-from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.facts.waits import Waits
-from gpuscope.analyzers.frame.analyzer import Attributed, LaneKey, Result, attribute, longest, only_present
-from gpuscope.analyzers.frame.lanes import LaneSummary
-from gpuscope.analyzers.frame.needs import Need, any_of
-from gpuscope.analyzers.frame.sections import (
+from gpuscope.analyzers.base.analyzer import Attributed, LaneKey, Result, attribute, longest, only_present
+from gpuscope.analyzers.base.lanes import LaneSummary
+from gpuscope.analyzers.base.needs import Need, any_of
+from gpuscope.analyzers.base.sections import (
     CLOCK_ERROR,
     COLLECTIVES,
     RANK_STEPS,
@@ -22,6 +16,12 @@ from gpuscope.analyzers.frame.sections import (
     STRAGGLERS_TESTABLE,
     WAITS_WITHOUT_CORE,
 )
+from gpuscope.analyzers.collectives.root_cause import doing, trace_waits
+from gpuscope.analyzers.collectives.stragglers import rank_steps, stragglers, waits_without_core
+from gpuscope.analyzers.collectives.transfers import BUBBLE, CAUSES, Attribution, attribute_transfers
+from gpuscope.analyzers.facts.matching import Matched, report_unmatched
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.facts.waits import Waits
 from gpuscope.catalogue.causes import UNDIVIDED_COMMUNICATION
 from gpuscope.hardware.bus_bandwidth import algbw, busbw_factor
 from gpuscope.problems import collectives

@@ -12,7 +12,7 @@ from gpuscope.analyzers.collectives.root_cause import TracedWaits
 from gpuscope.analyzers.collectives.work_of_ranks import medians_of_others
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
+from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.analyzers.base.lanes import LaneSummary
 from gpuscope.analyzers.collectives.lateness import MAX_CHANCE, late_instances, lateness, roles_of
 from gpuscope.analyzers.collectives.root_cause import Doing, TracedWaits
 from gpuscope.analyzers.collectives.straggler_reasons import Reasoned, reasons
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
-from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.catalogue.causes import BY_CODE
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import RankStepEntry, StragglerEntry

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.sections import TRAFFIC
 from gpuscope.analyzers.facts.matching import Instances
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.needs import Need
-from gpuscope.analyzers.frame.sections import TRAFFIC
 from gpuscope.schema.nccl_sections import TrafficEntry
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.schema import NA

@@ -81,7 +81,7 @@ def command(
     gpuscope analyze s3://bucket/run/ --executor dask=tcp://scheduler:8786
     gpuscope analyze rank0.json.gz rank1.json.gz --html report.html
     """
-    from gpuscope.cache import kept_reports
+    from gpuscope.cache import report_cache
     from gpuscope.commands.options import cache_wanted
     from gpuscope.sources.run_manifest import run_folders
 
@@ -91,8 +91,8 @@ def command(
     began = monotonic()
     cached, asked = cache_wanted(), {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps}
     alone = cached and executor is None and not run_folders(map(Path, paths))  # a report rests on its run folder too
-    key = kept_reports.report_key(paths, asked, partial, nsys, no_advice) if alone else None
-    text = kept_reports.kept_report(key)
+    key = report_cache.report_key(paths, asked, partial, nsys, no_advice) if alone else None
+    text = report_cache.kept_report(key)
     if text is None:
         from gpuscope.analyzers.run.file_part import Options
         from gpuscope.report.json_report import dumps
@@ -111,7 +111,7 @@ def command(
         if as_json or (key is not None and keepable):
             text = dumps(report)
         if text is not None and keepable:
-            kept_reports.keep_report(key, text)
+            report_cache.keep_report(key, text)
     else:
         report, failed, files, remote = json.loads(text), [], [Path(path) for path in paths], []
     if verbose:

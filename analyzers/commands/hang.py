@@ -60,7 +60,7 @@ def _dumps(paths: tuple[str, ...]) -> list[Path]:
     import glob
 
     from gpuscope.errors import InputError
-    from gpuscope.sources.records import is_record, records_below
+    from gpuscope.sources.companion_files import is_record, records_below
     from gpuscope.sources.source import Role, source_for
 
     found: list[Path] = []

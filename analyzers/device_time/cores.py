@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
+from gpuscope.analyzers.base.lanes import StepWindow
+from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.facts.counted_by_step.core_waits import core_waits
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
-from gpuscope.analyzers.frame.lanes import StepWindow
-from gpuscope.analyzers.frame.needs import Need
+from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import WaitsForCore
 from gpuscope.schema.document import Evidence, FindingEntry

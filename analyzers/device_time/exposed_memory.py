@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, longest, only_present
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.base.analyzer import Attributed, FileAnalyzer, Result, attribute, longest, only_present
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.schema.document import Evidence
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, clip, intersect, subtract, union

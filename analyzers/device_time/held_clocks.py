@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.sections import POWER
 from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import HELD, KEY, GpuClocks
 from gpuscope.analyzers.facts.counted_by_step.step_counts import recorded_steps
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.needs import Need
-from gpuscope.analyzers.frame.sections import POWER
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import CLOCK_HOLDERS, ClocksHeld
 from gpuscope.schema.compute_section import PowerEntry

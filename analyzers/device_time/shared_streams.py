@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, longest
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
-from gpuscope.analyzers.frame.lanes import LaneView, count_steps
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, longest
+from gpuscope.analyzers.base.lanes import LaneView, count_steps
+from gpuscope.analyzers.base.needs import DEVICE_EVENTS
+from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import SharedStream
 from gpuscope.schema.document import Evidence, FindingEntry

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
+from gpuscope.analyzers.base.lanes import RECORDING, HostWork, LaneSummary
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.step_roles import Role
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
-from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneSummary
-from gpuscope.analyzers.frame.needs import Need
-from gpuscope.analyzers.frame.step_roles import Role
-from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
+from gpuscope.analyzers.verdict.verdict import VERDICT_SHARE
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings.steps import OutlierSteps, Startup, StepTimeShift, Warmup
 from gpuscope.schema.document import Evidence, FindingEntry

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView, computing
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView, computing
+from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Mask, Table, Times, parts

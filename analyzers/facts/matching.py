@@ -13,9 +13,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.facts.call_order import numbers_by_order
 from gpuscope.analyzers.facts.process_groups import Groups, groups_of
-from gpuscope.analyzers.frame.analyzer import Result
 from gpuscope.problems import collectives
 from gpuscope.problems.problem import ProblemKind
 from gpuscope.trace.columns.distinct import distinct

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+from gpuscope.analyzers.base.analyzer import Analyzer, Attributed, LaneKey, Result
+from gpuscope.analyzers.base.lanes import LaneSummary
+from gpuscope.analyzers.changes import Change, EvenStages, Predicted, Refused
 from gpuscope.analyzers.facts import assumed_world, clocks, matching
 from gpuscope.analyzers.facts.clocks import Clocks
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes, core_times
@@ -19,9 +22,6 @@ from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap, is_timed, s
 from gpuscope.analyzers.facts.placement import Placement
 from gpuscope.analyzers.facts.steady_state import SteadyState, spread, steady_state, timed_steps
 from gpuscope.analyzers.facts.waits import Waits, waits
-from gpuscope.analyzers.frame.analyzer import Analyzer, Attributed, LaneKey, Result
-from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, Refused
-from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.schema.document import StepTime
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.trace import Trace

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from gpuscope.analyzers.frame.lanes import LaneSummary
-from gpuscope.analyzers.frame.step_roles import MIN_STEADY, Role, StepFacts, leading_fast, roles, usual
+from gpuscope.analyzers.base.lanes import LaneSummary
+from gpuscope.analyzers.base.step_roles import MIN_STEADY, Role, StepFacts, leading_fast, roles, usual
 from gpuscope.schema.document import StepTime
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.table import Mask, Table, Times

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.analyzers.base.lanes import LaneSummary
 from gpuscope.analyzers.facts.clocks import Clocks
 from gpuscope.analyzers.facts.host_messages import by_host, message_times
 from gpuscope.analyzers.facts.matching import Matched
-from gpuscope.analyzers.frame.lanes import LaneSummary
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.intervals import measure_within
 from gpuscope.trace.schema import NA

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.needs import Need, any_of
+from gpuscope.analyzers.base.sections import HANG
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.needs import Need, any_of
-from gpuscope.analyzers.frame.sections import HANG
 from gpuscope.analyzers.hangs import hang_sentences as sentences
 from gpuscope.analyzers.hangs import mismatches, wait_graph
 from gpuscope.analyzers.hangs.mismatches import Mismatch

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
+from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
-from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.analyzers.host_time.judged_windows import Judged
 from gpuscope.schema.host_calls_section import BlockingCallEntry
 from gpuscope.trace.columns.distinct import distinct_values

@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
-from gpuscope.analyzers.frame.sections import HOST_CALLS
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import DEVICE_EVENTS
+from gpuscope.analyzers.base.sections import HOST_CALLS
 from gpuscope.analyzers.host_time.blocking_sites import blocking_sites
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
 from gpuscope.schema.host_calls_section import HostCallsEntry

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.lanes import LaneSummary
+from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.lanes import LaneSummary
-from gpuscope.analyzers.frame.needs import Need
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.data_parallel import SingleProcess
 from gpuscope.trace.schema import NA

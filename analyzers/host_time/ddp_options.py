@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import EVIDENCE, FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
-from gpuscope.analyzers.frame.analyzer import EVIDENCE, FileAnalyzer, Result
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import Need
 from gpuscope.analyzers.host_time.calls_per_step import DDP_FORWARD
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
+from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings.data_parallel import GradientCopies, SyncedAccumulation, UnusedParameterSearch
 from gpuscope.schema.document import Evidence, FindingEntry

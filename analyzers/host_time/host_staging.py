@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import EVIDENCE, FileAnalyzer, Result
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import Need
+from gpuscope.analyzers.base.analyzer import EVIDENCE, FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.host_time.judged_windows import judged
+from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import HostStagedExchange
 from gpuscope.schema.document import Evidence, FindingEntry

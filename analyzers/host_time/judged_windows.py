@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.step_roles import MIN_STEADY, Role
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.step_roles import MIN_STEADY, Role
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpuscope.analyzers.base.lanes import RECORDING, HostWork, LaneView
+from gpuscope.analyzers.base.step_roles import Role
 from gpuscope.analyzers.device_time.idleness.gap_evidence import host_activity
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls, most_launching
-from gpuscope.analyzers.frame.lanes import RECORDING, HostWork, LaneView
-from gpuscope.analyzers.frame.step_roles import Role
 from gpuscope.analyzers.host_time.blocking_sites import plain
 from gpuscope.analyzers.host_time.judged_windows import judged
 from gpuscope.trace.columns.table import Mask, Times, rows_of_rank, rows_where

@@ -17,10 +17,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gpuscope.analyzers.base.sections import FITS
+from gpuscope.analyzers.changes import Refused
 from gpuscope.analyzers.collectives.message_cost import CostModel
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.frame.changes import Refused
-from gpuscope.analyzers.frame.sections import FITS
 from gpuscope.analyzers.nccl.cost.cost_constants import PROTOCOLS
 from gpuscope.analyzers.nccl.cost.cost_model import Choice
 from gpuscope.analyzers.nccl.cost.predicted_cost import Estimate, predict

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted, Refused
 from gpuscope.analyzers.facts.run_facts import WhatIf
-from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Predicted, Refused
 from gpuscope.schema.pipeline_section import PipelineGain
 
 EVEN = EvenStages()

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from math import sqrt
 from statistics import fmean, stdev
 
+from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
-from gpuscope.analyzers.frame.changes import Predicted, Refused
 from gpuscope.analyzers.pipelines.stage_pace import Pace, StepLength
+from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import FILLED_BY_MORE, FewMicroBatches, PipelineImbalance, SlowWorker
 from gpuscope.schema.document import Evidence, FindingEntry

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.needs import Need, any_of
+from gpuscope.analyzers.base.sections import PIPELINE
 from gpuscope.analyzers.facts.pipeline_facts.assembled import from_ranges
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.needs import Need, any_of
-from gpuscope.analyzers.frame.sections import PIPELINE
 from gpuscope.analyzers.pipelines.bubbles import bubbles
 from gpuscope.analyzers.pipelines.gains import EVEN, MORE, Gains, entry, gains
 from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance

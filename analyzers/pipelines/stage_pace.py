@@ -15,7 +15,7 @@ from gpuscope.analyzers.collectives.stragglers import judged_core_times
 from gpuscope.analyzers.collectives.work_of_ranks import WorkOfRanks
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.frame.verdict import VERDICT_SHARE
+from gpuscope.analyzers.verdict.verdict import VERDICT_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import WorkOutsidePipeline
 from gpuscope.schema.document import Evidence, FindingEntry

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
-from gpuscope.analyzers.frame.sections import COPIES
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import DEVICE_EVENTS
+from gpuscope.analyzers.base.sections import COPIES
 from gpuscope.analyzers.profile.recorded_part import of_lane
 from gpuscope.schema.profile_sections import CopyEntry
 from gpuscope.trace.columns.distinct import distinct_pairs

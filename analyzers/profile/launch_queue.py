@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
-from gpuscope.analyzers.frame.sections import LAUNCHES, QUEUES
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import DEVICE_EVENTS
+from gpuscope.analyzers.base.sections import LAUNCHES, QUEUES
 from gpuscope.analyzers.profile.recorded_part import of_lane, on_stream, streams_of
 from gpuscope.schema.profile_sections import LaunchEntry, QueueEntry
 from gpuscope.trace.columns.distinct import distinct_values

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import Need
-from gpuscope.analyzers.frame.phases import Phases, main_thread, name_phases
-from gpuscope.analyzers.frame.sections import OPERATORS, PHASES, RANGES
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.phases import Phases, main_thread, name_phases
+from gpuscope.analyzers.base.sections import OPERATORS, PHASES, RANGES
 from gpuscope.analyzers.profile.call_tree import Launched, LaunchingThreads, parents
 from gpuscope.analyzers.profile.recorded_part import RankPart, parts
 from gpuscope.native import core

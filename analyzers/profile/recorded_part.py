@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.distinct import counted
 from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank, rows_where
 from gpuscope.trace.columns.table import parts as row_parts

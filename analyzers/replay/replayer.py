@@ -9,22 +9,22 @@ from typing import Literal
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.sections import REPLAY
+from gpuscope.analyzers.changes import Change, EvenStages, Predicted, Refused, RegroupedCommunication
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, Refused, RegroupedCommunication
-from gpuscope.analyzers.frame.sections import REPLAY
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.nccl.measured.timed_series import tool_fits
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
+from gpuscope.analyzers.replay.from_trace.recording import Recorded, variation
 from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.link_sharing import reaches
 from gpuscope.analyzers.replay.pipeline_times import as_replayed
 from gpuscope.analyzers.replay.prediction_bounds import INFERRED_ERROR, MODEL_ERROR, bounds
 from gpuscope.analyzers.replay.ranks_joined import joined
-from gpuscope.analyzers.replay.record.recording import Recorded, variation
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
+from gpuscope.analyzers.changes import Change, Predicted, Refused
 from gpuscope.errors import UsageError
 from gpuscope.report.section_tables import SectionTables, table
 from gpuscope.report.view import arrangement

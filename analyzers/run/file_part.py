@@ -8,16 +8,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, run_one
+from gpuscope.analyzers.base.lanes import LaneSummary, no_such_steps, summarise, views
+from gpuscope.analyzers.base.self_check import breaches_without_causes
 from gpuscope.analyzers.device_time.thinned import why_thinned
 from gpuscope.analyzers.facts.message_sizes.estimated_sizes import ESTIMATED_SIZES
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result, run_one
-from gpuscope.analyzers.frame.lanes import LaneSummary, no_such_steps, summarise, views
-from gpuscope.analyzers.frame.self_check import breaches_without_causes
 from gpuscope.analyzers.host_time.work_done_once import work_done_once
-from gpuscope.analyzers.operations.operations_from_ranges import operations
-from gpuscope.analyzers.replay.record.recording import Recorded, not_recorded, record
-from gpuscope.analyzers.run.at_once import results_of
-from gpuscope.cache import second_look
+from gpuscope.analyzers.replay.from_trace.recording import Recorded, not_recorded, record
+from gpuscope.analyzers.run.analysis_threads import results_of
+from gpuscope.analyzers.step_graph.operations_from_ranges import operations
+from gpuscope.cache import file_cache
 from gpuscope.errors import InputError
 from gpuscope.sources import remote
 from gpuscope.sources.opening import Input, read_file, total_size
@@ -98,8 +98,8 @@ def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = 
         return item.source.part(item.path, options)
     ranks = None if options.ranks is None else sorted(options.ranks)
     asked = (item.first_rank, "part", ranks, options.steps, options.files, options.replay, world_size(item.path))
-    key = second_look.key_of(item.path, item.source, options.read, *asked)
-    part = second_look.kept(key, Part)
+    key = file_cache.key_of(item.path, item.source, options.read, *asked)
+    part = file_cache.kept(key, Part)
     if part is not None and keep is let_go:
         if options.read.advance:
             options.read.advance(total_size([item]))
@@ -111,7 +111,7 @@ def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = 
     if part is None:
         part = reduce_trace(trace, options)
         if not any(result.status == "failed" for result in part.results):
-            second_look.keep(key, part)
+            file_cache.keep(key, part)
     return part
 
 

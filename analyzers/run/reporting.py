@@ -10,12 +10,8 @@ from typing import cast
 import numpy as np
 
 from gpuscope.analyzers.advice.suggesting import advise, not_asked
-from gpuscope.analyzers.device_time.ideal_step import ideal_steps
-from gpuscope.analyzers.device_time.kernels.compute_findings import compute_findings
-from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
-from gpuscope.analyzers.facts.steady_state import SteadyState
-from gpuscope.analyzers.frame import sections, verdict
-from gpuscope.analyzers.frame.analyzer import (
+from gpuscope.analyzers.base import sections
+from gpuscope.analyzers.base.analyzer import (
     Analyzer,
     Attributed,
     FileAnalyzer,
@@ -24,11 +20,16 @@ from gpuscope.analyzers.frame.analyzer import (
     analyzers_of,
     attributed,
 )
-from gpuscope.analyzers.frame.cause_findings import Run, findings
-from gpuscope.analyzers.frame.lanes import LaneSummary
-from gpuscope.analyzers.frame.sections import Sections, merged
-from gpuscope.analyzers.frame.self_check import NAME as CHECK
-from gpuscope.analyzers.frame.self_check import self_check
+from gpuscope.analyzers.base.lanes import LaneSummary
+from gpuscope.analyzers.base.sections import Sections, merged
+from gpuscope.analyzers.base.self_check import NAME as CHECK
+from gpuscope.analyzers.base.self_check import self_check
+from gpuscope.analyzers.device_time.ideal_step import ideal_steps
+from gpuscope.analyzers.device_time.kernels.compute_findings import compute_findings
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
+from gpuscope.analyzers.facts.steady_state import SteadyState
+from gpuscope.analyzers.verdict import verdict
+from gpuscope.analyzers.verdict.cause_findings import Run, findings
 from gpuscope.catalogue.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
 from gpuscope.problems import collectives, completeness, job, reading
 from gpuscope.problems.problem import ProblemKind
@@ -49,7 +50,7 @@ from gpuscope.schema.document import (
     TraceEntry,
 )
 from gpuscope.schema.memory_section import MemoryEntry
-from gpuscope.sources.records import files_of, is_timeline
+from gpuscope.sources.companion_files import files_of, is_timeline
 from gpuscope.sources.remote import shown
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME

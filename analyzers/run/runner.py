@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from gpuscope.analyzers.base.analyzer import Result, analyzers_of, attributed, broken, run_one
+from gpuscope.analyzers.changes import Change, Predicted, Refused
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
-from gpuscope.analyzers.frame.analyzer import Result, analyzers_of, attributed, broken, run_one
-from gpuscope.analyzers.frame.changes import Change, Predicted, Refused
-from gpuscope.analyzers.replay.record.recording import Recorded, not_recorded
+from gpuscope.analyzers.replay.from_trace.recording import Recorded, not_recorded
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by_side

@@ -7,19 +7,19 @@ from typing import TypeVar
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.sections import SLOWDOWN
 from gpuscope.analyzers.facts.pipeline_facts.assembled import from_ranges
 from gpuscope.analyzers.facts.pipeline_facts.stages import is_timed
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
-from gpuscope.analyzers.frame.needs import Need
-from gpuscope.analyzers.frame.sections import SLOWDOWN
-from gpuscope.analyzers.operations.dependencies import Graph, dependencies
-from gpuscope.analyzers.operations.grid import Grid, UnmodelledError, grid
-from gpuscope.analyzers.operations.operations_from_ranges import tied
-from gpuscope.analyzers.operations.pipeline_dependencies import check_alone, pipeline_graph, with_messages
 from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds
 from gpuscope.analyzers.slowdown.slowdowns import Effect, Slowdowns, Worker, slowdowns
+from gpuscope.analyzers.step_graph.dependencies import Graph, dependencies
+from gpuscope.analyzers.step_graph.grid import Grid, UnmodelledError, grid
+from gpuscope.analyzers.step_graph.operations_from_ranges import tied
+from gpuscope.analyzers.step_graph.pipeline_dependencies import check_alone, pipeline_graph, with_messages
+from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings.pipelines import SlowOperation, SlowOperations, SlowStage, SlowWorker
 from gpuscope.schema.document import Evidence, FindingEntry, Slowdown

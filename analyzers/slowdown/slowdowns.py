@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.operations.dependencies import Graph
-from gpuscope.analyzers.operations.grid import Grid
 from gpuscope.analyzers.slowdown.step_times import Scenarios, durations, ideal, step_times
+from gpuscope.analyzers.step_graph.dependencies import Graph
+from gpuscope.analyzers.step_graph.grid import Grid
 from gpuscope.trace.columns.table import Mask, Times
 
 NOTICEABLE = 0.01

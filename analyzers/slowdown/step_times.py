@@ -7,8 +7,8 @@ from functools import reduce
 
 import numpy as np
 
-from gpuscope.analyzers.operations.dependencies import COMMUNICATION, OPTIMIZER, Graph
-from gpuscope.analyzers.operations.grid import Grid
+from gpuscope.analyzers.step_graph.dependencies import COMMUNICATION, OPTIMIZER, Graph
+from gpuscope.analyzers.step_graph.grid import Grid
 from gpuscope.trace.columns.table import Mask, Times
 
 _AT_ONCE = 1 << 20

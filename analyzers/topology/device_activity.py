@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import Need
-from gpuscope.analyzers.frame.sections import DEVICE_COUNTERS
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.sections import DEVICE_COUNTERS
 from gpuscope.analyzers.topology.counter_means import counter_entry, mean_within, values_of
 from gpuscope.analyzers.topology.link_activity import BUSY, is_link
 from gpuscope.catalogue.finding import made

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
+from gpuscope.analyzers.base.lanes import LaneSummary, count_steps
+from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import EVIDENCE, Result
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
-from gpuscope.analyzers.frame.lanes import LaneSummary, count_steps
-from gpuscope.analyzers.frame.needs import Need
+from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.network import GroupAcrossHosts
 from gpuscope.schema.document import Evidence, FindingEntry

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import Need
-from gpuscope.analyzers.frame.sections import LINK_COUNTERS
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.sections import LINK_COUNTERS
 from gpuscope.analyzers.topology.counter_means import counter_entry
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.network import LinkAtPeak, NetworkCongestion

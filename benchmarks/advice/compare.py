@@ -13,9 +13,9 @@ from statistics import median
 
 import gpuscope
 from benchmarks.advice.cases import Case
+from gpuscope.analyzers.base.lanes import summarise, views
+from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.analyzers.facts.steady_state import steady_state
-from gpuscope.analyzers.frame.changes import Predicted, Refused
-from gpuscope.analyzers.frame.lanes import summarise, views
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import click
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "gpuscope" / "native"
 SAMPLES = HERE.parents[1] / "sample_traces"
-DRIVERS = {"fuzz_scan": ("kineto_scan.c",), "fuzz_spans": ("columns.c", "kernels.c", "launched.c", "spans.c")}
+DRIVERS = {"fuzz_scan": ("kineto_scan.c",), "fuzz_spans": ("columns.c", "nested_spans.c", "launched.c", "spans.c")}
 """And the sources that each tries."""
 FLAGS = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 

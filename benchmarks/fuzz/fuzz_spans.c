@@ -4,7 +4,7 @@
  * fuzz_spans SECONDS SEED: prints how many sets were tried.
  */
 #include "../../gpuscope/native/columns.h"
-#include "../../gpuscope/native/kernels.h"
+#include "../../gpuscope/native/nested_spans.h"
 #include "../../gpuscope/native/launched.h"
 #include "../../gpuscope/native/spans.h"
 

@@ -18,8 +18,8 @@ from typing import Any
 
 def gpuscope(task: str) -> Callable[[str], Any]:
     import gpuscope
+    from gpuscope.analyzers.base.analyzer import FileAnalyzer, analyzers_of
     from gpuscope.analyzers.facts.run_facts import RunAnalyzer, WhatIfAnalyzer
-    from gpuscope.analyzers.frame.analyzer import FileAnalyzer, analyzers_of
     from gpuscope.sources.source import all_sources
 
     all_sources()  # imported late otherwise

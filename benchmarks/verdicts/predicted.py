@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 from simulator.counterfactuals import Counterfactual
 
-from gpuscope.analyzers.frame import changes
-from gpuscope.analyzers.frame.changes import Predicted
+from gpuscope.analyzers import changes
+from gpuscope.analyzers.changes import Predicted
 from gpuscope.analyzers.run.runner import analyze
 
 OVERCLAIM = 1.5

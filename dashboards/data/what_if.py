@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from gpuscope.analyzers.advice.rule import Predict
-from gpuscope.analyzers.frame.changes import (
+from gpuscope.analyzers.changes import (
     BucketSize,
     CapturedGraphs,
     Change,

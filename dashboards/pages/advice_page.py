@@ -9,7 +9,7 @@ import dash_mantine_components as dmc
 from dash import Dash, Input, Output, State, html
 from dash.development.base_component import Component
 
-from gpuscope.analyzers.frame.changes import Predicted, Refused
+from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.prediction_sentences import nothing_gains, setting_words, step_change
 from gpuscope.dashboards import ids, parts
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs

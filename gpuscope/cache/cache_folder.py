@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from gpuscope.cache import kept_objects
+from gpuscope.cache import object_files
 
 ENV_OFF = "GPUSCOPE_NO_CACHE"
 ENV_LIMIT = "GPUSCOPE_CACHE_GB"
@@ -53,7 +53,7 @@ def load(key: str) -> Any:
     if not path.exists() or not all(map(_is_ours, (path.parent.parent, path.parent, path))):
         return None
     try:
-        kept = kept_objects.read(path)
+        kept = object_files.read(path)
         os.utime(path)
     except ValueError:
         with suppress(OSError):

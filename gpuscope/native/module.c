@@ -10,7 +10,7 @@
 #endif
 
 #include "columns.h"
-#include "kernels.h"
+#include "nested_spans.h"
 #include "kineto_scan.h"
 #include "launched.h"
 #include "longest_path.h"

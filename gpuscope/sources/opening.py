@@ -12,12 +12,19 @@ from pathlib import Path
 import numpy as np
 
 from gpuscope.archives import archives_in
-from gpuscope.cache import second_look
+from gpuscope.cache import file_cache
 from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
 from gpuscope.problems import reading
-from gpuscope.sources import nodes, remote, run_manifest
-from gpuscope.sources.records import files_below, files_of, is_record, is_timeline, records_below, records_beside
+from gpuscope.sources import rank_numbers, remote, run_manifest
+from gpuscope.sources.companion_files import (
+    files_below,
+    files_of,
+    is_record,
+    is_timeline,
+    records_below,
+    records_beside,
+)
 from gpuscope.sources.restarts import last_attempt
 from gpuscope.sources.run_manifest import ended
 from gpuscope.sources.source import (
@@ -251,9 +258,9 @@ def numbered(items: Sequence[Input], options: ReadOptions) -> list[Input]:
     Raises `UsageError` where two hold the same processes.
     """
     here = [item for item in items if not item.url]
-    if sum(isinstance(item.source, nodes.HoldsProcesses) for item in here) < 2:
+    if sum(isinstance(item.source, rank_numbers.HoldsProcesses) for item in here) < 2:
         return list(items)
-    found = nodes.number(nodes.peeked(((item.path, item.source) for item in here), options))
+    found = rank_numbers.number(rank_numbers.peeked(((item.path, item.source) for item in here), options))
     return [
         replace(item, rank=own.rank, first_rank=own.first if own.rank is None else None)
         if (own := found.get(item.path)) is not None
@@ -264,15 +271,15 @@ def numbered(items: Sequence[Input], options: ReadOptions) -> list[Input]:
 
 def read_file(item: Input, options: ReadOptions) -> Trace:
     """Read one input. Raises `InputError` where it can't be used, unless it only lay beside the traces."""
-    key = second_look.key_of(item.path, item.source, options, item.first_rank)
-    if (kept := second_look.kept(key, Trace)) is not None:
+    key = file_cache.key_of(item.path, item.source, options, item.first_rank)
+    if (kept := file_cache.kept(key, Trace)) is not None:
         if options.advance:
             options.advance(item.path.stat().st_size)
         return _with_manifest(kept, item.path)
     trace = _read(item, options)
     if item.size >= LARGE:
         release_memory()
-    second_look.keep(key, trace)
+    file_cache.keep(key, trace)
     return _with_manifest(trace, item.path)
 
 

@@ -10,7 +10,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-from gpuscope.cache import second_look
+from gpuscope.cache import file_cache
 from gpuscope.cache.content_key import content_key
 
 
@@ -32,13 +32,13 @@ def run_key(files: Iterable[Path], options: Mapping[str, Any], remote: Iterable[
 
 def _known_content(path: Path) -> str:
     """As `_content`, which reads all of it; of a large file only the first time."""
-    if path.is_dir() or path.stat().st_size < second_look.WORTH:
+    if path.is_dir() or path.stat().st_size < file_cache.WORTH:
         return _content(path)
     key = content_key(path, "sha256")
-    found = second_look.kept(key, str)
+    found = file_cache.kept(key, str)
     if found is None:
         found = _content(path)
-        second_look.keep(key, found)()
+        file_cache.keep(key, found)()
     return found
 
 

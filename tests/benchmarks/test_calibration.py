@@ -7,7 +7,7 @@ from simulator.counterfactuals import COUNTERFACTUALS
 
 from benchmarks.verdicts.calibration import coverage, distance, scale
 from benchmarks.verdicts.predicted import Outcome
-from gpuscope.analyzers.frame.changes import Predicted
+from gpuscope.analyzers.changes import Predicted
 
 
 def outcome(truth: float, low: int, high: int) -> Outcome:

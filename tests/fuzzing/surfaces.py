@@ -109,11 +109,11 @@ def _changed_row(path: Path, random: Random) -> str:
 
 def _cache(folder: Path) -> Callable[[Random], Made]:
     """A kept trace, its bytes changed."""
-    from gpuscope.cache import kept_objects
+    from gpuscope.cache import object_files
 
     whole, path = folder / "whole.kept", folder / "one.kept"
     with whole.open("wb") as file:
-        kept_objects.prepared(gpuscope.open_trace(_trace(folder)))(file)
+        object_files.prepared(gpuscope.open_trace(_trace(folder)))(file)
 
     def make(random: Random) -> Made:
         data, what = raw_bytes.mutated(whole.read_bytes(), random)
@@ -121,7 +121,7 @@ def _cache(folder: Path) -> Callable[[Random], Made]:
 
         def act() -> Outcome:
             try:
-                kept_objects.read(path)
+                object_files.read(path)
             except ValueError as error:
                 return Outcome("refused", str(error))
             return READ

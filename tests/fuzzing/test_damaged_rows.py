@@ -12,7 +12,7 @@ from fuzzing.damaged_rows import TURNED, damaged
 from fuzzing.inputs import Mutator
 from fuzzing.judge import analysed, compared
 from fuzzing.seeds import SEEDS, Seed
-from gpuscope.analyzers.frame.verdict import MAX_CONFIDENCE, Doubt, _confidence
+from gpuscope.analyzers.verdict.verdict import MAX_CONFIDENCE, Doubt, _confidence
 
 TIMELINES = (
     "kineto",

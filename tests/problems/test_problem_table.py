@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gpuscope.analyzers.frame.analyzer import Result
+from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.problems.problem import TABLE, Problem, ProblemKind, kinds, merged
 from gpuscope.trace.builder import TraceBuilder
 

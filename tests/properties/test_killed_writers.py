@@ -34,11 +34,11 @@ while True:
 KEEPS = """
 import sys
 import numpy as np
-from gpuscope.cache import cache_folder, kept_objects
+from gpuscope.cache import cache_folder, object_files
 number = 0
 while True:
     array = np.full(1 << 18, number)
-    cache_folder.store("one", kept_objects.prepared({"number": number, "array": array}))
+    cache_folder.store("one", object_files.prepared({"number": number, "array": array}))
     print(number, flush=True)
     number += 1
 """
@@ -98,7 +98,7 @@ def test_a_store_survives_two_writers_of_which_one_is_killed(tmp_path: Path, rep
 @pytest.mark.parametrize("lines", [1, 3])
 def test_a_cache_survives_killed_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int) -> None:
     """Two write under one key and are killed: what is there is whole, of one of them, and can be replaced."""
-    from gpuscope.cache import cache_folder, kept_objects
+    from gpuscope.cache import cache_folder, object_files
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     one, other = (started(KEEPS, XDG_CACHE_HOME=str(tmp_path)) for _ in range(2))
@@ -106,5 +106,5 @@ def test_a_cache_survives_killed_writers(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(said)
     found = cache_folder.load("one")
     assert found["array"].tolist() == [found["number"]] * len(found["array"])
-    assert cache_folder.store("one", kept_objects.prepared({"number": -1}))
+    assert cache_folder.store("one", object_files.prepared({"number": -1}))
     assert cache_folder.load("one") == {"number": -1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuscope.analyzers.frame.analyzer import longest
+from gpuscope.analyzers.base.analyzer import longest
 from gpuscope.trace.columns.table import as_slice, rows_where
 from gpuscope.trace.intervals import Spans, complement, join, union
 

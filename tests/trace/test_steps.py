@@ -9,7 +9,7 @@ import pytest
 from helpers.kineto import call, kernel, note, op, write
 
 import gpuscope
-from gpuscope.analyzers.frame.lanes import views
+from gpuscope.analyzers.base.lanes import views
 
 
 def found(path: Path) -> tuple[list[int], str | None]:

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import longest
-from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.base.analyzer import longest
+from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.schema.document import Evidence
 from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.table import Array, Mask, Times, rows_of_rank, rows_where

@@ -14,6 +14,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import Attributed, FileAnalyzer, Result, attribute, only_present
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import DEVICE_EVENTS
+from gpuscope.analyzers.base.sections import GAPS
 from gpuscope.analyzers.device_time.host_cause import covering, host_causes
 from gpuscope.analyzers.device_time.idleness.gap_evidence import evidence, unexplained
 from gpuscope.analyzers.device_time.idleness.idle_replay import Work, replay
@@ -24,10 +28,6 @@ from gpuscope.analyzers.device_time.idleness.launching_threads import (
     most_launching,
 )
 from gpuscope.analyzers.device_time.idleness.longest_gaps import ending, longest_gaps
-from gpuscope.analyzers.frame.analyzer import Attributed, FileAnalyzer, Result, attribute, only_present
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
-from gpuscope.analyzers.frame.sections import GAPS
 from gpuscope.catalogue.causes import UNATTRIBUTED
 from gpuscope.schema.profile_sections import GapEntry
 from gpuscope.trace.columns.distinct import among, distinct, distinct_values

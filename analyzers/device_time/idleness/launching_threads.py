@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.frame.lanes import LaneView
+from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.distinct import among, counted, distinct_values
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Table, Times, parts, rows_of_rank, rows_where

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import longest
+from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.device_time.idleness.gap_evidence import EndedGaps, host_activity
-from gpuscope.analyzers.frame.analyzer import longest
-from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.schema.profile_sections import GapEntry
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpuscope.analyzers.frame.analyzer import EVIDENCE
-from gpuscope.analyzers.frame.cause_findings import MIN_SHARE
+from gpuscope.analyzers.base.analyzer import EVIDENCE
+from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.compute import Reducible
 from gpuscope.schema.compute_section import ComputeEntry, ReducibleEntry

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView, computing
+from gpuscope.analyzers.base.needs import DEVICE_EVENTS
+from gpuscope.analyzers.base.sections import COMPUTE
 from gpuscope.analyzers.device_time.kernels.efficiency import HOW_SHAPES
 from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS, KernelFacts, kernel_facts
 from gpuscope.analyzers.device_time.kernels.launching_operators import codes, label
 from gpuscope.analyzers.device_time.kernels.operator_work import device_models, is_multiplying
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView, computing
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
-from gpuscope.analyzers.frame.sections import COMPUTE
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.schema.compute_section import ComputeEntry, ComputePart, Generation, ReducibleEntry

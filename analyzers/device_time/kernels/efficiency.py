@@ -14,12 +14,12 @@ from functools import cached_property
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView, StepWindow
+from gpuscope.analyzers.base.needs import DEVICE_EVENTS
+from gpuscope.analyzers.base.sections import EFFICIENCY
 from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
 from gpuscope.analyzers.device_time.kernels.operator_work import SINGLE_UNKNOWN, device_models, is_multiplying
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView, StepWindow
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
-from gpuscope.analyzers.frame.sections import EFFICIENCY
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.schema.document import EfficiencyEntry, StepEfficiency
 from gpuscope.trace.columns.sorted_search import places

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import DEVICE_EVENTS
+from gpuscope.analyzers.base.sections import KERNEL_RANKS, KERNELS
 from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, label, operators
 from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView
-from gpuscope.analyzers.frame.needs import DEVICE_EVENTS
-from gpuscope.analyzers.frame.sections import KERNEL_RANKS, KERNELS
 from gpuscope.hardware.device_peaks import peak_flops
 from gpuscope.schema.document import KernelEntry
 from gpuscope.schema.profile_sections import KernelRankEntry

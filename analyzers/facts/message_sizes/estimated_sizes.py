@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import (
     Gradients,
     accumulated,
@@ -19,8 +21,6 @@ from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import (
     in_hooks,
     outside_backward,
 )
-from gpuscope.analyzers.frame.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.frame.lanes import LaneView
 from gpuscope.problems import collectives
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.naming.communication_kernels import kernel_item_bytes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
-from gpuscope.analyzers.operations.dependencies import BACKWARD, FORWARD, WEIGHT
+from gpuscope.analyzers.step_graph.dependencies import BACKWARD, FORWARD, WEIGHT
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA

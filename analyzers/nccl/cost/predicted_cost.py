@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
+from gpuscope.analyzers.changes import Algorithm, Refused
 from gpuscope.analyzers.collectives.message_cost import CostModel
-from gpuscope.analyzers.frame.changes import Algorithm, Refused
 from gpuscope.analyzers.nccl.cost.cost_constants import BASE_LATENCY, PROTOCOLS
 from gpuscope.analyzers.nccl.cost.cost_model import RING_STEPS, Choice, Place, available, bandwidth, latency_ns
 from gpuscope.hardware.bus_bandwidth import busbw_factor

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.needs import Need, any_of
+from gpuscope.analyzers.base.sections import NCCL, TOPOLOGY
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.needs import Need, any_of
-from gpuscope.analyzers.frame.sections import NCCL, TOPOLOGY
 from gpuscope.analyzers.nccl.logged import nccl_findings, setting_findings
 from gpuscope.schema.nccl_sections import (
     ChoiceEntry,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpuscope.analyzers.changes import Refused
 from gpuscope.analyzers.facts.placement import Placed
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.frame.changes import Refused
 from gpuscope.analyzers.nccl.cost.cost_constants import Generation
 from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place
 from gpuscope.analyzers.nccl.logged.choices import Choices

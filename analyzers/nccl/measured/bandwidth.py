@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.needs import Need, any_of
+from gpuscope.analyzers.base.sections import BANDWIDTH, CROSSOVERS, FITS
 from gpuscope.analyzers.collectives.message_cost import CostModel, fit_or_why
 from gpuscope.analyzers.facts.host_links import Host
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.frame.analyzer import Result
-from gpuscope.analyzers.frame.needs import Need, any_of
-from gpuscope.analyzers.frame.sections import BANDWIDTH, CROSSOVERS, FITS
 from gpuscope.analyzers.nccl.measured import measured_findings
 from gpuscope.analyzers.nccl.measured.crossovers import crossovers
 from gpuscope.analyzers.nccl.measured.timed_series import TRACE, Series, timings

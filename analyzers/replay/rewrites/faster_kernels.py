@@ -10,9 +10,7 @@ from math import ceil
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS
-from gpuscope.analyzers.device_time.kernels.launching_operators import codes
-from gpuscope.analyzers.frame.changes import (
+from gpuscope.analyzers.changes import (
     FusedAttention,
     FusedKernels,
     FusedOptimizer,
@@ -22,6 +20,8 @@ from gpuscope.analyzers.frame.changes import (
     PaddedProducts,
     Precision,
 )
+from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS
+from gpuscope.analyzers.device_time.kernels.launching_operators import codes
 from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, Trait, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
 from gpuscope.hardware.device_peaks import peaks_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.frame.changes import AccumulatedGradients, BucketSize, Overlap
+from gpuscope.analyzers.changes import AccumulatedGradients, BucketSize, Overlap
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, edges_into, nodes_by_call

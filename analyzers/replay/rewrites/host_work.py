@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpuscope.analyzers.frame.changes import (
+from gpuscope.analyzers.changes import (
     CapturedGraphs,
     CopyStream,
     NoAllocatorStalls,

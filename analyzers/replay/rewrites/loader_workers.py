@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.analyzers.frame.changes import LoaderWorkers
+from gpuscope.analyzers.changes import LoaderWorkers
 from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import by_chance

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from gpuscope.analyzers.changes import Algorithm, Refused
 from gpuscope.analyzers.collectives.message_cost import CostModel, fit
-from gpuscope.analyzers.frame.changes import Algorithm, Refused
 from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place
 from gpuscope.analyzers.nccl.cost.predicted_cost import Estimate, changed, chosen_unasked, has_algorithms, predict
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs

@@ -16,9 +16,9 @@ from statistics import fmean, median
 
 import numpy as np
 
+from gpuscope.analyzers.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.analyzers.pipelines.message_times import MessageTime, message_time
 from gpuscope.analyzers.pipelines.schedules import group_size, interleaved, one_forward_one_backward, recognise
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuscope.analyzers.frame import changes
+from gpuscope.analyzers import changes
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewrite, Rewritten, Setting
 from gpuscope.analyzers.replay.rewrites import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.frame.changes import GroupModules, KeepParameters, Prefetch
+from gpuscope.analyzers.changes import GroupModules, KeepParameters, Prefetch
 from gpuscope.analyzers.replay.collective_costs import costs
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, nodes_by_call

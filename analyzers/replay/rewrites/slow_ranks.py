@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from gpuscope.analyzers.frame.changes import ReplacedRank, SharedWork
+from gpuscope.analyzers.changes import ReplacedRank, SharedWork
 from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
 from gpuscope.trace.columns.table import Array, Mask, Times

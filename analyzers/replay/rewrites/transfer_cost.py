@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator
 
 import numpy as np
 
-from gpuscope.analyzers.frame.changes import LineRate, LinkSpeed, MeasuredTransfers, MoreRanks, WireBytes
+from gpuscope.analyzers.changes import LineRate, LinkSpeed, MeasuredTransfers, MoreRanks, WireBytes
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, nodes_by_call

@@ -13,11 +13,11 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 import numpy as np
 
-from gpuscope.analyzers.frame.analyzer import Attributed, Result
-from gpuscope.analyzers.frame.lanes import HostWork, LaneSummary, StepWindow
-from gpuscope.analyzers.frame.sections import DECLARED, Sections
+from gpuscope.analyzers.base.analyzer import Attributed, Result
+from gpuscope.analyzers.base.lanes import HostWork, LaneSummary, StepWindow
+from gpuscope.analyzers.base.sections import DECLARED, Sections
+from gpuscope.analyzers.replay.from_trace.recording import Recorded
 from gpuscope.analyzers.replay.graph import Call, Gradient, Graph
-from gpuscope.analyzers.replay.record.recording import Recorded
 from gpuscope.analyzers.run.file_part import Part
 from gpuscope.problems.problem import Problem
 from gpuscope.schema.document import Diagnosis

@@ -16,11 +16,11 @@ from contextlib import closing
 from pathlib import Path
 
 from gpuscope.errors import InputError
-from gpuscope.sources.nodes import Processes
 from gpuscope.sources.nsys.export_secrets import take_out_secrets
 from gpuscope.sources.nsys.formats.export_tables import SQLITE_MAGIC, SqliteTables, looks_like_nsys, pairs
 from gpuscope.sources.nsys.formats.nsys_export import export, find_nsys, is_report, nsys_version
 from gpuscope.sources.nsys.nsys_source import FORMS, peek_rank, processes_in, read_tables
+from gpuscope.sources.rank_numbers import Processes
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
-from gpuscope.sources.nodes import Processes
 from gpuscope.sources.nsys.absent_tables import report_missing, uncaptured_launches
 from gpuscope.sources.nsys.export_facts import (
     Facts,
@@ -38,6 +37,7 @@ from gpuscope.sources.nsys.rows.nvtx_payloads import read_payloads
 from gpuscope.sources.nsys.rows.nvtx_shapes import add_shapes
 from gpuscope.sources.nsys.rows.process_ranks import Ranks
 from gpuscope.sources.nsys.working_processes import working_processes
+from gpuscope.sources.rank_numbers import Processes
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME

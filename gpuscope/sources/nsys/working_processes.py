@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuscope.sources.nodes import Processes
 from gpuscope.sources.nsys.export_facts import devices_used, read_facts
 from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.sources.nsys.rows.event_tables import RUNTIME, Rows
 from gpuscope.sources.nsys.rows.host_events import ids
 from gpuscope.sources.nsys.rows.process_ranks import ON_DEVICE, devices_by_process, environment
+from gpuscope.sources.rank_numbers import Processes
 from gpuscope.sources.source import rank_in_name
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.naming import kinds

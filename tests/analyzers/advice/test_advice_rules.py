@@ -15,7 +15,7 @@ from gpuscope.analyzers.advice.framework_settings import python
 from gpuscope.analyzers.advice.rule import Knob, Proposal, Rule, rules
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import MIB
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.frame.changes import BucketSize, Change, LoaderWorkers, MicroBatches, Predicted, Refused
+from gpuscope.analyzers.changes import BucketSize, Change, LoaderWorkers, MicroBatches, Predicted, Refused
 from gpuscope.catalogue.causes import NAMED
 
 BEFORE = 100_000_000

@@ -10,7 +10,7 @@ from simulator.catalogue import CASES
 from simulator.judged import Case as SimulatedJob
 
 from gpuscope.analyzers.advice.rule import Case, rules
-from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.changes import Refused
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.schema.document import Report
 

@@ -10,7 +10,7 @@ from helpers.advice import blocking, finding, host_calls, report, steady
 
 from gpuscope.analyzers.advice.rule import not_below
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.frame.changes import CapturedGraphs, Change, Predicted, Refused
+from gpuscope.analyzers.changes import CapturedGraphs, Change, Predicted, Refused
 from gpuscope.schema.document import Report
 
 BEFORE, AFTER = 100_000_000, 40_000_000

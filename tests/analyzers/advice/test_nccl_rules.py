@@ -13,7 +13,7 @@ from helpers.kineto import call, kernel, note
 import gpuscope
 from gpuscope.analyzers.advice.rule import Case, Proposal
 from gpuscope.analyzers.advice.rules.nccl.nccl_rules import RULE
-from gpuscope.analyzers.frame.changes import Algorithm, Refused
+from gpuscope.analyzers.changes import Algorithm, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import wrong
 from gpuscope.schema.document import Report
 

@@ -10,7 +10,7 @@ from helpers.advice import finding, report
 from gpuscope.analyzers.advice.framework_settings import python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.frame.changes import (
+from gpuscope.analyzers.changes import (
     CapturedGraphs,
     Change,
     NoCollector,

@@ -9,7 +9,7 @@ import pytest
 from helpers.advice import finding, report, steady
 
 from gpuscope.analyzers.advice.rule import Case, rules
-from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.changes import Refused
 from gpuscope.catalogue.causes import NAMED
 from gpuscope.schema.document import Setting
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.advice import finding, report, steady
 
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.frame.changes import Change, EvenStages, Predicted, ReplacedRank, Schedule, SharedWork
+from gpuscope.analyzers.changes import Change, EvenStages, Predicted, ReplacedRank, Schedule, SharedWork
 from gpuscope.schema.document import Report
 
 

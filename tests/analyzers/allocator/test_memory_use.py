@@ -11,9 +11,9 @@ import gpuscope
 from gpuscope.analyzers.advice.rules.memory.allocator_rules import RULE
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.allocator.memory_use import run
+from gpuscope.analyzers.base.sections import MEMORY
+from gpuscope.analyzers.changes import Refused
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.frame.changes import Refused
-from gpuscope.analyzers.frame.sections import MEMORY
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.memory_section import MemoryEntry
 from tests.helpers.allocator import EPOCH_US, MIB, Entry, events, frame, segment, snapshot

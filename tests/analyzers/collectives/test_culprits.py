@@ -11,8 +11,8 @@ from helpers.kineto import call, kernel, note, write
 from helpers.synthetic_job import MS, Job, simulate, trace_of
 
 import gpuscope
+from gpuscope.analyzers.base.sections import STRAGGLERS
 from gpuscope.analyzers.collectives.lateness import Lateness, probability
-from gpuscope.analyzers.frame.sections import STRAGGLERS
 from gpuscope.analyzers.run.file_part import Options, reduce_trace
 from gpuscope.schema.document import Report
 from gpuscope.trace.merge import merge

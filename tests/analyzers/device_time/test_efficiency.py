@@ -9,9 +9,9 @@ import pytest
 from helpers import needs
 from helpers.kineto import Event, call, kernel, note, op, write
 
+from gpuscope.analyzers.base.lanes import views
+from gpuscope.analyzers.base.sections import EFFICIENCY, KERNELS
 from gpuscope.analyzers.device_time.kernels import efficiency, kernel_times
-from gpuscope.analyzers.frame.lanes import views
-from gpuscope.analyzers.frame.sections import EFFICIENCY, KERNELS
 from gpuscope.schema.document import EfficiencyEntry, KernelEntry
 from gpuscope.sources.opening import open_trace
 

@@ -8,8 +8,8 @@ import numpy as np
 from helpers.kineto import call, copy, kernel, write
 
 import gpuscope
+from gpuscope.analyzers.base.lanes import views
 from gpuscope.analyzers.device_time import exposed_memory
-from gpuscope.analyzers.frame.lanes import views
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import Kind
 

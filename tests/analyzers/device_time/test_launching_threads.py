@@ -8,8 +8,8 @@ import pytest
 from helpers.kineto import Event, call, kernel, write
 
 import gpuscope
+from gpuscope.analyzers.base.lanes import views
 from gpuscope.analyzers.device_time.idleness.launching_threads import Turns, blocking_calls, launching_threads
-from gpuscope.analyzers.frame.lanes import views
 
 
 def turns(path: Path, *events: Event) -> list[Turns]:

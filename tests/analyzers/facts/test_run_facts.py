@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import gpuscope
+from gpuscope.analyzers.changes import EvenStages, Predicted
 from gpuscope.analyzers.facts import clocks, host_links, matching, placement, waits
 from gpuscope.analyzers.facts.pipeline_facts import assembled, flushes, stages
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.frame.changes import EvenStages, Predicted
 
 ONCE = (
     matching.match,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpuscope.analyzers.changes import Algorithm, Refused
 from gpuscope.analyzers.collectives.message_cost import CostModel
-from gpuscope.analyzers.frame.changes import Algorithm, Refused
 from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place, available, bandwidth, latency_ns, steps
 from gpuscope.analyzers.nccl.cost.predicted_cost import SPREAD, Estimate, changed, predict
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscope
+from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
-from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Predicted
 from gpuscope.analyzers.pipelines.bubbles import bubbles, shared_out
 from gpuscope.analyzers.pipelines.schedules import ideal, recognise
 from gpuscope.analyzers.replay.engine import CircleError

@@ -9,7 +9,8 @@ import pytest
 from helpers import analysed
 
 import gpuscope
-from gpuscope.analyzers.frame.changes import (
+from gpuscope.analyzers.base.lanes import views
+from gpuscope.analyzers.changes import (
     LinkSpeed,
     LoaderWorkers,
     MicroBatches,
@@ -19,8 +20,7 @@ from gpuscope.analyzers.frame.changes import (
     ReplacedRank,
     Schedule,
 )
-from gpuscope.analyzers.frame.lanes import views
-from gpuscope.analyzers.replay.record.recording import record
+from gpuscope.analyzers.replay.from_trace.recording import record
 from gpuscope.analyzers.replay.replayer import MAX_ERROR, Replayer
 from gpuscope.analyzers.run.analysis import Analysis
 

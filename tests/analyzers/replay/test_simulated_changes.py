@@ -14,7 +14,7 @@ from simulator.judged import Case
 from simulator.kineto_rows import Profiler
 
 from benchmarks.verdicts.predicted import Outcome, predict
-from gpuscope.analyzers.frame.changes import BucketSize, Predicted
+from gpuscope.analyzers.changes import BucketSize, Predicted
 from gpuscope.analyzers.run.runner import analyze
 
 BY_NAME = {one.name: one for one in COUNTERFACTUALS}

@@ -8,10 +8,10 @@ import pytest
 from helpers.kineto import call, kernel, write
 
 import gpuscope
+from gpuscope.analyzers.changes import LinkSpeed, Overlap, Predicted
 from gpuscope.analyzers.collectives.message_cost import assume
 from gpuscope.analyzers.facts.host_links import Host, Wire
 from gpuscope.analyzers.facts.placement import Placed
-from gpuscope.analyzers.frame.changes import LinkSpeed, Overlap, Predicted
 from gpuscope.analyzers.topology.link_peak import peak
 from gpuscope.trace.schema import NA
 

@@ -11,8 +11,8 @@ pytest.importorskip("plotly")
 
 from helpers.analysed import report
 
+from gpuscope.analyzers.changes import BucketSize, LinkSpeed, RemovedSyncs, ReplacedRank
 from gpuscope.analyzers.comparison.job_history import StoredRun, TrendPoint, trend
-from gpuscope.analyzers.frame.changes import BucketSize, LinkSpeed, RemovedSyncs, ReplacedRank
 from gpuscope.dashboards.data.memory.segments import Segment
 from gpuscope.dashboards.data.what_if import chosen
 from gpuscope.dashboards.figures import (

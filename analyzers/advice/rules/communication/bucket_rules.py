@@ -15,7 +15,7 @@ from gpuscope.analyzers.advice.framework_settings import (
     seen_alone,
 )
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import BucketSize
+from gpuscope.analyzers.changes import BucketSize
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words import units
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Refused, WireBytes
+from gpuscope.analyzers.changes import Refused, WireBytes
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words import units
 

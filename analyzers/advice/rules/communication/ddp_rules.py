@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import cost, in_dialect, needed, python, step_now
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import AccumulatedGradients, GradientViews, Predicted, Refused
+from gpuscope.analyzers.changes import AccumulatedGradients, GradientViews, Predicted, Refused
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import UNDIVIDED, config, cost, in_dialect, python, seen_alone
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import GroupModules, KeepParameters, Prefetch, Refused, RemovedSyncs
+from gpuscope.analyzers.changes import GroupModules, KeepParameters, Prefetch, Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
 from gpuscope.analyzers.replay.rewrites.sharded_parameters import NOT_GATHERED_AGAIN
 from gpuscope.schema.document import FindingEntry

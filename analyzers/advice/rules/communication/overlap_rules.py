@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import UNDIVIDED, config, cost, in_dialect, python, seen_alone
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Overlap, Refused
+from gpuscope.analyzers.changes import Overlap, Refused
 from gpuscope.schema.document import FindingEntry, Setting
 
 NAMES = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.changes import Refused
 from gpuscope.schema.document import FindingEntry
 
 

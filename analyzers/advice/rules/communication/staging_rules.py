@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, python, step_now
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Predicted, Refused
+from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
 

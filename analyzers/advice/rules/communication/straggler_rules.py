@@ -7,7 +7,7 @@ from statistics import median
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Predicted, Refused, ReplacedRank, SharedWork
+from gpuscope.analyzers.changes import Predicted, Refused, ReplacedRank, SharedWork
 from gpuscope.schema.document import FindingEntry, Setting, StragglerEntry
 
 MIN_STEPS = 2

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.launch_rules import MIN_STEPS
-from gpuscope.analyzers.frame.changes import (
+from gpuscope.analyzers.changes import (
     FusedAttention,
     FusedKernels,
     FusedOptimizer,

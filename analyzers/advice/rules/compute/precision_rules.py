@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Precision, Refused
+from gpuscope.analyzers.changes import Precision, Refused
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.schema.document import FindingEntry, Setting
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Refused, RemovedSyncs
+from gpuscope.analyzers.changes import Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words.units import clean, memory

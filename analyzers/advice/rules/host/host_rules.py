@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import NoCollector, NoHostWork, Refused
+from gpuscope.analyzers.changes import NoCollector, NoHostWork, Refused
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.trace.naming import kinds
 from gpuscope.words.units import clean

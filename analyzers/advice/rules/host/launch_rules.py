@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuscope.analyzers.advice.framework_settings import BUSY, config, cost, device_floor, in_dialect, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import places
-from gpuscope.analyzers.frame.changes import CapturedGraphs, Refused
+from gpuscope.analyzers.changes import CapturedGraphs, Refused
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words import units
 

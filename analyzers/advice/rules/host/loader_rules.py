@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import LoaderWorkers
+from gpuscope.analyzers.changes import LoaderWorkers
 from gpuscope.schema.document import FindingEntry
 
 WORKERS = (1, 2, 4, 8, 16)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gpuscope.analyzers.advice.framework_settings import config, env, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule, is_startup
-from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.changes import Refused
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.trace.naming import kinds
 from gpuscope.words import units

@@ -12,7 +12,7 @@ from typing import Literal
 
 from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, env, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import NoAllocatorStalls
+from gpuscope.analyzers.changes import NoAllocatorStalls
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.host_calls_section import HostCallsEntry
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpuscope.analyzers.advice.framework_settings import step_now
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.allocator.allocator_settings import merged
-from gpuscope.analyzers.frame.changes import NoAllocatorStalls, Predicted, Refused
+from gpuscope.analyzers.changes import NoAllocatorStalls, Predicted, Refused
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.memory_section import AllocatorChangeEntry, AllocatorReplayEntry, MemoryEntry
 from gpuscope.words.units import memory, plural

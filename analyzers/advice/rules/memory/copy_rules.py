@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, in_dialect, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import batches, in_loop
-from gpuscope.analyzers.frame.changes import CopyStream, PinnedCopies, Refused
+from gpuscope.analyzers.changes import CopyStream, PinnedCopies, Refused
 from gpuscope.schema.document import FindingEntry, Setting
 
 _AHEAD_IN_JAX = python("jax.device_put", "of the next batch, before the step that computes with this one")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Refused
+from gpuscope.analyzers.changes import Refused
 from gpuscope.report.view import memory_sentences
 from gpuscope.schema.document import FindingEntry, MemoryBound, Setting
 from gpuscope.schema.memory_section import MemoryEntry

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuscope.analyzers.advice.framework_settings import config, env
 from gpuscope.analyzers.advice.logged_nccl import costliest, line_rates
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Algorithm, Change, LineRate, Refused
+from gpuscope.analyzers.changes import Algorithm, Change, LineRate, Refused
 from gpuscope.analyzers.nccl.logged.forced_settings import Forced, forced
 from gpuscope.analyzers.nccl.logged.nccl_grammar import UNSET
 from gpuscope.analyzers.nccl.trial_commands import Variant, comparison

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gpuscope.analyzers.advice.framework_settings import config, env
 from gpuscope.analyzers.advice.logged_nccl import older_than
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Change, MeasuredTransfers, Predicted, Refused
+from gpuscope.analyzers.changes import Change, MeasuredTransfers, Predicted, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import algorithm_name, protocol_name
 from gpuscope.analyzers.nccl.trial_commands import Variant, comparison, search
 from gpuscope.schema.document import FindingEntry

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpuscope.analyzers.advice.framework_settings import cost, env, python
 from gpuscope.analyzers.advice.logged_nccl import costliest, variable
 from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.frame.changes import Algorithm, Refused
+from gpuscope.analyzers.changes import Algorithm, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import MOST_CTAS, UNSET, algorithm_name, for_operation, wrong
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.nccl_sections import BandwidthEntry

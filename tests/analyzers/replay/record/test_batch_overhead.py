@@ -8,8 +8,8 @@ import numpy as np
 from helpers.kineto import call, kernel, op, write
 
 import gpuscope
-from gpuscope.analyzers.frame.lanes import views
-from gpuscope.analyzers.replay.record.batch_overhead import fixed_shares, fixed_shares_on_device, own_times
+from gpuscope.analyzers.base.lanes import views
+from gpuscope.analyzers.replay.from_trace.batch_overhead import fixed_shares, fixed_shares_on_device, own_times
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import SCHEMAS
 from gpuscope.trace.trace import Trace

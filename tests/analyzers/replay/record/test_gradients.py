@@ -12,9 +12,9 @@ from helpers.kineto import Event, op, write
 
 import gpuscope
 from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradient_hooks
+from gpuscope.analyzers.replay.from_trace.gradients import with_gradients
+from gpuscope.analyzers.replay.from_trace.graph_builder import not_before
 from gpuscope.analyzers.replay.graph import Call, Gradient
-from gpuscope.analyzers.replay.record.gradients import with_gradients
-from gpuscope.analyzers.replay.record.graph_builder import not_before
 from gpuscope.trace.intervals import Spans
 from gpuscope.trace.trace import Trace
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from helpers.jobs import Host, Issue, Launch, Program, Step, Wait, job, steps
 
-from gpuscope.analyzers.collectives.message_cost import assume
-from gpuscope.analyzers.frame.changes import (
+from gpuscope.analyzers.changes import (
     BucketSize,
     CapturedGraphs,
     Change,
@@ -32,6 +31,7 @@ from gpuscope.analyzers.frame.changes import (
     SharedWork,
     WireBytes,
 )
+from gpuscope.analyzers.collectives.message_cost import assume
 from gpuscope.analyzers.replay.graph import Gradient, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from helpers.jobs import Host, Issue, Launch, Step, Wait, job, steps
 
-from gpuscope.analyzers.frame.changes import Overlap
+from gpuscope.analyzers.changes import Overlap
 from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Gradient, Graph, Node
 from gpuscope.analyzers.replay.rewrite import Setting

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpuscope.analyzers.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
-from gpuscope.analyzers.frame.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.analyzers.replay.graph import UnreplayableError
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineReplay, delays_of, length, plan, recorded
 

@@ -1,0 +1,1 @@
+"""What every analysis stands on: its protocol, lanes, steps and their roles, sections of the report."""

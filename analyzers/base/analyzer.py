@@ -1,0 +1,195 @@
+"""What an analyzer is, what it returns, and how the analyzers are found.
+
+An analyzer is a module of this package with an `ANALYZER`. It reads traces and returns a `Result`; it
+neither draws nor prints nor changes the trace. A new analysis is one file and one test.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from gpuscope.analyzers.base.lanes import LaneSummary, LaneView
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.sections import DECLARED, Section, Sections
+from gpuscope.catalogue.causes import BY_CODE
+from gpuscope.errors import GpuscopeError
+from gpuscope.plugins import listed
+from gpuscope.problems.problem import Problem, ProblemKind
+from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.trace.columns.table import Table, Times, parts
+from gpuscope.trace.intervals import Spans, measure_within
+from gpuscope.trace.trace import Trace
+
+_LOG = logging.getLogger(__name__)
+
+LaneKey = tuple[int, int]
+"""(rank, device)."""
+
+
+@dataclass(frozen=True)
+class Attributed:
+    """Time of one lane with one cause: ns in all and in each step, and the spans that show it best."""
+
+    total: int
+    per_step: Times
+    evidence: tuple[Evidence, ...] = ()
+    operations: int = 0
+    """Copies or migrations behind it, exposed or not; 0 for causes that are no operations."""
+    busy: int = 0
+    """ns during which any of these ran."""
+
+
+@dataclass
+class Result:
+    """What an analyzer found. `sections` are parts of the report; `causes` attribute time, per lane."""
+
+    analyzer: str
+    status: Literal["ok", "skipped", "failed"] = "ok"
+    why: str = ""
+    applicable: bool = True
+    """False where it is skipped because the run has nothing that it analyses."""
+    sections: Sections = field(default_factory=Sections)
+    """Parts of the report, as `analyzers.base.sections` declares them."""
+    causes: dict[LaneKey, dict[str, Attributed]] = field(default_factory=dict)
+    findings: list[FindingEntry] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=dict)
+    """Tables of a Trace that the analysis derived, for those that come after it."""
+    assumed: tuple[str, ...] = ()
+    """Causes that rest on assumed figures rather than on the trace: less confidence."""
+
+    def problem(self, kind: ProblemKind, count: int, **facts: object) -> None:
+        """Report something uncertain, as a source does to its builder."""
+        problem = kind.of(count, **facts)
+        if count:
+            self.problems.append(problem)
+
+
+@dataclass(frozen=True)
+class Analyzer:
+    """One analysis: its name, what it needs, and what it gives. Raises `ValueError` where that is not declared.
+
+    A `FileAnalyzer` (below) sees one file's ranks with all their events; a `RunAnalyzer` (`analyzers.facts.run_facts`)
+    sees all ranks of the run, of which only summaries and the tables that `Trace.reduced` keeps are left.
+    """
+
+    name: str
+    run: Callable[..., Result]
+    needs: tuple[Need, ...] = ()
+    sections: tuple[Section[Any], ...] = ()
+    """Parts of the report that it may give."""
+    causes: tuple[str, ...] = ()
+    """Causes that it may attribute time to."""
+
+    def __post_init__(self) -> None:
+        undeclared = [section.key for section in self.sections if section not in DECLARED]
+        undeclared += set(self.causes) - BY_CODE.keys()
+        if undeclared:
+            raise ValueError(f"analyzer {self.name!r} gives {undeclared}, which no section or cause declares")
+
+    def undeclared(self, result: Result) -> list[str]:
+        """Sections and causes of a result that this analyzer does not declare."""
+        causes = {cause for own in result.causes.values() for cause in own}
+        return sorted({*result.sections} - {section.key for section in self.sections} | causes - {*self.causes})
+
+
+@dataclass(frozen=True)
+class FileAnalyzer(Analyzer):
+    """An analysis of one file's ranks."""
+
+    run: Callable[[Trace, Sequence[LaneView]], Result]
+
+
+ROOMS = (
+    "device_time",
+    "host_time",
+    "profile",
+    "topology",
+    "collectives",
+    "nccl",
+    "pipelines",
+    "slowdown",
+    "hangs",
+    "allocator",
+)
+"""Folders of this package that hold analyses; the others hold what those stand on, or what stands on them."""
+
+Kind = TypeVar("Kind", bound=Analyzer)
+
+
+@cache
+def analyzers_of(kind: type[Kind]) -> tuple[Kind, ...]:
+    """The analyzers of this package of one kind, in order of name."""
+    found = (part for room in ROOMS for part in listed(f"gpuscope.analyzers.{room}", "ANALYZER"))
+    return tuple(sorted((part for part in found if isinstance(part, kind)), key=lambda analyzer: analyzer.name))
+
+
+def run_one(analyzer: Analyzer, trace: Trace, *given: object) -> Result:
+    """`analyzer.run(*given)`: skipped where `trace` lacks what it needs, failed where it breaks or gives what it does
+    not declare; other analyses run on."""
+    missing = [need for need in analyzer.needs if not need.met(trace)]
+    if missing:
+        why = "; ".join(f"no {need.what}: {need.how}" for need in missing)
+        return Result(analyzer.name, "skipped", why, applicable=not any(need.optional for need in missing))
+    try:
+        result = analyzer.run(*given)
+    except GpuscopeError:
+        raise
+    except Exception as error:  # a bug in one analysis hides no other; it is shown and exits with 4
+        return broken(analyzer.name, error)
+    if undeclared := analyzer.undeclared(result):
+        return Result(analyzer.name, "failed", f"it gives {', '.join(undeclared)}, which it does not declare")
+    return result
+
+
+def broken(name: str, error: Exception) -> Result:
+    """The result of an analysis that raised `error`, whose traceback goes to the log (`gpuscope --debug`)."""
+    _LOG.debug("the analysis %s failed", name, exc_info=error)
+    return Result(name, "failed", f"{type(error).__name__}: {error}")
+
+
+def attribute(spans: Spans, view: LaneView | LaneSummary, evidence: Sequence[Evidence] = ()) -> Attributed:
+    """Measure spans over a lane's window and its steps."""
+    starts = np.array([step.start for step in view.steps], np.int64)
+    ends = np.array([step.end for step in view.steps], np.int64)
+    return Attributed(spans.total, measure_within(spans, starts, ends), tuple(evidence))
+
+
+EVIDENCE = 5
+"""Places that a finding shows."""
+
+
+def longest(spans: Spans, count: int = EVIDENCE) -> Times:
+    """Indices of the longest spans, the longest first; of equal ones the first."""
+    pieces = [part.start + _longest(spans.start[part] - spans.end[part], count) for part in parts(0, len(spans.start))]
+    candidates = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+    return candidates[_longest(spans.start[candidates] - spans.end[candidates], count)]
+
+
+def _longest(missing: Times, count: int) -> Times:
+    """Indices of the lowest of these, the lowest first; of equal ones the first."""
+    if len(missing) <= count:
+        return np.argsort(missing, kind="stable")
+    candidates = np.flatnonzero(missing <= np.partition(missing, count - 1)[count - 1])
+    return candidates[np.argsort(missing[candidates], kind="stable")[:count]]
+
+
+def attributed(results: Iterable[Result]) -> dict[LaneKey, dict[str, Attributed]]:
+    """What several analyses attributed to causes, per lane."""
+    found: dict[LaneKey, dict[str, Attributed]] = defaultdict(dict)
+    for result in results:
+        for key, causes in result.causes.items():
+            found[key].update(causes)
+    return found
+
+
+def only_present(causes: Mapping[str, Attributed]) -> dict[str, Attributed]:
+    """Without the causes that took no time."""
+    return {cause: found for cause, found in causes.items() if found.total}

@@ -1,0 +1,237 @@
+"""A lane (one rank on one device) cut to the window asked for: its parts as spans, its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpuscope.analyzers.base.step_roles import Role, StepFacts, roles
+from gpuscope.errors import UsageError
+from gpuscope.trace.breakdown import Breakdown, Parts, split
+from gpuscope.trace.columns.sorted_search import places
+from gpuscope.trace.columns.table import Times, parts, rows_of_rank, rows_where
+from gpuscope.trace.intervals import Spans, measure_within, union
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.steps import KERNEL_SEQUENCE, device_steps
+from gpuscope.trace.trace import Lane, Trace
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    """A step on the device's clock; `step` is `NA` for what ran before the first one."""
+
+    step: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class LaneView:
+    """A lane, its window, the exact parts of that window, and the steps that tile it."""
+
+    lane: Lane
+    window: tuple[int, int]
+    parts: Parts
+    breakdown: Breakdown
+    steps: tuple[StepWindow, ...]
+    basis: str | None
+    """What the steps were found from."""
+    compiling: tuple[float, ...]
+    """Share of each step that the rank's host spent compiling, loading modules or autotuning."""
+    roles: tuple[Role, ...]
+    """Of each of `steps`, by this rank's own durations; the run's roles come from all ranks."""
+    cut: bool = False
+    """Whether the window is that of the steps asked for, rather than the whole recording."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(rank, device)."""
+        return self.lane.rank, self.lane.device
+
+    @property
+    def judged_steps(self) -> list[StepWindow]:
+        """The steady steps by this rank's own durations, else all; its window as one where it has no steps."""
+        steady = [step for step, role in zip(self.steps, self.roles, strict=True) if role == Role.STEADY]
+        proper = [step for step in self.steps if step.step != NA]
+        return steady or proper or [StepWindow(NA, *self.window)]
+
+    @property
+    def judged(self) -> tuple[int, int]:
+        """From the first steady step's begin to the last one's end; the window where there is none."""
+        steady = [step for step, role in zip(self.steps, self.roles, strict=True) if role == Role.STEADY]
+        return (steady[0].start, steady[-1].end) if steady else self.window
+
+    @property
+    def rows(self) -> Times:
+        """Rows of its device events, also of those outside the window."""
+        return self.lane.rows
+
+
+def views(trace: Trace, steps: tuple[int, int] | None = None) -> list[LaneView]:
+    """Every lane of the trace over its whole window, or over the steps first..last asked for.
+
+    Raises `UsageError` where steps are asked for that no lane has.
+    """
+    found = [_view(trace, lane, steps) for lane in trace.lanes()]
+    if steps is not None and found and all(view is None for view in found):
+        raise no_such_steps(steps)
+    return [view for view in found if view is not None]
+
+
+def computing(trace: Trace, view: LaneView) -> Times:
+    """Rows of a lane's compute kernels that begin in its judged steps, in order."""
+    device, steps = trace["device_events"], view.judged_steps
+    begins, ends = _bounds(steps)
+    found: list[Times] = [view.rows[:0]]
+    for part in parts(0, len(view.rows)):
+        rows = view.rows[part]
+        start = device["start"][rows]
+        place = places(begins, start, "right") - 1
+        inside = (place >= 0) & (start < ends[np.maximum(place, 0)])
+        found.append(rows[inside & (device["kind"][rows] == Kind.COMPUTE)])
+    return np.concatenate(found)
+
+
+def _bounds(steps: Sequence[StepWindow]) -> tuple[Times, Times]:
+    return np.array([step.start for step in steps], np.int64), np.array([step.end for step in steps], np.int64)
+
+
+def no_such_steps(steps: tuple[int, int]) -> UsageError:
+    """The error where steps are asked for that nothing has."""
+    return UsageError(f"no rank has a step between {steps[0]} and {steps[1]}", hint="gpuscope info lists the steps")
+
+
+def _view(trace: Trace, lane: Lane, asked: tuple[int, int] | None) -> LaneView | None:
+    window = trace.window(lane.rows)
+    steps, basis = _steps(trace, lane, window)
+    if asked is not None:
+        steps = [step for step in steps if step.step != NA and asked[0] <= step.step <= asked[1]]
+        if not steps:
+            return None
+        window = (steps[0].start, steps[-1].end)
+    compute, communication, memory = (trace.spans(lane.rows, kind) for kind in Kind)
+    parts = split(compute, communication, memory, window)
+    shares = _compiling(trace, lane.rank, steps)
+    roles = tuple(_own_roles(steps, shares))
+    breakdown = trace.breakdown(lane.rows, window)
+    return LaneView(lane, window, parts, breakdown, tuple(steps), basis, tuple(shares), roles, cut=asked is not None)
+
+
+def _compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[float]:
+    """Share of each step that host threads of the rank spent compiling, loading modules or autotuning."""
+    host = trace["host_events"]
+    compiles = trace.names.matching(kinds.is_compilation)
+    rows = rows_where(*rows_of_rank(host, rank), lambda part: compiles[host["name"][part]])
+    start, end = _bounds(steps)
+    spent = measure_within(union(host["start"][rows], host["end"][rows]), start, end)
+    return [float(share) for share in spent / np.maximum(end - start, 1)]
+
+
+def _own_roles(steps: Sequence[StepWindow], compiling: Sequence[float]) -> list[Role]:
+    """The role of each step of one rank, what ran before the first included."""
+    proper = [
+        StepFacts(step.end - step.start, cut=False, compiling=share)
+        for step, share in zip(steps, compiling, strict=True)
+        if step.step != NA
+    ]
+    found = iter(roles(proper))
+    return [Role.SETUP if step.step == NA else next(found) for step in steps]
+
+
+def _steps(trace: Trace, lane: Lane, window: tuple[int, int]) -> tuple[list[StepWindow], str | None]:
+    table = trace["steps"]
+    own = table.take(np.flatnonzero(table["rank"] == lane.rank))
+    if not len(own):
+        return [], None
+    basis = trace.names[int(own["basis"][0])]
+    tiles = device_steps(
+        own,
+        trace["device_events"],
+        trace["host_events"],
+        lane.rows,
+        window,
+        on_device=basis == KERNEL_SEQUENCE,
+    )
+    return [StepWindow(*tile) for tile in tiles], basis
+
+
+def count_steps(steps: Sequence[StepWindow]) -> int:
+    """Steps proper: what ran before the first one is none."""
+    return sum(step.step != NA for step in steps)
+
+
+@dataclass(frozen=True)
+class HostWork:
+    """Something that the launching threads did while the device was idle, by name, and for how long in all, ns."""
+
+    name: str
+    spent: int
+    first_use: bool
+    """Whether it is compiling, loading, or the first use of something."""
+
+
+RECORDING = -1
+"""Stands for all that is judged of a lane where `LaneSummary.once` has places of steps."""
+
+
+@dataclass(frozen=True)
+class LaneSummary:
+    """A lane's window, exact parts (whole and per step), and where its communication was exposed."""
+
+    rank: int
+    device: int
+    window: tuple[int, int]
+    breakdown: Breakdown
+    steps: tuple[StepWindow, ...]
+    step_breakdowns: tuple[Breakdown, ...]
+    basis: str | None
+    compiling: tuple[float, ...]
+    """Share of each step that the rank's host spent compiling, loading modules or autotuning."""
+    thinned: str
+    """What shows that events were dropped from the recording; empty where nothing does."""
+    exposed_communication: Spans
+    events: int
+    """Device events of the lane."""
+    once: Mapping[int, tuple[HostWork, ...]] = field(default_factory=dict)
+    """What the host did longest where no steady step is, by place in `steps`; `RECORDING` for all that is judged
+    where too few steps are steady."""
+
+    def check(self) -> None:
+        """Raise `ValueError` where what is said of each step is not said of so many steps."""
+        if not len(self.steps) == len(self.step_breakdowns) == len(self.compiling):
+            raise ValueError(f"{len(self.steps)} steps with {len(self.step_breakdowns)} breakdowns")
+        if len(self.exposed_communication.start) != len(self.exposed_communication.end):
+            raise ValueError("spans that begin and do not end")
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(rank, device)."""
+        return self.rank, self.device
+
+
+def summarise(
+    trace: Trace, view: LaneView, thinned: str = "", once: Mapping[int, tuple[HostWork, ...]] | None = None
+) -> LaneSummary:
+    """The summary of a lane; `thinned` says what shows that events were dropped, `once` what is not done every step."""
+    return LaneSummary(
+        rank=view.lane.rank,
+        device=view.lane.device,
+        window=view.window,
+        breakdown=view.breakdown,
+        steps=view.steps,
+        step_breakdowns=step_breakdowns(trace, view),
+        basis=view.basis,
+        compiling=view.compiling,
+        thinned=thinned,
+        exposed_communication=view.parts.exposed_communication,
+        events=len(view.rows),
+        once=once or {},
+    )
+
+
+def step_breakdowns(trace: Trace, view: LaneView) -> tuple[Breakdown, ...]:
+    """The exact breakdown of each step, all steps at once."""
+    return trace.breakdowns(view.rows, [(step.start, step.end) for step in view.steps])

@@ -1,1 +1,0 @@
-"""What every analysis stands on: lanes, causes, findings, changes, the verdict."""

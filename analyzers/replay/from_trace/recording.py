@@ -1,0 +1,125 @@
+"""What a file's ranks leave behind for the replay: one graph each, or why there is none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.facts.counted_by_step.core_waits import core_waits
+from gpuscope.analyzers.replay.from_trace.batch_overhead import fixed_shares, fixed_shares_on_device
+from gpuscope.analyzers.replay.from_trace.device_graph import device_graph
+from gpuscope.analyzers.replay.from_trace.recorded_steps import window
+from gpuscope.analyzers.replay.from_trace.training_thread import thread_graph
+from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
+from gpuscope.analyzers.replay.prediction_bounds import by_chance
+from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+_NO_HOST = "no host events: record CPU activities too (torch profiler) or CUDA API calls (nsys -t cuda)"
+
+_NOT_ASKED = "no advice was asked for, so the run was not replayed"
+_TOO_LARGE = (
+    "not even one step of each rank is small enough to be replayed: analyse fewer ranks (--ranks), or record fewer "
+    "micro-batches per step"
+)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One lane's graph with the measured times of its steps, or why it can't be replayed."""
+
+    rank: int
+    graph: Graph | None
+    numbers: tuple[int, ...] = ()
+    """The steps' numbers; one `NA` where the trace has no steps."""
+    steps_ns: tuple[int, ...] = ()
+    why: str = ""
+    closed: bool = False
+    """Whether the last step ends with the trace: it then lacks what follows its last device event."""
+    loader_processes: bool = False
+    """Whether its batches come from worker processes."""
+    core_waits: tuple[int, ...] = ()
+    """ns that the training thread waited for a core in each replayed step, where the recorder counted that."""
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    """By kind of a pipeline's computations, the share that does not shrink with the micro-batch, where known."""
+    pauses: Mapping[str, float] = field(default_factory=dict)
+    """The part of `fixed` that is measured: on a GPU the pauses between kernels."""
+    broken: bool = False
+    """Whether `why` is a fault of the program, not of the trace."""
+
+    def check(self) -> None:
+        """Raise `ValueError` where the steps, their times and the graph's marks are not of one number."""
+        marks: Sequence[int] | Times = () if self.graph is None else self.graph.marks.get(self.rank, ())
+        if self.graph is not None and not len(self.numbers) == len(self.steps_ns) == len(marks) - 1:
+            raise ValueError(f"{len(self.numbers)} steps with {len(self.steps_ns)} times and {len(marks)} marks")
+
+
+def record(trace: Trace, lanes: Sequence[LaneView], operations: Table, files: int = 1) -> list[Recorded]:
+    """The graphs of the lanes of one of so many files, with its `operations`; small, whatever the file or the run."""
+    devices = Counter(view.lane.rank for view in lanes)
+    return [_record(trace, view, operations, devices[view.lane.rank], files * len(devices)) for view in lanes]
+
+
+def not_recorded(ranks: Iterable[int]) -> list[Recorded]:
+    """What stands for the graphs of lanes of these ranks where nobody wants a replay."""
+    return [Recorded(rank, None, why=_NOT_ASKED) for rank in ranks]
+
+
+def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks: int) -> Recorded:
+    rank = view.lane.rank
+    if devices > 1:
+        return Recorded(rank, None, why=f"rank {rank} drives {devices} devices")
+    if not bool((trace["host_events"]["rank"] == rank).any()):
+        return Recorded(rank, None, why=_NO_HOST)
+    kept = window(trace, view, ranks)
+    if kept is None:
+        return Recorded(rank, None, why=_TOO_LARGE)
+    try:
+        graph = (thread_graph if view.lane.device == NA else device_graph)(trace, view, kept)
+    except UnreplayableError as error:
+        return Recorded(rank, None, why=str(error))
+    except Exception as error:  # as any analysis: a fault here hides nothing else
+        return Recorded(rank, None, why=f"{type(error).__name__}: {error}", broken=True)
+    steps = tuple(step.end - step.start for step in kept.steps)
+    own = np.unique(trace["host_events"]["name"][trace["host_events"]["rank"] == rank])
+    processes = bool(trace.names.matching(lambda name: "_MultiProcessingDataLoaderIter" in name)[own].any())
+    numbers = tuple(step.step for step in kept.steps)
+    return Recorded(
+        rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
+        core_waits=_core_waits(trace, rank, numbers),
+        fixed=_fixed(trace, view, operations), pauses=_pauses(trace, view, operations),
+    )  # fmt: skip
+
+
+def _pauses(trace: Trace, view: LaneView, operations: Table) -> Mapping[str, float]:
+    if not len(operations) or view.lane.device == NA:
+        return {}
+    return fixed_shares_on_device(trace, view, operations, kernel_ns=0)
+
+
+def _fixed(trace: Trace, view: LaneView, operations: Table) -> Mapping[str, float]:
+    if not len(operations):
+        return {}
+    if view.lane.device == NA:
+        return fixed_shares(trace, view.lane.rank, operations)
+    return fixed_shares_on_device(trace, view, operations)
+
+
+def _core_waits(trace: Trace, rank: int, numbers: Sequence[int]) -> tuple[int, ...]:
+    waited = core_waits(trace, rank)
+    return tuple(waited[number] for number in numbers) if set(numbers) <= set(waited) else ()
+
+
+def variation(entry: Recorded, counted: Mask) -> float | None:
+    """How far another run's mean step may lie from this one's by chance, relative. `counted`: which steps these means
+    are over. None where there are fewer than two comparable steps."""
+    if len(counted) != len(entry.steps_ns):
+        return None
+    whole = counted & (np.arange(len(counted)) < len(counted) - entry.closed)
+    times = np.array(entry.steps_ns, np.float64)[whole]
+    return by_chance(times)

@@ -1,0 +1,293 @@
+"""The graph of a rank without a device: its training thread is the device, gloo's threads carry its collectives.
+
+A collective is issued on the training thread, carried out on a thread of gloo's own in order, and waited for:
+at an operator that waits, or at a pause of the training thread that ends when the collective does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+import numpy as np
+
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradient_hooks, in_hooks
+from gpuscope.analyzers.replay.from_trace.device_graph import call_of
+from gpuscope.analyzers.replay.from_trace.gradients import with_gradients
+from gpuscope.analyzers.replay.from_trace.graph_builder import (
+    Builder,
+    Point,
+    backward,
+    causes,
+    mean,
+    not_before,
+)
+from gpuscope.analyzers.replay.from_trace.recorded_steps import Window
+from gpuscope.analyzers.replay.graph import Edge, Graph, Node
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.cpu_run.blocking_waits import EARLY_NS, ended_by, is_waiting_op, pauses
+from gpuscope.trace.cpu_run.host_device import training_threads
+from gpuscope.trace.intervals import Spans, measure_within, union
+from gpuscope.trace.launch_links import outermost
+from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.trace import Trace
+
+DISPATCH_NS = 100_000
+WOKE_NS = 50_000
+"""From issuing a collective to gloo's thread taking it up, and from its end to the training thread going on, where
+neither is seen. Where they are, one mean each per rank: on a busy machine delays have a long tail, and its time counts.
+"""
+QUEUE_NS = 10_000
+"""Between two collectives on one of gloo's threads, where none was seen to wait for another."""
+_ISSUES = (
+    "c10d::allreduce", "c10d::allgather", "c10d::_allgather", "c10d::reduce_scatter", "c10d::_reduce_scatter",
+    "c10d::broadcast", "c10d::reduce_", "c10d::gather", "c10d::scatter", "c10d::alltoall", "c10d::barrier",
+    "c10d::send", "c10d::recv",
+)  # fmt: skip
+_OPTIMIZER = ("Optimizer.step", "gpuscope::optimizer", "optimizer")
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Collectives of the window in order of issue."""
+
+    rows: Times
+    """Of the table."""
+    start: Times
+    end: Times
+    thread: Times
+    issued: Times
+    worker: Mask
+    """Carried out on a thread of gloo's own."""
+    waitable: Times
+    """ns before which nothing waits for it."""
+    cost: Times
+    """ns of the training thread that issuing it took; 0 where that is unknown."""
+
+
+def thread_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
+    """The graph of a rank whose training thread is the device."""
+    host, rank = trace["host_events"], view.lane.rank
+    rows = np.flatnonzero(host["rank"] == rank)
+    threads = np.array(training_threads(host, trace.names, rows), np.int64)
+    own = rows[np.isin(host["thread"][rows], threads) & (host["category"][rows] != Category.COMMUNICATION)]
+    hooks = gradient_hooks(trace, own)
+    collectives = _collectives(trace, rows, own, threads, hooks, window)
+    waits = _Waits(trace, own[_within(trace, own, window)], threads, collectives).found(window)
+    builder = Builder(rank)
+    parts = {**causes(trace, rows, threads), "compute": _compute(trace, view)}
+    points, issues, marks, waiters = _points(window, collectives, waits)
+    ends = builder.host(points, window.start, parts)
+    _carry_out(trace, builder, collectives, [ends[place] for place in issues], backward(trace, own))
+    builder.calls = with_gradients(trace, rank, hooks, builder.calls, collectives.issued, window.start)
+    _wait(trace, builder, collectives, waits, [ends[place] for place in waiters], (own, ends, points))
+    return builder.finish([_mark(builder, ends, place) for place in marks])
+
+
+def _within(trace: Trace, rows: Times, window: Window) -> Mask:
+    """Host events that touch the window."""
+    host = trace["host_events"]
+    return np.asarray((host["start"][rows] < window.end) & (host["end"][rows] > window.start))
+
+
+def _compute(trace: Trace, view: LaneView) -> Spans:
+    device = trace["device_events"]
+    rows = view.rows[device["kind"][view.rows] == Kind.COMPUTE]
+    return union(device["start"][rows], device["end"][rows])
+
+
+def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, hooks: Spans, window: Window) -> Collectives:
+    table, host = trace["collectives"], trace["host_events"]
+    found = np.flatnonzero(np.isin(table["host_event"], rows))
+    found = _in_order_of_issue(trace, found[np.argsort(table["start"][found], kind="stable")])
+    issuing = own[trace.names.matching(lambda name: name.startswith(_ISSUES))[host["name"][own]]]
+    issuing = issuing[(host["category"][issuing] == Category.OP)]
+    issuing = issuing[np.argsort(host["start"][issuing], kind="stable")]
+    start, thread = table["start"][found], host["thread"][table["host_event"][found]]
+    # One operator issues one collective, in order; where that does not hold, gloo's own start has to do.
+    issued, cost = start, np.zeros(len(found), np.int64)
+    if len(issuing) == len(found) and bool((host["start"][issuing] <= start).all()):
+        issued = np.minimum(host["end"][issuing], start)
+        cost = _costs(hooks, host["start"][issuing], issued)
+    inside = (issued >= window.start) & (issued < window.end)
+    found, start, thread, issued, cost = (column[inside] for column in (found, start, thread, issued, cost))
+    step_of = np.searchsorted([step.start for step in window.steps], issued, "right")
+    waitable = not_before(hooks, issued, step_of)
+    worker = ~np.isin(thread, threads)
+    return Collectives(found, start, table["end"][found], thread, issued, worker, waitable, cost)
+
+
+def _costs(hooks: Spans, begun: Times, issued: Times) -> Times:
+    """What issuing cost the training thread: the call, and in a gradient's hook all that other hooks do not take."""
+    found = issued - begun
+    if not len(hooks.start) or not len(found):
+        return found
+    place = np.maximum(np.searchsorted(hooks.start, issued, "right") - 1, 0)
+    inside = in_hooks(hooks, issued)
+    taken = hooks.end - hooks.start
+    others = np.delete(taken, place[inside])
+    usual = int(np.median(others)) if len(others) else 0
+    return np.where(inside, np.maximum(taken[place] - usual, 0), found)
+
+
+def _in_order_of_issue(trace: Trace, found: Times) -> Times:
+    """Rows in order of start, a group's by their sequence numbers: of two on two threads of gloo's either may start
+    first. A group with messages keeps the order of start, since its numbers are of two kinds."""
+    table = trace["collectives"]
+    placed = found.copy()
+    messages = trace.names.matching(lambda name: name in POINT_TO_POINT)[table["op"][found]]
+    for group in np.unique(table["group"][found]).tolist():
+        own = np.flatnonzero(table["group"][found] == group)
+        numbers = table["seq"][found[own]]
+        if not messages[own].any() and (numbers != NA).all() and len(np.unique(numbers)) == len(numbers):
+            placed[own] = found[own][np.argsort(numbers)]
+    return placed
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The training thread waits from `begin` to `end` for collectives (places)."""
+
+    begin: int
+    end: int
+    sources: tuple[int, ...]
+    label: str
+
+
+class _Waits:
+    """Finds where the training thread waited, and for what."""
+
+    def __init__(self, trace: Trace, own: Times, threads: Times, collectives: Collectives) -> None:
+        self.trace, self.own, self.threads, self.collectives = trace, own, threads, collectives
+
+    def found(self, window: Window) -> list[Wait]:
+        """The waits, in order, none over another."""
+        spans = [*self._operators(), *self._pauses()]
+        spans = sorted(span for span in spans if span[0] >= window.start and span[1] <= window.end)
+        waits: list[Wait] = []
+        last = window.start
+        ended, waitable = self.collectives.end.tolist(), self.collectives.waitable.tolist()
+        issued, left = self.collectives.issued.tolist(), list(range(len(ended)))
+        for begin, end, label in spans:
+            begin = max(begin, last)
+            if end <= begin:
+                continue
+            asked = takewhile(lambda place, begin=begin: issued[place] <= begin, left)  # type: ignore[misc]
+            sources = {place for place in asked if waitable[place] <= begin and ended[place] <= end + EARLY_NS}
+            if not sources and not label:
+                continue
+            left = [place for place in left if place not in sources]
+            waits.append(Wait(begin, end, tuple(sorted(sources)), label))
+            last = end
+        return waits
+
+    def _operators(self) -> list[tuple[int, int, str]]:
+        host, names = self.trace["host_events"], self.trace.names
+        picked = self.own[names.matching(is_waiting_op)[host["name"][self.own]]]
+        found: list[tuple[int, int, str]] = []
+        for thread in self.threads.tolist():
+            top = outermost(host, picked[host["thread"][picked] == thread])
+            found += [(int(host["start"][row]), int(host["end"][row]), names[int(host["name"][row])])
+                      for row in top.tolist()]  # fmt: skip
+        return found
+
+    def _pauses(self) -> list[tuple[int, int, str]]:
+        paused = pauses(self.trace["host_events"], self.trace.names, self.own, self.threads)
+        spans = ended_by(paused, np.unique(self.collectives.end))
+        return [(begin, end, "") for begin, end in zip(spans.start.tolist(), spans.end.tolist(), strict=True)]
+
+
+def _points(
+    window: Window, collectives: Collectives, waits: list[Wait]
+) -> tuple[list[Point], list[int], list[int], list[int]]:
+    """What the thread does in order; the places of issues, of step begins (and the end) and of waits."""
+    entries = [(at, 0, place) for place, at in enumerate(collectives.issued.tolist())]
+    bounds = [*(step.start for step in window.steps), window.end]
+    entries += [(at, 1, place) for place, at in enumerate(bounds)]
+    entries += [(wait.end, 2, place) for place, wait in enumerate(waits)]
+    entries.sort()
+    points: list[Point] = []
+    places: tuple[list[int], ...] = ([0] * len(collectives.issued), [0] * len(bounds), [0] * len(waits))
+    step = 0
+    for at, what, which in entries:
+        if what == 1:
+            step = min(which, len(window.steps) - 1)
+        places[what][which] = len(points)
+        wait = waits[which] if what == 2 else None
+        points.append(Point(at, wait.begin if wait else at, wait is not None, wait.label if wait else "", step))
+    return points, places[0], places[1], places[2]
+
+
+def _carry_out(trace: Trace, builder: Builder, collectives: Collectives, issuers: list[int], behind: Spans) -> None:
+    """Issue → arrival → transfer, in order on each of gloo's threads. The nodes stand in `builder.calls` order."""
+    in_backward = measure_within(behind, collectives.issued, collectives.issued + 1) > 0
+    last: dict[int, int] = {}
+    ended: dict[int, int] = {}
+    queued: list[int] = []
+    free: list[int] = []
+    edges: list[tuple[int, int, Edge]] = []
+    for place, row in enumerate(collectives.rows.tolist()):
+        start, end = int(collectives.start[place]), int(collectives.end[place])
+        issued, thread = int(collectives.issued[place]), int(collectives.thread[place])
+        call = builder.call(replace(call_of(trace, row, bool(in_backward[place])), issue=int(collectives.cost[place])))
+        step = builder.nodes[issuers[place]]["step"]
+        common = {"lane": thread, "call": call, "work": int(Kind.COMMUNICATION), "step": step}
+        arrival = builder.node(Node.ARRIVAL, start=start, end=start, **common)
+        transfer = builder.node(Node.TRANSFER, dur=end - start, start=start, end=end, **common)
+        builder.edge(arrival, transfer, 0, Edge.JOIN)
+        busy = bool(collectives.worker[place]) and ended.get(thread, issued) > issued
+        (queued if busy else free).append(start - (ended[thread] if busy else issued))
+        edges.append((issuers[place], arrival, Edge.LAUNCH))
+        if collectives.worker[place]:
+            if thread in last:
+                edges.append((last[thread], arrival, Edge.STREAM))
+            last[thread], ended[thread] = transfer, end
+    dispatch, pause = mean(free, DISPATCH_NS), mean(queued, QUEUE_NS)
+    for src, dst, why in edges:
+        builder.edge(src, dst, pause if why == Edge.STREAM else dispatch, why)
+
+
+def _wait(
+    trace: Trace, builder: Builder, collectives: Collectives, waits: list[Wait], waiters: list[int],
+    chain: tuple[Times, list[int], list[Point]],
+) -> None:  # fmt: skip
+    transfer_of = {node["call"]: place for place, node in enumerate(builder.nodes) if node["kind"] == Node.TRANSFER}
+    reached = [max((int(collectives.end[place]) for place in wait.sources), default=NA) for wait in waits]
+    blocked = [at > wait.begin for at, wait in zip(reached, waits, strict=True)]
+    woke = mean([wait.end - at for at, wait, held in zip(reached, waits, blocked, strict=True) if held], WOKE_NS)
+    for wait, node, held in zip(waits, waiters, blocked, strict=True):
+        if held:
+            builder.nodes[node]["dur"] = 0
+        for place in wait.sources:
+            builder.edge(transfer_of[place], node, woke if held else 0, Edge.SYNC)
+    seen = {place for wait in waits for place in wait.sources}
+    _unseen(trace, builder, collectives, [p for p in range(len(collectives.rows)) if p not in seen], transfer_of, chain)
+
+
+def _unseen(
+    trace: Trace, builder: Builder, collectives: Collectives, places: list[int], transfer_of: dict[int, int],
+    chain: tuple[Times, list[int], list[Point]],
+) -> None:  # fmt: skip
+    """What was done in time, so that its wait left no mark: the optimizer, or the end, can't do without."""
+    host, (own, ends, points) = trace["host_events"], chain
+    named = own[trace.names.matching(lambda name: name.startswith(_OPTIMIZER))[host["name"][own]]]
+    begins = np.sort(host["start"][named])
+    at_points = np.array([point.at for point in points], np.int64)
+    for place in places:
+        at = int(np.searchsorted(begins, collectives.issued[place], "right"))
+        since = max(int(collectives.end[place]), int(begins[at]) if at < len(begins) else 0)
+        point = int(np.searchsorted(at_points, since, "left"))
+        if point < len(points):
+            # To the point's end: the segment before it may begin earlier than the operation was done.
+            segment = ends[point]
+            builder.edge(transfer_of[place], segment, -builder.nodes[segment]["dur"], Edge.SYNC)
+
+
+def _mark(builder: Builder, ends: list[int], place: int) -> int:
+    """A node that begins where the segment up to a point ends."""
+    at = builder.nodes[ends[place]]["end"]
+    mark = builder.node(Node.MARK, start=at, end=at, step=builder.nodes[ends[place]]["step"])
+    builder.edge(ends[place], mark, 0, Edge.PROGRAM)
+    return mark

@@ -1,0 +1,76 @@
+"""The analyses of one large file, in two threads: nearly all of their time is numpy's and the native core's, which run
+at once. More would mostly wait for the interpreter, and each needs memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, analyzers_of, run_one
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.phases import name_phases
+from gpuscope.analyzers.collectives.activity import IDLE
+from gpuscope.trace.trace import Trace
+
+LARGE = 1 << 18
+"""Events from which threads pay for waiting for each other."""
+_FIRST = ("idle", "activity", "compute", "operators")
+"""Those that take longest come first, so that none ends alone."""
+_LARGEST = ("idle", "compute", "launches")
+"""Those that need most memory: never two at once."""
+
+
+def results_of(trace: Trace, lanes: Sequence[LaneView], alone: bool) -> list[Result]:
+    """The results of all analyses of a file, in order of their names; `alone` says that no other file is being read."""
+    analyzers = analyzers_of(FileAnalyzer)
+
+    def result(analyzer: FileAnalyzer) -> Result:
+        return run_one(analyzer, trace, trace, lanes)
+
+    events = len(trace["host_events"]) + len(trace["device_events"])
+    if not alone or events < LARGE or os.cpu_count() == 1:
+        return [result(analyzer) for analyzer in analyzers]
+    # What they add to the names comes before them all: codes don't depend on which thread is quicker.
+    name_phases(trace.names)
+    trace.names.code(IDLE)
+    rank = {name: place for place, name in enumerate(_FIRST)}
+    left = _Left(sorted(analyzers, key=lambda analyzer: rank.get(analyzer.name, len(rank))))
+    found: dict[str, Result] = {}
+
+    def work() -> None:
+        while (analyzer := left.take()) is not None:
+            try:
+                found[analyzer.name] = result(analyzer)
+            finally:
+                left.done(analyzer)
+
+    with ThreadPoolExecutor(1, "gpuscope-analyze") as pool:
+        other = pool.submit(work)
+        work()  # here too, where freed memory is at hand
+        other.result()
+    return [found[analyzer.name] for analyzer in analyzers]
+
+
+class _Left:
+    """The analyses that are still to be run, for several threads to take from."""
+
+    def __init__(self, analyzers: list[FileAnalyzer]) -> None:
+        self._analyzers, self._lock = analyzers, Lock()
+        self._large_runs = False
+
+    def take(self) -> FileAnalyzer | None:
+        """The next one; None where none is left but what the thread that runs a large one will take itself."""
+        with self._lock:
+            for place, analyzer in enumerate(self._analyzers):
+                large = analyzer.name in _LARGEST
+                if not (large and self._large_runs):
+                    self._large_runs |= large
+                    return self._analyzers.pop(place)
+            return None
+
+    def done(self, analyzer: FileAnalyzer) -> None:
+        """One that was taken has been run."""
+        if analyzer.name in _LARGEST:
+            self._large_runs = False

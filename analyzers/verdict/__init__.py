@@ -1,0 +1,1 @@
+"""The verdict, and the findings of causes that it is made of."""

@@ -1,0 +1,383 @@
+"""What bounds the run, how sure that is, and when the trace can't show it (definitions: «Verdict»)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, prod
+
+from gpuscope.analyzers.base.analyzer import Attributed
+from gpuscope.catalogue.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label, class_of
+from gpuscope.problems.problem import ProblemKind
+from gpuscope.schema.document import AbstainReason, Class, ProblemEntry, Slowdown, Verdict
+from gpuscope.words import units
+from gpuscope.words.vocabulary import CLASSES
+
+VERDICT_SHARE = 0.10
+"""A class must hold this share of the window to bound the run (definitions: «Verdict»)."""
+LOST_WORK = 0.5
+"""If lost kernels of average length could fill this share of the idle time, the device may not have been idle."""
+MAX_CONFIDENCE = 0.95
+WHOLE_WINDOW = 0.8
+"""Confidence that remains where the whole window is judged, warm-up and all."""
+TOLD = 0.9
+"""A doubt that leaves no more than this of the confidence is told as a limit of the verdict."""
+ESTIMATED_SIZES = 0.9
+"""Confidence that remains in latency or bandwidth where the sizes that tell them apart are estimated."""
+TOTALS_DIFFER = 0.5
+"""Confidence that remains where a file's own totals contradict what was read of it."""
+ASSUMED_WORLD = 0.9
+"""What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the verdict weighs, over all lanes."""
+
+    window: int
+    causes: Mapping[str, int]
+    """ns by cause, all lanes."""
+    idle: int
+    ranks: Sequence[int]
+    """Ranks whose traces are here."""
+    world_size: int | None
+    launches: int
+    kernels_lost: int
+    events: int
+    launch_missing: int
+    events_lost: int
+    why_whole: str
+    """Why the whole window is judged, not the steady state; empty where that is."""
+    thinned: str
+    """Evidence that events were dropped from the recording; empty where there is none."""
+    assumed: Sequence[str]
+    why_no_device: str
+    """What the sources say of why no device event was recorded; empty where they don't."""
+    hung: bool
+    """Whether a hang was found: then the window holds the wait for it, not the steps of a run."""
+    slowdown: Slowdown | None = None
+    """What a what-if on the job's operations found; it makes the verdict where nothing but operations is known."""
+    world_assumed: bool = False
+    """Whether the ranks in the files are only assumed to be the whole job."""
+    sizes_estimated: bool = False
+    """Whether message sizes are estimated, not recorded."""
+    waits_without_core: float = 0.0
+    """Share of the waiting for late ranks that others' threads may have caused by holding the cores."""
+    contradiction: str = ""
+    """What does not add up; empty where all does."""
+    timelines_cut: int = 0
+    """Recordings that are cut off: what they seem to lack may be in the part that is missing."""
+    totals_differ: bool = False
+    """Whether a file's own totals contradict what was read of it."""
+    members_unknown: bool = False
+    """Whether it is not recorded which ranks belong to the groups of the collectives."""
+
+
+def class_sums(causes: Mapping[str, int]) -> dict[Class, int]:
+    """ns by class; unexplained exposed communication counts to its class, unexplained idle to none."""
+    sums: dict[Class, int] = {"cpu": 0, "communication": 0, "memory": 0}
+    for cause, spent in causes.items():
+        class_name = class_of(cause)
+        if class_name is not None:
+            sums[class_name] += spent
+    return sums
+
+
+def bound(causes: Mapping[str, int], window: int) -> tuple[Class, str | None, float]:
+    """(class, its largest cause, its share): the class with the largest share if it holds 10 %."""
+    sums = class_sums(causes)
+    top = max(sums, key=lambda name: sums[name])
+    share = sums[top] / window if window else 0.0
+    if share < VERDICT_SHARE:
+        return "compute", None, max(0.0, 1.0 - sum(causes.values()) / window) if window else 0.0
+    own = {cause: ns for cause, ns in causes.items() if class_of(cause) == top and cause != UNDIVIDED_COMMUNICATION}
+    unknown = causes.get(UNDIVIDED_COMMUNICATION, 0) if top == "communication" else 0
+    cause = max(own, key=lambda name: own[name]) if own else None
+    return top, cause if cause is not None and own[cause] >= unknown else None, share
+
+
+def decide(evidence: Evidence) -> Verdict:
+    """The verdict, or an abstention that says what to record."""
+    if not evidence.events and evidence.slowdown is not None and not evidence.contradiction:
+        return _by_operations(evidence.slowdown)
+    if (found := _why_abstain(evidence)) is not None:
+        reason, why, record = found
+        said = f"{why}: {record}" if record else why
+        return _verdict(None, None, 0.0, 0.0, said + _besides(evidence.slowdown), reason=reason, record=record)
+    top, cause, share = bound(evidence.causes, evidence.window)
+    if cause == "straggler" and evidence.waits_without_core >= LOST_WORK:
+        return _cores_held(evidence, top, share)
+    cause_abstained = top == "communication" and cause is None
+    doubts = _doubts(evidence, top, cause, share)
+    confidence = _confidence(doubts)
+    why = _why(evidence, top, cause, share) + _world_taken(evidence)
+    if evidence.why_whole:
+        why += f"; {evidence.why_whole}"
+    limits = [doubt.why for doubt in sorted(doubts, key=lambda doubt: doubt.factor) if doubt.factor <= TOLD]
+    record = _what_to_add(evidence) if cause_abstained else ""
+    return _verdict(top, cause, share, confidence, why, limits=limits, record=record)
+
+
+def _cores_held(evidence: Evidence, top: Class, share: float) -> Verdict:
+    """The verdict where ranks wait for each other as long as their threads wait for cores: no rank is slow for that."""
+    record = "record where nothing else runs, or with cores of its own for each rank"
+    why = (
+        f"{CLASSES[top]} stalls take {units.share(share)} of the time; the ranks wait for each other, but their "
+        f"training threads had no core for long enough to explain {units.share(evidence.waits_without_core)} of that: "
+        f"{record}"
+    )
+    doubts = _doubts(evidence, top, None, share)
+    confidence = _confidence(doubts)
+    return _verdict(top, None, share, confidence, why, record=record)
+
+
+def _verdict(
+    bound_by: Class | None, cause: str | None, share: float, confidence: float, why: str, *,
+    limits: Sequence[str] = (), reason: AbstainReason | None = None, record: str = "",
+) -> Verdict:  # fmt: skip
+    """`reason` is of a verdict that abstains, `record` what would settle it, or its cause."""
+    return {
+        "bound_by": bound_by, "cause": cause, "share_frac": share, "confidence": confidence,
+        "abstained": reason is not None, "cause_abstained": bound_by is not None and bool(record), "why": why,
+        "limits": list(limits), "abstain_reason": reason, "record": record,
+    }  # fmt: skip
+
+
+SLOWED = 1.1
+"""A job known by its operations alone is bound by its stragglers from this slowdown on."""
+
+
+def _by_operations(slowdown: Slowdown) -> Verdict:
+    """The verdict on a job known by its operations alone: its slowdown against a run without stragglers."""
+    total = slowdown["total"]
+    share = 1 - 1 / total if total > 1 else 0.0
+    if total >= SLOWED:
+        why = f"by its operations the step takes {total:.3f} times as long as without stragglers"
+        return _verdict("communication", "straggler", share, OPERATIONS_CONFIDENCE, why)
+    why = f"by its operations the step takes no more than {total:.3f} times as long as without stragglers"
+    return _verdict("compute", None, 1 - share, OPERATIONS_CONFIDENCE, why)
+
+
+OPERATIONS_CONFIDENCE = 0.8
+"""The operations are exact; what waits for what is inferred from their pattern."""
+
+
+def _besides(slowdown: Slowdown | None) -> str:
+    """What a what-if on operations found where there is no verdict."""
+    if slowdown is None:
+        return ""
+    return (
+        f"; by its operations the step takes {slowdown['total']:.3f} times as long as with every operation at the mean "
+        "of its peers"
+    )
+
+
+def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
+    """Why there is no verdict, in code and words, and, where it stands apart, what to record; None where there is
+    one."""
+    if evidence.contradiction:
+        why = f"the analysis contradicts itself, which is a bug of gpuscope: {evidence.contradiction}"
+        return "contradiction", why, ""
+    if evidence.hung and evidence.events:
+        why = (
+            "the job hung, so the window holds the wait for it: see the finding `hang`; --steps takes whole steps only"
+        )
+        return "hung", why, ""
+    cut = "the file is" if evidence.timelines_cut == 1 else f"{evidence.timelines_cut} files are"
+    again = "Copy the whole file again, or record again and let the profiler finish"
+    if not evidence.events and evidence.timelines_cut:
+        lacks = "and what is left holds no device events; they may be in the missing part"
+        return "cut_off", f"{cut} cut off, {lacks}. {again}", ""
+    if evidence.window <= 0 or not evidence.events:
+        record = "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
+        return "no_device_events", "no device events", evidence.why_no_device or record
+    if evidence.thinned:
+        why = (
+            f"events are missing from this recording ({evidence.thinned}), as if it were sampled or filtered: "
+            "operators, launches and kernels can't be matched, so causes and gains can't be determined, and the shares "
+            "are of the events that are left. Record again and keep every event (torch.profiler: activities=[CPU, "
+            "CUDA], and don't filter its file; nsys: --trace=cuda,nvtx)"
+        )
+        return "thinned", why, ""
+    unattributed = evidence.causes.get(UNATTRIBUTED, 0)
+    sums = class_sums(evidence.causes)
+    idle_dominates = evidence.idle >= max(VERDICT_SHARE * evidence.window, *sums.values())
+    lost_work = evidence.kernels_lost * (evidence.window - evidence.idle) / evidence.events
+    if idle_dominates and lost_work > LOST_WORK * evidence.idle:
+        why = (
+            f"{evidence.kernels_lost} of {evidence.launches} kernel launches have no kernel in the trace, so idle time "
+            "may be work that was not recorded"
+        )
+        return "kernels_lost", why, "record fewer steps, or with larger profiler buffers"
+    if idle_dominates and evidence.timelines_cut:
+        why = f"{cut} cut off, so where the device seems idle, its work may be in the missing part. {again}"
+        return "cut_off", why, ""
+    if unattributed >= VERDICT_SHARE * evidence.window and unattributed > max(sums.values()):
+        why = (
+            f"the device is idle {units.share(unattributed / evidence.window)} of the time and no host events are "
+            "recorded that could explain it"
+        )
+        return "no_host_events", why, "record the host too (ProfilerActivity.CPU, `nsys -t cuda,nvtx,osrt`)"
+    return None
+
+
+def _ranks_missing(evidence: Evidence) -> bool:
+    return evidence.world_size is None or len(evidence.ranks) < evidence.world_size
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """One thing that makes the verdict less certain: what it leaves of the confidence, and why."""
+
+    factor: float
+    why: str
+    of_loss: bool = False
+    """Whether it is of what the recording held and could not be read: it always shows, however little that is."""
+
+
+def _confidence(doubts: Sequence[Doubt]) -> float:
+    """The doubts' product: at most `MAX_CONFIDENCE`, less than that where anything was lost."""
+    whole = min(prod(doubt.factor for doubt in doubts if not doubt.of_loss), MAX_CONFIDENCE)
+    left = whole * prod(doubt.factor for doubt in doubts if doubt.of_loss)
+    return max(round(left, 2) if left == whole else floor(100 * left) / 100, 0.05)
+
+
+def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> list[Doubt]:
+    """The doubts about the verdict, whose product is its confidence; docs/definitions.md explains it.
+
+    How clear the lead is (the runner-up class, or the 10 % line), and the shares of what is unexplained,
+    lost, unlinked, assumed or missing.
+    """
+    doubts = [_lead(evidence, top, share), *_of_recording(evidence, top)]
+    unknown = evidence.causes.get(UNATTRIBUTED, 0)
+    if cause is not None:  # where the cause is left open, an unknown one lowers nothing
+        unknown += evidence.causes.get(UNDIVIDED_COMMUNICATION, 0)
+    not_compute = max(sum(evidence.causes.values()), evidence.window // 10, 1)
+    doubts.append(
+        Doubt(1 - unknown / not_compute, f"{units.share(unknown / evidence.window)} of the time has no known cause")
+    )
+    if cause is not None and cause in evidence.assumed:
+        doubts.append(Doubt(0.7, f"{cause_label(cause)} is inferred from assumed link speeds"))
+    if cause in ("latency", "bandwidth") and evidence.sizes_estimated:
+        doubts.append(Doubt(ESTIMATED_SIZES, "the sizes of messages are estimated, not recorded"))
+    world = evidence.world_size
+    if world is not None and len(evidence.ranks) < world:
+        present = len(evidence.ranks)
+        doubts.append(Doubt(0.9, f"only {present} of {world} ranks {units.be(evidence.ranks)} in these files"))
+    if evidence.world_assumed:
+        said = f"the {len(evidence.ranks)} ranks in these files are assumed to be the whole job"
+        doubts.append(Doubt(ASSUMED_WORLD, said))
+    if top == "communication" and world is None:
+        doubts.append(Doubt(0.8, "how many ranks the job has is not recorded"))
+    if evidence.why_whole:
+        doubts.append(Doubt(WHOLE_WINDOW, evidence.why_whole))
+    return doubts
+
+
+_IS: dict[Class, str] = {"cpu": " (idle time that the host causes)"}
+"""What a class of stalls is called in the breakdown, where that is another word."""
+
+
+def _lead(evidence: Evidence, top: Class, share: float) -> Doubt:
+    """How far the next class, or the 10 % line, is from changing the verdict."""
+    sums = class_sums(evidence.causes)
+    others: dict[Class, int] = {name: ns for name, ns in sums.items() if name != top}
+    next_one = max(others, key=lambda name: others[name])
+    taken = units.share(others[next_one] / evidence.window)
+    line = units.whole_share(VERDICT_SHARE)
+    if top == "compute":
+        lead = 1 - max(sums.values()) / (VERDICT_SHARE * evidence.window)
+        stalls = f"{CLASSES[next_one]} stalls{_IS.get(next_one, '')}"
+        why = f"{stalls} take {taken}; at {line} the run would count as {CLASSES[next_one]}-bound"
+    else:
+        to_runner_up = 1 - others[next_one] / sums[top]
+        to_line = (share - VERDICT_SHARE) / VERDICT_SHARE + 0.1
+        lead = min(to_runner_up, to_line)
+        why = (
+            f"{CLASSES[next_one]} stalls also take {taken}"
+            if to_runner_up <= to_line
+            else f"{CLASSES[top]} stalls take {units.share(share)}; below {line} the run would count as compute-bound"
+        )
+    return Doubt(0.5 + 0.5 * min(max(lead, 0.0), 1.0), why)
+
+
+def _of_recording(evidence: Evidence, top: Class) -> list[Doubt]:
+    """Records that were lost, or lack their other half."""
+    launches = max(evidence.launches, evidence.kernels_lost, 1)
+    unlinked = evidence.launch_missing / evidence.events
+    doubts = [
+        Doubt(
+            1 - evidence.kernels_lost / launches,
+            f"the kernels of {evidence.kernels_lost} of {launches} launches are not recorded",
+        ),
+        Doubt(
+            evidence.events / (evidence.events + evidence.events_lost),
+            f"{units.plural(evidence.events_lost, 'event')} could not be read",
+            of_loss=True,
+        ),
+    ]
+    if evidence.totals_differ:
+        doubts.append(Doubt(TOTALS_DIFFER, "the trace's own totals differ from those of the events as read"))
+    if top == "cpu":
+        doubts.append(
+            Doubt(1 - 0.5 * unlinked, f"the launches of {units.share(unlinked)} of the device events are not recorded")
+        )
+    return doubts
+
+
+def _world_taken(evidence: Evidence) -> str:
+    if not evidence.world_assumed:
+        return ""
+    return f"; the {len(evidence.ranks)} ranks in these files are assumed to be the whole job"
+
+
+def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str:
+    if top == "compute":
+        sums = class_sums(evidence.causes)
+        worst = max(sums, key=lambda name: sums[name])
+        return (
+            f"the device computes {units.share(share)} of the time and no class of stalls reaches "
+            f"{units.share(VERDICT_SHARE)} ({worst}: {units.share(sums[worst] / evidence.window)})"
+        )
+    if cause is None:
+        return (
+            f"{units.share(share)} of the time is exposed communication; whether ranks wait or transfer is unknown: "
+            + _what_to_add(evidence)
+            + ("; how many there are is not recorded" if _world_unknown(evidence) else "")
+        )
+    spent = evidence.causes[cause]
+    return (
+        f"{CLASSES[top]} stalls take {units.share(share)} of the time, "
+        f"{cause_label(cause)} {units.share(spent / evidence.window)}"
+    )
+
+
+def _world_unknown(evidence: Evidence) -> bool:
+    """Whether nothing tells how many ranks there are, and more than which form a group is missing."""
+    return evidence.world_size is None and not (evidence.members_unknown and len(evidence.ranks) > 1)
+
+
+def _what_to_add(evidence: Evidence) -> str:
+    """What would distinguish a slow rank from a slow link."""
+    if not _ranks_missing(evidence):
+        return "record the sizes of collectives (NCCL's own arguments in torch.profiler, NVTX payloads in nsys)"
+    if evidence.world_size is None:
+        if _world_unknown(evidence):
+            return "add the traces of all ranks"
+        return "record which ranks form each group (distributedInfo, communicators): no file at hand says"
+    missing = sorted(set(range(evidence.world_size)) - set(evidence.ranks))
+    return f"add the traces of {'rank' if len(missing) == 1 else 'ranks'} {units.ranks(missing)}"
+
+
+def count_problem(problems: Sequence[ProblemEntry], kind: ProblemKind) -> int:
+    """Occurrences of the problems of a kind."""
+    return sum(problem["count"] for problem in problems if problem["code"] == kind.code)
+
+
+def totals(found: Sequence[Mapping[str, Attributed]]) -> dict[str, int]:
+    """ns by cause over several lanes."""
+    sums: dict[str, int] = {}
+    for causes in found:
+        for cause, attributed in causes.items():
+            sums[cause] = sums.get(cause, 0) + attributed.total
+    return sums

@@ -1,0 +1,47 @@
+"""Whether and how what is made of an input is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any, TypeVar
+
+from gpuscope.cache import cache_folder, object_files
+from gpuscope.cache.content_key import content_key
+
+WORTH = 8 << 20
+"""Bytes of a file from which it is quicker to look it up than to read it again."""
+Made = TypeVar("Made")
+
+
+def is_worth(path: Path) -> bool:
+    """Whether a path is a file of this size."""
+    return path.is_file() and path.stat().st_size >= WORTH
+
+
+def key_of(path: Path, source: Any, options: Any, *asked: object) -> str | None:
+    """The key of what is made of a file that a `Source` reads with `ReadOptions`, of whose package this one knows
+    nothing; None where nothing of it is kept."""
+    if not options.cache or not source.files.keepable or not is_worth(path):
+        return None
+    return content_key(path, source.name, options.partial, options.nsys, *asked)
+
+
+def kept(key: str | None, kind: type[Made]) -> Made | None:
+    """What is kept under a key, or None."""
+    found = None if key is None else cache_folder.load(key)
+    return found if isinstance(found, kind) else None
+
+
+def keep(key: str | None, made: Any) -> Callable[[], None]:
+    """Keep something, in a thread; arrays in it must not change. Returns what waits for it; Python's end does too."""
+    if key is None:
+        return lambda: None
+    try:
+        write = object_files.prepared(made)
+    except Exception:  # of whatever kind: what pickle can't take is not kept
+        return lambda: None
+    thread = Thread(target=cache_folder.store, args=(key, write), name="gpuscope-keep")
+    thread.start()
+    return thread.join

@@ -1,0 +1,60 @@
+"""Roles of steps: set-up, warm-up, steady, outlier, cut off; durations in ms, worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuscope.analyzers.base.step_roles import Role, StepFacts, leading_fast, roles
+
+LETTER = {"w": Role.WARMUP, "s": Role.STEADY, "o": Role.OUTLIER, "p": Role.PARTIAL}
+
+
+def steps(*durations: int) -> list[StepFacts]:
+    return [StepFacts(duration * 1_000_000) for duration in durations]
+
+
+@pytest.mark.parametrize(
+    ("durations", "expected"),
+    [
+        # Later half of 2200 1000 1000 1000 is 1000 1000: long above 1100. The last step lacks its successor.
+        ([2200, 1000, 1000, 1000, 900], "wsssp"),
+        # A checkpoint in one of five steps after the warm-up is an outlier …
+        ([2200, 1000, 1000, 3000, 1000, 1000, 900], "wssossp"),
+        # … two of five are how the job runs.
+        ([2200, 1000, 3000, 1000, 3000, 1000, 900], "wsssssp"),
+        # Too few others: the last step counts.
+        ([1000, 1000], "ss"),
+        ([1000], "s"),
+        # Exactly a tenth longer is usual, more is not: later half 1000 1000.
+        ([1100, 1000, 1000, 1000, 1000], "ssssp"),
+        ([1101, 1000, 1000, 1000, 1000], "wsssp"),
+        # Faster at the beginning is steady; the jump is a finding of its own.
+        ([100, 100, 1000, 1000, 1000], "ssssp"),
+        # Spread: later half 900 1000 1100, MAD 100, long above 1000 + 3·148.26 = 1444.8.
+        ([1000, 1440, 1000, 900, 1000, 1100, 1000], "ssssssp"),
+        ([1450, 1000, 1000, 900, 1000, 1100, 1000], "wsssssp"),
+    ],
+)
+def test_roles_by_duration(durations: list[int], expected: str) -> None:
+    assert roles(steps(*durations)) == [LETTER[letter] for letter in expected]
+
+
+def test_a_leading_step_that_compiles_is_warm_up() -> None:
+    """5 % of a step in compilation is enough, at the beginning; later it is the job."""
+    facts = [StepFacts(1000, compiling=share) for share in (0.05, 0.04, 0.5, 0.0, 0.0)]
+    assert roles(facts) == [Role.WARMUP, Role.STEADY, Role.STEADY, Role.STEADY, Role.PARTIAL]
+
+
+def test_a_step_that_the_recording_cut_is_partial() -> None:
+    facts = [StepFacts(400, cut=True), *(StepFacts(1000) for _ in range(3))]
+    assert roles(facts) == [Role.PARTIAL, Role.STEADY, Role.STEADY, Role.PARTIAL]
+
+
+def test_no_steps_have_no_roles() -> None:
+    assert roles([]) == []
+
+
+@pytest.mark.parametrize(("durations", "expected"), [([115, 116, 1050, 1050, 1050], 2), ([1000, 1000, 1000], 0)])
+def test_a_leading_run_that_is_faster(durations: list[int], expected: int) -> None:
+    facts = steps(*durations)
+    assert leading_fast(facts, roles(facts)) == expected

@@ -1,0 +1,177 @@
+"""The verdict: by the largest class, with a confidence that falls with what is not known."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gpuscope.analyzers.verdict.verdict import Evidence, bound, decide
+from gpuscope.schema.document import Slowdown
+
+CLEAR = Evidence(
+    window=1000,
+    causes={"input": 400},
+    idle=400,
+    ranks=(0,),
+    world_size=1,
+    launches=100,
+    kernels_lost=0,
+    events=100,
+    launch_missing=0,
+    events_lost=0,
+    why_whole="",
+    thinned="",
+    assumed=(),
+    why_no_device="",
+    hung=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("causes", "expected"),
+    [
+        ({"input": 99}, ("compute", None)),  # just below the line
+        ({"input": 100}, ("cpu", "input")),
+        ({"input": 60, "sync": 60, "bandwidth": 110}, ("cpu", "input")),  # classes are summed before they compete
+        ({"straggler": 150, "copy": 100, "paging": 60}, ("memory", "copy")),
+        ({"allocator": 200}, ("memory", "allocator")),  # idle by part, memory by class
+        ({"communication:unattributed": 300, "latency": 100}, ("communication", None)),
+        ({"unattributed": 900}, ("compute", None)),  # of no class; decide() abstains before it comes to this
+    ],
+)
+def test_bound(causes: dict[str, int], expected: tuple[str, str | None]) -> None:
+    assert bound(causes, 1000)[:2] == expected
+
+
+def test_clear_case_is_near_certain() -> None:
+    verdict = decide(CLEAR)
+    assert (verdict["bound_by"], verdict["cause"], verdict["share_frac"]) == ("cpu", "input", 0.4)
+    assert verdict["confidence"] == 0.95
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernels_lost": 30},
+        {"events_lost": 50},
+        {"launch_missing": 60},
+        {"causes": {"input": 400, "straggler": 350}},
+        {"causes": {"input": 105}},
+        {"causes": {"input": 400, "unattributed": 300}},
+        {"assumed": ("input",)},
+        {"world_size": 8},
+        {"why_whole": "no steps were found, so the whole window is judged"},
+        {"world_assumed": True},
+    ],
+)
+def test_each_doubt_lowers_confidence(change: dict[str, object]) -> None:
+    doubtful = decide(dataclasses.replace(CLEAR, **change))  # type: ignore[arg-type]
+    assert not doubtful["abstained"]
+    assert doubtful["confidence"] < decide(CLEAR)["confidence"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"window": 0, "events": 0}, "no device events"),
+        ({"hung": True}, "the job hung"),
+        ({"timelines_cut": 1}, "the file is cut off, so where the device seems idle"),
+        ({"timelines_cut": 2, "events": 0}, "2 files are cut off, and what is left holds no device events"),
+        ({"kernels_lost": 60}, "launches have no kernel"),
+        ({"causes": {"unattributed": 400}}, "no host events"),
+        (
+            {"thinned": "of the ids of operators 1.4 % are there"},
+            "events are missing from this recording (of the ids of operators 1.4 % are there)",
+        ),
+        ({"contradiction": "rank 0: 103 %"}, "a bug of gpuscope: rank 0: 103 %"),
+    ],
+)
+def test_abstains(change: dict[str, object], why: str) -> None:
+    verdict = decide(dataclasses.replace(CLEAR, **change))  # type: ignore[arg-type]
+    assert verdict["abstained"]
+    assert verdict["bound_by"] is None
+    assert why in verdict["why"]
+
+
+def test_why_there_are_no_device_events_is_said_once() -> None:
+    told = decide(dataclasses.replace(CLEAR, events=0, why_no_device="CUDA was not traced"))
+    assert (told["why"], told["record"]) == ("no device events: CUDA was not traced", "CUDA was not traced")
+
+
+def test_a_cut_file_is_judged_where_the_device_is_busy() -> None:
+    busy = dataclasses.replace(CLEAR, idle=50, causes={"bandwidth": 400, "launch": 50}, timelines_cut=1)
+    assert decide(busy)["bound_by"] == "communication"
+
+
+@pytest.mark.parametrize(
+    ("world_size", "why"),
+    [
+        (8, "add the traces of ranks 1-7"),
+        (2, "add the traces of rank 1"),
+        (None, "add the traces of all ranks; how many there are is not recorded"),
+        (1, "record the sizes of collectives"),
+    ],
+)
+def test_the_class_stands_where_only_its_cause_is_open(world_size: int | None, why: str) -> None:
+    """40 % of the time is exposed communication, whatever its cause."""
+    open_cause = {"causes": {"communication:unattributed": 400}, "world_size": world_size, "idle": 0}
+    verdict = decide(dataclasses.replace(CLEAR, **open_cause))  # type: ignore[arg-type]
+    assert (verdict["bound_by"], verdict["cause"], verdict["share_frac"]) == ("communication", None, 0.4)
+    assert (verdict["abstained"], verdict["cause_abstained"]) == (False, True)
+    assert why in verdict["why"]
+
+
+def test_confidence_of_a_class_without_cause() -> None:
+    """Nothing else competes: 0.5 + 0.5 · 1, capped at 0.95 as of any verdict; ranks that are known to be missing take
+    a tenth, an unknown number of ranks a fifth."""
+    open_cause = dataclasses.replace(CLEAR, causes={"communication:unattributed": 400}, idle=0)
+    found = [decide(dataclasses.replace(open_cause, world_size=size))["confidence"] for size in (1, 8, None)]
+    assert found == [0.95, 0.9, 0.8]
+
+
+def test_a_cause_is_named_only_where_it_exceeds_what_is_open() -> None:
+    """Of 400 exposed, 250 are known to be waiting: `straggler`, less surely; with 150 it is left open."""
+    known, left_open = (
+        decide(dataclasses.replace(CLEAR, causes={"communication:unattributed": 400 - ns, "straggler": ns}, idle=0))
+        for ns in (250, 150)
+    )
+    assert (known["cause"], known["cause_abstained"]) == ("straggler", False)
+    assert known["confidence"] == pytest.approx(1 - 150 / 400, abs=0.01)
+    assert (left_open["cause"], left_open["cause_abstained"], left_open["share_frac"]) == (None, True, 0.4)
+
+
+def test_an_assumed_world_is_named() -> None:
+    verdict = decide(dataclasses.replace(CLEAR, ranks=(0, 1), world_size=2, world_assumed=True))
+    assert (verdict["cause"], verdict["confidence"]) == ("input", 0.9)
+    assert verdict["why"].endswith("the 2 ranks in these files are assumed to be the whole job")
+
+
+def test_the_whole_window_is_named() -> None:
+    why = "only 1 steady step, so the whole window except set-up is judged"
+    verdict = decide(dataclasses.replace(CLEAR, why_whole=why))
+    assert (verdict["cause"], verdict["confidence"]) == ("input", 0.8)
+    assert verdict["why"].endswith(why)
+
+
+@pytest.mark.parametrize(
+    ("total", "bound_by", "cause", "share"),
+    [
+        (1.25, "communication", "straggler", 0.2),  # 1 − 1/1.25
+        (1.1, "communication", "straggler", 1 - 1 / 1.1),
+        (1.09, "compute", None, 1 / 1.09),
+        (0.98, "compute", None, 1.0),
+    ],
+)
+def test_operations_alone(total: float, bound_by: str, cause: str | None, share: float) -> None:
+    """A job known by its operations: bound by its stragglers from a slowdown of 1.1 on."""
+    slowdown: Slowdown = {
+        "total": total, "provenance": "measured", "by_operation": {}, "by_rank": {}, "by_stage": {},
+    }  # fmt: skip
+    verdict = decide(dataclasses.replace(CLEAR, events=0, window=0, causes={}, idle=0, slowdown=slowdown))
+    assert (verdict["bound_by"], verdict["cause"], verdict["abstained"]) == (bound_by, cause, False)
+    assert verdict["share_frac"] == pytest.approx(share)
+
+
+def test_one_input_bound_rank_of_eight_does_not_abstain() -> None:
+    assert decide(dataclasses.replace(CLEAR, world_size=8))["cause"] == "input"
