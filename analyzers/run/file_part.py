@@ -20,7 +20,7 @@ from gpuscope.analyzers.step_graph.operations_from_ranges import operations
 from gpuscope.cache import file_cache
 from gpuscope.errors import InputError
 from gpuscope.sources import remote
-from gpuscope.sources.opening import Input, read_file, total_size
+from gpuscope.sources.opening import Input, as_shown, read_file, total_size
 from gpuscope.sources.run_manifest import world_size
 from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.trace import Trace
@@ -93,7 +93,10 @@ def let_go(_: Trace) -> None:
 def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = let_go) -> Part:
     """Read one file, analyse its lanes, and let its events go, unless `keep` holds on to them."""
     if item.url:
-        return _fetched(item, options, keep)
+        with remote.fetched(item.url) as local:
+            return _copy_of(item, local, options, keep)
+    if item.in_archive is not None:
+        return _copy_of(item, item.path, options, keep)
     if isinstance(item.source, HoldsPart):
         return item.source.part(item.path, options)
     ranks = None if options.ranks is None else sorted(options.ranks)
@@ -115,14 +118,13 @@ def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = 
     return part
 
 
-def _fetched(item: Input, options: Options, keep: Callable[[Trace], None]) -> Part:
-    with remote.fetched(item.url) as local:
-        try:
-            part = analyze_file(replace(item, path=local, url=""), options, keep)
-        except InputError as error:
-            raise error.naming(item.url, local) from error
-    sources = [replace(source, path=item.path) if source.path == local else source for source in part.trace.sources]
-    return replace(part, trace=part.trace.with_sources(sources))
+def _copy_of(item: Input, local: Path, options: Options, keep: Callable[[Trace], None]) -> Part:
+    """The part of a local copy, whose file is called as users know it."""
+    try:
+        part = analyze_file(replace(item, path=local, url="", in_archive=None), options, keep)
+    except InputError as error:
+        raise error.naming(item.shown, local) from error
+    return replace(part, trace=as_shown(part.trace, replace(item, path=local)))
 
 
 def reduce_trace(trace: Trace, options: Options) -> Part:

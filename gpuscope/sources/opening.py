@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuscope.archives import archives_in
+from gpuscope import archives
 from gpuscope.cache import file_cache
 from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
@@ -71,11 +71,13 @@ class Input:
     url_bytes: int = 0
     url_version: str = ""
     """What its storage says of its content; empty where nothing."""
+    in_archive: Path | None = None
+    """Its archive's path and its own in there, where `path` is the unpacked file."""
 
     @property
     def shown(self) -> str:
         """The path, or the URL, as text."""
-        return self.url or str(self.path)
+        return self.url or str(self.in_archive or self.path)
 
     @property
     def name(self) -> str:
@@ -98,13 +100,14 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
     paths = [named for named in paths if not remote.is_url(named)]
     outright = {Path(named) for named in paths}
     files = list(dict.fromkeys(file for named in paths for file in _expand(named)))
+    paths = [archives.folder_of(Path(named)) or named for named in paths]
     found += [Input(others[0], Unrecognised(others), None, beside=True) for others in _unrecognised(paths, files)]
     for path in files:
         source, head = source_for(path)
         rank = source.peek_rank(path, head)
         if ranks is None or rank is None or rank in ranks:
             beside = source.files.role is Role.RECORD and path not in outright and len(files) > 1
-            found.append(Input(path, source, rank, beside=beside))
+            found.append(Input(path, source, rank, beside=beside, in_archive=archives.shown(path)))
     if not found:
         named = ", ".join(os.fspath(path) for path in paths) or "the URLs"
         raise InputError(f"{named}: contains none of the requested ranks" if ranks else f"{named}: no traces")
@@ -182,6 +185,8 @@ def _expand(named: PathLike) -> list[Path]:
             raise InputError(f"{named}: matches no file")
         return [file for match in matches for file in (_expand(match) if match.is_dir() else [match])]
     check_readable(path)
+    if archives.is_archive(path):
+        return _in_archive(path)
     if path.is_dir():
         if _is_trace(path):
             return [path]
@@ -197,14 +202,22 @@ def _expand(named: PathLike) -> list[Path]:
                     f"{path}: the run recorded no trace; its status is «{manifest.status}»{manifest.first_failure}",
                     hint=NOTHING_RECORDED,
                 )
-            if packed := archives_in(path.iterdir()):
-                source_for(packed[0])  # which says how to unpack it
+            if packed := archives.archives_in(path.iterdir()):
+                return [file for archive in packed for file in _expand(archive)]
             raise InputError(
                 f"{path}: no trace in this folder",
                 hint=f"gpuscope reads {', '.join(f'*{suffix}' for suffix in suffixes_of(*Role))}",
             )
         return found
     return [path]
+
+
+def _in_archive(path: Path) -> list[Path]:
+    folder = archives.unpacked(path)
+    try:
+        return _expand(folder)
+    except InputError as error:
+        raise error.naming(path, folder) from None
 
 
 def _folder(folder: Path) -> list[Path]:
@@ -283,6 +296,13 @@ def read_file(item: Input, options: ReadOptions) -> Trace:
     return _with_manifest(trace, item.path)
 
 
+def as_shown(trace: Trace, item: Input) -> Trace:
+    """A trace whose file is called as users know it, where it was read from an archive or a URL."""
+    shown = item.in_archive or (Path(item.url) if item.url else item.path)
+    sources = [replace(source, path=shown) if source.path == item.path else source for source in trace.sources]
+    return trace.with_sources(sources) if shown != item.path else trace
+
+
 def _read(item: Input, options: ReadOptions) -> Trace:
     builder = TraceBuilder()
     try:
@@ -341,7 +361,7 @@ def open_inputs(
     traces: list[Trace] = []
     for item in numbered(items, options):
         begun(item.path.name)
-        traces.append(read_file(item, options))
+        traces.append(as_shown(read_file(item, options), item))
     check_one_run([trace.ranks_by_file() for trace in traces])
     return merge(traces, ranks)
 

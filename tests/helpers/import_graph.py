@@ -23,13 +23,13 @@ FACADE = "gpuscope"
 Graph = dict[str, set[str]]
 
 
-def modules() -> dict[str, Path]:
-    """Every module by its dotted name."""
+def modules(root: Path = ROOT) -> dict[str, Path]:
+    """Every module of a checkout by its dotted name."""
     found: dict[str, Path] = {}
     for folder, package in TOP.items():
         # The links gpuscope/analyzers … are followed under their own names only.
-        for path in sorted(path for path in (ROOT / folder).rglob("*.py") if "shim" not in path.parts):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+        for path in sorted(path for path in (root / folder).rglob("*.py") if "shim" not in path.parts):
+            parts = path.relative_to(root / folder).with_suffix("").parts
             inner = parts[:-1] if parts[-1] == "__init__" else parts
             if not (folder == "gpuscope" and inner and inner[0] in TOP):
                 found[".".join((package, *inner))] = path
@@ -81,6 +81,37 @@ def place_graph(graph: Graph, folder: str) -> Graph:
 
 def _place(module: str, folder: str) -> str | None:
     return module.removeprefix(f"{folder}.").partition(".")[0] if module.startswith(f"{folder}.") else None
+
+
+def layers(graph: Graph) -> list[list[str]]:
+    """The places by how far they stand above those that import nothing, the lowest first; without circles."""
+    heights: dict[str, int] = {}
+
+    def height(name: str) -> int:
+        if name not in heights:
+            heights[name] = 0  # where a circle closes
+            heights[name] = max((height(target) + 1 for target in graph.get(name, ())), default=0)
+        return heights[name]
+
+    for name in sorted(graph):
+        height(name)
+    return [[name for name in sorted(heights) if heights[name] == level] for level in range(max(heights.values()) + 1)]
+
+
+def reduced(graph: Graph) -> Graph:
+    """Without the edges that a longer way shows too."""
+
+    def below(name: str, seen: set[str]) -> set[str]:
+        for target in graph.get(name, set()) - seen:
+            seen.add(target)
+            below(target, seen)
+        return seen
+
+    ways = {name: below(name, set()) for name in graph}
+    return {
+        name: {one for one in targets if not any(one in ways[other] for other in targets - {one})}
+        for name, targets in graph.items()
+    }
 
 
 def circle(graph: Graph) -> tuple[str, ...]:

@@ -6,8 +6,6 @@ import gzip
 import json
 import os
 import shlex
-import tarfile
-import zipfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -221,25 +219,6 @@ def test_pipes_and_devices_are_no_traces(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank0.json")
     with pytest.raises(InputError, match="not a regular file"):
         gpuscope.open_trace(tmp_path / "rank0.json")
-
-
-@pytest.mark.parametrize("name", ["run.tar", "run.tar.gz", "run.tar.xz", "run.zip"])
-@pytest.mark.parametrize("in_a_folder", [False, True])
-def test_an_archive_is_told_how_to_unpack(tmp_path: Path, name: str, in_a_folder: bool) -> None:
-    """Its first member is a trace, which must not be taken for the whole file."""
-    write(tmp_path / "in" / "rank0.json", kernel(0, 1))
-    archive = tmp_path / "packed" / name
-    archive.parent.mkdir()
-    if name.endswith(".zip"):
-        with zipfile.ZipFile(archive, "w") as packed:
-            packed.write(tmp_path / "in" / "rank0.json", "rank0.json")
-    else:
-        with tarfile.open(archive, f"w:{name.partition('.tar')[2].removeprefix('.')}") as tar:
-            tar.add(tmp_path / "in" / "rank0.json", "rank0.json")
-    with pytest.raises(InputError) as raised:
-        gpuscope.open_trace(archive.parent if in_a_folder else archive)
-    assert str(archive) in raised.value.message
-    assert ("unzip" if name.endswith(".zip") else "tar xf") in (raised.value.hint or "")
 
 
 def test_two_runs_are_offered_a_comparison_by_name(tmp_path: Path) -> None:
