@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gpuscope.sources.opening import Input
 
 SEVERITIES = ("low", "medium", "high")
+SHARED_AS = (".html", ".json")
 
 
 @click.command(short_help="Say what bounds a run and where its time goes.")
@@ -33,7 +35,9 @@ SEVERITIES = ("low", "medium", "high")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else, on stdout.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write one self-contained page.")
 @click.option("--csv", type=click.Path(path_type=Path), metavar="DIR", help="Also write each table as CSV.")
-@click.option("--force", is_flag=True, help="Overwrite the files of --html and --csv.")
+@click.option("--share", type=click.Path(path_type=Path), metavar="FILE",
+              help="Also write it for others to read (.html, .json): paths, hosts and users replaced.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Overwrite the files of --html, --csv and --share.")
 @click.option(
     "--fail-on",
     type=click.Choice(SEVERITIES),
@@ -60,6 +64,7 @@ def command(
     as_json: bool,
     html: Path | None,
     csv: Path | None,
+    share: Path | None,
     force: bool,
     fail_on: str | None,
     no_advice: bool,
@@ -87,10 +92,14 @@ def command(
 
     if quiet and full:
         raise UsageError("--quiet and --full contradict each other", hint="pass one of them")
-    _check_free(html, csv, force, paths)
+    if share is not None and share.suffix not in SHARED_AS:
+        raise UsageError(f"{share}: is named neither .html nor .json", hint="say by its suffix what is to be written")
+    _check_free([path for path in (html, share) if path is not None], csv, force, paths)
     began = monotonic()
     cached, asked = cache_wanted(), {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps}
-    alone = cached and executor is None and not run_folders(map(Path, paths))  # a report rests on its run folder too
+    alone = (
+        cached and executor is None and share is None and not run_folders(map(Path, paths))
+    )  # a report rests on its run folder too
     key = report_cache.report_key(paths, asked, partial, nsys, no_advice) if alone else None
     text = report_cache.kept_report(key)
     if text is None:
@@ -104,7 +113,7 @@ def command(
             skip_unreadable=skip_unreadable,
         )  # fmt: skip
         analysis, items = _analyse(paths, options, executor)
-        report, failed = analysis.report, analysis.failed
+        report, failed, hosts = analysis.report, analysis.failed, analysis.hosts
         files = [item.path for item in items if not item.url]
         remote = [f"{item.url} {item.url_bytes} {item.url_version}" for item in items if item.url]
         keepable = all(item.source.files.keepable for item in items) and not failed
@@ -113,9 +122,11 @@ def command(
         if text is not None and keepable:
             report_cache.keep_report(key, text)
     else:
-        report, failed, files, remote = json.loads(text), [], [Path(path) for path in paths], []
+        report, failed, files, remote, hosts = json.loads(text), [], [Path(path) for path in paths], [], []
     if verbose:
         _say_read(report, monotonic() - began)
+    if share is not None:
+        _share(report, hosts, share)
     tables = _write(report, html, csv)  # first: who reads standard output may stop early (`| head`)
     run = None
     if not no_store:
@@ -127,6 +138,10 @@ def command(
     else:
         print_report(report, full, top, quiet)
     _say_written(tables, html, csv)
+    if share is not None:
+        from gpuscope.output import say_written
+
+        say_written(share, "look through it before you send it")
     if run is not None and (verbose or not (as_json or quiet)):
         click.echo(f"Stored as run {run}: gpuscope open {run}, gpuscope runs show {run} --full", err=True)
     for failure in failed:
@@ -153,13 +168,13 @@ def _analyse(paths: tuple[str, ...], options: Options, executor: str | None) -> 
     return analysis, items
 
 
-def _check_free(html: Path | None, csv: Path | None, force: bool, paths: tuple[str, ...]) -> None:
+def _check_free(files: list[Path], csv: Path | None, force: bool, paths: tuple[str, ...]) -> None:
     """Refuse to write where something is."""
-    if html is None and csv is None:
+    if not files and csv is None:
         return
     from gpuscope.output import check_free
 
-    check_free([html] if html is not None else [], force, paths, folders=[csv] if csv is not None else [])
+    check_free(files, force, paths, folders=[csv] if csv is not None else [])
 
 
 def _say_read(report: Report, seconds: float) -> None:
@@ -198,6 +213,17 @@ def _write(report: Report, html: Path | None, csv: Path | None) -> int:
 
     write_folder(csv, fill)
     return len(tables)
+
+
+def _share(report: Report, hosts: Sequence[str], path: Path) -> None:
+    """Write the report without what names people, machines and folders."""
+    from gpuscope.output import write_text
+    from gpuscope.report.html.html_report import render
+    from gpuscope.report.json_report import dumps
+    from gpuscope.report.sharing import share
+
+    shared = share(report, hosts)
+    write_text(path, render(shared) if path.suffix == ".html" else dumps(shared) + "\n")
 
 
 def _say_written(tables: int, html: Path | None, csv: Path | None) -> None:

@@ -94,6 +94,8 @@ class Analysis(RunTables):
     """The document of `gpuscope analyze --json` as a dict: every key is in docs/report.md, times are int ns."""
     replayer: Replayer | None = None
     """The run's replay, which `predict` asks; None where only a finished report is at hand."""
+    hosts: tuple[str, ...] = ()
+    """The hosts that the traces name."""
 
     @property
     def tables(self) -> AnalysisTables:

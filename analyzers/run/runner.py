@@ -150,7 +150,12 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     results.append(replayed)
     named = mesh(folders[0]) if len(folders) == 1 else {}
     report = build(facts, results, what_if if options.advice else None, named)
-    return Analysis(report, replayer)
+    return Analysis(report, replayer, _hosts(facts.trace))
+
+
+def _hosts(trace: Trace) -> tuple[str, ...]:
+    ranks = trace["ranks"]
+    return tuple(sorted({trace.names[code] for code in ranks["host"][ranks.known("host")].tolist()}))
 
 
 def _replay(facts: RunFacts, recorded: Sequence[Recorded]) -> tuple[Replayer | None, Result]:

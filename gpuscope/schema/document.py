@@ -520,6 +520,14 @@ class Diagnosis(TypedDict):
     findings: list[FindingEntry]
 
 
+class SharedEntry(TypedDict):
+    """How many different names `--share` replaced."""
+
+    paths: int
+    hosts: int
+    users: int
+
+
 class Report(Diagnosis):
     """The whole document."""
 
@@ -527,3 +535,5 @@ class Report(Diagnosis):
     advice: AdviceEntry
     problems: list[ProblemEntry]
     analyzers: list[AnalyzerEntry]
+    shared: NotRequired[SharedEntry]
+    """Of a report for others to read: what was replaced in it."""

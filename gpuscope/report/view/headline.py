@@ -101,7 +101,15 @@ def context_line(report: Report) -> str:
         pieces += [f"steps from {crop(report['steps_basis'], NAME)}"] if report["steps_basis"] else []
     elif entries:
         pieces.append("no steps found")
-    return " · ".join(pieces)
+    return " · ".join([*pieces, *_shared(report)])
+
+
+def _shared(report: Report) -> list[str]:
+    """What `--share` replaced."""
+    if (shared := report.get("shared")) is None:
+        return []
+    counts = ((shared["paths"], "path"), (shared["hosts"], "host"), (shared["users"], "user"))
+    return [f"names replaced for sharing: {', '.join(units.plural(count, name) for count, name in counts)}"]
 
 
 def _files(report: Report) -> str:

@@ -1,0 +1,79 @@
+"""What leaves the house names nobody: `analyze --share`."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from helpers.kineto import call, kernel, note, python, write
+
+from gpuscope.plugins import COMMANDS, load
+from gpuscope.report.sharing import Replacing
+
+SECRETS = ("alice", "gpu-node-17", "secret_project", "10.1.2.3")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A trace that names a user, a host, folders and an address."""
+    folder = tmp_path / "secret_project"
+    events = [
+        note(0, 1000, "ProfilerStep#0"), call(10, 5, 1), kernel(20, 100, 1), call(400, 5, 2), kernel(700, 100, 2),
+        python(150, 500, "/home/alice/secret_project/train.py(12): forward on 10.1.2.3"),
+    ]  # fmt: skip
+    write(folder / "rank0.json", *events, rank=0, host_name="gpu-node-17")
+    return folder / "rank0.json"
+
+
+@pytest.mark.parametrize("suffix", [".html", ".json"])
+def test_a_shared_report_names_nobody(trace: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"shared{suffix}"
+    command = load(COMMANDS, "analyze")
+    result = CliRunner().invoke(command, [str(trace), "--share", str(out), "--no-store"], standalone_mode=False)
+    assert result.exception is None, result.output
+    text = out.read_text(encoding="utf-8")
+    assert not [secret for secret in (*SECRETS, str(tmp_path)) if secret in text]
+    if suffix == ".json":
+        assert json.loads(text)["trace"]["sources"][0]["path"] == "rank0.json"
+        assert json.loads(text)["shared"]["paths"] >= 1
+    else:
+        assert "names replaced for sharing" in text
+
+
+def test_the_report_itself_keeps_its_names(trace: Path, tmp_path: Path) -> None:
+    command = load(COMMANDS, "analyze")
+    arguments = [str(trace), "--json", "--share", str(tmp_path / "x.json"), "--no-store"]
+    result = CliRunner().invoke(command, arguments, standalone_mode=False)
+    assert str(trace) in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "shared"),
+    [
+        ("/home/alice/run/train.py(3): step", "…/train.py(3): step"),
+        ("C:\\Users\\alice\\run\\train.py(3)", "…/train.py(3)"),
+        ("s3://bucket/alice/rank0.json", "…/rank0.json"),
+        ("/usr/lib/python3.11/site-packages/torch/nn/modules/module.py(9)", "…/torch/nn/modules/module.py(9)"),
+        ("alice's job on gpu-node-17, rank 3", "user-1's job on host-1, rank 3"),
+        ("malice and gpu-node-170 are others", "malice and gpu-node-170 are others"),
+        ("3.2 GB/s and/or 5 ms/step; a/b", "3.2 GB/s and/or 5 ms/step; a/b"),
+        ("ncclDevKernel_AllReduce_RING_LL(ncclDevComm*)", "ncclDevKernel_AllReduce_RING_LL(ncclDevComm*)"),
+        ("torch 2.13.0 on 10.1.2.3", "torch 2.13.0 on host-2"),
+    ],
+)  # fmt: skip
+def test_what_is_replaced(text: str, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(getpass, "getuser", lambda: "root")
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    replacing = Replacing(["/home/alice/x", "10.1.2.3"], ["gpu-node-17"], [])
+    replacing._instead |= {"10.1.2.3": "host-2", "gpu-node-17": "host-1"}
+    assert replacing.text(text) == shared
+
+
+def test_another_suffix_is_refused_before_any_work(trace: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(load(COMMANDS, "analyze"), [str(trace), "--share", str(tmp_path / "x.pdf")])
+    assert result.exit_code != 0
+    assert not (tmp_path / "x.pdf").exists()
