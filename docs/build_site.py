@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 import gpuscope.analyzers.advice.rules as advice_rules
 from gpuscope.analyzers.advice.rule import Knob, rules
-from gpuscope.catalogue.causes import CAUSES
+from gpuscope.catalogue.cause_table import CAUSES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -36,8 +36,8 @@ from walkthrough import walk
 
 import gpuscope
 from gpuscope.analyzers.advice.rule import Knob, rules
-from gpuscope.analyzers.device_time.host_cause import host_causes
-from gpuscope.catalogue.causes import CAUSES, UNDIVIDED_COMMUNICATION, Cause
+from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION, Cause
+from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import kinds
 from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
@@ -141,29 +141,26 @@ def _cause_row(cause: Cause) -> str:
     return f"| {cause.class_name or '–'} | [`{cause.code}`]({cause.anchor}) | {cause.label} | {_cell(cause.meaning)} |"
 
 
-def _host_causes() -> str:
+def _cause_sections() -> str:
     return "\n\n".join(
-        "\n".join([
-            f"### `{cause.code}`", "", *wrap(cause.about, DOCUMENT_WIDTH), "",
-            *_point(f"**Recognised by**: {cause.recognised_by}"),
-            *_point(f"**Usually helps**: {cause.helps}"),
-            *_point(f"**Misled by**: {cause.misled_by}"),
-        ])
-        for cause in host_causes()
-    )  # fmt: skip
+        _section(cause.finding_code, cause.about, cause.recognised, cause.helps, cause.misleads) for cause in CAUSES
+    )
 
 
 def _findings() -> str:
     """A section per kind of finding, as the catalogue has them; those of causes stand before them."""
     return "\n\n".join(
-        "\n".join([
-            f"### `{kind.code}`", "", *wrap(_flat(kind.__doc__), DOCUMENT_WIDTH), "",
-            *_point(f"**Recognised by**: {_flat(kind.recognised)}"),
-            *_point(f"**Usually helps**: {_flat(kind.helps)}"),
-            *_point(f"**Misled by**: {_flat(kind.misleads) or '–'}"),
-        ])
-        for kind in kinds().values()
-    )  # fmt: skip
+        _section(kind.code, kind.__doc__, kind.recognised, kind.helps, kind.misleads) for kind in kinds().values()
+    )
+
+
+def _section(code: str, about: str | None, recognised: str, helps: str, misleads: str) -> str:
+    return "\n".join([
+        f"### `{code}`", "", *wrap(_flat(about), DOCUMENT_WIDTH), "",
+        *_point(f"**Recognised by**: {_flat(recognised)}"),
+        *_point(f"**Usually helps**: {_flat(helps)}"),
+        *_point(f"**Misled by**: {_flat(misleads) or '–'}"),
+    ])  # fmt: skip
 
 
 def _flat(text: str | None) -> str:
@@ -239,7 +236,7 @@ def _gpu_paths() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "causes": _causes,
     "findings": _findings,
-    "host causes": _host_causes,
+    "cause sections": _cause_sections,
     "comparison keys": lambda: keys.flat("diff"),
     "gpu paths": _gpu_paths,
     "injected faults": lambda: _outcome("faults.toml"),

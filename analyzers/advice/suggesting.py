@@ -14,7 +14,7 @@ from gpuscope.analyzers.advice.combining import Candidate, Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
 from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted, Refused, Schedule
-from gpuscope.catalogue.causes import BY_CODE
+from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.report.view import blame
 from gpuscope.schema.document import (
     AdviceEntry,

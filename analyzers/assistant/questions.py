@@ -15,7 +15,7 @@ from gpuscope.analyzers.assistant.short_answers import answer, quoted
 from gpuscope.analyzers.assistant.table_query import query
 from gpuscope.analyzers.changes import Refused
 from gpuscope.analyzers.comparison.comparison import diff
-from gpuscope.catalogue.causes import cause_label
+from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.catalogue.prediction_sentences import gain_share, plan, setting_words, step_change
 from gpuscope.report.terminal.diff_text import side_line, verdict_line
 from gpuscope.report.view import arrangement

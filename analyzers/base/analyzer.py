@@ -18,7 +18,7 @@ import numpy as np
 from gpuscope.analyzers.base.lanes import LaneSummary, LaneView
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.sections import DECLARED, Section, Sections
-from gpuscope.catalogue.causes import BY_CODE
+from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.errors import GpuscopeError
 from gpuscope.plugins import listed
 from gpuscope.problems.problem import Problem, ProblemKind

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from gpuscope.analyzers.base.analyzer import Attributed, LaneKey, Result
 from gpuscope.analyzers.base.lanes import LaneSummary
-from gpuscope.catalogue.causes import CAUSES
+from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.schema import NA
 

@@ -22,7 +22,7 @@ from gpuscope.analyzers.collectives.transfers import BUBBLE, CAUSES, Attribution
 from gpuscope.analyzers.facts.matching import Matched, report_unmatched
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.facts.waits import Waits
-from gpuscope.catalogue.causes import UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
 from gpuscope.hardware.bus_bandwidth import algbw, busbw_factor
 from gpuscope.problems import collectives
 from gpuscope.schema.document import CollectiveEntry, Evidence

@@ -18,7 +18,7 @@ from gpuscope.analyzers.collectives.lateness import beyond_peers
 from gpuscope.analyzers.collectives.work_of_ranks import MOST, SAME_WORK, Longer, WorkOfRanks, medians_of_others
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
 from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import GpuClocks, lower_clock
-from gpuscope.catalogue.causes import cause_label
+from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.trace.columns.table import Array
 from gpuscope.trace.trace import Trace
 from gpuscope.words import units

@@ -14,7 +14,7 @@ from gpuscope.analyzers.collectives.straggler_reasons import Reasoned, reasons
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
-from gpuscope.catalogue.causes import BY_CODE
+from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import RankStepEntry, StragglerEntry
 from gpuscope.trace.columns.distinct import distinct

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
 from gpuscope.analyzers.facts.waits import Waits
-from gpuscope.catalogue.causes import UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
 from gpuscope.hardware.bus_bandwidth import busbw_factor
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Times

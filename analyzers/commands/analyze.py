@@ -122,7 +122,7 @@ def command(
         if text is not None and keepable:
             report_cache.keep_report(key, text)
     else:
-        report, failed, files, remote, hosts = json.loads(text), [], [Path(path) for path in paths], [], []
+        report, failed, files, remote, hosts = json.loads(text), [], [Path(path) for path in paths], [], ()
     if verbose:
         _say_read(report, monotonic() - began)
     if share is not None:

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.host_cause import host_causes
+from gpuscope.catalogue.cause_table import SHOWN_BY_NAME
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA
 
-CAUSES = tuple(cause.code for cause in host_causes())
+CAUSES = tuple(cause.code for cause in SHOWN_BY_NAME)
 """Parts of a host segment that a change can take away (docs/definitions.md: «Stalls»)."""
 
 

@@ -30,7 +30,8 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, Wh
 from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.verdict import verdict
 from gpuscope.analyzers.verdict.cause_findings import Run, findings
-from gpuscope.catalogue.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, class_of
+from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.cause_table import BY_CODE, class_of
 from gpuscope.problems import collectives, completeness, job, reading
 from gpuscope.problems.problem import ProblemKind
 from gpuscope.report.view import memory_sentences

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscope.analyzers.base.analyzer import Attributed, LaneKey
-from gpuscope.catalogue.causes import CAUSES, Cause, FindingFacts
+from gpuscope.catalogue.cause import Cause, FindingFacts
+from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import severity_of
 from gpuscope.schema.document import Evidence, FindingEntry, StragglerEntry
 from gpuscope.trace.schema import NA

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import floor, prod
 
 from gpuscope.analyzers.base.analyzer import Attributed
-from gpuscope.catalogue.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label, class_of
+from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.cause_table import cause_label, class_of
 from gpuscope.problems.problem import ProblemKind
 from gpuscope.schema.document import AbstainReason, Class, ProblemEntry, Slowdown, Verdict
 from gpuscope.words import units

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from gpuscope.catalogue.causes import CAUSES, Cause
+from gpuscope.catalogue.cause import Cause
+from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.dashboards import theme
 from gpuscope.report.view import arrangement
 from gpuscope.schema.document import RankEntry

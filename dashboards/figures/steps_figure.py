@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
-from gpuscope.catalogue.causes import cause_label
+from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.dashboards import theme
 from gpuscope.schema.document import StepEntry
 from gpuscope.words import units

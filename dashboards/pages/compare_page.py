@@ -13,7 +13,7 @@ from dash.development.base_component import Component
 
 from gpuscope.analyzers.comparison.compare import Side, compare
 from gpuscope.analyzers.comparison.same_job import is_alike, shared_work
-from gpuscope.catalogue.causes import cause_label
+from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.dashboards import parts
 from gpuscope.dashboards.data import run_history
 from gpuscope.dashboards.data.open_runs import OpenRun

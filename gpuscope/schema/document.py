@@ -455,6 +455,14 @@ class Slowdown(TypedDict):
     """By rank, what the step becomes with it at the mean pace of its peers: of each `slow_worker`."""
 
 
+class SharedEntry(TypedDict):
+    """How many different names `--share` replaced."""
+
+    paths: int
+    hosts: int
+    users: int
+
+
 class Diagnosis(TypedDict):
     """The diagnosis of a run: the document as far as advice rests on it."""
 
@@ -518,14 +526,8 @@ class Diagnosis(TypedDict):
     gaps: list[GapEntry]
     """These ten are empty where the recording holds none; reports of before they were introduced lack them."""
     findings: list[FindingEntry]
-
-
-class SharedEntry(TypedDict):
-    """How many different names `--share` replaced."""
-
-    paths: int
-    hosts: int
-    users: int
+    shared: NotRequired[SharedEntry]
+    """Of a report for others to read: what was replaced in it."""
 
 
 class Report(Diagnosis):
@@ -535,5 +537,3 @@ class Report(Diagnosis):
     advice: AdviceEntry
     problems: list[ProblemEntry]
     analyzers: list[AnalyzerEntry]
-    shared: NotRequired[SharedEntry]
-    """Of a report for others to read: what was replaced in it."""

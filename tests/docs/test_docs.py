@@ -18,7 +18,8 @@ import pytest
 from helpers import snippets
 
 import gpuscope
-from gpuscope.catalogue.causes import CAUSES, UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import kinds
 from gpuscope.report.view.summary import sentence
 from gpuscope.schema.document import Report
@@ -170,6 +171,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
     empty = {
         "suggestions",
         "problems",
+        "shared",
         "slowdown",
         "hang",
         "pipeline",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuscope.analyzers.advice.rule import rules
-from gpuscope.analyzers.device_time.host_cause import host_causes
-from gpuscope.catalogue.causes import BY_CODE, CAUSES, UNATTRIBUTED, Cause, FindingFacts, cause_label, class_of
+from gpuscope.catalogue.cause import UNATTRIBUTED, Cause, FindingFacts
+from gpuscope.catalogue.cause_table import BY_CODE, CAUSES, SHOWN_BY_NAME, cause_label, class_of
 from gpuscope.schema.document import StragglerEntry
 from gpuscope.words import palette
 
@@ -39,8 +39,8 @@ def test_the_documentation_has_a_section_at_its_anchor(cause: Cause) -> None:
 
 
 def test_host_causes_and_rules_refer_to_it() -> None:
-    assert {cause.code for cause in host_causes()} <= set(BY_CODE)
-    assert all(BY_CODE[cause.code].idle for cause in host_causes())
+    assert {cause.code for cause in SHOWN_BY_NAME} <= set(BY_CODE)
+    assert all(BY_CODE[cause.code].idle for cause in SHOWN_BY_NAME)
     causes_answered = {code for rule in rules() for code in rule.answers} & set(BY_CODE)
     assert UNATTRIBUTED not in causes_answered
 

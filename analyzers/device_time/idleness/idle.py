@@ -18,7 +18,6 @@ from gpuscope.analyzers.base.analyzer import Attributed, FileAnalyzer, Result, a
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import GAPS
-from gpuscope.analyzers.device_time.host_cause import covering, host_causes
 from gpuscope.analyzers.device_time.idleness.gap_evidence import evidence, unexplained
 from gpuscope.analyzers.device_time.idleness.idle_replay import Work, replay
 from gpuscope.analyzers.device_time.idleness.launching_threads import (
@@ -28,7 +27,8 @@ from gpuscope.analyzers.device_time.idleness.launching_threads import (
     most_launching,
 )
 from gpuscope.analyzers.device_time.idleness.longest_gaps import ending, longest_gaps
-from gpuscope.catalogue.causes import UNATTRIBUTED
+from gpuscope.catalogue.cause import UNATTRIBUTED
+from gpuscope.catalogue.cause_table import COVERING, SHOWN_BY_NAME
 from gpuscope.schema.profile_sections import GapEntry
 from gpuscope.trace.columns.distinct import among, distinct, distinct_values
 from gpuscope.trace.columns.sorted_search import places
@@ -105,7 +105,7 @@ def _attribute(trace: Trace, view: LaneView) -> tuple[dict[str, Attributed], lis
     latency = Spans(queued.start, np.minimum(queued.end, queued.start + LAUNCH_LATENCY))
     left = subtract(idle, queued)
     found = {"launch": latency, UNATTRIBUTED: subtract(queued, latency), **_covering(trace, view, gaps, left)}
-    left = subtract(left, join(*(found[cause] for cause, _ in covering())))
+    left = subtract(left, join(*(found[cause] for cause, _ in COVERING)))
     # What a recorded launch ends is explained to its end, also behind the last call of the host.
     last = int(host["end"][low:high].max(initial=NA, where=explaining))
     last = max(last, int(gaps.end.max(initial=NA, where=gaps.launched)))
@@ -151,7 +151,7 @@ def _queued(gaps: Gaps, issue: Times) -> Spans:
 def _covering(trace: Trace, view: LaneView, gaps: Gaps, left: Spans) -> dict[str, Spans]:
     """Where host events with a cause of their own cover idle time on the launching thread; innermost first."""
     host = trace["host_events"]
-    causes = list(dict.fromkeys(cause for cause, _ in covering()))
+    causes = list(dict.fromkeys(cause for cause, _ in COVERING))
     cause_of = _cause_of_event(trace, view, causes)
     events = np.flatnonzero(cause_of >= 0)
     pieces = intersect(left, _on_launching_thread(host, events, gaps))
@@ -168,7 +168,7 @@ def _cause_of_event(trace: Trace, view: LaneView, causes: Sequence[str]) -> Arra
     """Per host event the place of the cause that it stands for by its name, or NO_CAUSE; shape (host events,)."""
     host = trace["host_events"]
     found = np.full(len(host), NO_CAUSE, np.int8)
-    for cause, (categories, predicate) in reversed(covering()):
+    for cause, (categories, predicate) in reversed(COVERING):
         picked = _named(trace, view, categories, predicate)
         if Category.OS in categories:
             # A lock inside a runtime call is that call waiting, not the program.
@@ -239,7 +239,7 @@ def _where(gaps: Gaps, picked: Mask) -> Spans:
 def _covered(trace: Trace, view: LaneView, threads: Sequence[int]) -> list[Spans]:
     """Where each thread was in a loader, collector, allocator or file call."""
     host = trace["host_events"]
-    named = np.concatenate([_named(trace, view, categories, predicate) for _, (categories, predicate) in covering()])
+    named = np.concatenate([_named(trace, view, categories, predicate) for _, (categories, predicate) in COVERING])
     own = (named[host["thread"][named] == thread] for thread in threads)
     return [union(host["start"][picked], host["end"][picked]) for picked in own]
 
@@ -349,5 +349,5 @@ ANALYZER = FileAnalyzer(
     run,
     (DEVICE_EVENTS,),
     (GAPS,),
-    causes=(*(cause.code for cause in host_causes()), "sync", "launch", UNATTRIBUTED),
+    causes=(*(cause.code for cause in SHOWN_BY_NAME), "sync", "launch", UNATTRIBUTED),
 )

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.host_cause import covering
 from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import EVALUATED, in_hooks
 from gpuscope.analyzers.replay.graph import CAUSES, NONE, Call, Edge, Graph, Node, edge_columns, node_columns
+from gpuscope.catalogue.cause_table import COVERING
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union
 from gpuscope.trace.schema import Category
@@ -104,7 +104,7 @@ def causes(trace: Trace, rows: Times, threads: Times) -> dict[str, Spans]:
     rows = rows[np.isin(host["thread"][rows], threads)]
     found: dict[str, Spans] = {}
     taken = EMPTY
-    for cause, (categories, predicate) in covering():
+    for cause, (categories, predicate) in COVERING:
         picked = rows[np.isin(host["category"][rows], categories)]
         picked = picked[trace.names.matching(predicate)[host["name"][picked]]]
         spans = subtract(union(host["start"][picked], host["end"][picked]), taken)

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from gpuscope.catalogue import prediction_sentences, straggler_sentences
-from gpuscope.catalogue.causes import cause_label
+from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moments
 from gpuscope.report.terminal import diff_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuscope.catalogue.causes import cause_label
+from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.diff_document import CollectiveSide, Diff, DiffSide, Proof
 from gpuscope.words import units

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gpuscope.catalogue.causes import cause_label
+from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.catalogue.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.report.terminal import first_screen
 from gpuscope.report.terminal.screen import Bar, Writer

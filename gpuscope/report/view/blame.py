@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuscope.catalogue.causes import BY_CODE, UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.report.view import arrangement
 from gpuscope.schema.document import Diagnosis, FindingEntry, SuggestionEntry, UnpredictedEntry
 

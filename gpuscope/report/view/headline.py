@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpuscope.catalogue.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
+from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.cause_table import BY_CODE, cause_label
 from gpuscope.report.view import arrangement
 from gpuscope.schema.document import Report
 from gpuscope.words import units

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from gpuscope.catalogue.causes import BY_CODE, UNATTRIBUTED, UNDIVIDED_COMMUNICATION, cause_label
+from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.cause_table import BY_CODE, cause_label
 from gpuscope.catalogue.finding import headline, shows
 from gpuscope.catalogue.prediction_sentences import gain_share, setting_words
 from gpuscope.catalogue.straggler_sentences import late_in, why_late

@@ -16,7 +16,7 @@ from gpuscope.analyzers.advice.rule import Knob, Proposal, Rule, rules
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import MIB
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.changes import BucketSize, Change, LoaderWorkers, MicroBatches, Predicted, Refused
-from gpuscope.catalogue.causes import NAMED
+from gpuscope.catalogue.cause_table import NAMED
 
 BEFORE = 100_000_000
 

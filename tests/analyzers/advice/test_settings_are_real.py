@@ -10,7 +10,7 @@ from helpers.advice import finding, report, steady
 
 from gpuscope.analyzers.advice.rule import Case, rules
 from gpuscope.analyzers.changes import Refused
-from gpuscope.catalogue.causes import NAMED
+from gpuscope.catalogue.cause_table import NAMED
 from gpuscope.schema.document import Setting
 
 torch = pytest.importorskip("torch")

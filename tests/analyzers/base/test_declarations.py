@@ -15,7 +15,7 @@ from gpuscope.analyzers.base.analyzer import Analyzer, FileAnalyzer, Result, ana
 from gpuscope.analyzers.base.sections import COLLECTIVES, DECLARED, KERNELS, REPLAY, Section, Sections, merged
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, WhatIfAnalyzer
 from gpuscope.analyzers.run import reporting
-from gpuscope.catalogue.causes import BY_CODE
+from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.errors import AnalysisError
 from gpuscope.schema.document import Diagnosis, KernelEntry
 from gpuscope.trace.schema import SCHEMAS

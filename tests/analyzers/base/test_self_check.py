@@ -19,7 +19,7 @@ from gpuscope.analyzers.base.analyzer import Attributed, Result
 from gpuscope.analyzers.base.lanes import LaneSummary, LaneView, StepWindow
 from gpuscope.analyzers.base.self_check import PARTS, breaches, self_check
 from gpuscope.analyzers.device_time.idleness import idle
-from gpuscope.catalogue.causes import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
+from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.intervals import EMPTY
 from gpuscope.trace.trace import Trace

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from gpuscope.analyzers.device_time.host_cause import HostCause
+from gpuscope.catalogue.cause import Cause, Look
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import Category
+from gpuscope.words import palette
 
-HOST_CAUSE = HostCause(
+CAUSE = Cause(
     code="allocator",
-    order=30,
+    place=120,
+    class_name="memory",
+    label="allocator calls",
+    meaning="the device is idle while the host is in `cudaMalloc`, `cudaFree`, `cudaHostAlloc` or similar",
+    message="The device idles while the host allocates and frees memory",
+    look=Look(palette.PURPLE, "x"),
+    idle=True,
+    precedence=30,
     shown_by=(((Category.RUNTIME,), kinds.is_allocator_call),),
     about="The device is idle while the host allocates or frees device or pinned memory.",
-    recognised_by=(
+    recognised=(
         "a call such as `cudaMalloc`, `cudaFree`, `cudaHostAlloc`, `cuMemCreate`, `cuMemMap`, `hipFree`, or "
         "CANN's, on the launching thread. Idle in the breakdown, memory by class."
     ),
@@ -21,9 +29,9 @@ HOST_CAUSE = HostCause(
         "`expandable_segments:True`; fewer distinct sizes (pad sequences to buckets); no "
         "`torch.cuda.empty_cache()` in the loop; headroom, so that the cache is not flushed and retried."
     ),
-    misled_by=(
-        "a recording of warm-up alone: the first steps allocate, later ones should not. `cudaFree` waits for the "
-        "device: in a gap that it causes itself its time is counted here, not as `sync`. Calls nested in an operator "
-        "(a convolution, say) look like that operator's own search for an algorithm."
+    misleads=(
+        "a recording of warm-up alone: the first steps allocate, later ones should not. `cudaFree` waits for "
+        "the device: in a gap that it causes itself its time is counted here, not as `sync`. Calls nested in "
+        "an operator (a convolution, say) look like that operator's own search for an algorithm."
     ),
 )

@@ -1,0 +1,1 @@
+"""Every cause of a stall, one file each."""
