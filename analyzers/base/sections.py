@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from gpuscope.errors import AnalysisError
+from gpuscope.report.view import places
 from gpuscope.schema import compute_section, document, memory_section, nccl_sections, profile_sections
+from gpuscope.schema.call_tree_section import PlaceEntry
 from gpuscope.schema.document import Diagnosis, KernelEntry
 from gpuscope.schema.hang_section import Hang
 from gpuscope.schema.host_calls_section import HostCallsEntry
@@ -154,13 +156,14 @@ COPIES = Section[list[profile_sections.CopyEntry]]("copies", every)
 LAUNCHES = Section[list[profile_sections.LaunchEntry]]("launches", every)
 QUEUES = Section[list[profile_sections.QueueEntry]]("queues", every)
 STREAMS = Section[list[profile_sections.StreamEntry]]("streams", every)
+CALL_TREE = Section[list[PlaceEntry]]("call_tree", places.merge)
 GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, WAITS_WITHOUT_CORE, SLOWDOWN, REPLAY,
     PIPELINE, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS, DEVICE_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY,
     HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, POWER, KERNEL_RANKS, OPERATORS, RANGES, PHASES, API_CALLS, COPIES,
-    LAUNCHES, QUEUES, STREAMS, GAPS,
+    LAUNCHES, QUEUES, STREAMS, CALL_TREE, GAPS,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 

@@ -20,6 +20,7 @@ from gpuscope.store.location import store_option
 if TYPE_CHECKING:
     from gpuscope.analyzers.run.analysis import Analysis
     from gpuscope.analyzers.run.file_part import Options
+    from gpuscope.report.terminal.sections.places_text import Shown
     from gpuscope.schema.document import Report
     from gpuscope.sources.opening import Input
 
@@ -59,6 +60,7 @@ def command(
     steps: tuple[int, int] | None,
     full: bool,
     top: int | None,
+    by: Shown | None,
     quiet: bool,
     verbose: bool,
     as_json: bool,
@@ -136,7 +138,7 @@ def command(
     if as_json:
         click.echo(text)
     else:
-        print_report(report, full, top, quiet)
+        print_report(report, full, top, quiet, by)
     _say_written(tables, html, csv)
     if share is not None:
         from gpuscope.output import say_written

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpuscope.trace.trace import Trace
 
 
-@click.command(short_help="Write a run for Perfetto, or a configuration for NCCL's tuner.")
+@click.command(short_help="Write a run for Perfetto, speedscope or NCCL's tuner.")
 @inputs
 @click.option(
     "--perfetto",
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     metavar="OUT.csv",
     help="Write what NCCL should choose by size, for its example tuner plugin; nothing where no choice would gain.",
 )
+@click.option("--speedscope", type=click.Path(path_type=Path), metavar="OUT.json",
+              help="Write time by place of the program for speedscope.app.")  # fmt: skip
+@click.option("--collapsed", type=click.Path(path_type=Path), metavar="OUT.txt",
+              help="Write the same as collapsed stacks, for flamegraph.pl and its like.")  # fmt: skip
 @click.option(
     "--channels", type=click.IntRange(1, 64), help="NCCL's channels, for --nccl-tuner, where its log lacks them."
 )
@@ -41,28 +45,31 @@ def command(
     nsys: str | None,
     perfetto: Path | None,
     nccl_tuner: Path | None,
+    speedscope: Path | None,
+    collapsed: Path | None,
     channels: int | None,
     force: bool,
 ) -> None:
-    """Write a run for another tool: all ranks merged on one clock, or NCCL's choices improved.
+    """Write a run for another tool: all ranks merged on one clock, time by place of
+    the program, or NCCL's choices improved.
 
     \b
     gpuscope export run/ --perfetto run.json.gz
     gpuscope export run/ --perfetto run.pftrace
+    gpuscope export run/ --speedscope run.speedscope.json
     gpuscope export run/ nccl.log --nccl-tuner tuner.csv
     """
     from gpuscope import output
 
-    wanted = [path for path in (perfetto, nccl_tuner) if path is not None]
+    wanted = [path for path in (perfetto, nccl_tuner, speedscope, collapsed) if path is not None]
     if not wanted:
-        raise UsageError(
-            "nothing to write", hint="pass --perfetto OUT.json.gz (or OUT.pftrace) or --nccl-tuner OUT.csv"
-        )
+        raise UsageError("nothing to write", hint="pass --perfetto, --speedscope, --collapsed or --nccl-tuner")
     output.check_free(wanted, force, paths)
     trace = open_with_progress(paths, ranks, partial, nsys)
     if perfetto is not None:
         output.write(perfetto, _writer(trace, perfetto))
         output.say_written(perfetto, "open it at https://ui.perfetto.dev")
+    _write_stacks(trace, speedscope, collapsed)
     if nccl_tuner is not None:
         _write_tuner(trace, nccl_tuner, channels)
 
@@ -73,6 +80,21 @@ def _writer(trace: Trace, path: Path) -> Callable[[Path], None]:
     native = path.name.endswith((".pftrace", ".pftrace.gz", ".perfetto-trace"))
     write = perfetto_export.write if native else chrome_trace_export.write
     return lambda temporary: write(trace, temporary)
+
+
+def _write_stacks(trace: Trace, speedscope: Path | None, collapsed: Path | None) -> None:
+    if speedscope is None and collapsed is None:
+        return
+    from gpuscope import output
+    from gpuscope.analyzers.run import stack_export
+
+    found = stack_export.entries(trace)
+    if speedscope is not None:
+        output.write(speedscope, lambda temporary: stack_export.write_speedscope(found, temporary))
+        output.say_written(speedscope, "open it at https://www.speedscope.app")
+    if collapsed is not None:
+        output.write(collapsed, lambda temporary: stack_export.write_collapsed(found, temporary))
+        output.say_written(collapsed)
 
 
 def _write_tuner(trace: Trace, path: Path, channels: int | None) -> None:

@@ -128,6 +128,7 @@ def _diagnosis(
         "queues": [],
         "streams": [],
         "gaps": [],
+        "call_tree": [],
         "findings": _findings(facts, causes, results, given, clock_error),
     }
     # What no analysis gave is empty, or left out where the schema says so.

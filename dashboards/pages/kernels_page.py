@@ -15,6 +15,7 @@ from gpuscope.dashboards import ids, parts
 from gpuscope.dashboards.data.kernel_rows import WITHIN, filtered, kernel_rows, window_of
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.figures import kernels_figure as drawing
+from gpuscope.dashboards.figures.call_tree_figure import icicle
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.hardware.device_peaks import peak_flops
 from gpuscope.schema.document import Report
@@ -37,7 +38,7 @@ def layout(shown: Shown) -> Component:
             "No kernels in this run",
             "Record the device's activity: ProfilerActivity.CUDA under torch.profiler, or nsys profile -t cuda.",
         )
-    return parts.page(_categories(shown), _table(shown), _rates(shown))
+    return parts.page(_categories(shown), _table(shown), *_places(shown), _rates(shown))
 
 
 def _scope(shown: Shown) -> str:
@@ -74,6 +75,15 @@ def _categories(shown: Shown) -> Component:
         parts.figure(drawing.categories(kernels, shown.dark), "categories", height),
         note="Device time of all ranks; concurrent kernels count in full each." + whole,
     )
+
+
+def _places(shown: Shown) -> list[Component]:
+    """Where in the program the time arises, where that is known."""
+    entries = shown.run.report.get("call_tree", [])
+    if not entries:
+        return []
+    note = "Width: device time launched there and idle time while the launching thread was there, of all ranks."
+    return [parts.card("By place in the program", parts.figure(icicle(entries, shown.dark), "places", 460), note=note)]
 
 
 def _table(shown: Shown) -> Component:

@@ -8,36 +8,42 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from gpuscope.report.terminal.sections.places_text import Shown
     from gpuscope.schema.document import Report
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+BY = ("line", "module", "operator", "kernel", "tree")
 TOP = 3
 """Causes and changes on the first screen, unless asked otherwise."""
 
 
 def report_options(command: Command) -> Command:
-    """`--full`, `--top` and `--quiet`."""
+    """`--full`, `--by`, `--top` and `--quiet`."""
     for decorate in (
         click.option("-q", "--quiet", is_flag=True, help="Print the verdict in one sentence, nothing else."),
         click.option(
             "--top", type=click.IntRange(min=1), metavar="N",
-            help="Causes and changes on the screen (3), or rows of each table with --full (10).",
+            help="Causes and changes on the screen (3), or rows of each table with --full (10) or --by (20).",
         ),
+        click.option("--by", type=click.Choice(BY), help="Print where in the program time goes, instead."),
         click.option("--full", is_flag=True, help="Print everything instead of one screen."),
     ):  # fmt: skip
         command = decorate(command)
     return command
 
 
-def print_report(report: Report, full: bool, top: int | None, quiet: bool) -> None:
+def print_report(report: Report, full: bool, top: int | None, quiet: bool, by: Shown | None = None) -> None:
     """Print `report` on stdout, as much of it as asked for."""
     from gpuscope.report.terminal import first_screen, report_text
     from gpuscope.report.terminal.screen import ReportConsole, Writer
+    from gpuscope.report.terminal.sections import places_text
     from gpuscope.report.view.summary import sentence
 
     console = ReportConsole()
     if quiet:
         click.echo(Writer(console).safe(sentence(report)))  # one line, however narrow the terminal
+    elif by is not None:
+        places_text.render(report, Writer(console), by, top)
     elif full:
         report_text.render(report, console, top or report_text.ROWS_SHOWN)
     else:

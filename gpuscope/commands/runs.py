@@ -13,6 +13,7 @@ from gpuscope.store.location import located, store_option
 
 if TYPE_CHECKING:
     from gpuscope.report.terminal.screen import Writer
+    from gpuscope.report.terminal.sections.places_text import Shown
 
 DAY = len("2026-01-31 12:00")
 CLASSES = ("cpu", "communication", "memory", "compute")
@@ -63,8 +64,9 @@ def command(
 @click.option("--json", "as_json", is_flag=True, help="Print the stored report as JSON.")
 @click.pass_context
 def show(
-    ctx: click.Context, run: int, store: Path | None, full: bool, top: int | None, quiet: bool, as_json: bool
-) -> None:
+    ctx: click.Context, run: int, store: Path | None, full: bool, top: int | None, by: Shown | None, quiet: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Show the report of the run of that number, as `gpuscope analyze` showed it."""
     from gpuscope.store.store import opened
 
@@ -75,7 +77,7 @@ def show(
 
         click.echo(dumps(report))
         return
-    print_report(report, full, top, quiet)
+    print_report(report, full, top, quiet, by)
 
 
 @command.command(short_help="Delete runs.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from gpuscope.schema.call_tree_section import PlaceEntry
 from gpuscope.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, PowerEntry
 from gpuscope.schema.hang_section import Hang
 from gpuscope.schema.host_calls_section import HostCallsEntry
@@ -524,6 +525,7 @@ class Diagnosis(TypedDict):
     queues: list[QueueEntry]
     streams: list[StreamEntry]
     gaps: list[GapEntry]
+    call_tree: list[PlaceEntry]
     """These ten are empty where the recording holds none; reports of before they were introduced lack them."""
     findings: list[FindingEntry]
     shared: NotRequired[SharedEntry]

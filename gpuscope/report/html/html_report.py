@@ -15,6 +15,7 @@ from gpuscope.catalogue import prediction_sentences, straggler_sentences
 from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moments
+from gpuscope.report.html.flame_drawing import flame
 from gpuscope.report.terminal import diff_text
 from gpuscope.report.terminal.sections import memory_text, pipeline_text, stragglers_text
 from gpuscope.report.view import arrangement, headline, ideal_sentences, memory_sentences
@@ -78,6 +79,7 @@ def render(report: Report) -> str:
         stragglers=sorted(report["stragglers"], key=lambda row: -row["caused_wait_ns"]),
         heatmap=stragglers_text.heatmap(report, ROWS_SHOWN, ROWS_SHOWN),
         kernels=_kernels(report),
+        flame=flame(report),
         doubts=arrangement.doubts(report),
         plan_sentence=prediction_sentences.plan,
         nothing_gains_sentence=prediction_sentences.nothing_gains,
@@ -169,12 +171,14 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
         "findings": bool(report["findings"]), "causes": bool(first.causes), "all-ranks": first.folded > 0,
         "steps": bool(report["ranks"]), "by-step": bool(report["steps"]), "collectives": bool(report["collectives"]),
         "links": bool(report.get("link_counters") or report.get("device_counters")), "kernels": bool(report["kernels"]),
-        "memory": bool(report.get("memory")), "doubts": bool(arrangement.doubts(report)),
+        "places": bool(report.get("call_tree")), "memory": bool(report.get("memory")),
+        "doubts": bool(arrangement.doubts(report)),
     }  # fmt: skip
     words = {
         "suggestions": "every change", "findings": "findings and evidence", "causes": "causes",
         "all-ranks": "all ranks", "steps": "steps over time", "by-step": "step by step, rank by rank",
         "collectives": "collectives", "links": "links and GPUs over time", "kernels": "kernels", "memory": "memory",
+        "places": "where in the program",
         "doubts": "what is uncertain",
     }  # fmt: skip
     return [(key, words[key]) for key, there in present.items() if there]

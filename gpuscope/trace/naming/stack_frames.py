@@ -6,6 +6,7 @@ A frame is one line of text, `name (file:line)`; a stack is its frames, innermos
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -134,3 +135,17 @@ def _scores(names: Sequence[str], files: Sequence[str]) -> bool:
     softmax = any("softmax" in name for name in names)
     words = [*names, *(file.rpartition("/")[2] for file in files)]
     return softmax and any("attention" in word.lower() or "attn" in word.lower() for word in words)
+
+
+_PYTHON_FRAME = re.compile(r"^(?P<file>.+\.py)\(\d+\): ")
+
+
+def is_own_frame(name: str) -> bool:
+    """Whether a Python frame as torch.profiler writes it (`train.py(12): step`, the file below one of `sys.path`) is
+    neither of the standard library, nor of torch, nor of an installed package whose path is there whole."""
+    found = _PYTHON_FRAME.match(name)
+    if found is None:
+        return False
+    file = found["file"]
+    first = re.split(r"[/\\]", file)[0].removesuffix(".py")
+    return first not in sys.stdlib_module_names and first != "torch" and not _LIBRARY.search(file)

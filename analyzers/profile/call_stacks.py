@@ -1,0 +1,203 @@
+"""Device time, exposed communication and idle time by the place of the program that they go back to.
+
+A place is a path of ranges, lines of the user's own code, modules, operators and kernels; other Python frames (torch's,
+the standard library's) are left out of it. What autograd's threads launch belongs to the place from which the backward
+pass was called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.phases import main_thread
+from gpuscope.analyzers.base.sections import CALL_TREE
+from gpuscope.analyzers.profile.call_tree import parents
+from gpuscope.analyzers.profile.recorded_part import of_lane
+from gpuscope.report.view.places import Step, Tree
+from gpuscope.trace.columns.table import Mask, Times, rows_of_rank
+from gpuscope.trace.intervals import Spans, measure_before
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.naming.kinds import is_step_range
+from gpuscope.trace.naming.stack_frames import is_own_frame
+from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.trace import Trace
+
+_MODULE = "nn.Module: "
+
+
+def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+    """The section `call_tree` of a file's lanes."""
+    result = Result(ANALYZER.name)
+    tree = Tree()
+    for view in lanes:
+        _Lane(trace, view).add_to(tree)
+    if tree.below:
+        result.sections[CALL_TREE] = tree.entries()
+    return result
+
+
+class _Lane:
+    """A lane's figures by host event and kernel."""
+
+    def __init__(self, trace: Trace, view: LaneView) -> None:
+        self.trace, self.view = trace, view
+        self.host, self.device, self.rows = trace["host_events"], trace["device_events"], of_lane(trace, view)
+        self.low, self.high = rows_of_rank(self.host, view.lane.rank)
+        self.launch = self.device.at("launch", self.rows)
+        self.kept = self._kept()
+        self.home = self._home()
+
+    def _kept(self) -> Mask:
+        """Which host events are places: not steps, nor frames of libraries."""
+        host, names = self.host, self.trace.names
+        own = names.matching(is_own_frame) | names.matching(lambda name: name.startswith(_MODULE))
+        steps = names.matching(is_step_range)
+        category, name = host["category"], host["name"]
+        frame = (category == Category.PYTHON) & own[name]
+        other = ((category == Category.OP) | (category == Category.ANNOTATION)) & ~steps[name]
+        kept = np.asarray(frame | other, np.bool_)
+        kept[: self.low] = kept[self.high :] = False
+        return kept
+
+    def _home(self) -> int:
+        """The thread with most of the user's lines and modules, else with most ranges, else that launches most."""
+        for category in (Category.PYTHON, Category.ANNOTATION):
+            rows = np.flatnonzero(self.kept & (self.host["category"] == category))
+            if len(rows):
+                return int(np.bincount(self.host["thread"][rows]).argmax())
+        return main_thread(self.host, self.view.lane.rank, self.launch)
+
+    def add_to(self, tree: Tree) -> None:
+        """Add all of it to a tree."""
+        if not self.kept.any():
+            return
+        start, end = self.device["start"][self.rows], self.device["end"][self.rows]
+        spent = np.minimum(end, self.view.window[1]) - np.maximum(start, self.view.window[0])
+        within = np.asarray(self._around(self._thread(), self._at(start)))
+        idle_at, idle = self._idle(start)
+        place_of, places = self._places(np.unique(np.concatenate((within, idle_at))), tree)
+        names = self.device["name"][self.rows].astype(np.int64)
+        count = len(self.trace.names)
+        kernels = place_of[np.maximum(within, -1)] * count + names
+        for key, device_ns, exposed_ns in _summed(kernels, np.maximum(spent, 0), self._exposed(start, end)):
+            place, name = divmod(key, count)
+            places[place].at([("kernel", self.trace.names[name])]).add((device_ns, exposed_ns, 0))
+        for place, idle_ns in _summed(place_of[np.maximum(idle_at, -1)], idle):
+            places[place].add((0, 0, idle_ns))
+
+    def _places(self, rows: Times, tree: Tree) -> tuple[Times, list[Tree]]:
+        """For each host event (the last element stands for none, NA) the number of its place, of those that are asked
+        for, and the places by number."""
+        above, asked = self._above(), rows[rows != NA]
+        wanted = np.zeros(len(self.host), np.bool_)
+        while len(asked):
+            wanted[asked] = True
+            asked = np.unique(above[asked])
+            asked = asked[asked != NA]
+            asked = asked[~wanted[asked]]
+        place_of, places = np.full(len(self.host) + 1, -1, np.int64), [tree]
+        place_of[-1] = 0
+        left = np.flatnonzero(wanted)
+        step = self.host["name"][left].astype(np.int64) * len(Category) + self.host["category"][left]
+        steps = len(self.trace.names) * len(Category)
+        while len(left):  # a level at a time, the outermost first
+            parent = place_of[np.maximum(above[left], -1)]
+            ready = parent >= 0
+            keys, which = np.unique(parent[ready] * steps + step[ready], return_inverse=True)
+            place_of[left[ready]] = which + len(places)
+            for one, code in (divmod(key, steps) for key in keys.tolist()):
+                places.append(places[one].at([self._step(*divmod(code, len(Category)))]))
+            left, step = left[~ready], step[~ready]
+        return place_of, places
+
+    def _above(self) -> Times:
+        """For each host event the place around it; outside all of its own thread that of the home thread then."""
+        host = self.host
+        above = parents(host["start"], host["end"], host["thread"], self.kept)
+        outer = np.flatnonzero(self.kept & (above == NA) & (host["thread"] != self.home))
+        if len(outer) and self.home != NA:
+            home = np.full(len(outer), self.home, np.int64)
+            on_home = self.kept & (host["thread"] == self.home)
+            above[outer] = innermost(host, on_home, home, host["start"][outer])
+        return above
+
+    def _step(self, name: int, category: int) -> Step:
+        text = self.trace.names[name]
+        if category == Category.PYTHON:
+            return ("module", text.removeprefix(_MODULE)) if text.startswith(_MODULE) else ("line", text)
+        return ("operator" if category == Category.OP else "range", text)
+
+    def _thread(self) -> Times:
+        """The thread that launched each device event; the home thread where that is not recorded."""
+        known = self.launch != NA
+        return np.where(known, self.host["thread"][np.where(known, self.launch, 0)], self.home)
+
+    def _at(self, start: Times) -> Times:
+        """When each was launched; when it began, where that is not recorded."""
+        known = self.launch != NA
+        return np.where(known, self.host["start"][np.where(known, self.launch, 0)], start)
+
+    def _around(self, thread: Times, at: Times) -> Times:
+        """The innermost place at instants of threads, else that of the home thread then, else NA."""
+        row = innermost(self.host, self.kept, thread, at)
+        elsewhere = row == NA
+        if elsewhere.any() and self.home != NA:
+            home = np.full(int(elsewhere.sum()), self.home, np.int64)
+            row[elsewhere] = innermost(self.host, self.kept, home, at[elsewhere])
+        return row
+
+    def _exposed(self, start: Times, end: Times) -> Times:
+        """What of each communication event is exposed, ns; of those that run at once, the first has it."""
+        found = np.zeros(len(start), np.int64)
+        own = np.flatnonzero(self.device["kind"][self.rows] == Kind.COMMUNICATION)
+        if len(own):
+            reached = np.maximum.accumulate(end[own])
+            begin = np.maximum(start[own], np.concatenate((start[own][:1], reached[:-1])))
+            spans = self.view.parts.exposed_communication
+            length = measure_before(spans, end[own]) - measure_before(spans, begin)
+            found[own] = np.where(end[own] > begin, length, 0)
+        return found
+
+    def _idle(self, start: Times) -> tuple[Times, Times]:
+        """Where the thread was that launches the operation behind each gap: places and idle time there, ns."""
+        idle = self.view.parts.idle
+        ending = np.minimum(np.searchsorted(start, idle.end), len(start))
+        threads = np.append(self._thread(), self.home)[ending]
+        found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        for thread in np.unique(threads).tolist():
+            own = threads == thread
+            pieces = self._pieces(Spans(idle.start[own], idle.end[own]), thread)
+            row = self._around(np.full(len(pieces.start), thread, np.int64), (pieces.start + pieces.end) // 2)
+            found.append((row, pieces.end - pieces.start))
+        rows, spent = zip(*found, strict=True)
+        return np.concatenate(rows), np.concatenate(spent)
+
+    def _pieces(self, gaps: Spans, thread: int) -> Spans:
+        """Gaps cut where a place of the thread, or of the home thread, begins or ends."""
+        rows = np.flatnonzero(self.kept & np.isin(self.host["thread"], (thread, self.home)))
+        cuts = np.unique(np.concatenate((self.host["start"][rows], self.host["end"][rows])))
+        low, high = np.searchsorted(cuts, gaps.start, "right"), np.searchsorted(cuts, gaps.end)
+        count = np.maximum(high - low, 0)
+        gap = np.repeat(np.arange(len(count)), count)
+        inside = cuts[np.arange(len(gap)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(low, count)]
+        return Spans(np.sort(np.concatenate((gaps.start, inside))), np.sort(np.concatenate((inside, gaps.end))))
+
+
+def _summed(keys: Times, *values: Times) -> Iterator[tuple[int, ...]]:
+    """Each key with the sums of its values."""
+    found, which = np.unique(keys, return_inverse=True)
+    sums = np.zeros((len(values), len(found)), np.int64)
+    for own, added in zip(sums, values, strict=True):
+        np.add.at(own, which, added)
+    return zip(found.tolist(), *sums.tolist(), strict=True)
+
+
+ANALYZER = FileAnalyzer(
+    "call_stacks", run, needs=(Need("host_events", "record the host too: ProfilerActivity.CPU, or nsys -t cuda,nvtx"),),
+    sections=(CALL_TREE,),
+)  # fmt: skip
