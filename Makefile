@@ -43,6 +43,8 @@ format: $(VENV)/installed
 
 docs: $(VENV)/installed  ## Bring the documentation's generated parts up to date, and build it as a site: build/site.
 	$(VENV)/bin/python docs/generate.py
+	$(VENV)/bin/python docs/draw_imports.py . gpuscope > docs/images/imports-gpuscope.svg
+	$(VENV)/bin/python docs/draw_imports.py . gpuscope.analyzers > docs/images/imports-analyzers.svg
 	$(VENV)/bin/python docs/build_site.py
 
 release: $(RELEASE_VENV)/installed  ## Wheel and sdist in dist/, checked, and used in empty environments: docs/releasing.md.

@@ -238,7 +238,6 @@ def _until(job: subprocess.Popen[str], true: Callable[[], bool]) -> None:
     [
         ("torchrun --standalone --nproc-per-node 2", "", [0, 1]),
         ("torchrun --standalone --nproc-per-node 2", "--ranks 1", [1]),
-        ("torchrun --standalone --nproc-per-node 2", "--every 2", [0]),
         pytest.param("mpirun -np 2", "", [0, 1], marks=needs_mpirun),
         pytest.param("srun --ntasks-per-node 2", "", [0, 1], marks=needs_slurm),
     ],
