@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record
 from gpuscope.analyzers.hangs.wait_graph import Wait
-from gpuscope.catalogue.findings.hangs import rank_list
+from gpuscope.catalogue.findings.hangs import rank_list, sentence
 from gpuscope.schema.hang_section import HangCause
 from gpuscope.words import units
 
@@ -117,10 +117,6 @@ def transfer(job: Job, record: Record) -> str:
     return f"every member has enqueued {operation(job, record)}, but it does not finish"
 
 
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
 def certain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> list[str]:
     """What the dumps state."""
     found = []
@@ -144,7 +140,7 @@ def certain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> lis
     idle = [rank for rank in first if rank in job.ranks and not job.pending(rank)]
     if idle:
         found.append(f"{rank_list(idle)} had nothing in flight, so no other rank held {_them(idle)} up.")
-    return [_sentence(sentence) for sentence in found]
+    return [sentence(text) for text in found]
 
 
 def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import HOST_CALLS
@@ -32,16 +32,7 @@ _ALLOCATES = re.compile(
 )
 
 
-def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
-    """The section `host_calls`, one entry per lane with a device."""
-    result = Result(ANALYZER.name)
-    entries = [_of_lane(trace, view) for view in lanes if view.lane.device != NA]
-    if entries:
-        result.sections[HOST_CALLS] = entries
-    return result
-
-
-def _of_lane(trace: Trace, view: LaneView) -> HostCallsEntry:
+def _of_lane(trace: Trace, view: LaneView) -> Iterator[HostCallsEntry]:
     host, names = trace["host_events"], trace.names
     part = judged(view)
     rows = rows_of_rank(host, view.lane.rank)
@@ -52,7 +43,7 @@ def _of_lane(trace: Trace, view: LaneView) -> HostCallsEntry:
     called = called[1:]
     allocations, frees = (_per_step(trace, rows, pattern, part) for pattern in (_ALLOCATES, _FREES))
     kernels, repeated = _kernels(trace, view, part)
-    return {
+    yield {
         "rank": view.lane.rank, "device": view.lane.device, "runtime": _runtime(trace, called), "steps": len(part),
         "steady": part.steady, "kernels_per_step": kernels, "repeated_frac": repeated,
         "blocking_calls": blocking_sites(trace, view, part),
@@ -158,4 +149,6 @@ def _caches(trace: Trace, view: LaneView) -> bool | None:
     return bool((samples["reserved"][own] > 0).any()) if len(own) else None
 
 
-ANALYZER = FileAnalyzer("host_calls", run, (DEVICE_EVENTS,), (HOST_CALLS,))
+ANALYZER = FileAnalyzer(
+    "host_calls", entries_of_devices("host_calls", HOST_CALLS, _of_lane), (DEVICE_EVENTS,), (HOST_CALLS,)
+)

@@ -136,4 +136,4 @@ def _largest_by_bin(issue: Times, start: Times, length: Array, edges: Times) -> 
     ]
 
 
-ANALYZER = FileAnalyzer("launches", run, (DEVICE_EVENTS,), (LAUNCHES, QUEUES))
+ANALYZER = FileAnalyzer("launches", run, (DEVICE_EVENTS,), (LAUNCHES, QUEUES), large=True)

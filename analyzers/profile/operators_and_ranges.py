@@ -262,4 +262,5 @@ ANALYZER = FileAnalyzer(
         ),
     ),
     (OPERATORS, RANGES, PHASES),
+    cost=1,
 )

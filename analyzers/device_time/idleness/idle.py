@@ -1,9 +1,13 @@
 """Why a device was idle: judged instant by instant on the thread that launches what ends the gap.
 
-Definitions: «Stalls: class and cause». In this order: idle before an operation that was already queued; loader,
-garbage collection, allocator and file or network calls wherever they cover the instant; long stretches of the
-host's own work; and what is left is divided between `sync` and `launch` by replaying the rank without its
-blocking calls (`idle_replay.py`).
+Each instant goes to the first of these that holds (docs/definitions.md: «Stalls: class and cause»):
+
+1. The next operation had already been launched. Its first 10 µs are the latency of the launch, the rest has no cause.
+2. The launching thread was in an event that has a cause by its name: a data loader, garbage collection, an allocator
+   call, a file or network call.
+3. The launching thread ran its own code for unusually long without launching: other host work.
+4. Otherwise the lane is replayed with its blocking calls returning at once (`idle_replay.py`). The idle time that this
+   removes is `sync`, what remains is `launch`.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ EXPLAINING = (Category.OP, Category.RUNTIME, Category.PYTHON, Category.OS)
 NO_CAUSE = -1
 """Of a host event that stands for no cause by its name."""
 LAUNCH_LATENCY = 10_000
-"""ns between an operation's launch and its start that are the price of a launch; what goes beyond has no cause here."""
+"""ns that the driver and device usually take to start a launched operation. Idle time up to this is launch overhead; an
+operation that starts later waited for something that the trace does not show."""
 LONG_STRETCH = 1_000_000
 """ns from which host work without a launch can be a stretch of its own, not the way to the next launch."""
 LONG_STRETCHES_OF_INTERVALS = 50
@@ -138,14 +143,9 @@ def find_gaps(trace: Trace, view: LaneView) -> tuple[Gaps, Spans]:
         thread[part][known] = host["thread"][launch]
         issue[part][known] = np.minimum(host["end"][launch], idle.end[part][known])
     gaps = Gaps(idle.start, idle.end, launched, compact(thread), begins, view.rows)
-    return gaps, _queued(gaps, issue)
-
-
-def _queued(gaps: Gaps, issue: Times) -> Spans:
-    """The part of each gap in which what ends it had been launched already: at `issue`, which is used up."""
-    start = np.maximum(gaps.start, issue, out=issue)
-    keep = gaps.end > start
-    return Spans(start, gaps.end) if keep.all() else Spans(start[keep], gaps.end[keep])
+    queued_from = np.maximum(issue, idle.start, out=issue)
+    keep = idle.end > queued_from
+    return gaps, Spans(queued_from, idle.end) if keep.all() else Spans(queued_from[keep], idle.end[keep])
 
 
 def _covering(trace: Trace, view: LaneView, gaps: Gaps, left: Spans) -> dict[str, Spans]:
@@ -350,4 +350,6 @@ ANALYZER = FileAnalyzer(
     (DEVICE_EVENTS,),
     (GAPS,),
     causes=(*(cause.code for cause in host_causes()), "sync", "launch", UNATTRIBUTED),
+    cost=4,
+    large=True,
 )
