@@ -150,8 +150,8 @@ Kind = TypeVar("Kind", bound=Analyzer)
 @cache
 def analyzers_of(kind: type[Kind]) -> tuple[Kind, ...]:
     """The analyzers of this package of one kind, in order of name."""
-    found = (part for room in ROOMS for part in listed(f"gpuscope.analyzers.{room}", "ANALYZER"))
-    return tuple(sorted((part for part in found if isinstance(part, kind)), key=lambda analyzer: analyzer.name))
+    found = (one for room in ROOMS for one in listed(f"gpuscope.analyzers.{room}", "ANALYZER"))
+    return tuple(sorted((one for one in found if isinstance(one, kind)), key=lambda analyzer: analyzer.name))
 
 
 def run_one(analyzer: Analyzer, trace: Trace, *given: object) -> Result:

@@ -8,7 +8,7 @@ from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import COPIES
-from gpuscope.analyzers.profile.recorded_part import of_lane
+from gpuscope.analyzers.profile.recorded_ranks import of_lane
 from gpuscope.schema.profile_sections import CopyEntry
 from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.grouped_durations import grouped

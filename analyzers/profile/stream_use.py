@@ -8,7 +8,7 @@ from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import STREAMS
-from gpuscope.analyzers.profile.recorded_part import of_lane, on_stream, streams_of
+from gpuscope.analyzers.profile.recorded_ranks import of_lane, on_stream, streams_of
 from gpuscope.schema.profile_sections import StreamEntry
 from gpuscope.trace.columns.table import Times, parts
 from gpuscope.trace.schema import NA, Kind
