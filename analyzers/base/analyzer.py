@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from gpuscope.analyzers.base.lanes import LaneSummary, LaneView
+from gpuscope.analyzers.base.lanes import LaneSummary, LaneView, bounds
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.sections import DECLARED, Section, Sections
 from gpuscope.catalogue.cause_table import BY_CODE
@@ -25,6 +25,7 @@ from gpuscope.problems.problem import Problem, ProblemKind
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.columns.table import Table, Times, parts
 from gpuscope.trace.intervals import Spans, measure_within
+from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 _LOG = logging.getLogger(__name__)
@@ -105,6 +106,28 @@ class FileAnalyzer(Analyzer):
     """An analysis of one file's ranks."""
 
     run: Callable[[Trace, Sequence[LaneView]], Result]
+    cost: int = 0
+    """How long it takes beside the others: of a large file, those with the highest begin first."""
+    large: bool = False
+    """Whether it needs so much memory that no other such analysis may run at once."""
+
+
+Entry = TypeVar("Entry")
+
+
+def entries_of_devices(
+    name: str, section: Section[list[Entry]], of_lane: Callable[[Trace, LaneView], Iterable[Entry]]
+) -> Callable[[Trace, Sequence[LaneView]], Result]:
+    """What runs an analysis that gives one section: the entries of every lane but training threads on a CPU."""
+
+    def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+        result = Result(name)
+        entries = [entry for view in lanes if view.lane.device != NA for entry in of_lane(trace, view)]
+        if entries:
+            result.sections[section] = entries
+        return result
+
+    return run
 
 
 ROOMS = (
@@ -127,8 +150,8 @@ Kind = TypeVar("Kind", bound=Analyzer)
 @cache
 def analyzers_of(kind: type[Kind]) -> tuple[Kind, ...]:
     """The analyzers of this package of one kind, in order of name."""
-    found = (part for room in ROOMS for part in listed(f"gpuscope.analyzers.{room}", "ANALYZER"))
-    return tuple(sorted((part for part in found if isinstance(part, kind)), key=lambda analyzer: analyzer.name))
+    found = (one for room in ROOMS for one in listed(f"gpuscope.analyzers.{room}", "ANALYZER"))
+    return tuple(sorted((one for one in found if isinstance(one, kind)), key=lambda analyzer: analyzer.name))
 
 
 def run_one(analyzer: Analyzer, trace: Trace, *given: object) -> Result:
@@ -157,9 +180,7 @@ def broken(name: str, error: Exception) -> Result:
 
 def attribute(spans: Spans, view: LaneView | LaneSummary, evidence: Sequence[Evidence] = ()) -> Attributed:
     """Measure spans over a lane's window and its steps."""
-    starts = np.array([step.start for step in view.steps], np.int64)
-    ends = np.array([step.end for step in view.steps], np.int64)
-    return Attributed(spans.total, measure_within(spans, starts, ends), tuple(evidence))
+    return Attributed(spans.total, measure_within(spans, *bounds(view.steps)), tuple(evidence))
 
 
 EVIDENCE = 5

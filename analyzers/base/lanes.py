@@ -84,18 +84,26 @@ def views(trace: Trace, steps: tuple[int, int] | None = None) -> list[LaneView]:
 def computing(trace: Trace, view: LaneView) -> Times:
     """Rows of a lane's compute kernels that begin in its judged steps, in order."""
     device, steps = trace["device_events"], view.judged_steps
-    begins, ends = _bounds(steps)
+    begins, ends = bounds(steps)
     found: list[Times] = [view.rows[:0]]
     for part in parts(0, len(view.rows)):
         rows = view.rows[part]
-        start = device["start"][rows]
-        place = places(begins, start, "right") - 1
-        inside = (place >= 0) & (start < ends[np.maximum(place, 0)])
+        inside = step_at(begins, ends, device["start"][rows]) != NA
         found.append(rows[inside & (device["kind"][rows] == Kind.COMPUTE)])
     return np.concatenate(found)
 
 
-def _bounds(steps: Sequence[StepWindow]) -> tuple[Times, Times]:
+def step_at(begins: Times, ends: Times, at: Times) -> Times:
+    """Which of several steps, ascending and apart, each instant lies in, shape as `at`; NA outside all."""
+    if not len(begins):
+        return np.full(np.shape(at), NA)
+    place = places(begins, at, "right") - 1
+    inside = (place >= 0) & (at < ends[np.maximum(place, 0)])
+    return np.where(inside, place, NA)
+
+
+def bounds(steps: Sequence[StepWindow]) -> tuple[Times, Times]:
+    """Starts and ends of steps, ns; shape (steps,) each."""
     return np.array([step.start for step in steps], np.int64), np.array([step.end for step in steps], np.int64)
 
 
@@ -125,7 +133,7 @@ def _compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[flo
     host = trace["host_events"]
     compiles = trace.names.matching(kinds.is_compilation)
     rows = rows_where(*rows_of_rank(host, rank), lambda part: compiles[host["name"][part]])
-    start, end = _bounds(steps)
+    start, end = bounds(steps)
     spent = measure_within(union(host["start"][rows], host["end"][rows]), start, end)
     return [float(share) for share in spent / np.maximum(end - start, 1)]
 

@@ -131,7 +131,10 @@ def _doing(trace: Trace, rank: int, thread: Times, at: Times) -> Times:
 
 
 ANALYZER = FileAnalyzer(
-    "activity", run, (Need("collectives", "a job on one device has none; else record NCCL's calls", optional=True),)
+    "activity",
+    run,
+    (Need("collectives", "a job on one device has none; else record NCCL's calls", optional=True),),
+    cost=3,
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.base.lanes import LaneSummary
+from gpuscope.analyzers.base.lanes import LaneSummary, bounds, step_at
 from gpuscope.analyzers.collectives.lateness import MAX_CHANCE, late_instances, lateness, roles_of
 from gpuscope.analyzers.collectives.root_cause import Doing, TracedWaits
 from gpuscope.analyzers.collectives.straggler_reasons import Reasoned, reasons
@@ -151,10 +151,7 @@ def judged_rows(facts: RunFacts) -> tuple[Times, Mask]:
 
 def step_places(table: Table, own: Times, lane: LaneSummary) -> Times:
     """For each row of a lane, which of the lane's steps it began in; NA outside all."""
-    starts = np.array([step.start for step in lane.steps], np.int64)
-    place = np.searchsorted(starts, table["start"][own], "right") - 1
-    end = lane.steps[-1].end if lane.steps else 0
-    return np.where((place >= 0) & (table["start"][own] < end), place, NA)
+    return step_at(*bounds(lane.steps), table["start"][own])
 
 
 def _steps_of(trace: Trace, lanes: Sequence[LaneSummary]) -> Times:

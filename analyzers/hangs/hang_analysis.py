@@ -11,8 +11,7 @@ from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need, any_of
 from gpuscope.analyzers.base.sections import HANG
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.hangs import hang_sentences as sentences
-from gpuscope.analyzers.hangs import mismatches, wait_graph
+from gpuscope.analyzers.hangs import hang_facts, mismatches, wait_graph
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record, read
 from gpuscope.analyzers.hangs.wait_graph import Wait
@@ -77,16 +76,11 @@ def _causes(job: Job, found: Sequence[Wait], odd: Sequence[Mismatch]) -> list[Ha
     waiting = {wait.waiter for wait in found}
     for rank in set(job.ranks) - waiting - set(causes):
         if (alone := _left_behind(job, rank)) is not None:
-            causes[rank] = {
-                "rank": rank,
-                "kind": "device_stuck",
-                "certain": True,
-                "why": sentences.left_behind(job, alone),
-            }
+            causes[rank] = hang_facts.left_behind(job, rank, alone)
     for mismatch in odd:
         if mismatch.seq is None or not causes:
             for rank in mismatch.odd:
-                causes.setdefault(rank, sentences.mismatched(job, rank, mismatch))
+                causes.setdefault(rank, hang_facts.mismatched(job, rank, mismatch))
     if not causes:
         causes = _transfer(job, waiting)
     return [causes[rank] for rank in sorted(causes)]
@@ -94,14 +88,14 @@ def _causes(job: Job, found: Sequence[Wait], odd: Sequence[Mismatch]) -> list[Ha
 
 def _cause(job: Job, rank: int, ring: Sequence[int], awaiting: Sequence[Wait]) -> HangCause:
     if rank not in job.ranks:
-        return sentences.without_dump(job, rank, awaiting)
+        return hang_facts.without_dump(job, rank, awaiting)
     mismatched = [wait for wait in awaiting if wait.reason == "mismatch"]
     if mismatched:
-        return sentences.called_other(job, rank, mismatched, len(ring) == 1)
+        return hang_facts.called_other(job, rank, mismatched, len(ring) == 1)
     alone = _left_behind(job, rank)
     if alone is not None:
-        return sentences.stuck(job, rank, alone, awaiting)
-    return sentences.in_ring(job, rank, ring, awaiting) if len(ring) > 1 else sentences.absent(job, rank, awaiting)
+        return hang_facts.stuck(job, rank, alone, awaiting)
+    return hang_facts.in_ring(job, rank, ring, awaiting) if len(ring) > 1 else hang_facts.absent(job, rank, awaiting)
 
 
 def _left_behind(job: Job, rank: int) -> Record | None:
@@ -130,12 +124,7 @@ def _transfer(job: Job, waiting: set[int]) -> dict[int, HangCause]:
     for rank in job.ranks:
         own = job.pending(rank)
         if own and rank not in waiting:
-            causes[rank] = {
-                "rank": rank,
-                "kind": "transfer",
-                "certain": False,
-                "why": sentences.transfer(job, own[0]),
-            }
+            causes[rank] = hang_facts.in_transfer(job, rank, own[0])
     return causes
 
 
@@ -150,8 +139,8 @@ def _section(found: Found) -> Hang:
         "operations": _operations(job, found.waits),
         "mismatches": [_mismatch(job, mismatch) for mismatch in found.mismatches],
         "last": [_last(job, rank) for rank in job.ranks],
-        "certain": sentences.certain(job, found.waits, causes),
-        "uncertain": sentences.uncertain(job, found.waits, causes),
+        "certain": hang_facts.certain(job, found.waits, causes),
+        "uncertain": hang_facts.uncertain(job, found.waits, causes),
     }
 
 
@@ -218,7 +207,7 @@ def _finding(found: Found) -> FindingEntry:
             "rank": rank,
             "start_ns": record.created or 0,
             "dur_ns": max(latest - record.created, 0) if record.created else 0,
-            "name": sentences.operation(found.job, record),
+            "name": str(hang_facts.operation(found.job, record)),
             "note": f"waits for {rank_list(awaited)}",
         }
         for (rank, record), awaited in list(shown.items())[:EVIDENCE]

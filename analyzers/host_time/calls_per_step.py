@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import HOST_CALLS
@@ -32,34 +32,25 @@ _ALLOCATES = re.compile(
 )
 
 
-def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
-    """The section `host_calls`, one entry per lane with a device."""
-    result = Result(ANALYZER.name)
-    entries = [_of_lane(trace, view) for view in lanes if view.lane.device != NA]
-    if entries:
-        result.sections[HOST_CALLS] = entries
-    return result
-
-
-def _of_lane(trace: Trace, view: LaneView) -> HostCallsEntry:
+def _of_lane(trace: Trace, view: LaneView) -> Iterator[HostCallsEntry]:
     host, names = trace["host_events"], trace.names
-    part = judged(view)
+    steps = judged(view)
     rows = rows_of_rank(host, view.lane.rank)
     called = np.zeros(len(names) + 1, np.int64)  # the first place is that of absent names
     for piece in parts(*rows):
         places = host["name"][piece][host["category"][piece] == Category.RUNTIME] - NO_NAME
         called += np.bincount(places, minlength=len(called))
     called = called[1:]
-    allocations, frees = (_per_step(trace, rows, pattern, part) for pattern in (_ALLOCATES, _FREES))
-    kernels, repeated = _kernels(trace, view, part)
-    return {
-        "rank": view.lane.rank, "device": view.lane.device, "runtime": _runtime(trace, called), "steps": len(part),
-        "steady": part.steady, "kernels_per_step": kernels, "repeated_frac": repeated,
-        "blocking_calls": blocking_sites(trace, view, part),
+    allocations, frees = (_per_step(trace, rows, pattern, steps) for pattern in (_ALLOCATES, _FREES))
+    kernels, repeated = _kernels(trace, view, steps)
+    yield {
+        "rank": view.lane.rank, "device": view.lane.device, "runtime": _runtime(trace, called), "steps": len(steps),
+        "steady": steps.steady, "kernels_per_step": kernels, "repeated_frac": repeated,
+        "blocking_calls": blocking_sites(trace, view, steps),
         "allocations_per_step": float(allocations.mean()), "frees_per_step": float(frees.mean()),
         "least_allocations": int(allocations.min()), "least_frees": int(frees.min()),
         "maps_segments": _number(called, names.matching(lambda name: _MAPS.match(name) is not None)) > 0,
-        "caches": _caches(trace, view), "frees_outside_per_step": _outside(trace, rows, part),
+        "caches": _caches(trace, view), "frees_outside_per_step": _outside(trace, rows, steps),
         "passes_per_step": _passes(trace, view.lane.rank),
     }  # fmt: skip
 
@@ -87,14 +78,14 @@ def _calls(trace: Trace, rows: tuple[int, int], wanted: Mask) -> Times:
     return rows_where(*rows, lambda part: wanted[host["name"][part]] & (host["category"][part] == Category.RUNTIME))
 
 
-def _per_step(trace: Trace, rows: tuple[int, int], pattern: re.Pattern[str], part: Judged) -> Times:
+def _per_step(trace: Trace, rows: tuple[int, int], pattern: re.Pattern[str], steps: Judged) -> Times:
     """Calls of such a name in each judged step, shape (n,)."""
     wanted: Mask = trace.names.matching(lambda name: kinds.is_allocator_call(name) and bool(pattern.match(name)))
-    place = part.place(trace["host_events"]["start"][_calls(trace, rows, wanted)])
-    return np.bincount(place[place != NA], minlength=len(part)).astype(np.int64)
+    place = steps.place(trace["host_events"]["start"][_calls(trace, rows, wanted)])
+    return np.bincount(place[place != NA], minlength=len(steps)).astype(np.int64)
 
 
-def _outside(trace: Trace, of_rank: tuple[int, int], part: Judged) -> float | None:
+def _outside(trace: Trace, of_rank: tuple[int, int], steps: Judged) -> float | None:
     """Frees per judged step that no operator made; None where no operators were recorded, or some step has none."""
     host = trace["host_events"]
     rows = _calls(trace, of_rank, trace.names.matching(lambda name: _FREES.match(name) is not None))
@@ -102,8 +93,8 @@ def _outside(trace: Trace, of_rank: tuple[int, int], part: Judged) -> float | No
     if not len(rows) or not operators.any():
         return None
     around = innermost(host, operators, host["thread"][rows], host["start"][rows])
-    place = part.place(host["start"][rows[around == NA]])
-    counts = np.bincount(place[place != NA], minlength=len(part))
+    place = steps.place(host["start"][rows[around == NA]])
+    counts = np.bincount(place[place != NA], minlength=len(steps))
     return float(counts.mean()) if counts.min() > 0 else None
 
 
@@ -122,7 +113,7 @@ def _passes(trace: Trace, rank: int) -> int | None:
     return int(np.median(counts[counts > 0]))
 
 
-def _kernels(trace: Trace, view: LaneView, part: Judged) -> tuple[float, float | None]:
+def _kernels(trace: Trace, view: LaneView, steps: Judged) -> tuple[float, float | None]:
     """Compute kernels per judged step, and how many of a steady step's the one before it ran too."""
     device, count = trace["device_events"], 0
 
@@ -130,24 +121,24 @@ def _kernels(trace: Trace, view: LaneView, part: Judged) -> tuple[float, float |
         for piece in parts(0, len(view.rows)):
             rows = view.rows[piece]
             rows = rows[device["kind"][rows] == Kind.COMPUTE]
-            place = part.place(device["start"][rows])
+            place = steps.place(device["start"][rows])
             yield device["name"][rows[place != NA]] - NO_NAME, place[place != NA]
 
     used = np.zeros(len(trace.names) + 1, np.bool_)
     for name, _ in pieces():
         used[name] = True
         count += len(name)
-    per_step = count / max(len(part), 1)
-    if not part.steady or not count:
+    per_step = count / max(len(steps), 1)
+    if not steps.steady or not count:
         return per_step, None
     width, column = int(np.count_nonzero(used)), np.cumsum(used) - 1
-    table = np.zeros(len(part) * width, np.int64)
+    table = np.zeros(len(steps) * width, np.int64)
     for name, place in pieces():
         # Of the few steps of a piece only: the table may be much larger.
         found, times = counted(place * width + column[name])
         table[found] += times
-    steps = pairwise(table.reshape(len(part), -1))
-    alike = [float(np.minimum(one, other).sum() / max(one.sum(), other.sum(), 1)) for one, other in steps]
+    tables = pairwise(table.reshape(len(steps), -1))
+    alike = [float(np.minimum(one, other).sum() / max(one.sum(), other.sum(), 1)) for one, other in tables]
     return per_step, float(np.median(alike))
 
 
@@ -158,4 +149,6 @@ def _caches(trace: Trace, view: LaneView) -> bool | None:
     return bool((samples["reserved"][own] > 0).any()) if len(own) else None
 
 
-ANALYZER = FileAnalyzer("host_calls", run, (DEVICE_EVENTS,), (HOST_CALLS,))
+ANALYZER = FileAnalyzer(
+    "host_calls", entries_of_devices("host_calls", HOST_CALLS, _of_lane), (DEVICE_EVENTS,), (HOST_CALLS,)
+)

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import EVIDENCE, FileAnalyzer, Result
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
 from gpuscope.analyzers.host_time.calls_per_step import DDP_FORWARD
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
-from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
-from gpuscope.catalogue.finding import Finding, made
+from gpuscope.analyzers.host_time.option_findings import covered, finding_of, ranges, shown
 from gpuscope.catalogue.findings.data_parallel import GradientCopies, SyncedAccumulation, UnusedParameterSearch
-from gpuscope.schema.document import Evidence, FindingEntry
-from gpuscope.trace.columns.table import Table, Times
-from gpuscope.trace.intervals import Spans, intersect, subtract, union
+from gpuscope.schema.document import FindingEntry
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.intervals import intersect, subtract, union
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -32,28 +31,19 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     if trace.names.find(DDP_FORWARD) < 0:
         return result
     for view in lanes:
-        part = judged(view)
-        if part.steady:
-            result.findings += [
-                *_accumulation(trace, view, part), *_search(trace, view, part), *_copies(trace, view, part),
-            ]  # fmt: skip
+        steps = judged(view)
+        if steps.steady:
+            for findings in (_accumulation, _search, _copies):
+                result.findings += findings(trace, view, steps)
     return result
 
 
-def _ranges(trace: Trace, rank: int, name: str) -> Times:
-    """Rows of host events of that name, in order of start."""
-    host = trace["host_events"]
-    rows = np.flatnonzero((host["rank"] == rank) & (host["name"] == trace.names.find(name)))
-    return np.asarray(rows[np.argsort(host["start"][rows], kind="stable")])
-
-
-def _accumulation(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
+def _accumulation(trace: Trace, view: LaneView, steps: Judged) -> list[FindingEntry]:
     """Several forward passes per step, each followed by all-reduces of its own."""
     host, table = trace["host_events"], trace["collectives"]
-    forward = _ranges(trace, view.lane.rank, DDP_FORWARD)
-    steps = trace["steps"]
-    own = np.flatnonzero(steps["rank"] == view.lane.rank)
-    begin = np.sort(steps["start"][own])
+    forward = ranges(trace, view.lane.rank, DDP_FORWARD)
+    recorded = trace["steps"]
+    begin = np.sort(recorded["start"][recorded["rank"] == view.lane.rank])
     if not len(forward) or not len(begin):
         return []
     reduced = np.flatnonzero((table["rank"] == view.lane.rank) & (table["op"] == trace.names.find("all_reduce")))
@@ -76,34 +66,11 @@ def _accumulation(trace: Trace, view: LaneView, part: Judged) -> list[FindingEnt
         return []
     rows = reduced[needless]
     # What they do not expose themselves they push behind: the last micro-batch's wait for the link.
-    bounds, whole = union(part.start, part.end), int((part.end - part.start).sum())
-    exposed = intersect(intersect(view.parts.exposed_communication, _spans(table, reduced)), bounds).total
-    exposed = min(exposed, intersect(_spans(table, rows), bounds).total)
-    if exposed < MIN_SHARE * whole:
-        return []
-    shown = _shown(trace, view, "collectives", rows, "before the step's last micro-batch")
-    return [_finding(SyncedAccumulation(count, exposed / whole), view, part, exposed, shown)]
-
-
-def _finding(words: Finding, view: LaneView, part: Judged, cost: int, evidence: list[Evidence]) -> FindingEntry:
-    """That costs so many ns of the judged steps."""
-    share = cost / int((part.end - part.start).sum())
-    return made(words, ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(part), evidence=evidence)
-
-
-def _shown(trace: Trace, view: LaneView, of: str, rows: Times, note: str) -> list[Evidence]:
-    """The first of these rows of a table as evidence."""
-    table, named = trace[of], "op" if of == "collectives" else "name"
-    return [
-        {"rank": view.lane.rank, "start_ns": int(table["start"][row]),
-         "dur_ns": int(table["end"][row] - table["start"][row]), "name": trace.names[int(table[named][row])],
-         "note": note}
-        for row in rows[:EVIDENCE].tolist()
-    ]  # fmt: skip
-
-
-def _spans(table: Table, rows: Times) -> Spans:
-    return union(table["start"][rows], table["end"][rows])
+    judged_time = union(steps.start, steps.end)
+    exposed = intersect(intersect(view.parts.exposed_communication, covered(table, reduced)), judged_time).total
+    exposed = min(exposed, intersect(covered(table, rows), judged_time).total)
+    evidence = shown(trace, view, "collectives", rows, "before the step's last micro-batch")
+    return finding_of(lambda share: SyncedAccumulation(count, share), view, steps, exposed, evidence)
 
 
 def _issued(trace: Trace, rows: Times) -> Times:
@@ -114,36 +81,26 @@ def _issued(trace: Trace, rows: Times) -> Times:
     return np.asarray(np.where(launch != NA, host["start"][np.maximum(launch, 0)], table["start"][rows]), np.int64)
 
 
-def _copies(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
+def _copies(trace: Trace, view: LaneView, steps: Judged) -> list[FindingEntry]:
     """Copies between gradients and buckets, as far as nothing else runs beside them."""
     device = trace["device_events"]
     copied = kernel_facts(trace).gradient_copy
     rows = view.rows[copied[view.rows]]
-    rows = rows[part.place(device["start"][rows]) != NA]
-    others = view.rows[~copied[view.rows]]
-    spans = subtract(_spans(device, rows), _spans(device, others))
-    alone = intersect(spans, union(part.start, part.end)).total
-    whole = int((part.end - part.start).sum())
-    if alone < MIN_SHARE * whole:
-        return []
-    shown = _shown(trace, view, "device_events", rows, "between a gradient and its bucket")
-    return [_finding(GradientCopies(alone / whole), view, part, alone, shown)]
+    rows = rows[steps.place(device["start"][rows]) != NA]
+    alone = subtract(covered(device, rows), covered(device, view.rows[~copied[view.rows]]))
+    evidence = shown(trace, view, "device_events", rows, "between a gradient and its bucket")
+    return finding_of(GradientCopies, view, steps, alone, evidence)
 
 
-def _search(trace: Trace, view: LaneView, part: Judged) -> list[FindingEntry]:
+def _search(trace: Trace, view: LaneView, steps: Judged) -> list[FindingEntry]:
     """The search, as far as the device idles beneath it."""
     host = trace["host_events"]
-    rows = _ranges(trace, view.lane.rank, SEARCH)
-    rows = rows[part.place(host["start"][rows]) != NA]
-    if len(rows) < len(part):
+    rows = ranges(trace, view.lane.rank, SEARCH)
+    rows = rows[steps.place(host["start"][rows]) != NA]
+    if len(rows) < len(steps):
         return []
-    spans = union(host["start"][rows], host["end"][rows])
-    idle = intersect(intersect(view.parts.idle, spans), union(part.start, part.end)).total
-    whole = int((part.end - part.start).sum())
-    if idle < MIN_SHARE * whole:
-        return []
-    shown = _shown(trace, view, "host_events", rows, "")
-    return [_finding(UnusedParameterSearch(idle / whole), view, part, idle, shown)]
+    idle = intersect(view.parts.idle, covered(host, rows))
+    return finding_of(UnusedParameterSearch, view, steps, idle, shown(trace, view, "host_events", rows, ""))
 
 
 ANALYZER = FileAnalyzer(

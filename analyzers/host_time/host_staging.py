@@ -48,24 +48,24 @@ def _of_lane(trace: Trace, view: LaneView) -> list[FindingEntry]:
     )  # fmt: skip
     if not len(calls):
         return []
-    part = judged(view)
+    steps = judged(view)
     found = [
-        one for one in _exchanges(trace, view.rows, calls) if part.place(np.array([one[0]], np.int64))[0] != NA
+        one for one in _exchanges(trace, view.rows, calls) if steps.place(np.array([one[0]], np.int64))[0] != NA
     ]  # fmt: skip
-    whole = int((part.end - part.start).sum())
+    whole = int((steps.end - steps.start).sum())
     spent = sum(end - start for start, end, _, _ in found)
     copied = sum(own for _, _, own, _ in found)
     if len(found) < LEAST or spent < MIN_SHARE * whole:
         return []
     called = names[int(host["name"][found[0][3]])]
-    words = HostStagedExchange(called, round(len(found) / len(part)), spent / whole, copied / spent)
+    words = HostStagedExchange(called, round(len(found) / len(steps)), spent / whole, copied / spent)
     evidence: list[Evidence] = [
         {"rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": called,
          "note": f"{units.duration(own)} of it copies"}
         for start, end, own, _ in sorted(found, key=lambda one: one[0] - one[1])[:EVIDENCE]
     ]  # fmt: skip
     return [
-        made(words, ranks=[view.lane.rank], share=copied / whole, cost_ns=copied, mean_ns=copied // len(part),
+        made(words, ranks=[view.lane.rank], share=copied / whole, cost_ns=copied, mean_ns=copied // len(steps),
              evidence=evidence)
     ]  # fmt: skip
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.lanes import LaneView, step_at
 from gpuscope.analyzers.base.step_roles import MIN_STEADY, Role
-from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 
@@ -26,9 +25,7 @@ class Judged:
 
     def place(self, at: Times) -> Times:
         """Which of them each instant lies in, shape as `at`; NA outside all."""
-        found = places(self.start, at, "right") - 1
-        inside = (found >= 0) & (at < self.end[np.maximum(found, 0)])
-        return np.where(inside, found, NA)
+        return step_at(self.start, self.end, at)
 
 
 def judged(view: LaneView) -> Judged:

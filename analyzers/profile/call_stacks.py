@@ -17,7 +17,7 @@ from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.phases import main_thread
 from gpuscope.analyzers.base.sections import CALL_TREE
 from gpuscope.analyzers.profile.call_tree import parents
-from gpuscope.analyzers.profile.recorded_part import of_lane
+from gpuscope.analyzers.profile.recorded_ranks import of_lane
 from gpuscope.report.view.places import Step, Tree
 from gpuscope.trace.columns.table import Mask, Times, rows_of_rank
 from gpuscope.trace.intervals import Spans, measure_before

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.profile.recorded_part import RankPart
+from gpuscope.analyzers.profile.recorded_ranks import RecordedRank
 from gpuscope.native import core
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Mask, Times
@@ -119,16 +119,16 @@ class LaunchingThreads:
     open, for they run the backward pass, and what others launch meanwhile outside of ranges of their own.
     """
 
-    def __init__(self, trace: Trace, part: RankPart) -> None:
-        rows, host, device = part.device, trace["host_events"], trace["device_events"]
+    def __init__(self, trace: Trace, recorded: RecordedRank) -> None:
+        rows, host, device = recorded.device, trace["host_events"], trace["device_events"]
         self._trace = trace
         self._rows = rows[device.at("launch", rows) != NA]
         self._thread = host["thread"][device.at("launch", self._rows)]
-        ranges = part.host_rows(host, lambda rows: host["category"][rows] == Category.ANNOTATION)
+        ranges = recorded.host_rows(host, lambda rows: host["category"][rows] == Category.ANNOTATION)
         of_range = host["thread"][ranges]
         self.home = int(np.bincount(of_range).argmax()) if len(of_range) else NA
         backward = trace.names.matching(lambda name: name.startswith(_AUTOGRAD))
-        engine = part.host_rows(host, lambda rows: backward[host["name"][rows]]) if backward.any() else ranges[:0]
+        engine = recorded.host_rows(host, lambda rows: backward[host["name"][rows]]) if backward.any() else ranges[:0]
         autograd = np.unique(host["thread"][engine]).tolist()
         free = np.zeros(len(self._rows), np.bool_)
         for thread in np.unique(self._thread).tolist():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import COPIES
-from gpuscope.analyzers.profile.recorded_part import of_lane
+from gpuscope.analyzers.profile.recorded_ranks import of_lane
 from gpuscope.schema.profile_sections import CopyEntry
 from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.grouped_durations import grouped
@@ -21,15 +19,6 @@ from gpuscope.trace.trace import Trace
 BOUNDS = (0, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 """Sizes from which a class of copies begins, bytes: a page, what is cheap to stage, what fills a link, and large."""
 _UNKNOWN = -1
-
-
-def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
-    """The section `copies` of a file's lanes, the kind and size with most time first."""
-    result = Result(ANALYZER.name)
-    entries = [entry for view in lanes if view.lane.device != NA for entry in _of_lane(trace, view)]
-    if entries:
-        result.sections[COPIES] = entries
-    return result
 
 
 def _of_lane(trace: Trace, view: LaneView) -> list[CopyEntry]:
@@ -60,4 +49,4 @@ def _of_lane(trace: Trace, view: LaneView) -> list[CopyEntry]:
     return entries
 
 
-ANALYZER = FileAnalyzer("copies", run, (DEVICE_EVENTS,), (COPIES,))
+ANALYZER = FileAnalyzer("copies", entries_of_devices("copies", COPIES, _of_lane), (DEVICE_EVENTS,), (COPIES,))

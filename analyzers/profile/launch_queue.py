@@ -11,7 +11,7 @@ from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import LAUNCHES, QUEUES
-from gpuscope.analyzers.profile.recorded_part import of_lane, on_stream, streams_of
+from gpuscope.analyzers.profile.recorded_ranks import of_lane, on_stream, streams_of
 from gpuscope.schema.profile_sections import LaunchEntry, QueueEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.sorted_search import places
@@ -136,4 +136,4 @@ def _largest_by_bin(issue: Times, start: Times, length: Array, edges: Times) -> 
     ]
 
 
-ANALYZER = FileAnalyzer("launches", run, (DEVICE_EVENTS,), (LAUNCHES, QUEUES))
+ANALYZER = FileAnalyzer("launches", run, (DEVICE_EVENTS,), (LAUNCHES, QUEUES), large=True)

@@ -13,7 +13,7 @@ from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.phases import Phases, main_thread, name_phases
 from gpuscope.analyzers.base.sections import OPERATORS, PHASES, RANGES
 from gpuscope.analyzers.profile.call_tree import Launched, LaunchingThreads, parents
-from gpuscope.analyzers.profile.recorded_part import RankPart, parts
+from gpuscope.analyzers.profile.recorded_ranks import RecordedRank, recorded_ranks
 from gpuscope.native import core
 from gpuscope.schema.profile_sections import OperatorEntry, PhaseEntry, RangeEntry
 from gpuscope.trace.columns.distinct import distinct_values
@@ -38,11 +38,11 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     operators: list[OperatorEntry] = []
     ranges: list[RangeEntry] = []
     phases: list[PhaseEntry] = []
-    for part in parts(trace, lanes):
-        own, named = _of_rank(trace, part)
+    for recorded in recorded_ranks(trace, lanes):
+        own, named = _of_rank(trace, recorded)
         operators += own
         ranges += named
-        phases += _phases(trace, part)
+        phases += _phases(trace, recorded)
     if operators:
         result.sections[OPERATORS] = operators
     if ranges:
@@ -52,7 +52,7 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     return result
 
 
-def _of_rank(trace: Trace, part: RankPart) -> tuple[list[OperatorEntry], list[RangeEntry]]:
+def _of_rank(trace: Trace, recorded: RecordedRank) -> tuple[list[OperatorEntry], list[RangeEntry]]:
     """The operators and the ranges of one rank."""
     host = trace["host_events"]
     is_module = trace.names.matching(lambda name: name.startswith(_MODULE))
@@ -62,12 +62,12 @@ def _of_rank(trace: Trace, part: RankPart) -> tuple[list[OperatorEntry], list[Ra
         module = (category == Category.PYTHON) & is_module[host["name"][rows]]
         return np.asarray((category == Category.OP) | (category == Category.ANNOTATION) | module)
 
-    rows = part.host_rows(host, shown)
-    rows = rows[~_is_step(trace, part.rank, rows)]
+    rows = recorded.host_rows(host, shown)
+    rows = rows[~_is_step(trace, recorded.rank, rows)]
     sums = _Sums(len(trace.names))
     if not len(rows):
-        return _operators(trace, sums, part.has_device), _ranges(trace, part.rank, sums, part.has_device)
-    device = LaunchingThreads(trace, part)
+        return _operators(trace, sums, recorded.has_device), _ranges(trace, recorded.rank, sums, recorded.has_device)
+    device = LaunchingThreads(trace, recorded)
     wanted = np.zeros(len(host), np.bool_)
     wanted[rows] = True
     parent = parents(host["start"], host["end"], host["thread"], wanted)
@@ -76,7 +76,7 @@ def _of_rank(trace: Trace, part: RankPart) -> tuple[list[OperatorEntry], list[Ra
         own = rows if (of_thread := thread == which).all() else rows[of_thread]
         by = device.by(which)
         _add_thread(host, sums, own, parent, by, device.of_ranges(which) if which == device.home else by)
-    return _operators(trace, sums, part.has_device), _ranges(trace, part.rank, sums, part.has_device)
+    return _operators(trace, sums, recorded.has_device), _ranges(trace, recorded.rank, sums, recorded.has_device)
 
 
 def _add_thread(host: Table, sums: _Sums, rows: Times, parent: Times, by: Launched, of_ranges: Launched) -> None:
@@ -221,16 +221,16 @@ def _ranges(trace: Trace, rank: int, sums: _Sums, known: bool) -> list[RangeEntr
     return entries
 
 
-def _phases(trace: Trace, part: RankPart) -> list[PhaseEntry]:
+def _phases(trace: Trace, recorded: RecordedRank) -> list[PhaseEntry]:
     """Host and device time of a rank by phase; empty where no event names one."""
     host, device, names = trace["host_events"], trace["device_events"], trace.names
     is_phase = name_phases(names) != NO_NAME
-    if not part.host_rows(host, lambda rows: is_phase[host["name"][rows]]).size:
+    if not recorded.host_rows(host, lambda rows: is_phase[host["name"][rows]]).size:
         return []
-    launch = device.at("launch", part.device)
-    rows, launch = part.device[launch != NA], launch[launch != NA]
-    found = Phases(trace, part.rank, main_thread(host, part.rank, launch))
-    in_phase = part.host_rows(host, lambda rows: found.ranges[rows])
+    launch = device.at("launch", recorded.device)
+    rows, launch = recorded.device[launch != NA], launch[launch != NA]
+    found = Phases(trace, recorded.rank, main_thread(host, recorded.rank, launch))
+    in_phase = recorded.host_rows(host, lambda rows: found.ranges[rows])
     if not len(in_phase):
         return []
     of_range = found.code[host["name"][in_phase]]
@@ -241,9 +241,9 @@ def _phases(trace: Trace, part: RankPart) -> list[PhaseEntry]:
         own = rows[of_launch == code]
         spent = device["end"][own] - device["start"][own]
         of_kind = [int(spent[device["kind"][own] == kind].sum()) for kind in Kind]
-        known = part.has_device
+        known = recorded.has_device
         entries.append({
-            "rank": part.rank, "phase": NO_PHASE if code == NO_NAME else names[code],
+            "rank": recorded.rank, "phase": NO_PHASE if code == NO_NAME else names[code],
             "host_ns": union(host["start"][inside], host["end"][inside]).total,
             "device_ns": sum(of_kind) if known else None, "compute_ns": of_kind[0] if known else None,
             "communication_ns": of_kind[1] if known else None, "memory_ns": of_kind[2] if known else None,
@@ -262,4 +262,5 @@ ANALYZER = FileAnalyzer(
         ),
     ),
     (OPERATORS, RANGES, PHASES),
+    cost=1,
 )

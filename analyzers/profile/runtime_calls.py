@@ -11,11 +11,10 @@ from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import API_CALLS
 from gpuscope.analyzers.host_time.blocking_sites import plain
-from gpuscope.analyzers.profile.recorded_part import RankPart, parts
+from gpuscope.analyzers.profile.recorded_ranks import RecordedRank, recorded_ranks
 from gpuscope.schema.profile_sections import ApiCallEntry
 from gpuscope.trace.columns.grouped_durations import grouped_parts
-from gpuscope.trace.columns.table import Times
-from gpuscope.trace.columns.table import parts as row_parts
+from gpuscope.trace.columns.table import Times, parts
 from gpuscope.trace.schema import Category
 from gpuscope.trace.trace import Trace
 
@@ -23,18 +22,18 @@ from gpuscope.trace.trace import Trace
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     """The section `api_calls` of a file's ranks, the function with most time first."""
     result = Result(ANALYZER.name)
-    entries = [entry for part in parts(trace, lanes) for entry in _of_rank(trace, part)]
+    entries = [entry for recorded in recorded_ranks(trace, lanes) for entry in _of_rank(trace, recorded)]
     if entries:
         result.sections[API_CALLS] = entries
     return result
 
 
-def _of_rank(trace: Trace, part: RankPart) -> list[ApiCallEntry]:
+def _of_rank(trace: Trace, recorded: RecordedRank) -> list[ApiCallEntry]:
     host = trace["host_events"]
 
     def calls() -> Iterator[Times]:
-        for rows in row_parts(*part.bounds):
-            own = (host["category"][rows] == Category.RUNTIME) & part.began(host["start"][rows])
+        for rows in parts(*recorded.bounds):
+            own = (host["category"][rows] == Category.RUNTIME) & recorded.began(host["start"][rows])
             yield np.flatnonzero(own) + rows.start
 
     called = np.zeros(len(trace.names), np.bool_)
@@ -53,7 +52,7 @@ def _of_rank(trace: Trace, part: RankPart) -> list[ApiCallEntry]:
     everything = int(stats.total.sum())
     return [
         {
-            "rank": part.rank, "name": str(names[index]), "count": int(stats.number[index]),
+            "rank": recorded.rank, "name": str(names[index]), "count": int(stats.number[index]),
             "dur_ns": int(stats.total[index]), "mean_ns": int(stats.total[index] // stats.number[index]),
             "median_ns": int(stats.median[index]), "min_ns": int(stats.least[index]),
             "max_ns": int(stats.largest[index]),

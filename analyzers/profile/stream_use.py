@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import STREAMS
-from gpuscope.analyzers.profile.recorded_part import of_lane, on_stream, streams_of
+from gpuscope.analyzers.profile.recorded_ranks import of_lane, on_stream, streams_of
 from gpuscope.schema.profile_sections import StreamEntry
 from gpuscope.trace.columns.table import Times, parts
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
-
-
-def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
-    """The section `streams` of a file's lanes, the busiest first."""
-    result = Result(ANALYZER.name)
-    entries = [entry for view in lanes if view.lane.device != NA for entry in _of_lane(trace, view)]
-    if entries:
-        result.sections[STREAMS] = entries
-    return result
 
 
 def _of_lane(trace: Trace, view: LaneView) -> list[StreamEntry]:
@@ -67,4 +56,4 @@ def _of_stream(trace: Trace, view: LaneView, rows: Times) -> StreamEntry:
     }  # fmt: skip
 
 
-ANALYZER = FileAnalyzer("stream_use", run, (DEVICE_EVENTS,), (STREAMS,))
+ANALYZER = FileAnalyzer("stream_use", entries_of_devices("stream_use", STREAMS, _of_lane), (DEVICE_EVENTS,), (STREAMS,))

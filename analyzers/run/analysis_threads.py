@@ -16,10 +16,6 @@ from gpuscope.trace.trace import Trace
 
 LARGE = 1 << 18
 """Events from which threads pay for waiting for each other."""
-_FIRST = ("idle", "activity", "compute", "operators")
-"""Those that take longest come first, so that none ends alone."""
-_LARGEST = ("idle", "compute", "launches")
-"""Those that need most memory: never two at once."""
 
 
 def results_of(trace: Trace, lanes: Sequence[LaneView], alone: bool) -> list[Result]:
@@ -35,8 +31,7 @@ def results_of(trace: Trace, lanes: Sequence[LaneView], alone: bool) -> list[Res
     # What they add to the names comes before them all: codes don't depend on which thread is quicker.
     name_phases(trace.names)
     trace.names.code(IDLE)
-    rank = {name: place for place, name in enumerate(_FIRST)}
-    left = _Left(sorted(analyzers, key=lambda analyzer: rank.get(analyzer.name, len(rank))))
+    left = _Left(sorted(analyzers, key=lambda analyzer: -analyzer.cost))  # so that none ends alone
     found: dict[str, Result] = {}
 
     def work() -> None:
@@ -64,13 +59,12 @@ class _Left:
         """The next one; None where none is left but what the thread that runs a large one will take itself."""
         with self._lock:
             for place, analyzer in enumerate(self._analyzers):
-                large = analyzer.name in _LARGEST
-                if not (large and self._large_runs):
-                    self._large_runs |= large
+                if not (analyzer.large and self._large_runs):
+                    self._large_runs |= analyzer.large
                     return self._analyzers.pop(place)
             return None
 
     def done(self, analyzer: FileAnalyzer) -> None:
         """One that was taken has been run."""
-        if analyzer.name in _LARGEST:
+        if analyzer.large:
             self._large_runs = False

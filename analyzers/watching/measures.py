@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from gpuscope.contained_files import Refused, RefusedError, listed, opened
 from gpuscope.errors import InputError
+from gpuscope.sources.lines import json_object
 from gpuscope.sources.run_manifest import MANIFEST, PARTS, ended, finished_traces, refused_files
 
 KEPT = 5_000
@@ -145,7 +145,7 @@ class RunWatcher:
         return True
 
     def _step(self, line: bytes) -> None:
-        found = _line(line)
+        found = json_object(line)
         step = None if found is None else _step(found)
         if found is None or step is None:
             self._lost += 1
@@ -155,14 +155,6 @@ class RunWatcher:
         own[step.step] = step
         if len(own) > KEPT:
             del own[min(own)]
-
-
-def _line(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _step(found: Mapping[str, Any]) -> MeasuredStep | None:

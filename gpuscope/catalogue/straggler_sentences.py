@@ -9,15 +9,17 @@ from gpuscope.words import units
 from gpuscope.words.short_kernels import short_kernel
 
 CAUSED_WAIT = (
-    "Caused wait adds up what each other rank waited in each collective, every one by itself, so it can exceed the "
-    "run; per step it is what one waiting rank loses (exposed, collectives that wait together once). What a step loses "
-    "over all ranks is the cost of the finding; what it gains without the late rank is predicted (What to change). "
-    "Waiting for messages between stages is the pipeline's."
+    "Caused wait is the sum, over all other ranks and all collectives, of the time they waited for this rank, so it "
+    "can exceed the length of the run. The figure per step is what one waiting rank loses: exposed time only, and "
+    "where it waits in several collectives at once that time counts once. The finding's cost is the mean over all "
+    "ranks, whoever caused the wait; how much shorter a step would be without the late rank is predicted (What to "
+    "change). Waits for sends and receives between pipeline stages are not included."
 )
 SLOWDOWN = (
-    "S measures unevenness: it compares with each operation at the mean of its peers (communication: the median), "
-    "slow ranks included, so that one part's own S exceeds that of all where the others are quicker. A rank replaced "
-    "would run at its peers' pace: what that gains is predicted (What to change)."
+    "S measures how uneven the job is: the step time, divided by what it would be if every operation took the mean of "
+    "its peers (communication: the median); slow ranks count in that mean. The S of one rank, stage or operation sets "
+    "everything else to the mean, so it can exceed the S of the whole job, where some peers are faster than the mean. "
+    "A rank that is replaced would run as fast as its peers; what that gains is predicted (What to change)."
 )
 """How the three figures of one straggler differ (docs/definitions.md: «Wait, gain and slowdown»)."""
 NAME = 32

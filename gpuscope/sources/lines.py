@@ -41,12 +41,12 @@ def lines(path: Path, options: ReadOptions, builder: TraceBuilder | None = None)
 
 def first_object(head: bytes) -> dict[str, Any]:
     """The object on the first line; empty where there is none."""
-    return _object(head.lstrip().partition(b"\n")[0]) or {}
+    return json_object(head.lstrip().partition(b"\n")[0]) or {}
 
 
 def read_objects(path: Path, options: ReadOptions, builder: TraceBuilder) -> Iterator[dict[str, Any] | None]:
     """The object of every line that isn't empty; None for one that can't be read (the last, if cut off)."""
-    return (_object(line) for line in lines(path, options, builder) if line.strip())
+    return (json_object(line) for line in lines(path, options, builder) if line.strip())
 
 
 def integer(value: Any) -> int | None:
@@ -56,7 +56,8 @@ def integer(value: Any) -> int | None:
     return round(value)
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def json_object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None for anything else."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

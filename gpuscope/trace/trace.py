@@ -53,7 +53,7 @@ class _DeviceWork:
     """What was found of a trace's device events, which every analysis asks for."""
 
     lanes: list[Lane] | None = None
-    spans: dict[tuple[int, Kind], Spans] = field(default_factory=dict)
+    spans: dict[tuple[int, int, Kind], Spans] = field(default_factory=dict)
     """By the identity of a lane's rows, and kind."""
 
 
@@ -182,10 +182,10 @@ class Trace:
 
     def spans(self, rows: Times, kind: Kind) -> Spans:
         """The union of the device events of one kind among `rows`."""
-        of_lane = any(lane.rows is rows for lane in self._work.lanes or ())
-        if not of_lane:
+        lane = next((lane for lane in self._work.lanes or () if lane.rows is rows), None)
+        if lane is None:
             return self._spans(rows, kind)
-        key = (id(rows), kind)
+        key = (lane.rank, lane.device, kind)
         if key not in self._work.spans:
             self._work.spans[key] = self._spans(rows, kind)
         return self._work.spans[key]

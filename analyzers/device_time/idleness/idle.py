@@ -1,9 +1,13 @@
 """Why a device was idle: judged instant by instant on the thread that launches what ends the gap.
 
-Definitions: «Stalls: class and cause». In this order: idle before an operation that was already queued; loader,
-garbage collection, allocator and file or network calls wherever they cover the instant; long stretches of the
-host's own work; and what is left is divided between `sync` and `launch` by replaying the rank without its
-blocking calls (`idle_replay.py`).
+Each instant goes to the first of these that holds (docs/definitions.md: «Stalls: class and cause»):
+
+1. The next operation had already been launched. Its first 10 µs are the latency of the launch, the rest has no cause.
+2. The launching thread was in an event that has a cause by its name: a data loader, garbage collection, an allocator
+   call, a file or network call.
+3. The launching thread ran its own code for unusually long without launching: other host work.
+4. Otherwise the lane is replayed with its blocking calls returning at once (`idle_replay.py`). The idle time that this
+   removes is `sync`, what remains is `launch`.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ EXPLAINING = (Category.OP, Category.RUNTIME, Category.PYTHON, Category.OS)
 NO_CAUSE = -1
 """Of a host event that stands for no cause by its name."""
 LAUNCH_LATENCY = 10_000
-"""ns between an operation's launch and its start that are the price of a launch; what goes beyond has no cause here."""
+"""ns that the driver and device usually take to start a launched operation. Idle time up to this is launch overhead; an
+operation that starts later waited for something that the trace does not show."""
 LONG_STRETCH = 1_000_000
 """ns from which host work without a launch can be a stretch of its own, not the way to the next launch."""
 LONG_STRETCHES_OF_INTERVALS = 50
@@ -138,14 +143,9 @@ def find_gaps(trace: Trace, view: LaneView) -> tuple[Gaps, Spans]:
         thread[part][known] = host["thread"][launch]
         issue[part][known] = np.minimum(host["end"][launch], idle.end[part][known])
     gaps = Gaps(idle.start, idle.end, launched, compact(thread), begins, view.rows)
-    return gaps, _queued(gaps, issue)
-
-
-def _queued(gaps: Gaps, issue: Times) -> Spans:
-    """The part of each gap in which what ends it had been launched already: at `issue`, which is used up."""
-    start = np.maximum(gaps.start, issue, out=issue)
-    keep = gaps.end > start
-    return Spans(start, gaps.end) if keep.all() else Spans(start[keep], gaps.end[keep])
+    queued_from = np.maximum(issue, idle.start, out=issue)
+    keep = idle.end > queued_from
+    return gaps, Spans(queued_from, idle.end) if keep.all() else Spans(queued_from[keep], idle.end[keep])
 
 
 def _covering(trace: Trace, view: LaneView, gaps: Gaps, left: Spans) -> dict[str, Spans]:
@@ -208,40 +208,57 @@ def _own_work(trace: Trace, view: LaneView, gaps: Gaps, blocking: Times, left: S
     turns = launching_threads(trace, view, blocking)
     if not turns:
         return {"launch": left}
-    threads = sorted({*distinct_values(gaps.thread).tolist(), *(one for own in turns for one in own.threads.tolist())})
-    host_of = [next((place for place, own in enumerate(turns) if thread in own.threads), 0) for thread in threads]
-    covered = _covered(trace, view, threads)
+    threads = _threads(trace, view, gaps, turns)
     stretches = [
-        _long_stretches(trace, view, own, join(*(covered[threads.index(t)] for t in own.threads.tolist())))
-        for own in turns
-    ]
-    explained = [
-        join(spans, stretches[host]) if thread in turns[host].threads else spans
-        for thread, spans, host in zip(threads, covered, host_of, strict=True)
+        _long_stretches(trace, view, own, join(*(one.covered for one in threads if one.launches_in == place)))
+        for place, own in enumerate(turns)
     ]
     long = join(EMPTY, *(
-        intersect(intersect(left, _where(gaps, gaps.thread == thread)), stretches[host])
-        for thread, host in zip(threads, host_of, strict=True)
-        if thread in turns[host].threads and len(stretches[host].start)
+        intersect(intersect(left, _where(gaps, gaps.thread == one.number)), stretches[one.launches_in])
+        for one in threads
+        if one.launches_in is not None and len(stretches[one.launches_in].start)
     ))  # fmt: skip
     rest = subtract(left, long)
     blocked = [own.blocked(trace["host_events"]) for own in turns]
     if not any(len(spans.start) for spans in blocked):
         return {"host_other": long, "launch": rest}
-    sync = _price_of_blocking(trace, view, gaps, rest, blocked, explained, threads, host_of)
+    sync = _price_of_blocking(trace, view, gaps, rest, blocked, stretches, threads)
     return {"host_other": long, "sync": sync, "launch": subtract(rest, sync)}
+
+
+@dataclass(frozen=True)
+class _Thread:
+    """A host thread of a lane: one that launches for it, or launches what ends one of its gaps."""
+
+    number: int
+    launches_in: int | None
+    """Place of the turns that it takes, in order of how much they launch; None where it takes none."""
+    covered: Spans
+    """Where it was in a loader, collector, allocator or file call."""
+
+    @property
+    def turns(self) -> int:
+        """Place of the turns that its launches are counted with: the busiest where it takes none."""
+        return self.launches_in or 0
+
+    def explained(self, stretches: Sequence[Spans]) -> Spans:
+        """Where it was in something that has a cause; `stretches` are the long ones of each turns."""
+        return self.covered if self.launches_in is None else join(self.covered, stretches[self.launches_in])
+
+
+def _threads(trace: Trace, view: LaneView, gaps: Gaps, turns: Sequence[Turns]) -> list[_Thread]:
+    host = trace["host_events"]
+    named = np.concatenate([_named(trace, view, categories, predicate) for _, (categories, predicate) in COVERING])
+    place_of = {number: place for place, own in enumerate(turns) for number in own.threads.tolist()}
+    found = []
+    for number in sorted({*distinct_values(gaps.thread).tolist(), *place_of}):
+        own = named[host["thread"][named] == number]
+        found.append(_Thread(number, place_of.get(number), union(host["start"][own], host["end"][own])))
+    return found
 
 
 def _where(gaps: Gaps, picked: Mask) -> Spans:
     return Spans(gaps.start[picked], gaps.end[picked])
-
-
-def _covered(trace: Trace, view: LaneView, threads: Sequence[int]) -> list[Spans]:
-    """Where each thread was in a loader, collector, allocator or file call."""
-    host = trace["host_events"]
-    named = np.concatenate([_named(trace, view, categories, predicate) for _, (categories, predicate) in COVERING])
-    own = (named[host["thread"][named] == thread] for thread in threads)
-    return [union(host["start"][picked], host["end"][picked]) for picked in own]
 
 
 def _long_stretches(trace: Trace, view: LaneView, own: Turns, covered: Spans) -> Spans:
@@ -266,16 +283,17 @@ def _long_stretches(trace: Trace, view: LaneView, own: Turns, covered: Spans) ->
 
 
 def _price_of_blocking(
-    trace: Trace, view: LaneView, gaps: Gaps, rest: Spans, blocked: Sequence[Spans], explained: Sequence[Spans],
-    threads: Sequence[int], host_of: Sequence[int],
+    trace: Trace, view: LaneView, gaps: Gaps, rest: Spans, blocked: Sequence[Spans], stretches: Sequence[Spans],
+    threads: Sequence[_Thread],
 ) -> Spans:  # fmt: skip
     """The part of the remaining idle time that would not be there if blocking calls returned at once."""
-    work, rows = _work(trace, view, threads, host_of)
+    work, rows = _work(trace, view, threads)
     room = np.bincount(gaps.of(rest), weights=rest.end - rest.start, minlength=len(gaps)).astype(np.int64)
     # A gap belongs to the step in which it lies, though what ends it may be the next one's first operation.
     starts = np.array([own.start for own in view.steps], np.int64)
     step = places(starts, work.start - 1, "right")
-    outcome = replay(work, blocked, explained, host_of, _segments(view)[step])
+    explained = [one.explained(stretches) for one in threads]
+    outcome = replay(work, blocked, explained, [one.turns for one in threads], _segments(view)[step])
     lost = np.maximum(outcome.recorded - outcome.unblocked, 0)
     count = len(view.steps) + 1
     idle, idle_unblocked = (
@@ -329,7 +347,7 @@ def _first_of_each(spans: Spans, gaps: Gaps, wanted: Times) -> Spans:
     return Spans(spans.start[keep], (spans.start + taken)[keep])
 
 
-def _work(trace: Trace, view: LaneView, threads: Sequence[int], host_of: Sequence[int]) -> tuple[Work, Times]:
+def _work(trace: Trace, view: LaneView, threads: Sequence[_Thread]) -> tuple[Work, Times]:
     """A lane's operations as the replay takes them, and their rows (ascending, like their starts)."""
     device, host = trace["device_events"], trace["host_events"]
     rows = np.sort(view.rows, kind="stable")
@@ -338,9 +356,9 @@ def _work(trace: Trace, view: LaneView, threads: Sequence[int], host_of: Sequenc
     row = np.where(known, launch, 0)
     issue = np.where(known, np.minimum(host["end"][row], start), start)
     _, stream = distinct(device.at("stream", rows))
-    place = np.where(known, np.searchsorted(threads, host["thread"][row]), 0)
+    place = np.where(known, np.searchsorted([one.number for one in threads], host["thread"][row]), 0)
     place = np.minimum(place, len(threads) - 1)
-    sequence: Array = np.array(host_of, np.int64)[place]
+    sequence: Array = np.array([one.turns for one in threads], np.int64)[place]
     return Work(start, end, stream, issue, sequence, place), rows
 
 
@@ -350,4 +368,6 @@ ANALYZER = FileAnalyzer(
     (DEVICE_EVENTS,),
     (GAPS,),
     causes=(*(cause.code for cause in SHOWN_BY_NAME), "sync", "launch", UNATTRIBUTED),
+    cost=4,
+    large=True,
 )

@@ -101,21 +101,14 @@ def _inside(host: Table, calls: Times, launches: Times) -> float:
 def most_launching(trace: Trace, view: LaneView) -> int:
     """The thread that launches most of a lane's work; without launches, that with most events of its rank."""
     host, device = trace["host_events"], trace["device_events"]
-    thread, counts = host["thread"], np.zeros(1, np.int64)
+    thread = host["thread"]
+    counts = np.zeros(int(thread.max(initial=0)) + 1, np.int64)
     for part in parts(0, len(view.rows)):
         launch = device.at("launch", view.rows[part])
-        counts = _added(counts, np.bincount(thread[launch[launch != NA]]))
+        counts += np.bincount(thread[launch[launch != NA]], minlength=len(counts))
     if not counts.any():
         counts = np.bincount(thread[slice(*rows_of_rank(host, view.lane.rank))])
     return int(np.argmax(counts))
-
-
-def _added(counts: Times, more: Times) -> Times:
-    """Sums of counts of which one may be longer than the other."""
-    if len(counts) < len(more):
-        counts, more = more, counts
-    counts[: len(more)] += more
-    return counts
 
 
 def blocking_calls(trace: Trace, view: LaneView) -> Times:

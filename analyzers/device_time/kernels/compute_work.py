@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
 from gpuscope.analyzers.base.lanes import LaneView, computing
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import COMPUTE
@@ -21,7 +21,6 @@ from gpuscope.schema.compute_section import ComputeEntry, ComputePart, Generatio
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Times, looked_up, picked
 from gpuscope.trace.naming import precisions
-from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 SIZES_SHOWN = 6
@@ -45,23 +44,12 @@ _ONE_PASS = re.compile(r"fused_?(adam|sgd|adagrad|lamb|lion)|multi_tensor_apply.
 """torch's fused optimizers, and those of APEX, whose functors update parameters and states in one pass."""
 
 
-def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
-    """The section `compute`, one entry per lane with kernels."""
-    result = Result(ANALYZER.name)
-    entries = [entry for view in lanes if (entry := _lane(trace, view))]
-    if entries:
-        result.sections[COMPUTE] = entries
-    return result
-
-
-def _lane(trace: Trace, view: LaneView) -> ComputeEntry | None:
-    if view.lane.device == NA:
-        return None
+def _of_lane(trace: Trace, view: LaneView) -> Iterator[ComputeEntry]:
     facts, steps, rows = kernel_facts(trace), view.judged_steps, computing(trace, view)
     if not len(rows):
-        return None
+        return
     model = device_models(trace).get(view.key, "")
-    return {
+    yield {
         "rank": view.lane.rank, "device": view.lane.device, "device_name": model or None,
         "generation": _generation(trace, facts, rows, model),
         "steps": len(steps), "window_ns": sum(step.end - step.start for step in steps),
@@ -148,4 +136,6 @@ def _entry(trace: Trace, code: str, rows: Times, own: Mask, detail: str) -> Iter
     }  # fmt: skip
 
 
-ANALYZER = FileAnalyzer("compute", run, (DEVICE_EVENTS,), (COMPUTE,))
+ANALYZER = FileAnalyzer(
+    "compute", entries_of_devices("compute", COMPUTE, _of_lane), (DEVICE_EVENTS,), (COMPUTE,), cost=2, large=True
+)

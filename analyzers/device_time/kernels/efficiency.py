@@ -8,21 +8,20 @@ counts again. `coverage_frac` says how much of the time of such kernels that is,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.base.lanes import LaneView, StepWindow
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
+from gpuscope.analyzers.base.lanes import LaneView, StepWindow, bounds, step_at
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import EFFICIENCY
 from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
 from gpuscope.analyzers.device_time.kernels.operator_work import SINGLE_UNKNOWN, device_models, is_multiplying
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.schema.document import EfficiencyEntry, StepEfficiency
-from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
@@ -61,20 +60,11 @@ class _Products:
         return np.asarray(self.flops / rates)
 
 
-def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
-    """One entry per lane with kernels; a training thread that stands for a device has no peak and no entry."""
-    result = Result(ANALYZER.name)
-    entries = [entry for view in lanes if (entry := _lane(trace, view))]
-    if entries:
-        result.sections[EFFICIENCY] = entries
-    return result
-
-
-def _lane(trace: Trace, view: LaneView) -> EfficiencyEntry | None:
+def _of_lane(trace: Trace, view: LaneView) -> Iterator[EfficiencyEntry]:
     device = trace["device_events"]
     computes = device.at("kind", view.rows) == Kind.COMPUTE
-    if not computes.any() or view.lane.device == NA:
-        return None
+    if not computes.any():
+        return
     rows = view.rows[computes & is_multiplying(kernel_facts(trace).category[view.rows])]
     steps = view.judged_steps
     found = _products(trace, rows, steps)
@@ -85,7 +75,7 @@ def _lane(trace: Trace, view: LaneView) -> EfficiencyEntry | None:
     spent = sum(step.end - step.start for step in steps)
     flops, needed = float(found.flops.sum()), float(ideal.sum())
     coverage = _coverage(found, peaks)
-    return {
+    yield {
         "rank": view.lane.rank, "device": view.lane.device, "device_name": model or None,
         "mfu": needed * 1e9 / spent if needed and spent else None,
         "flops_per_step": flops / len(steps) if flops and steps[0].step != NA else None,
@@ -115,11 +105,9 @@ def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Produc
     device = trace["device_events"]
     facts = kernel_facts(trace)
     work = facts.work
-    begins = np.array([step.start for step in steps], np.int64)
-    ends = np.array([step.end for step in steps], np.int64)
     start = device["start"][rows]
-    step = places(begins, start, "right") - 1
-    chosen = np.flatnonzero((step >= 0) & (start < ends[np.maximum(step, 0)]))
+    step = step_at(*bounds(steps), start)
+    chosen = np.flatnonzero(step != NA)
     picked = rows[chosen]
     counted = np.flatnonzero(work.flops[picked])
     return _Products(
@@ -166,4 +154,6 @@ def _no_peak(precision: str | None, model: str) -> str:
     return f"no peak at {precision} is known for {model!r}"
 
 
-ANALYZER = FileAnalyzer("efficiency", run, (DEVICE_EVENTS,), (EFFICIENCY,))
+ANALYZER = FileAnalyzer(
+    "efficiency", entries_of_devices("efficiency", EFFICIENCY, _of_lane), (DEVICE_EVENTS,), (EFFICIENCY,)
+)

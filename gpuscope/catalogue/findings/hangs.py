@@ -33,11 +33,11 @@ class Hang(Finding):
     only_waited: list[int]
 
     def message(self) -> str:
-        parts = [_sentence(f"{rank_list(own)}: {why}") for why, own in self.causes[:CAUSES_NAMED]]
+        parts = [sentence(f"{rank_list(own)}: {why}") for why, own in self.causes[:CAUSES_NAMED]]
         if len(self.causes) > CAUSES_NAMED:
             parts.append(f"And {units.plural(len(self.causes) - CAUSES_NAMED, 'more first cause')}")
         if self.only_waited:
-            parts.append(_sentence(f"{rank_list(self.only_waited)} only waited"))
+            parts.append(sentence(f"{rank_list(self.only_waited)} only waited"))
         return ". ".join(["The job hung", *parts])
 
 
@@ -50,5 +50,6 @@ def rank_list(numbers: Iterable[int]) -> str:
     return f"{'rank' if len(found) == 1 else 'ranks'} {text}"
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """With a capital."""
     return text[0].upper() + text[1:]

@@ -37,7 +37,7 @@ def look(path: Path, *events: Event, gpu: str | None = H100) -> tuple[list[Kerne
     trace = open_trace(write(path / "trace.json", *events, **header))
     lanes = views(trace)
     kernels: list[KernelEntry] = kernel_times.run(trace, lanes).sections[KERNELS]
-    found: list[EfficiencyEntry] = efficiency.run(trace, lanes).sections[EFFICIENCY]
+    found: list[EfficiencyEntry] = efficiency.ANALYZER.run(trace, lanes).sections[EFFICIENCY]
     return kernels, found
 
 
@@ -165,7 +165,7 @@ def test_shapes_of_an_nsys_report() -> None:
     if not path.exists():
         pytest.skip(needs.PUBLIC_TRACES)
     trace = open_trace(path)
-    (found,) = efficiency.run(trace, views(trace)).sections[EFFICIENCY]
+    (found,) = efficiency.ANALYZER.run(trace, views(trace)).sections[EFFICIENCY]
     assert found["precisions"] == [{"precision": "fp32", "flops": 533_968_453_632, "peak_flops_per_s": 19.5e12}]
     assert found["coverage_frac"] == 1
     assert found["mfu"] == pytest.approx(533_968_453_632 / 19.5e12 / 57.089922e-3)

@@ -64,7 +64,8 @@ def test_small_traces_and_runs_of_many_files_need_no_thread(monkeypatch: pytest.
 
 
 def test_of_those_that_need_most_memory_one_runs_at_a_time() -> None:
-    left = analysis_threads._Left([FileAnalyzer(name, _nothing) for name in ("idle", "compute", "kernels")])
+    declared = {"idle": True, "compute": True, "kernels": False}
+    left = analysis_threads._Left([FileAnalyzer(name, _nothing, large=large) for name, large in declared.items()])
     first, second = left.take(), left.take()
     assert first is not None
     assert second is not None

@@ -10,14 +10,13 @@ import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.distinct import counted
-from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank, rows_where
-from gpuscope.trace.columns.table import parts as row_parts
+from gpuscope.trace.columns.table import Mask, Table, Times, parts, rows_of_rank, rows_where
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 
 @dataclass(frozen=True)
-class RankPart:
+class RecordedRank:
     """A rank of the trace with its lanes, and the window that its tables are of."""
 
     rank: int
@@ -41,15 +40,15 @@ class RankPart:
         return (start >= self.window[0]) & (start < self.window[1])
 
 
-def parts(trace: Trace, lanes: Sequence[LaneView]) -> list[RankPart]:
+def recorded_ranks(trace: Trace, lanes: Sequence[LaneView]) -> list[RecordedRank]:
     """The ranks of a trace, in order."""
     by_rank: dict[int, list[LaneView]] = {}
     for view in lanes:
         by_rank.setdefault(view.lane.rank, []).append(view)
-    return [_part(trace, rank, views) for rank, views in sorted(by_rank.items())]
+    return [_recorded(trace, rank, views) for rank, views in sorted(by_rank.items())]
 
 
-def _part(trace: Trace, rank: int, views: Sequence[LaneView]) -> RankPart:
+def _recorded(trace: Trace, rank: int, views: Sequence[LaneView]) -> RecordedRank:
     host = trace["host_events"]
     window = None
     if any(view.cut for view in views):
@@ -57,7 +56,7 @@ def _part(trace: Trace, rank: int, views: Sequence[LaneView]) -> RankPart:
     real = [view for view in views if view.lane.device != NA]
     events = [of_lane(trace, view) for view in real] or [np.empty(0, np.int64)]
     rows = events[0] if len(events) == 1 else np.sort(np.concatenate(events), kind="stable")
-    return RankPart(rank, tuple(views), window, rows_of_rank(host, rank), rows, bool(real))
+    return RecordedRank(rank, tuple(views), window, rows_of_rank(host, rank), rows, bool(real))
 
 
 def of_lane(trace: Trace, view: LaneView) -> Times:
@@ -71,7 +70,7 @@ def of_lane(trace: Trace, view: LaneView) -> Times:
 def streams_of(device: Table, rows: Times) -> tuple[list[int], Times]:
     """The streams that device events ran on, ascending, and how many ran on each."""
     counts: Counter[int] = Counter()
-    for part in row_parts(0, len(rows)):
+    for part in parts(0, len(rows)):
         found, number = counted(device.at("stream", rows[part]))
         counts.update(dict(zip(found.tolist(), number.tolist(), strict=True)))
     streams = sorted(counts)
@@ -82,5 +81,5 @@ def on_stream(device: Table, rows: Times, stream: int, streams: int) -> Times:
     """Those of the device events that ran on a stream, where they ran on so many."""
     if streams == 1:
         return rows
-    pieces = (rows[part] for part in row_parts(0, len(rows)))
+    pieces = (rows[part] for part in parts(0, len(rows)))
     return np.concatenate([piece[device.at("stream", piece) == stream] for piece in pieces])

@@ -1,0 +1,180 @@
+"""Sentences on a job that hung: why each rank is named as the first cause, what the dumps state and what they don't."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuscope.catalogue.findings.hangs import rank_list, sentence
+from gpuscope.schema.hang_section import HangCause
+from gpuscope.words import units
+
+OPERATIONS_NAMED = 4
+_INDEPENDENT = ("never_arrived", "device_stuck", "no_dump")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective, send or receive of a group, by the number that the dumps give it."""
+
+    op: str
+    number: int
+    group: str
+    """As the job names it: `group 72 (EXPERT_MODEL_PARALLEL_GROUP)`."""
+    p2p: bool = False
+    peer: int | None = None
+    """The rank that a send goes to or a receive comes from."""
+
+    def __str__(self) -> str:
+        to = f" {'to' if self.op == 'send' else 'from'} rank {self.peer}" if self.p2p and self.peer is not None else ""
+        return f"{self.op} {self.number}{to} of {self.group}"
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """An operation in which ranks wait for others."""
+
+    operation: Operation
+    waiting: Collection[int]
+    missing: Collection[int] = ()
+    """The ranks that did not enqueue it."""
+
+    def waiters(self) -> str:
+        """`ranks 0-2 wait`."""
+        return f"{rank_list(self.waiting)} {'waits' if len(self.waiting) == 1 else 'wait'}"
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rank called, as far as it is recorded: type and size of an operation."""
+
+    op: str
+    sizes: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.op} of {self.sizes} {self.dtype}".rstrip()
+
+
+def never_arrived(awaited: Awaited, sure: bool, in_flight: int) -> str:
+    """Why a rank is the first cause that others wait for, while it waits for none."""
+    state = "nothing in flight"
+    if in_flight:
+        state = f"{units.plural(in_flight, 'operation')} in flight, none of which waits for another rank"
+    verb = "never enqueued" if sure else "is not known to have enqueued"
+    other_side = " the other side of" if awaited.operation.p2p else ""
+    return f"{verb}{other_side} {awaited.operation}, where {awaited.waiters()}; {state}"
+
+
+def left_behind(operation: Operation) -> str:
+    """What a rank alone did not finish."""
+    return f"did not finish {operation}, which the other members have all finished"
+
+
+def device_stuck(alone: Operation, awaited: Awaited) -> str:
+    """Why a rank is the first cause whose device did not finish what all others finished."""
+    return f"{left_behind(alone)}; never enqueued {awaited.operation}, where {awaited.waiters()}"
+
+
+def no_dump(awaited: Awaited) -> str:
+    """Why a rank without a dump is under suspicion."""
+    return f"wrote no dump; {awaited.waiters()} in {awaited.operation}, which every other member has enqueued"
+
+
+def called_other(own: Call | None, number: int, group: str, waiting: Collection[int], theirs: Call) -> str:
+    """Why a rank is the first cause that called something else than those who wait for it."""
+    return f"called {own or 'something else'} as number {number} of {group}, where {rank_list(waiting)} called {theirs}"
+
+
+def differs(what: str, number: int | None, group: str, variants: Sequence[tuple[str, Collection[int]]]) -> str:
+    """Why a rank is the first cause whose calls, or list of a group's members, differ from the others'."""
+    said = "; ".join(f"{rank_list(ranks)}: {called}" for called, ranks in variants)
+    of = "" if number is None else f"number {number} of "
+    return f"{what.rstrip('s')} differs from the others in {of}{group} ({said})"
+
+
+def circular(ring: Collection[int], awaited: Awaited) -> str:
+    """Why a rank of several that wait for each other is named."""
+    return f"{rank_list(ring)} wait for each other, {awaited.waiters()} in {awaited.operation}"
+
+
+def transfer(operation: Operation) -> str:
+    """Every member has enqueued it, and none has finished."""
+    return f"every member has enqueued {operation}, but it does not finish"
+
+
+def certain(awaited: Sequence[Awaited], causes: Sequence[HangCause], idle: Sequence[int]) -> list[str]:
+    """What the dumps state; `awaited` are operations that first causes did not enqueue, `idle` first causes with
+    nothing in flight."""
+    found = [
+        f"{rank_list(one.waiting)} enqueued {one.operation}; {rank_list(one.missing)} did not"
+        + (" enqueue the other side." if one.operation.p2p else ".")
+        for one in awaited[:OPERATIONS_NAMED]
+    ]
+    if (more := len(awaited) - OPERATIONS_NAMED) > 0:
+        found.append(f"The same holds for {more} more operations.")
+    found += [
+        f"Rank {cause['rank']} {cause['why']}."
+        for cause in causes
+        if cause["certain"] and cause["kind"] in ("device_stuck", "mismatch")
+    ]
+    if idle:
+        them = "it" if len(idle) == 1 else "them"
+        found.append(f"{rank_list(idle)} had nothing in flight, so no other rank held {them} up.")
+    return [sentence(text) for text in found]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """What dumps leave open."""
+
+    causes: Sequence[HangCause]
+    stacks: bool
+    """Whether the dumps of the first causes hold stacks."""
+    without_dump: Collection[int]
+    progress: Collection[int]
+    """Ranks of which it is unknown how far they had got."""
+    by_count: bool
+    """Whether sends and receives of larger groups are matched by count."""
+    incomparable: Sequence[str]
+    """Groups whose operations the dumps number differently."""
+    members: bool
+    """Whether the members of groups in which ranks wait are unknown."""
+
+
+def uncertain(unknown: Unknown) -> list[str]:
+    """What the dumps leave open, in sentences."""
+    return list(_uncertain(unknown))
+
+
+def _uncertain(unknown: Unknown) -> Iterator[str]:
+    causes = unknown.causes
+    ranks = {cause["rank"] for cause in causes}
+    if causes:
+        yield (
+            "Why the first cause stopped: dumps record what was enqueued, not what a host or device did instead"
+            + ("." if unknown.stacks else ", and these contain no stacks.")
+        )
+        yield "That the job hung at all: dumps taken on demand from a running job can look the same."
+    else:
+        yield "Whether the job hung: nothing in these dumps waits for another rank."
+    if len(ranks) > 1 and all(cause["kind"] in _INDEPENDENT for cause in causes):
+        yield f"Whether {rank_list(ranks)} stopped for one common reason or for different ones."
+    if any(cause["kind"] == "mismatch" and not cause["certain"] for cause in causes):
+        yield "Which of the ranks that called different things called the wrong one: there is no majority."
+    if any(cause["kind"] == "circular" for cause in causes):
+        yield (
+            "Which of the ranks that wait for each other is at fault: the one named is the one that most of them wait "
+            "for, or that was missing where the first of them began to wait."
+        )
+    if unknown.without_dump:
+        yield f"What {rank_list(unknown.without_dump)} did: there is no dump."
+    if unknown.progress:
+        yield f"How far {rank_list(unknown.progress)} had got in groups that are missing from their dumps."
+    if unknown.by_count:
+        yield "Sends and receives in groups of more than two ranks are matched by count, not by number."
+    if unknown.incomparable:
+        groups = ", ".join(unknown.incomparable)
+        yield f"How far the ranks had got in {groups}: the dumps number the operations differently."
+    if unknown.members:
+        yield "The members of some groups: no dump lists them, so only the ranks seen in them are known."
