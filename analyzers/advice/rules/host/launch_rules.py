@@ -98,7 +98,7 @@ def _hindrance(case: Case) -> tuple[str, tuple[str, ...]] | None:
     ]  # fmt: skip
     if where:
         named = "; ".join(place.text() for place in where[:3])
-        return f"a graph can't hold calls that block within a step: first remove {named}", REMOVE
+        return f"a graph can't hold calls that block within a step; first remove these: {named}", REMOVE
     alike = [entry["repeated_frac"] for entry in case.host_calls if entry["repeated_frac"] is not None]
     if alike and min(alike) < ALIKE:
         return (
