@@ -2,25 +2,23 @@
 
 Its pages are the README, docs/ and what these link to, with links made to fit, and two kinds of pages that are made
 from the program's own records: one per cause and finding (its section of docs/findings.md), and one per suggestion (its
-`Knob`, what its rule says of risk and proof, and what its findings are recognised and misled by).
+records, and what its findings are recognised and misled by).
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import gpuscope.analyzers.advice.rules as advice_rules
-from gpuscope.analyzers.advice.rule import Knob, rules
+from gpuscope.analyzers.advice.rule import suggestions
 from gpuscope.catalogue.cause_table import CAUSES
+from gpuscope.catalogue.suggestion import Suggestion, left_open
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -46,8 +44,6 @@ whether the step became shorter beyond chance, and as much as predicted."
 
 SHOWN = "It answers these findings, and is shown only if the replay of your own trace with the change makes the step \
 shorter ([how](../advice.md)); where that can't be replayed, it is listed with what to record."
-WORDS = 12
-"""Letters from which a text with gaps still says something."""
 
 
 def place_of(path: Path) -> str | None:
@@ -114,87 +110,6 @@ def finding_sections() -> dict[str, FindingSection]:
     return found
 
 
-def knobs() -> dict[str, list[Knob]]:
-    """Everything that a rule may suggest, by code."""
-    found: dict[str, list[Knob]] = defaultdict(list)
-    for knob in (knob for rule in rules() for knob in rule.knobs):
-        found[knob.code].append(knob)
-    return dict(sorted(found.items()))
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a rule says of its proposals of one code: their risk, and how to verify them; figures left open."""
-
-    risks: tuple[str, ...]
-    verify: tuple[str, ...]
-
-
-def said_by_rules() -> dict[str, Said]:
-    """By code, from the rules' own source: a proposal is the one place where this is written."""
-    found: dict[str, list[ast.Call]] = defaultdict(list)
-    names: dict[int, dict[str, str]] = {}
-    for path in sorted(Path(advice_rules.__path__[0]).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        texts = {
-            node.targets[0].id: text
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and (text := _text(node.value, {}))
-        }
-        own = {node.args[0].value for node in ast.walk(tree)
-               if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Knob" and node.args
-               and isinstance(node.args[0], ast.Constant)}  # fmt: skip
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Call):
-                continue
-            given = {word.arg: word.value for word in node.keywords}
-            if getattr(node.func, "id", "") == "Proposal" or {"code", "risk"} <= set(given):
-                names[id(node)] = texts
-                code = _text(given["code"], texts) if "code" in given else ""
-                # A proposal made from a table holds for every knob of its file that has none of its own.
-                for one in [code] if code in own else own:
-                    found[one if code in own else f"{one}?"].append(node)
-    result: dict[str, Said] = {}
-    for code in knobs():
-        said = [
-            _given(found.get(code, []), key, names) or _given(found.get(f"{code}?", []), key, names)
-            for key in ("risk", "verify")
-        ]
-        knob = [(own.risk, own.verify) for own in knobs()[code]]
-        result[code] = Said(*(
-            tuple(dict.fromkeys([*texts, *(pair[place] for pair in knob if pair[place])]))
-            for place, texts in enumerate(said)
-        ))  # fmt: skip
-    return result
-
-
-def _given(calls: Iterable[ast.Call], key: str, names: dict[int, dict[str, str]]) -> tuple[str, ...]:
-    """What some calls are given by that keyword."""
-    return tuple(dict.fromkeys(text for call in calls for word in call.keywords
-                               if word.arg == key and (text := _text(word.value, names[id(call)]))))  # fmt: skip
-
-
-def _text(node: ast.expr, names: dict[str, str]) -> str:
-    """The words of a string, with «…» for what depends on the run; empty where that is all of it."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else ""
-    if isinstance(node, ast.JoinedStr):
-        parts = [
-            str(part.value) if isinstance(part, ast.Constant) else
-            (isinstance(part, ast.FormattedValue) and _text(part.value, names)) or "…"
-            for part in node.values
-        ]  # fmt: skip
-        return "".join(parts) if sum(map(str.isalpha, "".join(parts))) >= WORDS else ""
-    if isinstance(node, ast.IfExp):
-        return _text(node.body, names)
-    if isinstance(node, ast.BinOp):  # texts put together
-        parts = [text for side in (node.left, node.right) if (text := _text(side, names))]
-        return "".join(parts)
-    return names.get(node.id, "") if isinstance(node, ast.Name) else ""
-
-
 def cause_page(section: FindingSection, answering: list[str]) -> str:
     """One cause or finding: what it is, how it is recognised, what misleads, what helps, how to verify."""
     cause = next((cause for cause in CAUSES if cause.finding_code == section.code), None)
@@ -220,27 +135,29 @@ def cause_page(section: FindingSection, answering: list[str]) -> str:
     return "\n".join(lines)
 
 
-def suggestion_page(code: str, own: list[Knob], said: Said, findings: dict[str, FindingSection]) -> str:
+def suggestion_page(code: str, own: list[type[Suggestion]], findings: dict[str, FindingSection]) -> str:
     """One suggestion: what it sets, what it answers and how that is recognised, what misleads, risk, proof."""
-    lines = [f"# `{code}`", "", "## What it sets", ""]
-    lines += [*dict.fromkeys(f"- {knob.setting[0].upper()}{knob.setting[1:]}" for knob in own), ""]
+    lines = [f"# `{code}`", "", "## What it sets", "", *_points(record.sets for record in own), ""]
     answered = [
-        finding for finding in dict.fromkeys(one for knob in own for one in knob.answers) if finding in findings
+        finding for finding in dict.fromkeys(one for record in own for one in record.answers) if finding in findings
     ]
-    for heading, word in (("When it is suggested", "Recognised by"), ("What would mislead it", "Misled by")):
-        lines += [f"## {heading}", ""]
-        if word == "Recognised by":
-            lines += [SHOWN, ""]
-        for finding in answered:
-            text = findings[finding].points.get(word, "–")
-            if text != "–":
-                lines += [f"- [`{finding}`](../causes/{finding}.md): {text}"]
-        lines += [""]
-    if said.risks:
-        lines += ["## Risk", "", *(f"- {text[0].upper()}{text[1:]}" for text in said.risks), ""]
-    lines += ["## How to verify", "", *(f"- {text[0].upper()}{text[1:]}" for text in said.verify)]
-    lines += [f"- {VERIFY.format(code=code)}", ""]
+    lines += ["## When it is suggested", "", SHOWN, "", *_of_findings(answered, findings, "Recognised by"), ""]
+    lines += ["## What would mislead it", "", *_of_findings(answered, findings, "Misled by")]
+    lines += [*_points(record.misleads for record in own), ""]
+    lines += ["## Risk", "", *_points(record.risk for record in own), ""]
+    lines += ["## How to verify", "", *_points(record.verify for record in own), f"- {VERIFY.format(code=code)}", ""]
     return "\n".join(lines)
+
+
+def _of_findings(codes: Iterable[str], findings: dict[str, FindingSection], word: str) -> list[str]:
+    points = ((code, findings[code].points.get(word, "–")) for code in codes)
+    return [f"- [`{code}`](../causes/{code}.md): {text}" for code, text in points if text != "–"]
+
+
+def _points(texts: Iterable[str]) -> list[str]:
+    """What records of one suggestion say, each once, with «…» for what depends on the run."""
+    said = dict.fromkeys(left_open(text) for text in texts if text)
+    return [f"- {text[0].upper()}{text[1:]}" for text in said]
 
 
 def index_page(title: str, about: str, entries: dict[str, str]) -> str:
@@ -251,14 +168,13 @@ def index_page(title: str, about: str, entries: dict[str, str]) -> str:
 
 def generated_pages() -> dict[str, str]:
     """The pages that no file of the repository holds, by their place on the site."""
-    findings, settable, said = finding_sections(), knobs(), said_by_rules()
+    findings, settable = finding_sections(), suggestions()
     answering = {
-        code: [one for one, own in settable.items() if any(code in knob.answers for knob in own)] for code in findings
+        code: [one for one, own in settable.items() if any(code in record.answers for record in own)]
+        for code in findings
     }
     pages = {f"causes/{code}.md": cause_page(section, answering[code]) for code, section in findings.items()}
-    pages |= {
-        f"suggestions/{code}.md": suggestion_page(code, own, said[code], findings) for code, own in settable.items()
-    }
+    pages |= {f"suggestions/{code}.md": suggestion_page(code, own, findings) for code, own in settable.items()}
     sentences = {code: " ".join(re.split(r"(?<=\.)\s", section.about)[0].split()) for code, section in findings.items()}
     pages["causes/index.md"] = index_page(
         "Causes and findings",
@@ -267,7 +183,7 @@ def generated_pages() -> dict[str, str]:
     )
     pages["suggestions/index.md"] = index_page(
         "Suggestions", "What may be suggested, each with the step time that the replay of your own trace predicts.",
-        {code: own[0].setting.replace("|", "\\|") for code, own in settable.items()},
+        {code: own[0].sets.replace("|", "\\|") for code, own in settable.items()},
     )  # fmt: skip
     return pages
 

@@ -35,7 +35,7 @@ from walkthrough import PAGE as WALKTHROUGH
 from walkthrough import walk
 
 import gpuscope
-from gpuscope.analyzers.advice.rule import Knob, rules
+from gpuscope.analyzers.advice.rule import suggestions
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION, Cause
 from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import kinds
@@ -183,12 +183,9 @@ def _problems() -> str:
 
 def _suggestions() -> str:
     lines = ["| code | answers | setting |", "|---|---|---|"]
-    knobs: dict[str, list[Knob]] = {}
-    for knob in (knob for rule in rules() for knob in rule.knobs):
-        knobs.setdefault(knob.code, []).append(knob)
-    for code, own in sorted(knobs.items()):  # several rules may propose one thing
-        answers = ", ".join(f"`{answer}`" for answer in dict.fromkeys(one for knob in own for one in knob.answers))
-        settings = "; ".join(_cell(text) for text in dict.fromkeys(knob.setting for knob in own))
+    for code, own in suggestions().items():
+        answers = ", ".join(f"`{answer}`" for answer in dict.fromkeys(one for record in own for one in record.answers))
+        settings = "; ".join(_cell(text) for text in dict.fromkeys(record.sets for record in own))
         lines.append(f"| `{code}` | {answers} | {settings} |")
     return "\n".join(lines)
 

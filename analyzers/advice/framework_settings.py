@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Literal
 
-from gpuscope.analyzers.advice.rule import Case, Proposal
-from gpuscope.analyzers.changes import Refused
+from gpuscope.analyzers.advice.rule import Case
 from gpuscope.report.view.per_step import per_step_ns
-from gpuscope.schema.document import FindingEntry, RankEntry, Setting
-from gpuscope.words import units
+from gpuscope.schema.document import RankEntry, Setting
 
 
 def env(name: str, value: str) -> Setting:
@@ -41,6 +38,11 @@ def in_dialect(case: Case, names: Mapping[str, Setting]) -> Setting | None:
     return None
 
 
+def by_framework(case: Case, otherwise: Setting, **names: Setting) -> Setting:
+    """The same, `otherwise` where the framework has no name for it."""
+    return in_dialect(case, names) or otherwise
+
+
 def spelled(case: Case, text: str) -> str:
     """Calls of CUDA's runtime as the job's own runtime names them."""
     return text.replace("cudaMallocHost", "hipHostMalloc").replace("cuda", "hip") if case.rocm else text
@@ -49,30 +51,6 @@ def spelled(case: Case, text: str) -> str:
 def megabytes(size: int) -> str:
     """Bytes as a whole number of MiB, the unit of DDP's buckets."""
     return str(size >> 20)
-
-
-UNDIVIDED = "exposed_communication"
-"""The finding of exposed communication whose waiting can't be told from its transfer, as with one rank of many."""
-
-
-def seen_alone(case: Case, finding: FindingEntry, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
-    """Of proposals on when collectives are issued those that the ranks at hand settle: for `UNDIVIDED` those that the
-    replay can make on their own timeline, with the other ranks assumed and said."""
-    if finding["code"] != UNDIVIDED:
-        yield from proposals
-        return
-    if case.report["verdict"]["abstained"] or finding["severity"] == "low":
-        return
-    for proposal in proposals:
-        if not isinstance(case.predict(proposal.changes), Refused):
-            yield replace(proposal, why=f"{proposal.why}; the ranks that are not recorded are assumed to do the same")
-
-
-def cost(finding: FindingEntry) -> str:
-    """What a finding costs, in words: the beginning of a reason; the finding's own message says the rest."""
-    if not finding["share_frac"]:
-        return finding["message"]
-    return f"{finding['code']} takes {units.share(finding['share_frac'])} of the time"
 
 
 def step_now(case: Case) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 
 from gpuscope.analyzers.changes import Change, Predicted, Refused
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.plugins import listed
 from gpuscope.schema.document import Diagnosis, FindingEntry, MemoryBound, Setting
 from gpuscope.schema.host_calls_section import HostCallsEntry
@@ -24,38 +24,42 @@ Predict = Callable[[Sequence[Change]], Predicted | Refused]
 
 @dataclass(frozen=True)
 class Proposal:
-    """One exact setting, and the changes of the replay that it amounts to.
+    """One exact setting that answers a finding, and the changes of the replay that it amounts to.
 
     Proposals of one code (and `subject`) are values of one knob, of which one is taken: list the least intrusive first.
     Give `changes` wherever the replay knows them: what has only an `outcome` can't become part of a plan.
     """
 
-    code: str
-    action: str
-    why: str
+    finding: FindingEntry
+    record: Suggestion
     setting: Setting
-    risk: str
-    verify: str
     changes: tuple[Change, ...] = ()
     outcome: Predicted | Refused | None = None
     """Where the rule knows the outcome from elsewhere (a replay of the allocator), not from `changes`."""
-    gains_time: bool = True
-    """False for what saves something else than time (memory): kept though the step takes as long."""
-    subject: str = ""
-    """What the knob is set for, where there are several (`rank 3`): each has its own suggestion."""
     floor: float = 0.0
     """ns per step that the device needs whatever `changes` do: neither the prediction nor its range lies below."""
     possible_after: tuple[str, ...] = ()
     """Codes of suggestions after which `changes` can be made, though `outcome` refuses them as the run is now."""
-    alters_training: bool = False
-    """Whether what training computes changes (rounding, the batch): it is preferred only where it gains more."""
-    grounds: str = ""
-    """What in the trace calls for it, beyond its finding's words; «inferred» where nothing shows it directly."""
-
+    gains_time: bool = True
+    """False for what saves something else than time (memory): kept though the step takes as long."""
     saves: MemoryBound | None = None
     """What it saves at most of the peak of memory, where a snapshot shows that."""
     path: str = ""
     """The snapshot that it is for, where there are several of different jobs: then each has its own suggestion."""
+
+    @property
+    def code(self) -> str:
+        """Of the suggestion."""
+        return self.record.code
+
+    @property
+    def known(self) -> Predicted | Refused | None:
+        """The outcome, where no replay is needed to tell it."""
+        return self.outcome or (Refused(self.says("why_not")) if self.record.why_not else None)
+
+    def says(self, text: str) -> str:
+        """One of the texts of the record."""
+        return self.record.says(text, self.finding)
 
 
 @dataclass(frozen=True)
@@ -101,45 +105,36 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Knob:
-    """One thing that a rule may propose to set; a row of docs/advice.md."""
-
-    code: str
-    """Code of its suggestions."""
-    answers: tuple[str, ...]
-    """Codes of the findings that it answers."""
-    setting: str
-    """Markdown: the settings, by the frameworks' names for them."""
-    risk: str = ""
-    verify: str = ""
-    """What its page says of risk and proof, where a suggestion's own words for these depend on the run alone."""
-
-
-@dataclass(frozen=True)
 class Rule:
-    """A topic of advice: what it may set, and what it proposes for one finding."""
+    """A topic of advice: the records of what it may suggest, and what it proposes for one finding."""
 
     name: str
-    knobs: tuple[Knob, ...]
+    records: tuple[type[Suggestion], ...]
     propose: Callable[[Case, FindingEntry], Iterable[Proposal]]
     programs: tuple[Program, ...] = ("pytorch",)
     """Kinds of programs that have its settings. Where the kind is unknown, every rule applies."""
     place: int = 500
-    """Where its settings stand among others that are as good: the lowest first."""
+    """Where its settings stand among others that are as good: the lowest first, of one place by name."""
 
     @property
     def answers(self) -> frozenset[str]:
         """Codes of the findings that it answers."""
-        return frozenset(code for knob in self.knobs for code in knob.answers)
+        return frozenset(code for record in self.records for code in record.answers)
 
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """The rules of this package, by their place. Raises `ValueError` where two have one."""
-    found: list[Rule] = sorted(listed("gpuscope.analyzers.advice.rules", "RULE"), key=lambda rule: rule.place)
-    if shared := [(one.name, other.name) for one, other in pairwise(found) if one.place == other.place]:
-        raise ValueError(f"rules with one place: {shared}")
-    return tuple(found)
+    """The rules of this package, by their place."""
+    found: list[Rule] = listed("gpuscope.analyzers.advice.rules", "RULE")
+    return tuple(sorted(found, key=lambda rule: (rule.place, rule.name)))
+
+
+def suggestions() -> dict[str, list[type[Suggestion]]]:
+    """All that may be suggested, by code: several records where it has other words, or several rules suggest it."""
+    found: dict[str, list[type[Suggestion]]] = {}
+    for record in (record for rule in rules() for record in rule.records):
+        found.setdefault(record.code, []).append(record)
+    return dict(sorted(found.items()))
 
 
 def not_below(outcome: Predicted | Refused, floor: float) -> Predicted | Refused:

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gpuscope.analyzers.advice.combining import Candidate, Plan, best_plan
+from gpuscope.analyzers.advice.combining import Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
 from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted, Refused, Schedule
 from gpuscope.catalogue.cause_table import BY_CODE
+from gpuscope.catalogue.suggestion import UNDIVIDED
 from gpuscope.report.view import blame
 from gpuscope.schema.document import (
     AdviceEntry,
@@ -41,10 +42,10 @@ Outcome = TypeVar("Outcome")
 class _Found:
     """What became of the proposals."""
 
-    kept: list[tuple[Proposal, FindingEntry, Predicted]] = field(default_factory=list)
-    refused: list[tuple[Proposal, FindingEntry, str]] = field(default_factory=list)
-    without_gain: list[tuple[Proposal, FindingEntry, int]] = field(default_factory=list)
-    candidates: list[Candidate] = field(default_factory=list)
+    kept: list[tuple[Proposal, Predicted]] = field(default_factory=list)
+    refused: list[tuple[Proposal, str]] = field(default_factory=list)
+    without_gain: list[tuple[Proposal, int]] = field(default_factory=list)
+    candidates: list[Proposal] = field(default_factory=list)
     """Best value of each knob whose changes the replay knows, whether it gains alone or not."""
 
 
@@ -59,15 +60,15 @@ def advise(
     tries = Tries(predict, estimate)
     case = Case(report, tries.predict)
     found = _Found()
-    for finding, proposals in _proposals(case, rules() if among is None else among):
-        _sort_out(found, finding, proposals, tries)
+    for proposals in _proposals(case, rules() if among is None else among):
+        _sort_out(found, proposals, tries)
     if report["verdict"]["bound_by"] == "compute":
         # There a change is worth it only where it is certain to gain.
-        found.kept = [one for one in found.kept if not one[0].gains_time or is_gain(one[2])]
-        found.refused = [one for one in found.refused if one[1]["code"] not in BY_CODE]
+        found.kept = [one for one in found.kept if not one[0].gains_time or is_gain(one[1])]
+        found.refused = [one for one in found.refused if one[0].finding["code"] not in BY_CODE]
     kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
     plan = best_plan(found.candidates, tries)
-    taken = {proposal.code for proposal, _, _ in kept}
+    taken = {proposal.code for proposal, _ in kept}
     suggestions = blame.in_order(report, [_suggestion(*_of_the_reason(one, found.kept)) for one in kept])
     refused = [_unpredicted(*one) for one in _once(found.refused) if one[0].code not in taken]
     unpredicted = blame.answering_first(report, refused)
@@ -89,12 +90,14 @@ def not_asked() -> AdviceEntry:
 def worth_answering(report: Diagnosis, finding: FindingEntry) -> bool:
     """Whether a finding may lead to advice: a stall of at least 3 % (not of severity low) of a run that can be judged
     and is not start-up alone, which no step repeats."""
+    if finding["code"] == UNDIVIDED:
+        return not report["verdict"]["abstained"] and finding["severity"] != "low"
     if finding["code"] not in BY_CODE:
         return True
     return not report["verdict"]["abstained"] and finding["severity"] != "low" and not is_startup(report)
 
 
-def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[tuple[FindingEntry, list[Proposal]]]:
+def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[list[Proposal]]:
     """Per finding and knob: the values proposed for it."""
     for rule in (rule for rule in among if case.program is None or case.program in rule.programs):
         for finding in case.report["findings"]:
@@ -102,18 +105,24 @@ def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[tuple[FindingEntry
                 continue
             knobs: dict[tuple[str, str, str], list[Proposal]] = {}
             for proposal in rule.propose(case, finding):
-                knobs.setdefault((proposal.code, proposal.subject, proposal.path), []).append(proposal)
-            for proposals in knobs.values():
-                yield finding, proposals
+                if not _needs_others(case, proposal):
+                    knobs.setdefault((proposal.code, proposal.record.subject, proposal.path), []).append(proposal)
+            yield from knobs.values()
 
 
-def _sort_out(found: _Found, finding: FindingEntry, proposals: Sequence[Proposal], tries: Tries) -> None:
+def _needs_others(case: Case, proposal: Proposal) -> bool:
+    """Of what answers `UNDIVIDED` the ranks at hand settle what the replay can make on their own timeline, with the
+    other ranks assumed and said."""
+    return proposal.finding["code"] == UNDIVIDED and isinstance(case.predict(proposal.changes), Refused)
+
+
+def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries) -> None:
     """The values of one knob: the one to take, or why none is."""
     steps = [(proposal, tries.step(proposal)) for proposal in proposals]
     known = [(proposal, step) for proposal, step in steps if not isinstance(step, Refused)]
-    found.candidates += [Candidate(p, finding) for p, _ in steps if p.possible_after and p.changes]
+    found.candidates += [p for p, _ in steps if p.possible_after and p.changes]
     if not known:
-        found.refused += [(p, finding, step.why) for p, step in steps[:1] if isinstance(step, Refused)]
+        found.refused += [(p, step.why) for p, step in steps[:1] if isinstance(step, Refused)]
         return
     best = min(step for _, step in known)
     close = [proposal for proposal, step in known if step <= best * (1 + TIE_FRAC)]
@@ -130,59 +139,59 @@ def _sort_out(found: _Found, finding: FindingEntry, proposals: Sequence[Proposal
             unclear.append((proposal, outcome.why))
             continue
         if not proposal.gains_time or is_gain(outcome):
-            found.kept.append((proposal, finding, outcome))
-            found.candidates += [Candidate(proposal, finding)] if proposal.changes else []
+            found.kept.append((proposal, outcome))
+            found.candidates += [proposal] if proposal.changes else []
             return
         if outcome.after > outcome.before * (1 - MIN_GAIN_FRAC):
             break
         perhaps += [(proposal, outcome)] if may_gain(outcome) else []
     if perhaps:  # no part of a plan, which would be as uncertain
-        found.kept.append((perhaps[0][0], finding, perhaps[0][1]))
+        found.kept.append(perhaps[0])
     elif unclear:
-        found.refused.append((unclear[0][0], finding, unclear[0][1]))
+        found.refused.append(unclear[0])
     else:
-        found.candidates += [Candidate(ordered[0], finding)] if ordered[0].changes else []
-        found.without_gain.append((ordered[0], finding, step_of[id(ordered[0])]))
+        found.candidates += ordered[:1] if ordered[0].changes else []
+        found.without_gain.append((ordered[0], step_of[id(ordered[0])]))
 
 
-def _rank(one: tuple[Proposal, FindingEntry, Predicted]) -> tuple[bool, int]:
+def _rank(one: tuple[Proposal, Predicted]) -> tuple[bool, int]:
     """Those that are certain to gain first, by the gain that is certain: an estimate that rests on assumptions has a
     wide range, and comes behind one that gains a little less for sure."""
-    proposal, _, predicted = one
+    proposal, predicted = one
     return proposal.gains_time and not is_gain(predicted), predicted.high
 
 
-def _once(kept: Iterable[tuple[Proposal, FindingEntry, Outcome]]) -> list[tuple[Proposal, FindingEntry, Outcome]]:
+def _once(kept: Iterable[tuple[Proposal, Outcome]]) -> list[tuple[Proposal, Outcome]]:
     """Each setting once: two findings may lead to the same one."""
-    seen: dict[tuple[str, str, str], tuple[Proposal, FindingEntry, Outcome]] = {}
+    seen: dict[tuple[str, str, str], tuple[Proposal, Outcome]] = {}
     for one in kept:
         seen.setdefault((one[0].setting["name"], one[0].setting["value"], one[0].path), one)
     return list(seen.values())
 
 
 def _of_the_reason(
-    one: tuple[Proposal, FindingEntry, Predicted], kept: Sequence[tuple[Proposal, FindingEntry, Predicted]]
-) -> tuple[Proposal, FindingEntry, Predicted]:
+    one: tuple[Proposal, Predicted], kept: Sequence[tuple[Proposal, Predicted]]
+) -> tuple[Proposal, Predicted]:
     """The same change as it was proposed for what makes the trouble (too few micro-batches, a slow stage), where it was
     proposed for the trouble (the bubble) and for that."""
+    if one[0].finding["code"] not in BY_CODE:
+        return one
     same = (other for other in kept if other[0].setting == one[0].setting and other[0].changes == one[0].changes)
-    return one if one[1]["code"] not in BY_CODE else next((o for o in same if o[1]["code"] not in BY_CODE), one)
+    return next((other for other in same if other[0].finding["code"] not in BY_CODE), one)
 
 
-def _undominated(
-    kept: Sequence[tuple[Proposal, FindingEntry, Predicted]], tries: Tries
-) -> list[tuple[Proposal, FindingEntry, Predicted]]:
+def _undominated(kept: Sequence[tuple[Proposal, Predicted]], tries: Tries) -> list[tuple[Proposal, Predicted]]:
     """Without those that lead no further than another one for the same finding, alone or together with it."""
-    left: list[tuple[Proposal, FindingEntry, Predicted]] = []
-    for proposal, finding, outcome in kept:
+    left: list[tuple[Proposal, Predicted]] = []
+    for proposal, outcome in kept:
         near = outcome.after + TIE_FRAC * outcome.before
         better = [
-            other for other, own, predicted in left
-            if own["code"] == finding["code"] and other.subject == proposal.subject and predicted.after <= near
-            and (proposal.alters_training or not other.alters_training)
+            other for other, predicted in left
+            if other.finding["code"] == proposal.finding["code"] and other.record.subject == proposal.record.subject
+            and predicted.after <= near and (proposal.record.alters_training or not other.record.alters_training)
         ]  # fmt: skip
         if not any(_superfluous(proposal, other, outcome, tries) for other in better):
-            left.append((proposal, finding, outcome))
+            left.append((proposal, outcome))
     return left
 
 
@@ -206,25 +215,26 @@ def _prediction(predicted: Predicted) -> Prediction:
     )  # fmt: skip
 
 
-def _suggestion(proposal: Proposal, finding: FindingEntry, predicted: Predicted) -> SuggestionEntry:
+def _suggestion(proposal: Proposal, predicted: Predicted) -> SuggestionEntry:
     entry: SuggestionEntry = {
-        "code": proposal.code, "finding": finding["code"], "action": proposal.action, "why": proposal.why,
-        "setting": proposal.setting, "predicted": _prediction(predicted),
+        "code": proposal.code, "finding": proposal.finding["code"], "action": proposal.says("action"),
+        "why": proposal.says("why"), "setting": proposal.setting, "predicted": _prediction(predicted),
         "certain": not proposal.gains_time or is_gain(predicted),
-        "risk": proposal.risk, "verify": proposal.verify,
+        "risk": proposal.says("risk"), "verify": proposal.says("verify"), "facts": proposal.record.facts(),
     }  # fmt: skip
-    if proposal.grounds:
-        entry["grounds"] = proposal.grounds
+    if grounds := proposal.says("grounds"):
+        entry["grounds"] = grounds
     return entry
 
 
-def _unpredicted(proposal: Proposal, finding: FindingEntry, why: str) -> UnpredictedEntry:
+def _unpredicted(proposal: Proposal, why: str) -> UnpredictedEntry:
     entry: UnpredictedEntry = {
-        "code": proposal.code, "finding": finding["code"], "action": proposal.action, "setting": proposal.setting,
-        "why_not": why, "risk": proposal.risk, "verify": proposal.verify,
+        "code": proposal.code, "finding": proposal.finding["code"], "action": proposal.says("action"),
+        "setting": proposal.setting, "why_not": why, "risk": proposal.says("risk"),
+        "verify": proposal.says("verify"), "facts": proposal.record.facts(),
     }  # fmt: skip
-    if proposal.grounds:
-        entry["grounds"] = proposal.grounds
+    if grounds := proposal.says("grounds"):
+        entry["grounds"] = grounds
     if proposal.saves is not None:
         entry["memory_bound"] = proposal.saves
     if proposal.path:
@@ -237,9 +247,8 @@ def _plan(plan: Plan) -> PlanEntry:
         "predicted": _prediction(plan.predicted),
         "steps": [
             {
-                "code": one.proposal.code, "finding": one.finding["code"], "action": one.proposal.action,
-                "setting": one.proposal.setting, "step_ns_after": after, "risk": one.proposal.risk,
-                "verify": one.proposal.verify,
+                "code": one.code, "finding": one.finding["code"], "action": one.says("action"), "setting": one.setting,
+                "step_ns_after": after, "risk": one.says("risk"), "verify": one.says("verify"),
             }
             for one, after in plan.steps
         ],
@@ -250,22 +259,20 @@ def _nothing_gains(report: Diagnosis, found: _Found, plan: Plan | None) -> list[
     """Causes that cost much, and what was tried against them in vain."""
     if report["verdict"]["abstained"]:
         return []
-    answered = {finding["code"] for _, finding, _ in (*found.kept, *found.refused)}
-    answered |= {one.finding["code"] for one, _ in (plan.steps if plan else ())}
+    answered = {one.finding["code"] for one, _ in (*found.kept, *found.refused, *(plan.steps if plan else ()))}
     entries: list[NothingGainsEntry] = []
     for finding in report["findings"]:
         code = finding["code"]
         if code not in BY_CODE or code in answered or finding["share_frac"] <= COSTLY_FRAC:
             continue
-        tried = [_tried(*one) for one in found.without_gain if one[1]["code"] == code]
+        tried: list[TriedEntry] = [
+            {"code": one.code, "action": one.says("action"), "setting": one.setting, "step_ns_after": after}
+            for one, after in found.without_gain
+            if one.finding["code"] == code
+        ]
         if tried:
             entries.append({"finding": code, "share_frac": finding["share_frac"], "tried": tried})
     return entries
-
-
-def _tried(proposal: Proposal, finding: FindingEntry, after: int) -> TriedEntry:
-    del finding
-    return {"code": proposal.code, "action": proposal.action, "setting": proposal.setting, "step_ns_after": after}
 
 
 def _why(report: Diagnosis, suggestions: Sequence[SuggestionEntry], unpredicted: Sequence[UnpredictedEntry]) -> str:

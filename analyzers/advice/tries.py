@@ -49,15 +49,15 @@ class Tries:
 
     def step(self, proposal: Proposal) -> int | Refused:
         """The step that a proposal alone leads to, ns."""
-        if proposal.outcome is not None:
-            outcome = not_below(proposal.outcome, proposal.floor)
+        if (known := proposal.known) is not None:
+            outcome = not_below(known, proposal.floor)
             return outcome if isinstance(outcome, Refused) else outcome.after
         after = self.after(proposal.changes)
         return after if isinstance(after, Refused) else max(after, round(proposal.floor))
 
     def outcome(self, proposal: Proposal) -> Predicted | Refused:
         """What a proposal alone leads to, with its range."""
-        return not_below(proposal.outcome or self.predict(proposal.changes), proposal.floor)
+        return not_below(proposal.known or self.predict(proposal.changes), proposal.floor)
 
     def together(self, proposals: Sequence[Proposal]) -> int | Refused:
         """The step that proposals made together lead to, ns."""

@@ -270,6 +270,8 @@ class SuggestionEntry(TypedDict):
     """What in the trace calls for it, and that it is inferred where it is; absent where its finding says so."""
     risk: str
     verify: str
+    facts: NotRequired[dict[str, Any]]
+    """What its words are made of, by the names of its record; reports of older versions lack it."""
 
 
 class MemoryBound(TypedDict):
@@ -297,6 +299,8 @@ class UnpredictedEntry(TypedDict):
     """Of a change that saves memory, where an allocator snapshot shows how much at most."""
     path: NotRequired[str]
     """The snapshot that it is for, where several are of different jobs."""
+    facts: NotRequired[dict[str, Any]]
+    """As a suggestion's."""
 
 
 class TriedEntry(TypedDict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Report
 from gpuscope.schema.host_calls_section import BlockingCallEntry, HostCallsEntry
 
@@ -52,3 +53,11 @@ def report(*findings: FindingEntry, frameworks: Sequence[str] = (), **verdict: A
         "ranks": [{"rank": 0, "device": 0, "steps": 2, "window_ns": 200_000_000, "stall_ns": {"cpu": {}},
                    "breakdown_ns": {"compute": 0, "exposed_communication": 0, "exposed_memory": 0, "idle": 0}}],
     }  # type: ignore[typeddict-item, return-value]  # fmt: skip
+
+
+def suggestion(code: str, *answers: str, subject: str = "", **words: Any) -> Suggestion:
+    """A record that answers these findings."""
+    texts = {"action": f"Do {code}", "why": "", "risk": "a risk", "verify": "", "sets": "a test"}
+    given = {"code": code, "answers": answers, "subject": subject, **texts, **words}
+    kind: type[Suggestion] = type(code, (Suggestion,), given)
+    return kind()

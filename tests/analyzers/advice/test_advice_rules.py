@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import pytest
-from helpers.advice import finding, report, steady
+from helpers.advice import finding, report, steady, suggestion
 
 from gpuscope.analyzers.advice.framework_settings import python
-from gpuscope.analyzers.advice.rule import Knob, Proposal, Rule, rules
+from gpuscope.analyzers.advice.rule import Proposal, Rule, rules
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import MIB
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.changes import BucketSize, Change, LoaderWorkers, MicroBatches, Predicted, Refused
 from gpuscope.catalogue.cause_table import NAMED
+from gpuscope.catalogue.suggestion import Suggestion, places
 
 BEFORE = 100_000_000
 
@@ -192,8 +192,9 @@ def test_a_loader_that_has_workers_is_given_more_not_one() -> None:
 
 def test_what_saves_memory_alone_is_kept() -> None:
     same = Predicted(BEFORE, BEFORE, BEFORE, BEFORE, "3 GiB less reserved")
-    memory = Proposal("x", "a", "b", python("n", "v"), "", "", outcome=same, gains_time=False)
-    rule = Rule("memory", (Knob("x", ("fragmentation",), "a test"),), lambda *_: [memory])
+    words = suggestion("x", "fragmentation")
+    memory = Proposal(finding("fragmentation"), words, python("n", "v"), outcome=same, gains_time=False)
+    rule = Rule("memory", (type(words),), lambda *_: [memory])
     [one], _ = advise(report(finding("fragmentation"), bound_by="compute"), always(1), [rule])
     assert one["predicted"]["basis"] == "3 GiB less reserved"
 
@@ -209,18 +210,31 @@ def test_these_causes_have_a_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.name)
-def test_a_rule_proposes_what_it_declares(rule: Rule) -> None:
-    """The table of docs/advice.md is made of what rules declare."""
-    module = sys.modules[rule.propose.__module__]
-    tree = ast.parse(inspect.getsource(module))
-    given = [word for node in ast.walk(tree) if isinstance(node, ast.Call) for word in node.keywords]
-    codes = {word.value.value for word in given if word.arg == "code" and isinstance(word.value, ast.Constant)}
-    # Where one call makes several of them, from a table.
-    codes |= set(getattr(module, "CODES", {}).values()) | {one.code for one in getattr(module, "_SAVINGS", ())}
-    makers = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") != "Knob"]
-    given_first = {word.value for node in makers for word in node.args if isinstance(word, ast.Constant)}
-    codes |= given_first & {knob.code for knob in rule.knobs}
-    assert codes == {knob.code for knob in rule.knobs}
+def test_a_rule_declares_the_records_of_its_file(rule: Rule) -> None:
+    """The table of docs/advice.md is made of them. What only others derive from lacks a code or a risk."""
+    file = rule.propose.__module__
+    made_here = [one for one in vars(sys.modules[file]).values() if isinstance(one, type) and one.__module__ == file]
+    complete = {one for one in made_here if issubclass(one, Suggestion) and {"code", "risk"} <= set(dir(one))}
+    assert complete == set(rule.records)
+
+
+@pytest.mark.parametrize("record", [record for rule in rules() for record in rule.records])
+def test_words_ask_for_facts_that_there_are(record: type[Suggestion]) -> None:
+    given = {field.name for field in fields(record)} | {"cost", "message", "finding"}
+    assert [place for place in places(record) if place not in given and not hasattr(record, place)] == []
+    assert record.answers
+    assert record.sets
+    assert record.action
+    assert record.verify
+
+
+def test_rules_of_one_place_stand_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that is dropped in needs no place of its own."""
+    same = [Rule(name, (), lambda *_: []) for name in ("b", "a")]
+    monkeypatch.setattr(
+        "gpuscope.analyzers.advice.rule.listed", lambda *_: [*same, Rule("c", (), lambda *_: [], place=1)]
+    )
+    assert [rule.name for rule in rules.__wrapped__()] == ["c", "a", "b"]
 
 
 def test_the_costliest_late_rank_first() -> None:

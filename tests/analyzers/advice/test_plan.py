@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from helpers.advice import finding, report
+from helpers.advice import finding, report, suggestion
 
 from gpuscope.analyzers.advice.framework_settings import python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.changes import (
     CapturedGraphs,
@@ -39,18 +40,19 @@ def replayed(steps: Steps, spread: int = 0) -> Callable[[Sequence[Change]], Pred
     return predict
 
 
-def proposal(code: str, change: Change, **given: Any) -> Proposal:
-    return Proposal(code, f"Do {code}", "", python(code, str(given)), "a risk", "", (change,), **given)
+def proposal(code: str, change: Change, *, subject: str = "", alters_training: bool = False, **given: Any) -> Proposal:
+    words = suggestion(code, subject=subject, alters_training=alters_training)
+    return Proposal(finding("sync"), words, python(code, subject), (change,), **given)
 
 
 def rule(*proposals: tuple[str, Proposal]) -> list[Rule]:
     """One rule that answers findings, each with its proposals."""
 
     def propose(_: Case, of: FindingEntry) -> list[Proposal]:
-        return [one for code, one in proposals if code == of["code"]]
+        return [replace(one, finding=of) for code, one in proposals if code == of["code"]]
 
-    knobs = tuple(Knob(one.code, (code,), "a test") for code, one in proposals)
-    return [Rule("tests", knobs, propose)]
+    records = tuple(type(suggestion(one.code, code)) for code, one in proposals)
+    return [Rule("tests", records, propose)]
 
 
 def test_the_plan_is_one_replay_of_all_changes_and_no_sum() -> None:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import (
-    UNDIVIDED,
-    config,
-    cost,
-    env,
-    in_dialect,
-    megabytes,
-    python,
-    seen_alone,
-)
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.framework_settings import config, env, in_dialect, megabytes, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import BucketSize
+from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words import units
 
@@ -34,17 +27,62 @@ LISTED = tuple(size * MIB for size in (50, 100, 200))
 DEEPSPEED_ELEMENT, MEGATRON_ELEMENT = 2, 4
 
 
+@dataclass(frozen=True)
+class GradientBuckets(Suggestion):
+    """Buckets of another size."""
+
+    code = "bucket_size"
+    answers = ("latency", "bandwidth", UNDIVIDED)
+    sets = """DDP `bucket_cap_mb`, or `bucket_cap_mb_list` for a first bucket of another size (torch 2.13; before, \
+`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`), DeepSpeed `reduce_bucket_size` (elements), Megatron \
+`--ddp-bucket-size` (elements), `HOROVOD_FUSION_THRESHOLD` (bytes)"""
+    action = "Gather gradients in buckets of {mib} MiB{which}"
+    why = (
+        "{cost}; every message has a fixed cost, which fewer and larger messages pay less often, but a large last "
+        "bucket is sent only after the backward pass; the replay compares the sizes"
+    )
+    grounds = "{messages}"
+    risk = (
+        "larger buckets are sent later and need as much memory as the gradients (none with "
+        "gradient_as_bucket_view=True); an explicit size also sets DDP's first bucket, by default 1 MiB"
+    )
+    verify = "record again: count and bytes of the gradient collectives, and `gpuscope diff BEFORE AFTER`"
+
+    bytes: int
+    first_bytes: int
+    """Of the first bucket."""
+    op: str | None
+    """What most gradients are reduced by, where that is recorded."""
+    count: int
+    """How often in the recording."""
+    mean_bytes: int
+
+    @property
+    def mib(self) -> str:
+        return megabytes(self.bytes)
+
+    @property
+    def which(self) -> str:
+        if self.first_bytes == self.bytes:
+            return ""
+        return ", DDP's default" if self.bytes == DEFAULT else " behind a first one of 1 MiB"
+
+    @property
+    def messages(self) -> str:
+        if self.op is None:
+            return ""
+        what = units.plural(self.count, self.op.replace("_", "-"))
+        return f"{what} in the recording, of {units.memory(self.mean_bytes)} each on average"
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The default, larger and smaller buckets, as far as the framework has a name for them."""
-    yield from seen_alone(case, finding, _sizes(case, finding))
-
-
-def _sizes(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    now = _messages(case)
     same = ((size, size) for size in SIZES)
     for size, first in ((DEFAULT, DEFAULT_FIRST), *same, *((size, DEFAULT_FIRST) for size in LISTED)):
         setting = _named(case, size, first)
         if setting is not None:
-            yield _proposal(finding, setting, BucketSize(size, first), _messages(case))
+            yield Proposal(finding, GradientBuckets(size, first, *now), setting, (BucketSize(size, first),))
 
 
 def _named(case: Case, size: int, first: int) -> Setting | None:
@@ -65,45 +103,13 @@ def _named(case: Case, size: int, first: int) -> Setting | None:
     )
 
 
-def _messages(case: Case) -> str:
-    """How many gradient collectives there are, and of what size: what larger buckets change."""
+def _messages(case: Case) -> tuple[str | None, int, int]:
+    """The gradient collectives that larger buckets change: operation, count, mean size."""
     sized = [one for one in case.report["collectives"] if one["op"] in GRADIENTS and one["count"] and one["bytes"]]
     if not sized:
-        return ""
+        return None, 0, 0
     most = max(sized, key=lambda one: one["count"])
-    each = units.memory(round((most["bytes"] or 0) / most["count"]))
-    return f"{units.plural(most['count'], most['op'].replace('_', '-'))} in the recording, of {each} each on average"
+    return most["op"], most["count"], round((most["bytes"] or 0) / most["count"])
 
 
-def _proposal(finding: FindingEntry, setting: Setting, change: BucketSize, messages: str) -> Proposal:
-    default = ", DDP's default" if change.first != change.size else ""
-    if change.first != change.size != DEFAULT:
-        default = " behind a first one of 1 MiB"
-    return Proposal(
-        code="bucket_size",
-        action=f"Gather gradients in buckets of {megabytes(change.size)} MiB{default}",
-        why=f"{cost(finding)}; fewer, larger messages pay the fixed cost less often; a smaller last bucket "
-        "leaves less to send after the backward pass; the replay weighs one against the other",
-        setting=setting,
-        risk="larger buckets start later and take as much memory again (none with gradient_as_bucket_view=True); "
-        "any explicit size also sets DDP's first bucket",
-        verify="record again: count and bytes of the gradient collectives, and `gpuscope diff BEFORE AFTER`",
-        changes=(change,),
-        grounds=messages,
-    )
-
-
-RULE = Rule(
-    "buckets",
-    (
-        Knob(
-            "bucket_size",
-            ("latency", "bandwidth", UNDIVIDED),
-            "DDP `bucket_cap_mb`, or `bucket_cap_mb_list` for a first bucket of another size (torch 2.13; before, "
-            "`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`), DeepSpeed `reduce_bucket_size` (elements), Megatron "
-            "`--ddp-bucket-size` (elements), `HOROVOD_FUSION_THRESHOLD` (bytes)",
-        ),
-    ),
-    propose,
-    place=40,
-)
+RULE = Rule("buckets", (GradientBuckets,), propose, place=40)

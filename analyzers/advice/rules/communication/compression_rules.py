@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, on_cpu, python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.framework_settings import config, in_dialect, on_cpu, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import Refused, WireBytes
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words import units
 
@@ -21,42 +23,64 @@ POWER_SGD = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
 
 
+@dataclass(frozen=True)
+class WireBits(Suggestion):
+    """Gradients sent in 16 bits."""
+
+    code = "wire_bytes"
+    answers = ("bandwidth",)
+    sets = """bf16 or fp16 reduction: a DDP hook, FSDP2 `reduce_dtype`, DeepSpeed `communication_data_type`, Megatron \
+`--grad-reduce-in-bf16`"""
+    action = "Reduce gradients in 16 bits instead of 32"
+    why = "{cost}; half the bytes take half that part of the time"
+    risk = "rounds every gradient, and each partial sum, to 16 bits: compare the loss curve; fp16 can overflow"
+    verify = "record again: bytes of the gradient collectives halve; watch the loss for a few hundred steps"
+    alters_training = True
+
+
+@dataclass(frozen=True)
+class PowerSgd(Suggestion):
+    """Gradients of matrices as two thin ones: what it saves in bytes is known, what it costs is not."""
+
+    code = "power_sgd"
+    answers = ("bandwidth",)
+    sets = "DDP's `powerSGD_hook` with `matrix_approximation_rank`"
+    action = "If 16 bits are not enough, send gradients of matrices as two of rank {approximation_rank} (PowerSGD)"
+    why = "{cost}; of a matrix of n by m only {approximation_rank} (n + m) numbers are sent"
+    why_not = (
+        "about a tenth of the bytes is sent{at_best}; what orthogonalising costs and how the loss fares only a run "
+        "shows"
+    )
+    risk = "what is left out is added to the next step's gradient, and the loss may still differ: compare the curve"
+    verify = "record again after start_powerSGD_iter steps: bytes of the gradient collectives; the loss curve"
+    alters_training = True
+
+    approximation_rank: int
+    least_step_ns: int | None
+    """The step if compressing cost nothing."""
+
+    @property
+    def at_best(self) -> str:
+        return (
+            "" if self.least_step_ns is None else f": the step would take {units.duration(self.least_step_ns)} at best"
+        )
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """16-bit gradients by the framework's own means."""
     setting = in_dialect(case, names(on_cpu(case)))
     if setting is None:
         return
-    yield Proposal(
-        code="wire_bytes",
-        action="Reduce gradients in 16 bits instead of 32",
-        why=f"{cost(finding)}; half the bytes take half that part of the time",
-        setting=setting,
-        risk="rounds every gradient, and each partial sum, to 16 bits: compare the loss curve; fp16 can overflow",
-        verify="record again: bytes of the gradient collectives halve; watch the loss for a few hundred steps",
-        changes=(WireBytes(HALF),),
-        alters_training=True,
-    )
+    yield Proposal(finding, WireBits(), setting, (WireBytes(HALF),))
     if setting["name"].startswith("DistributedDataParallel") and finding["share_frac"] >= STILL:
-        yield _power_sgd(case, finding)
-
-
-def _power_sgd(case: Case, finding: FindingEntry) -> Proposal:
-    """Gradients of matrices as two thin ones: what it saves in bytes is known, what it costs is not."""
-    outcome = case.predict((WireBytes(THIN),))
-    gain = "" if isinstance(outcome, Refused) else f": the step would take {units.duration(outcome.after)} at best"
-    return Proposal(
-        code="power_sgd",
-        action=f"If 16 bits are not enough, send gradients of matrices as two of rank {RANK} (PowerSGD)",
-        why=f"{cost(finding)}; of a matrix of n by m only {RANK} (n + m) numbers are sent",
-        setting=python("DistributedDataParallel.register_comm_hook",
-                       f"({POWER_SGD}.PowerSGDState(process_group=None, matrix_approximation_rank={RANK}, "
-                       f"start_powerSGD_iter=1000), {POWER_SGD}.powerSGD_hook)"),
-        risk="what is left out is added to the next step's gradient, and the loss may still differ: compare the curve",
-        verify="record again after start_powerSGD_iter steps: bytes of the gradient collectives; the loss curve",
-        outcome=Refused(f"about a tenth of the bytes is sent{gain}; what orthogonalising costs and how the loss fares "
-                        "only a run shows"),
-        alters_training=True,
-    )  # fmt: skip
+        outcome = case.predict((WireBytes(THIN),))
+        state = f"process_group=None, matrix_approximation_rank={RANK}, start_powerSGD_iter=1000"
+        hook = f"({POWER_SGD}.PowerSGDState({state}), {POWER_SGD}.powerSGD_hook)"
+        yield Proposal(
+            finding,
+            PowerSgd(RANK, None if isinstance(outcome, Refused) else outcome.after),
+            python("DistributedDataParallel.register_comm_hook", hook),
+        )
 
 
 def names(cpu: bool) -> dict[str, Setting]:
@@ -72,17 +96,4 @@ def names(cpu: bool) -> dict[str, Setting]:
     }
 
 
-RULE = Rule(
-    "compression",
-    (
-        Knob("power_sgd", ("bandwidth",), "DDP's `powerSGD_hook` with `matrix_approximation_rank`"),
-        Knob(
-            "wire_bytes",
-            ("bandwidth",),
-            "bf16 or fp16 reduction: a DDP hook, FSDP2 `reduce_dtype`, DeepSpeed "
-            "`communication_data_type`, Megatron `--grad-reduce-in-bf16`",
-        ),
-    ),
-    propose,
-    place=50,
-)
+RULE = Rule("compression", (PowerSgd, WireBits), propose, place=50)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import cost, in_dialect, needed, python, step_now
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.changes import AccumulatedGradients, GradientViews, Predicted, Refused
+from gpuscope.analyzers.advice.framework_settings import by_framework, needed, python, step_now
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.changes import AccumulatedGradients, GradientViews, Predicted
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
 
@@ -15,107 +17,121 @@ UNEVEN = 1.1
 launches of a process of its own."""
 
 
+@dataclass(frozen=True)
+class NoSync(Suggestion):
+    """Gradients accumulated before they are reduced."""
+
+    code = "no_sync"
+    answers = ("synced_accumulation",)
+    sets = "DDP `no_sync()` around all but the last micro-batch"
+    action = "Reduce gradients only in the last micro-batch of each step"
+    why = "{cost}; each rank can add up its gradients locally, and a single all-reduce then sends the sum"
+    risk = "results differ by rounding only; both forward and backward must be inside no_sync()"
+    verify = "record again: each step has one all-reduce per bucket"
+
+    passes: int
+    """Backward passes per step."""
+
+
+@dataclass(frozen=True)
+class NoSearch(Suggestion):
+    """DDP's search for unused parameters left out."""
+
+    code = "static_graph"
+    answers = ("unused_parameter_search",)
+    sets = "`find_unused_parameters=False`, `static_graph=True`"
+    action = "Turn off DDP's search for unused parameters"
+    why_not = (
+        "the trace does not show how much earlier the backward pass would start; the gain is at most {idle} per step, "
+        "the time that the device is idle during the search"
+    )
+    risk = "if a parameter is unused after all, DDP raises an error in the next step"
+    verify = "record again: no search_unused_parameters; the step about {idle} shorter"
+
+    idle_ns: int
+    """Per step, during the search."""
+
+    @property
+    def idle(self) -> str:
+        return units.duration(self.idle_ns)
+
+
+@dataclass(frozen=True)
+class BucketViews(Suggestion):
+    """Gradients that lie in DDP's buckets."""
+
+    code = "gradient_as_bucket_view"
+    answers = ("gradient_copies",)
+    sets = "DDP `gradient_as_bucket_view=True`"
+    action = "Keep gradients as views of DDP's buckets"
+    why = "{cost}; DDP copies each reduced gradient out of its bucket, so that every gradient is stored twice"
+    risk = "gradients must not be detached in place (detach_()), and the optimizer must not keep references to them"
+    verify = "record again: no copy_bucket_to_grad; the peak of memory falls by the size of the gradients"
+
+
+@dataclass(frozen=True)
+class ProcessPerDevice(Suggestion):
+    """DistributedDataParallel in place of DataParallel."""
+
+    code = "distributed_data_parallel"
+    answers = ("single_process",)
+    sets = "`DistributedDataParallel` with one process per GPU, where `nn.DataParallel` was seen"
+    action = "Run one process per GPU with DistributedDataParallel instead of nn.DataParallel"
+    why = "{cost}; PyTorch's own documentation advises it even on one host"
+    risk = (
+        "each process has its own data loader and host memory; batch norm uses each GPU's own statistics "
+        "(SyncBatchNorm joins them)"
+    )
+    verify = "record again: one trace per rank, all devices equally busy"
+
+    processes: int
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """By the finding."""
     if finding["code"] == "synced_accumulation":
-        yield _no_sync(case, finding)
+        passes = max((entry["passes_per_step"] or 1 for entry in case.host_calls), default=1)
+        setting = by_framework(
+            case,
+            python("DistributedDataParallel.no_sync", "with model.no_sync(): around forward and backward of all but "
+                   "the last micro-batch"),
+            accelerate=python("Accelerator.gradient_accumulation_steps", "the micro-batches of a step, with "
+                              "accelerator.accumulate(model) around each"),
+        )  # fmt: skip
+        yield Proposal(finding, NoSync(passes), setting, (AccumulatedGradients(passes),))
     elif finding["code"] == "unused_parameter_search":
-        yield _no_search(finding)
+        value = "False; static_graph=True where the same ones are unused in every step"
+        setting = python("DistributedDataParallel.find_unused_parameters", value)
+        yield Proposal(finding, NoSearch(finding.get("per_step_ns") or 0), setting)
     elif finding["code"] == "gradient_copies":
-        yield _views(case, finding)
-    elif (proposal := _ddp(case, finding)) is not None:
-        yield proposal
+        setting = by_framework(
+            case,
+            python("DistributedDataParallel.gradient_as_bucket_view", "True"),
+            accelerate=python("DistributedDataParallelKwargs.gradient_as_bucket_view", "True"),
+        )
+        yield Proposal(finding, BucketViews(), setting, (GradientViews(),))
+    else:
+        yield from _ddp(case, finding)
 
 
-def _no_sync(case: Case, finding: FindingEntry) -> Proposal:
-    passes = max((entry["passes_per_step"] or 1 for entry in case.host_calls), default=1)
-    setting = in_dialect(
-        case,
-        {
-            "accelerate": python(
-                "Accelerator.gradient_accumulation_steps",
-                "the micro-batches of a step, with accelerator.accumulate(model) around each",
-            )
-        },
-    )
-    return Proposal(
-        code="no_sync",
-        action="Reduce gradients in the last micro-batch of a step alone",
-        why=f"{cost(finding)}; gradients add up on each rank until then, and one all-reduce carries their sum",
-        setting=setting or python("DistributedDataParallel.no_sync", "with model.no_sync(): around forward and "
-                                  "backward of all but the last micro-batch"),
-        risk="none in exact arithmetic; forward and backward must both lie inside",
-        verify="record again: as many all-reduces per step as buckets",
-        changes=(AccumulatedGradients(passes),),
-    )  # fmt: skip
-
-
-def _no_search(finding: FindingEntry) -> Proposal:
-    gain = finding.get("per_step_ns") or 0
-    return Proposal(
-        code="static_graph",
-        action="Do without the search for unused parameters",
-        why=cost(finding),
-        setting=python("DistributedDataParallel.find_unused_parameters", "False; static_graph=True where the same ones "
-                       "are unused in every step"),
-        risk="where a parameter is unused after all, the next step raises an error that says so",
-        verify=f"record again: no search_unused_parameters; the step about {units.duration(gain)} shorter",
-        outcome=Refused("how much earlier the backward pass would begin is not in the trace: at most the "
-                        f"{units.duration(gain)} per step that the device idles beneath the search"),
-    )  # fmt: skip
-
-
-def _views(case: Case, finding: FindingEntry) -> Proposal:
-    setting = in_dialect(case, {"accelerate": python("DistributedDataParallelKwargs.gradient_as_bucket_view", "True")})
-    return Proposal(
-        code="gradient_as_bucket_view",
-        action="Keep gradients as views of DDP's buckets",
-        why=f"{cost(finding)}; each reduced gradient is copied out of its bucket, and takes memory there and here",
-        setting=setting or python("DistributedDataParallel.gradient_as_bucket_view", "True"),
-        risk="gradients can't be detached in place (detach_()); an optimizer that keeps references to them must not",
-        verify="record again: no copy_bucket_to_grad; the peak of memory falls by the size of the gradients",
-        changes=(GradientViews(),),
-    )
-
-
-def _ddp(case: Case, finding: FindingEntry) -> Proposal | None:
+def _ddp(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """One process per device: each computes its part alone, and launches for itself."""
     own = [rank for rank in case.report["ranks"] if rank["rank"] in finding["ranks"] and rank["device"] is not None]
     if len(own) < 2:
-        return None
+        return
     before = step_now(case)
     compute = [needed(case, rank, "compute") for rank in own]
     best, busiest = sum(compute) // len(compute), max(compute)
     expected = min(round(busiest * UNEVEN), before)
     outcome = Predicted(
         before, expected, best, (before + expected) // 2,
-        f"the busiest device computes for {units.duration(busiest)} per step; with a process per device, scattering, "
-        "copies of the model and gathering go, and gradients are reduced beside the backward pass (assumed: 10 % on "
-        "top, at worst half of what is lost now stays)", "assumed",
+        f"the busiest device computes for {units.duration(busiest)} per step; with one process per device there is no "
+        "scattering, gathering and copying of the model, and gradients are reduced during the backward pass (assumed: "
+        "10 % more than that; at worst half of what is lost now remains)", "assumed",
     )  # fmt: skip
-    return Proposal(
-        code="distributed_data_parallel",
-        action="Run one process per GPU with DistributedDataParallel instead of nn.DataParallel",
-        why=f"{cost(finding)}; PyTorch's own documentation advises it even on one host",
-        setting=python("torch.nn.parallel.DistributedDataParallel", f"torchrun --nproc-per-node={len(own)}, with a "
-                       "DistributedSampler and the batch size per process"),
-        risk="each process has its own loader and memory; batch statistics stay per GPU (SyncBatchNorm joins them)",
-        verify="record again: one trace per rank, all devices equally busy",
-        outcome=outcome,
-    )  # fmt: skip
+    value = f"torchrun --nproc-per-node={len(own)}, with a DistributedSampler and the batch size per process"
+    setting = python("torch.nn.parallel.DistributedDataParallel", value)
+    yield Proposal(finding, ProcessPerDevice(len(own)), setting, outcome=outcome)
 
 
-RULE = Rule(
-    "ddp",
-    (
-        Knob("no_sync", ("synced_accumulation",), "DDP `no_sync()` around all but the last micro-batch"),
-        Knob("gradient_as_bucket_view", ("gradient_copies",), "DDP `gradient_as_bucket_view=True`"),
-        Knob("static_graph", ("unused_parameter_search",), "`find_unused_parameters=False`, `static_graph=True`"),
-        Knob(
-            "distributed_data_parallel", ("single_process",),
-            "`DistributedDataParallel` with one process per GPU, where `nn.DataParallel` was seen",
-        ),
-    ),
-    propose,
-    place=70,
-)  # fmt: skip
+RULE = Rule("ddp", (NoSync, BucketViews, NoSearch, ProcessPerDevice), propose, place=70)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.changes import EvenStages, MicroBatches, Refused, Schedule
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.changes import EvenStages, MicroBatches, Schedule
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words import units
 
@@ -15,6 +17,74 @@ COUNTS = (2, 4, 8, 16, 32, 64)
 SCHEDULES = {"1f1b": "Schedule1F1B", "interleaved_1f1b": "ScheduleInterleaved1F1B", "zbv": "ScheduleZBVZeroBubble"}
 """Names of torch.distributed.pipelining."""
 VERIFY = "record again: the bubble of each stage (report, section pipeline); `gpuscope diff BEFORE AFTER`"
+
+
+@dataclass(frozen=True)
+class MoreMicroBatches(Suggestion):
+    """The batch cut finer."""
+
+    code = "micro_batches"
+    answers = ("pipeline_bubble", "few_micro_batches")
+    sets = "more micro-batches"
+    action = "Cut the batch into {count} micro-batches"
+    why = "{cost}; filling and draining the pipeline costs as many micro-batches as it has stages"
+    risk = (
+        "smaller micro-batches use the device less well, which the replay does not know; GPipe keeps the activations "
+        "of all of them"
+    )
+    verify = VERIFY
+
+    count: int
+
+
+@dataclass(frozen=True)
+class AnotherSchedule(Suggestion):
+    """The micro-batches in another order."""
+
+    code = "pipeline_schedule"
+    answers = ("pipeline_bubble", "few_micro_batches")
+    sets = "1F1B, interleaved 1F1B or zero bubble"
+    action = "Run the pipeline by {schedule}"
+    why = "{cost}; this schedule leaves less of it"
+    risk = "interleaved and zero-bubble schedules send more often and hold more activations"
+    verify = VERIFY
+
+    schedule: str
+
+
+@dataclass(frozen=True)
+class OverlappedMessages(Suggestion):
+    """Sends and receives beside compute. Megatron overlaps them by default, but with an interleaved schedule alone
+    (arguments.py, `overlap_p2p_comm`)."""
+
+    code = "overlapped_messages"
+    answers = ("latency", "bandwidth")
+    sets = """`batch_isend_irecv` ahead of use; Megatron's interleaved schedule, which overlaps unless \
+`--no-overlap-p2p-communication` is given; torchtitan `pipeline_parallel_schedule`"""
+    action = "Send activations and gradients of one micro-batch while the next one computes"
+    why = "{cost}; a stage waits for messages that are under way, not for its neighbours"
+    why_not = "which computation each message could run beside depends on the schedule: at most {share} of the time"
+    risk = "buffers of two micro-batches are held at once; an interleaved schedule sends more often"
+    verify = "record again: sends and receives beside kernels, overlap_frac of the ranks rises"
+
+    share_frac: float
+
+    @property
+    def share(self) -> str:
+        return units.share(self.share_frac)
+
+
+@dataclass(frozen=True)
+class EvenSplit(Suggestion):
+    """Layers moved off the slow stage."""
+
+    code = "even_stages"
+    answers = ("pipeline_bubble", "pipeline_imbalance", "slow_stage")
+    sets = "another split of the layers"
+    action = "Split the model so that all stages take equally long"
+    why = "{cost}; every micro-batch waits for the slowest stage, whose extra work moves to the others"
+    risk = "layers can't be cut: the real split is less even than the predicted one"
+    verify = VERIFY
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -30,7 +100,13 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         for name in SCHEDULES:
             yield _schedule(case, finding, name)
     if finding["code"] != "few_micro_batches":
-        yield _even(case, finding)
+        fewer = f"fewer layers on {_slow_stage(case)}"
+        setting = by_framework(
+            case,
+            python("the split of the layers over stages", fewer),
+            megatron=config("--pipeline-model-parallel-layout", fewer),
+        )
+        yield Proposal(finding, EvenSplit(), setting, (EvenStages(),))
 
 
 def _sends(case: Case) -> bool:
@@ -41,46 +117,25 @@ def _sends(case: Case) -> bool:
 
 
 def _beside(case: Case, finding: FindingEntry) -> Proposal:
-    """Megatron overlaps them by default, but with an interleaved schedule alone (arguments.py, `overlap_p2p_comm`)."""
-    setting = in_dialect(
+    setting = by_framework(
         case,
-        {
-            "megatron": config("--num-layers-per-virtual-pipeline-stage", "half of a stage's layers, without "
-                               "--no-overlap-p2p-communication"),
-            "torchtitan": config("parallelism.pipeline_parallel_schedule", "Interleaved1F1B"),
-        },
+        python("torch.distributed.batch_isend_irecv", "the next micro-batch's receive posted before this one computes, "
+               "and work.wait() right before its use"),
+        megatron=config("--num-layers-per-virtual-pipeline-stage", "half of a stage's layers, without "
+                        "--no-overlap-p2p-communication"),
+        torchtitan=config("parallelism.pipeline_parallel_schedule", "Interleaved1F1B"),
     )  # fmt: skip
-    return Proposal(
-        code="overlapped_messages",
-        action="Send activations and gradients of one micro-batch while the next one computes",
-        why=f"{cost(finding)}; a stage waits for messages that are under way, not for its neighbours",
-        setting=setting or python("torch.distributed.batch_isend_irecv", "the next micro-batch's receive posted before "
-                                  "this one computes, and work.wait() right before its use"),
-        risk="buffers of two micro-batches are held at once; an interleaved schedule sends more often",
-        verify="record again: sends and receives beside kernels, overlap_frac of the ranks rises",
-        outcome=Refused("which computation each message could run beside depends on the schedule: at most "
-                        f"{units.share(finding['share_frac'])} of the time"),
-    )  # fmt: skip
+    return Proposal(finding, OverlappedMessages(finding["share_frac"]), setting)
 
 
 def _micro_batches(case: Case, finding: FindingEntry, count: int) -> Proposal:
-    setting = in_dialect(
+    setting = by_framework(
         case,
-        {
-            "megatron": config("--micro-batch-size", f"global batch / data-parallel size / {count}"),
-            "deepspeed": config("gradient_accumulation_steps", str(count)),
-        },
+        _now(case, python("pipelining schedule.n_microbatches", str(count))),
+        megatron=config("--micro-batch-size", f"global batch / data-parallel size / {count}"),
+        deepspeed=config("gradient_accumulation_steps", str(count)),
     )
-    return Proposal(
-        code="micro_batches",
-        action=f"Cut the batch into {count} micro-batches",
-        why=f"{cost(finding)}; filling and draining the pipeline costs as many micro-batches as it has stages",
-        setting=setting or _now(case, python("pipelining schedule.n_microbatches", str(count))),
-        risk="smaller micro-batches use the device less well, which the replay does not know; GPipe keeps the "
-        "activations of all of them",
-        verify=VERIFY,
-        changes=(MicroBatches(count),),
-    )
+    return Proposal(finding, MoreMicroBatches(count), setting, (MicroBatches(count),))
 
 
 def _now(case: Case, setting: Setting) -> Setting:
@@ -98,30 +153,8 @@ def _schedule(case: Case, finding: FindingEntry, name: str) -> Proposal:
     named = {"torchtitan": config("parallelism.pipeline_parallel_schedule", SCHEDULES[name].removeprefix("Schedule"))}
     if name == "interleaved_1f1b":
         named["megatron"] = config("--num-virtual-stages-per-pipeline-rank", "2")
-    setting = in_dialect(case, named)
-    return Proposal(
-        code="pipeline_schedule",
-        action=f"Run the pipeline by {SCHEDULES[name]}",
-        why=f"{cost(finding)}; this schedule leaves less of it",
-        setting=setting or python("torch.distributed.pipelining", SCHEDULES[name]),
-        risk="interleaved and zero-bubble schedules send more often and hold more activations",
-        verify=VERIFY,
-        changes=(Schedule(name),),
-    )
-
-
-def _even(case: Case, finding: FindingEntry) -> Proposal:
-    fewer = f"fewer layers on {_slow_stage(case)}"
-    setting = in_dialect(case, {"megatron": config("--pipeline-model-parallel-layout", fewer)})
-    return Proposal(
-        code="even_stages",
-        action="Split the model so that all stages take equally long",
-        why=f"{cost(finding)}; every micro-batch waits for the slowest stage, whose extra work moves to the others",
-        setting=setting or python("the split of the layers over stages", fewer),
-        risk="layers can't be cut: the real split is less even than the predicted one",
-        verify=VERIFY,
-        changes=(EvenStages(),),
-    )
+    setting = by_framework(case, python("torch.distributed.pipelining", SCHEDULES[name]), **named)
+    return Proposal(finding, AnotherSchedule(SCHEDULES[name]), setting, (Schedule(name),))
 
 
 def _slow_stage(case: Case) -> str:
@@ -133,19 +166,4 @@ def _slow_stage(case: Case) -> str:
     return f"stage {stages.pop()} ({units.rank_words(blamed['ranks'])})" if len(stages) == 1 else "the slow stage"
 
 
-RULE = Rule(
-    "pipeline",
-    (
-        Knob("micro_batches", ("pipeline_bubble", "few_micro_batches"), "more micro-batches"),
-        Knob("pipeline_schedule", ("pipeline_bubble", "few_micro_batches"), "1F1B, interleaved 1F1B or zero bubble"),
-        Knob(
-            "overlapped_messages",
-            ("latency", "bandwidth"),
-            "`batch_isend_irecv` ahead of use; Megatron's interleaved schedule, which overlaps unless "
-            "`--no-overlap-p2p-communication` is given; torchtitan `pipeline_parallel_schedule`",
-        ),
-        Knob("even_stages", ("pipeline_bubble", "pipeline_imbalance", "slow_stage"), "another split of the layers"),
-    ),
-    propose,
-    place=200,
-)
+RULE = Rule("pipeline", (MoreMicroBatches, AnotherSchedule, OverlappedMessages, EvenSplit), propose, place=200)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, python, step_now
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.framework_settings import config, python, step_now
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import Predicted, Refused
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
 
 
-def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+@dataclass(frozen=True)
+class DeviceBuffers(Suggestion):
     """Device buffers given to MPI, or to NCCL."""
+
+    code = "gpu_aware_exchange"
+    answers = ("host_staged_exchange",)
+    sets = "device pointers given to a CUDA-aware MPI, or NCCL, where data goes through host memory"
+    action = "Exchange device buffers directly, without copies through host memory"
+    why = "{cost}; {message}"
+    risk = "needs an MPI built for it, and GPUDirect (nvidia-peermem) between hosts; else it stages by itself"
+    verify = "record again: no copies to and from the host around the messages"
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """By the kind of program."""
     if case.native or case.program is None:
         setting = config("MPI_Send, MPI_Recv and their kin", "device pointers, with a CUDA-aware MPI (Open MPI over "
                          "UCX, MVAPICH2-GDR, Cray MPICH with MPICH_GPU_SUPPORT_ENABLED=1), or NCCL")  # fmt: skip
@@ -20,15 +35,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         setting = python("jax.distributed.initialize", "collectives inside jit, over NCCL")
     else:
         setting = python("torch.distributed.init_process_group", 'backend="nccl"  # tensors stay on the device')
-    yield Proposal(
-        code="gpu_aware_exchange",
-        action="Exchange device buffers directly, without copies through host memory",
-        why=f"{cost(finding)}; {finding['message']}",
-        setting=setting,
-        risk="needs an MPI built for it, and GPUDirect (nvidia-peermem) between hosts; else it stages by itself",
-        verify="record again: no copies to and from the host around the messages",
-        outcome=_outcome(case, finding),
-    )
+    yield Proposal(finding, DeviceBuffers(), setting, outcome=_outcome(case, finding))
 
 
 def _outcome(case: Case, finding: FindingEntry) -> Predicted | Refused:
@@ -44,15 +51,4 @@ def _outcome(case: Case, finding: FindingEntry) -> Predicted | Refused:
     )  # fmt: skip
 
 
-RULE = Rule(
-    "staging",
-    (
-        Knob(
-            "gpu_aware_exchange", ("host_staged_exchange",),
-            "device pointers given to a CUDA-aware MPI, or NCCL, where data goes through host memory",
-        ),
-    ),
-    propose,
-    programs=("pytorch", "jax", "native"),
-    place=230,
-)  # fmt: skip
+RULE = Rule("staging", (DeviceBuffers,), propose, programs=("pytorch", "jax", "native"), place=230)

@@ -2,16 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from statistics import median
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.changes import Predicted, Refused, ReplacedRank, SharedWork
+from gpuscope.analyzers.advice.framework_settings import config, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.changes import Predicted, ReplacedRank, SharedWork
+from gpuscope.catalogue.suggestion import OfRank
 from gpuscope.schema.document import FindingEntry, Setting, StragglerEntry
 
 MIN_STEPS = 2
 """Steps in which a rank must be the latest to be blamed."""
+
+
+@dataclass(frozen=True)
+class SlowDevice(OfRank):
+    """A device that computes more slowly than its peers."""
+
+    code = "slow_rank"
+    answers = ("straggler", "slow_worker")
+    sets = "the node of a slow device checked, drained or replaced"
+    action = "Check the device of rank {rank}, and drain or replace its node"
+    why = "{cost}{shown}; with this rank as fast as its peers the step is shorter"
+    risk = (
+        "none for training; if another job on the same host takes power or bandwidth, moving the rank to another host "
+        "helps as much"
+    )
+    verify = "{tool} on its host; swap two hosts and see whether rank {rank} is still the late one"
+
+    reason: str
+    """What the trace shows; empty where it shows nothing."""
+    rocm: bool
+
+    @property
+    def shown(self) -> str:
+        return f"; {self.reason}" if self.reason else ""
+
+    @property
+    def tool(self) -> str:
+        return "`rocm-smi --showclocks --showthrottle`" if self.rocm else "`nvidia-smi -q -d CLOCK,PERFORMANCE,ECC`"
+
+
+@dataclass(frozen=True)
+class LateForUnknownReason(OfRank):
+    """Nothing to replace before the reason is known."""
+
+    code = "slow_rank"
+    answers = ("straggler",)
+    sets = SlowDevice.sets
+    action = "Find out why rank {rank} is late before replacing anything"
+    why_not = "{reason}"
+    risk = ""
+    verify = "stragglers[].reason of rank {rank} is not null"
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class EvenData(OfRank):
+    """A rank that has more data."""
+
+    code = "even_data"
+    answers = ("straggler",)
+    sets = "a sampler by length, packed sequences: where the late rank has more data"
+    action = "Give every rank the same amount of work (rank {rank} has more)"
+    why = "{cost}; {reason}"
+    risk = "the order of the samples changes; padding to one length would make every rank as slow as this one"
+    verify = "record again: the input shapes of rank {rank} are those of the others"
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class OwnWork(OfRank):
+    """What no other rank runs at all, and outside the model's passes, is code of this rank: within them the same code
+    may choose another operator for other data."""
+
+    code = "own_work"
+    answers = ("straggler",)
+    sets = "code that the late rank alone runs: removed, less often, or shared by all"
+    action = "Find the code that only rank {rank} runs ({operation} {phase}), and remove it or move it out of the step"
+    why = "{cost}; {reason}"
+    risk = "the result may be needed (metrics, checks): then compute it less often, or give each rank a part of it"
+    verify = "record again with with_stack=True to see what calls it; after the change rank {rank} no longer runs it"
+
+    reason: str
+    operation: str
+    phase: str
+    """When, such as `before forward`."""
+
+
+@dataclass(frozen=True)
+class LateHost(OfRank):
+    """A host that delays its rank."""
+
+    code = "late_host"
+    answers = ("straggler",)
+    sets = "the late rank's own cpu cause, on that rank"
+    action = "{answer} on rank {rank}"
+    why = "{cost}; {reason}"
+    risk = "none for the other ranks"
+    verify = "record again: rank {rank} spends no more time in `{cause}` than the others"
+
+    reason: str
+    cause: str
+
+    @property
+    def answer(self) -> str:
+        return _HOST.get(self.cause, _HOST["host_other"])[0]
+
+
+@dataclass(frozen=True)
+class WorkOutsidePipeline(OfRank):
+    """What a rank of a pipeline does besides its stage."""
+
+    code = "outside_work"
+    answers = ("work_outside_pipeline",)
+    sets = "what one rank of a pipeline does besides its stage"
+    action = "Remove the work that rank {rank} does outside the pipeline, or run it in another thread"
+    why = "{cost}; every stage waits for it"
+    risk = "if that work is needed in every step, another rank or thread has to do it"
+    verify = "record again: rank {rank} works no longer outside forward and backward than the other ranks"
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -24,20 +136,17 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     held = case.finding("waits_for_core") is not None
     if finding["code"] == "work_outside_pipeline":
         for rank in finding["ranks"]:
-            yield _outside(finding, rank)
-        return
-    if finding["code"] != "straggler":
-        if held:
-            return
-        for rank in finding["ranks"]:
+            setting = config(f"work of rank {rank} outside forward and backward", "as on the other ranks")
+            yield Proposal(finding, WorkOutsidePipeline(rank), setting, (ReplacedRank(rank),))
+    elif finding["code"] != "straggler":
+        for rank in () if held else finding["ranks"]:
             yield _slow_device(case, finding, rank, late.get(rank))
-        return
-    blamed = [rank for rank in finding["ranks"] if rank in late and _to_blame(case, late[rank])]
-    excused = ("cores", "device", None) if held else ("cores",)
-    blamed = [rank for rank in blamed if late[rank]["reason"] not in excused]
-    for rank in sorted(blamed, key=lambda rank: -late[rank]["caused_wait_ns"]):
-        entry = late[rank]
-        yield _BY_REASON[entry["reason"]](case, finding, rank, entry)
+    else:
+        blamed = [late[rank] for rank in finding["ranks"] if rank in late and _to_blame(case, late[rank])]
+        excused = ("cores", "device", None) if held else ("cores",)
+        for entry in sorted(blamed, key=lambda entry: -entry["caused_wait_ns"]):
+            if entry["reason"] not in excused:
+                yield _by_reason(case, finding, entry)
 
 
 def _to_blame(case: Case, entry: StragglerEntry) -> bool:
@@ -58,22 +167,38 @@ def _to_blame(case: Case, entry: StragglerEntry) -> bool:
     return entry["reason"] is not None and len(caused) >= MIN_STEPS and always
 
 
+def _by_reason(case: Case, finding: FindingEntry, entry: StragglerEntry) -> Proposal:
+    """What answers the reason for which a rank is late."""
+    rank, reason, shown = entry["rank"], entry["reason"], str(entry["reason_why"])
+    if reason == "device":
+        return _slow_device(case, finding, rank, entry)
+    if reason == "host":
+        cause = _host_cause(case, rank)
+        setting = _HOST.get(cause, _HOST["host_other"])[1]
+        return Proposal(finding, LateHost(rank, shown, cause), setting, (ReplacedRank(rank),))
+    if reason is None:
+        setting = (
+            python("torch.profiler.profile.record_shapes", "True") if case.program == "pytorch"
+            else config("nsys profile", "-t cuda,nvtx,osrt on all ranks")
+        )  # fmt: skip
+        return Proposal(finding, LateForUnknownReason(rank, entry["reason_why"] or "no reason is recorded"), setting)
+    phase, operation = entry["phase"] or "", entry.get("own_operation")
+    if operation is not None and phase.startswith("before "):
+        value = "removed, every N steps, or shared by all ranks"
+        setting = python(f"{operation} {phase} on rank {rank}", value)
+        return Proposal(finding, OwnWork(rank, shown, operation, phase), setting, (ReplacedRank(rank),))
+    setting = python("the sampler of the data loader", "batches of the same number of tokens on every rank (by length, "
+                     "or packed to one length); for experts, a balanced router")  # fmt: skip
+    return Proposal(finding, EvenData(rank, shown), setting, (SharedWork(rank),))
+
+
 def _slow_device(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
-    shown = f"; {entry['reason_why']}" if entry is not None and entry["reason_why"] else ""
-    rocm = case.rocm
+    reason = (entry["reason_why"] or "") if entry is not None else ""
     timed = _from_timers(case, rank)
     return Proposal(
-        code="slow_rank",
-        action=f"Check the device of rank {rank}, and drain or replace its node",
-        why=f"{cost(finding)}{shown}; with this rank as fast as its peers the step is shorter",
-        setting=config(f"node of rank {rank}", "drained until it is checked"),
-        risk="none for the run; if a neighbour on the same host draws power or bandwidth, another host helps as much",
-        verify=("`rocm-smi --showclocks --showthrottle`" if rocm else "`nvidia-smi -q -d CLOCK,PERFORMANCE,ECC`")
-        + f" on its host; swap two hosts and see whether the late rank stays {rank}",
-        changes=() if timed else (ReplacedRank(rank),),
-        outcome=timed,
-        subject=f"rank {rank}",
-    )
+        finding, SlowDevice(rank, reason, case.rocm), config(f"node of rank {rank}", "drained until it is checked"),
+        () if timed else (ReplacedRank(rank),), timed,
+    )  # fmt: skip
 
 
 def _from_timers(case: Case, rank: int) -> Predicted | None:
@@ -86,69 +211,6 @@ def _from_timers(case: Case, rank: int) -> Predicted | None:
         found["step_ns_before"], found["step_ns_after"], found["low_ns"], found["high_ns"], found["basis"],
         found["provenance"],
     )  # fmt: skip
-
-
-def _uneven_data(_: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
-    assert entry is not None
-    phase, own = entry["phase"] or "", entry.get("own_operation")
-    if own is not None and phase.startswith("before "):
-        return _own_work(finding, rank, entry, own)
-    return Proposal(
-        code="even_data",
-        action=f"Give every rank the same amount of work (rank {rank} has more)",
-        why=f"{cost(finding)}; {entry['reason_why']}",
-        setting=python("the sampler of the data loader", "batches of the same number of tokens on every rank (by "
-                       "length, or packed to one length); for experts, a balanced router"),
-        risk="the order of the samples changes; padding to one length would make every rank as slow as this one",
-        verify=f"record again: the input shapes of rank {rank} are those of the others",
-        changes=(SharedWork(rank),),
-        subject=f"rank {rank}",
-    )  # fmt: skip
-
-
-def _own_work(finding: FindingEntry, rank: int, entry: StragglerEntry, operation: str) -> Proposal:
-    """What no other rank runs at all, and outside the model's passes, is code of this rank: within them the same code
-    may choose another operator for other data."""
-    when = f" {entry['phase']}"
-    return Proposal(
-        code="own_work",
-        action=f"Find the code that rank {rank} alone runs ({operation}{when}), and remove it or move it off the step",
-        why=f"{cost(finding)}; {entry['reason_why']}",
-        setting=python(f"{operation}{when} on rank {rank}", "removed, every N steps, or shared by all ranks"),
-        risk="what the code computes may be needed (metrics, checks): then less often, or a part of it on each rank",
-        verify=f"record again with_stack=True to see what calls it; afterwards rank {rank} runs it no more",
-        changes=(ReplacedRank(rank),),
-        subject=f"rank {rank}",
-    )
-
-
-def _late_host(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
-    assert entry is not None
-    cause = _host_cause(case, rank)
-    action, setting = _HOST.get(cause, _HOST["host_other"])
-    return Proposal(
-        code="late_host",
-        action=f"{action} on rank {rank}",
-        why=f"{cost(finding)}; {entry['reason_why']}",
-        setting=setting,
-        risk="none for the other ranks",
-        verify=f"record again: `{cause}` of rank {rank} is that of the others",
-        changes=(ReplacedRank(rank),),
-        subject=f"rank {rank}",
-    )
-
-
-def _outside(finding: FindingEntry, rank: int) -> Proposal:
-    return Proposal(
-        code="outside_work",
-        action=f"Take off rank {rank} what it computes besides the pipeline, or do it meanwhile in another thread",
-        why=f"{cost(finding)}; every stage waits for it",
-        setting=config(f"work of rank {rank} outside forward and backward", "as on the other ranks"),
-        risk="none where it is not needed in every step; else another rank or thread has to do it",
-        verify=f"record again: rank {rank} computes no more outside the pipeline's computations than the others",
-        changes=(ReplacedRank(rank),),
-        subject=f"rank {rank}",
-    )
 
 
 def _host_cause(case: Case, rank: int) -> str:
@@ -181,46 +243,15 @@ _HOST: dict[str, tuple[str, Setting]] = {
         python("gc", "gc.freeze(); gc.disable(); gc.collect(1) at the same step on all ranks"),
     ),
     "host_other": (
-        "Move aside what the launching thread does",
+        "Keep other work (logging, checkpoints, files) off the launching thread",
         config("work of that host (logging, checkpoints, files)", "in another thread, or shared by the ranks"),
     ),
 }
 """What answers a host that is late for each cause."""
 
-
-def _unknown(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
-    assert entry is not None
-    why = entry["reason_why"] or "no reason is recorded"
-    return Proposal(
-        code="slow_rank",
-        action=f"Find out why rank {rank} is late before replacing anything",
-        why=f"{cost(finding)}",
-        setting=python("torch.profiler.profile.record_shapes", "True")
-        if case.program == "pytorch"
-        else config("nsys profile", "-t cuda,nvtx,osrt on all ranks"),
-        risk="",
-        verify=f"stragglers[].reason of rank {rank} is not null",
-        outcome=Refused(why),
-        subject=f"rank {rank}",
-    )
-
-
-_BY_REASON: Mapping[str | None, Callable[[Case, FindingEntry, int, StragglerEntry | None], Proposal]] = {
-    "device": _slow_device,
-    "data": _uneven_data,
-    "host": _late_host,
-    None: _unknown,
-}
-
 RULE = Rule(
     "ranks",
-    (
-        Knob("slow_rank", ("straggler", "slow_worker"), "the node of a slow device checked, drained or replaced"),
-        Knob("even_data", ("straggler",), "a sampler by length, packed sequences: where the late rank has more data"),
-        Knob("own_work", ("straggler",), "code that the late rank alone runs: removed, less often, or shared by all"),
-        Knob("outside_work", ("work_outside_pipeline",), "what one rank of a pipeline does besides its stage"),
-        Knob("late_host", ("straggler",), "the late rank's own cpu cause, on that rank"),
-    ),
+    (SlowDevice, LateForUnknownReason, EvenData, OwnWork, WorkOutsidePipeline, LateHost),
     propose,
     programs=("pytorch", "jax", "native"),
     place=240,

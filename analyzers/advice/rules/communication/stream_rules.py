@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.changes import Refused
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
 
@@ -14,22 +15,41 @@ LEAST = 0.03
 """Share of the time from which it is worth a change, as of any stall."""
 
 
-def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+@dataclass(frozen=True)
+class OwnStream(Suggestion):
     """A stream of its own, and the wait for its result as late as possible."""
+
+    code = "own_stream"
+    answers = ("shared_stream",)
+    sets = """`async_op=True` and a later `wait()`, Megatron `--tp-comm-overlap`, where a stream carries compute and \
+communication"""
+    action = "Issue these collectives asynchronously and wait where their result is used"
+    why = "{cost}; on one stream nothing can run beside them"
+    why_not = (
+        "which later kernel needs the result is not recorded: at most {share} of the time, and nothing where the very "
+        "next one does"
+    )
+    risk = "a result that is read before work.wait() is not there yet; buffers must live until then"
+    verify = "record again: collectives on a stream of their own, overlap_frac of the ranks rises"
+
+    share_frac: float
+
+    @property
+    def share(self) -> str:
+        return units.share(self.share_frac)
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """One suggestion for all devices: that of the finding that costs most."""
     if finding["share_frac"] < LEAST or finding is not max(_all(case), key=lambda one: one["share_frac"]):
         return
-    setting = in_dialect(case, {"megatron": config("--tp-comm-overlap", "")})
-    yield Proposal(
-        code="own_stream",
-        action="Issue these collectives asynchronously and wait where their result is used",
-        why=f"{cost(finding)}; on one stream nothing can run beside them",
-        setting=setting or python("torch.distributed collectives", "async_op=True, and work.wait() right before the "
-                                  "first use; of several in a row, the next one's input is computed meanwhile"),
-        risk="a result that is read before work.wait() is not there yet; buffers must live until then",
-        verify="record again: collectives on a stream of their own, overlap_frac of the ranks rises",
-        outcome=Refused("which later kernel needs the result is not recorded: at most "
-                        f"{units.share(finding['share_frac'])} of the time, and nothing where the very next one does"),
+    setting = by_framework(
+        case,
+        python("torch.distributed collectives", "async_op=True, and work.wait() right before the first use; of several "
+               "in a row, the next one's input is computed meanwhile"),
+        megatron=config("--tp-comm-overlap", ""),
     )  # fmt: skip
+    yield Proposal(finding, OwnStream(finding["share_frac"]), setting)
 
 
 def _all(case: Case) -> list[FindingEntry]:
@@ -37,15 +57,4 @@ def _all(case: Case) -> list[FindingEntry]:
     return [one for one in case.report["findings"] if one["code"] == "shared_stream"]
 
 
-RULE = Rule(
-    "streams",
-    (
-        Knob(
-            "own_stream", ("shared_stream",),
-            "`async_op=True` and a later `wait()`, Megatron `--tp-comm-overlap`, where a stream carries compute and "
-            "communication",
-        ),
-    ),
-    propose,
-    place=250,
-)  # fmt: skip
+RULE = Rule("streams", (OwnStream,), propose, place=250)

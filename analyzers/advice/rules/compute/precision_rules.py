@@ -3,60 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.changes import Precision, Refused
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.changes import Precision
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.schema.document import FindingEntry, Setting
 
 VERIFY = "record again: the products' kernels name the precision (tf32, bf16…) and get shorter; compare the loss curve"
 
 
+@dataclass(frozen=True)
+class Tf32(Suggestion):
+    """FP32 products on the tensor cores."""
+
+    code = "tf32"
+    answers = ("single_precision",)
+    sets = """`torch.set_float32_matmul_precision("high")`, with convolutions `torch.backends.cudnn.allow_tf32` too \
+(Ampere and later)"""
+    action = "Let FP32 products use TF32 on the tensor cores"
+    why = "{cost}; inputs are rounded to 10 bits of mantissa, sums stay in FP32"
+    risk = "products lose 13 bits of mantissa: harmless in most training, not in every solver or metric"
+    verify = VERIFY
+
+
+@dataclass(frozen=True)
+class Autocast(Suggestion):
+    """Mixed precision in BF16."""
+
+    code = "autocast"
+    answers = ("single_precision", "tf32_products")
+    sets = "`torch.autocast`, `bf16` or `fp16` of the framework; FSDP2 `MixedPrecisionPolicy(param_dtype=…)`"
+    action = "Train in mixed precision ({precision})"
+    why = (
+        "{cost}; {precision} products run on the tensor cores at twice TF32's rate or more, and activations take half "
+        "the bytes"
+    )
+    risk = "rounds products and activations to 8 bits of mantissa: compare the loss curve"
+    verify = VERIFY
+    alters_training = True
+
+    precision: str
+
+
+@dataclass(frozen=True)
+class ScaledAutocast(Autocast):
+    """The same in FP16, where devices have no BF16."""
+
+    action = "Train in mixed precision ({precision}), with a gradient scaler"
+    risk = "fp16 overflows at 65504: the scaler skips such steps; compare the loss curve"
+
+
+@dataclass(frozen=True)
+class Fp8(Suggestion):
+    """Products whose 16 bits run near their peak."""
+
+    code = "fp8"
+    answers = ("half_precision_products",)
+    sets = "`torchao.float8`, Megatron `--fp8-format`: 16-bit products near their peak are most of a step"
+    action = "Multiply the large linear layers in FP8"
+    why = "{cost} near the 16-bit peak, so that only a faster precision shortens them"
+    why_not = (
+        "what casts and scales cost depends on the layers: the products at most halve; try it on the largest layers"
+    )
+    risk = "casts and scales make small layers slower; watch accuracy over a long run"
+    verify = "record again: the products' kernels name e4m3 or e5m2 and get shorter; compare the loss curve"
+    alters_training = True
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """TF32 where products run in FP32, autocast for these and for TF32, FP8 where 16 bits run near their peak."""
     if finding["code"] == "half_precision_products":
-        yield _fp8(case, finding)
+        value = "model, for layers whose sizes are multiples of 16"
+        by_hand = python("torchao.float8.convert_to_float8_training", value)
+        yield Proposal(finding, Fp8(), by_framework(case, by_hand, megatron=config("--fp8-format", "hybrid")))
         return
     precisions = _precisions(case)
     if finding["code"] == "single_precision" and "tf32" in precisions and not case.rocm:
-        yield Proposal(
-            code="tf32",
-            action="Let FP32 products use TF32 on the tensor cores",
-            why=f"{cost(finding)}; inputs are rounded to 10 bits of mantissa, sums stay in FP32",
-            setting=_tf32(finding),
-            risk="products lose 13 bits of mantissa: harmless in most training, not in every solver or metric",
-            verify=VERIFY,
-            changes=(Precision("tf32"),),
-        )
+        yield Proposal(finding, Tf32(), _tf32(finding), (Precision("tf32"),))
     half = "bf16" if "bf16" in precisions else "fp16"
-    yield Proposal(
-        code="autocast",
-        action=f"Train in mixed precision ({half})" + (", with a gradient scaler" if half == "fp16" else ""),
-        why=f"{cost(finding)}; {half} products run on the tensor cores at twice TF32's rate or more, and activations "
-        "take half the bytes",
-        setting=_autocast(case, half),
-        risk="rounds products and activations to 8 bits of mantissa: compare the loss curve"
-        if half == "bf16" else "fp16 overflows at 65504: the scaler skips such steps; compare the loss curve",
-        verify=VERIFY,
-        changes=(Precision(half),),
-        alters_training=True,
-    )  # fmt: skip
-
-
-def _fp8(case: Case, finding: FindingEntry) -> Proposal:
-    return Proposal(
-        code="fp8",
-        action="Multiply the large linear layers in FP8",
-        why=f"{cost(finding)} near the 16-bit peak, so that only a faster precision shortens them",
-        setting=in_dialect(case, {"megatron": config("--fp8-format", "hybrid")})
-        or python("torchao.float8.convert_to_float8_training", "model, for layers whose sizes are multiples of 16"),
-        risk="casts and scales make small layers slower; watch accuracy over a long run",
-        verify="record again: the products' kernels name e4m3 or e5m2 and get shorter; compare the loss curve",
-        outcome=Refused("what casts and scales cost depends on the layers: the products at most halve; try it on "
-                        "the largest layers"),
-        alters_training=True,
-    )  # fmt: skip
+    record = Autocast(half) if half == "bf16" else ScaledAutocast(half)
+    yield Proposal(finding, record, _autocast(case, half), (Precision(half),))
 
 
 def _precisions(case: Case) -> set[str]:
@@ -77,33 +106,14 @@ def _tf32(finding: FindingEntry) -> Setting:
 
 
 def _autocast(case: Case, half: str) -> Setting:
-    setting = in_dialect(
+    return by_framework(
         case,
-        {
-            "transformers": python(f"TrainingArguments.{half}", "True"),
-            "megatron": config(f"--{half}", ""),
-            "deepspeed": config(f"{half}.enabled", "true"),
-            "fsdp2": python("fully_shard.mp_policy", "MixedPrecisionPolicy(param_dtype=torch.bfloat16)"),
-        },
+        python("torch.autocast", f'"cuda", dtype=torch.{"bfloat16" if half == "bf16" else "float16"}'),
+        transformers=python(f"TrainingArguments.{half}", "True"),
+        megatron=config(f"--{half}", ""),
+        deepspeed=config(f"{half}.enabled", "true"),
+        fsdp2=python("fully_shard.mp_policy", "MixedPrecisionPolicy(param_dtype=torch.bfloat16)"),
     )
-    return setting or python("torch.autocast", f'"cuda", dtype=torch.{"bfloat16" if half == "bf16" else "float16"}')
 
 
-RULE = Rule(
-    "precision",
-    (
-        Knob("fp8", ("half_precision_products",), "`torchao.float8`, Megatron `--fp8-format`: 16-bit products near "
-             "their peak are most of a step"),
-        Knob(
-            "tf32", ("single_precision",),
-            '`torch.set_float32_matmul_precision("high")`, with convolutions `torch.backends.cudnn.allow_tf32` too '
-            "(Ampere and later)",
-        ),
-        Knob(
-            "autocast", ("single_precision", "tf32_products"),
-            "`torch.autocast`, `bf16` or `fp16` of the framework; FSDP2 `MixedPrecisionPolicy(param_dtype=…)`",
-        ),
-    ),
-    propose,
-    place=220,
-)  # fmt: skip
+RULE = Rule("precision", (Fp8, Tf32, Autocast, ScaledAutocast), propose, place=220)

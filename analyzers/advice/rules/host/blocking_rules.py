@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, python, spelled
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.framework_settings import config, device_floor, python, spelled
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words.units import clean, memory
 
@@ -114,6 +115,87 @@ def batches(where: Sequence[Place]) -> list[Place]:
     return [one for one in where if one.bulk and one.copy and one.copy.startswith("HtoD pageable")]
 
 
+@dataclass(frozen=True)
+class NoBlocking(Suggestion):
+    """Waiting calls gone or moved; known by their names in the evidence alone."""
+
+    code = "remove_syncs"
+    answers = ("sync",)
+    sets = "the blocking call at its place: on the device, pinned, or a step later"
+    action = "Do without these blocking calls within a step"
+    why = "{cost}; {seen}"
+    grounds = "{shown}"
+    risk = (
+        "the host reads values that are a step old, so that a check (for NaN, say) reacts a step later; a buffer must "
+        "not be changed before its asynchronous copy has finished"
+    )
+    verify = "record again: the cause `sync` is gone{left}"
+
+    places: list[Place]
+    """The ones to do without, the longest first."""
+    names: list[str]
+    """Of the evidence, where calls are not listed by place."""
+    program: str | None
+
+    @property
+    def seen(self) -> str:
+        return "; ".join(one.text() for one in self.places[:SHOWN]) or ", ".join(self.names)
+
+    @property
+    def shown(self) -> str:
+        return self.places[0].grounds() if self.places else ""
+
+    @property
+    def left(self) -> str:
+        return "; torch.cuda.set_sync_debug_mode('warn') names those left" if self.program == "pytorch" else ""
+
+    @property
+    def call(self) -> str:
+        return self.places[0].call
+
+
+class BuiltOnDevice(NoBlocking):
+    """A small tensor that is copied to the device."""
+
+    action = "Build the small tensor on the device, or keep it there"
+
+
+class KeptOnDevice(NoBlocking):
+    """A value that the host reads."""
+
+    action = "Leave values on the device instead of reading them within the step"
+
+
+class CallRemoved(NoBlocking):
+    """A call that only waits."""
+
+    action = "Do without {call} within a step"
+
+
+class ReadOutsideStep(NoBlocking):
+    """A value that a program of JAX reads."""
+
+    action = "Read values of the device outside the step"
+
+
+class CopiedAsynchronously(NoBlocking):
+    """A copy of a program that calls CUDA itself."""
+
+    action = "Copy asynchronously from and to pinned memory, or leave the data on the device"
+
+
+class OrderOfStream(NoBlocking):
+    """A wait of a program that calls CUDA itself."""
+
+    action = "Remove {call}: kernels of one stream run in order; wait once per step where the host reads"
+
+
+class OrderOfStreamForEach(NoBlocking):
+    """A wait behind each kernel."""
+
+    action = "Remove {call} after each kernel: kernels of one stream run in order; wait once per step"
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The waiting calls gone or moved; for copies of data pinned memory is enough (memory/copy_rules.py)."""
     where = in_loop(case)
@@ -126,24 +208,19 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield _removed(case, finding, others[:count], all_calls=count == len(where) or not where)
 
 
-def _removed(case: Case, finding: FindingEntry, where: Sequence[Place], all_calls: bool) -> Proposal:
+def _removed(case: Case, finding: FindingEntry, where: list[Place], all_calls: bool) -> Proposal:
     """Without the blocking calls of these places, or of all."""
-    action, setting = _instead(case, where[0]) if where else _by_evidence(case, finding)
-    names = "; ".join(one.text() for one in where[:SHOWN]) or ", ".join(_names(finding))
+    names = sorted({evidence["name"] for evidence in finding["evidence"]})
+    if where:
+        kind, setting = _instead(case, where[0])
+    else:
+        makes = python if case.program in ("pytorch", None) else config
+        kind, setting = NoBlocking, makes(", ".join(names), "outside the loop of steps")
     return Proposal(
-        code="remove_syncs",
-        action=action,
-        why=f"{cost(finding)}; {names}",
-        setting=setting,
-        grounds=where[0].grounds() if where else "",
-        risk="what the host reads is older, or a buffer must not be changed before its copy has run; a check (for NaN, "
-        "say) must not depend on it",
-        verify="record again: the cause `sync` is gone"
-        + ("; torch.cuda.set_sync_debug_mode('warn') names those left" if case.program == "pytorch" else ""),
-        changes=(RemovedSyncs() if all_calls else RemovedSyncs(sites=tuple(place.site for place in where)),),
-        outcome=_needed(case, where),
-        floor=device_floor(case, "compute"),
-    )
+        finding, kind(where, [] if where else names, case.program), setting,
+        (RemovedSyncs() if all_calls else RemovedSyncs(sites=tuple(place.site for place in where)),),
+        _needed(case, where), device_floor(case, "compute"),
+    )  # fmt: skip
 
 
 def _needed(case: Case, where: Sequence[Place]) -> Refused | None:
@@ -154,75 +231,48 @@ def _needed(case: Case, where: Sequence[Place]) -> Refused | None:
     return None
 
 
-def _instead(case: Case, place: Place) -> tuple[str, Setting]:
+def _instead(case: Case, place: Place) -> tuple[type[NoBlocking], Setting]:
     """What to do about a place, in the words of the program."""
     if case.program == "pytorch" or case.program is None:
         return _in_pytorch(place)
     if case.program == "jax":
-        return (
-            "Read values of the device outside the step",
-            python(
-                "jax.block_until_ready, float(x), np.asarray(x)", "outside the loop of steps, or of the step before"
-            ),
-        )
+        value = "outside the loop of steps, or of the step before"
+        return ReadOutsideStep, python("jax.block_until_ready, float(x), np.asarray(x)", value)
     return _in_native(case, place)
 
 
-def _in_pytorch(place: Place) -> tuple[str, Setting]:
+def _in_pytorch(place: Place) -> tuple[type[NoBlocking], Setting]:
     operator = clean(place.operator or place.call)
     around = clean(place.within or place.operator or place.call)
     if place.copy and place.copy.startswith("HtoD"):
-        return (
-            "Build the small tensor on the device, or keep it there",
-            python(f"the tensor that {around} copies to the device",
-                   "torch.tensor(…, device=device) once before the loop; else .pin_memory().to(device, "
-                   "non_blocking=True)"),
-        )  # fmt: skip
+        value = "torch.tensor(…, device=device) once before the loop; else .pin_memory().to(device, non_blocking=True)"
+        return BuiltOnDevice, python(f"the tensor that {around} copies to the device", value)
     if place.copy is not None or any(name in operator for name in _VALUES):
-        return (
-            "Leave values on the device instead of reading them within the step",
-            python(f"the value read in {around} ({operator})",
-                   "kept as a tensor (torch.where, a mask); for the host: copied into a pinned tensor with "
-                   "non_blocking=True and read a step later, or only in the steps that log it"),
-        )  # fmt: skip
-    return (
-        f"Do without {place.call} within a step",
-        python(f"{place.call} in {around}" if around != place.call else f"torch.cuda.synchronize() ({place.call})",
-               "only around measurements, outside the loop of steps"),
-    )  # fmt: skip
-
-
-def _in_native(case: Case, place: Place) -> tuple[str, Setting]:
-    if place.copy is not None:
-        value = "cudaMemcpyAsync on the kernels' stream, with memory of cudaMallocHost or cudaHostRegister"
-        return (
-            "Copy asynchronously from and to pinned memory, or leave the data on the device",
-            config(place.call, spelled(case, value)),
+        return KeptOnDevice, python(
+            f"the value read in {around} ({operator})",
+            "kept as a tensor (torch.where, a mask); for the host: copied into a pinned tensor with non_blocking=True "
+            "and read a step later, or only in the steps that log it",
         )
-    kernels = max((rank["kernels_per_step"] for rank in case.host_calls), default=0.0)
-    behind = " after each kernel" if place.per_rank >= PER_KERNEL * kernels else ""
-    value = "none between kernels of one stream; cudaStreamSynchronize once where the host reads"
-    return (
-        f"Replace {place.call}{behind} by the order of the stream, or wait once per step",
-        config(place.call, spelled(case, value)),
-    )
+    name = f"{place.call} in {around}" if around != place.call else f"torch.cuda.synchronize() ({place.call})"
+    return CallRemoved, python(name, "only around measurements, outside the loop of steps")
 
 
-def _by_evidence(case: Case, finding: FindingEntry) -> tuple[str, Setting]:
-    """Where calls are not listed by place: by the names of the evidence."""
-    names = ", ".join(_names(finding))
-    setting = python if case.program in ("pytorch", None) else config
-    return "Do without these blocking calls within a step", setting(names, "outside the loop of steps")
-
-
-def _names(finding: FindingEntry) -> list[str]:
-    return sorted({evidence["name"] for evidence in finding["evidence"]})
+def _in_native(case: Case, place: Place) -> tuple[type[NoBlocking], Setting]:
+    if place.copy is not None:
+        kind: type[NoBlocking] = CopiedAsynchronously
+        value = "cudaMemcpyAsync on the kernels' stream, with memory of cudaMallocHost or cudaHostRegister"
+    else:
+        kernels = max((rank["kernels_per_step"] for rank in case.host_calls), default=0.0)
+        kind = OrderOfStreamForEach if place.per_rank >= PER_KERNEL * kernels else OrderOfStream
+        value = "none between kernels of one stream; cudaStreamSynchronize once where the host reads"
+    return kind, config(place.call, spelled(case, value))
 
 
 RULE = Rule(
     "blocking_calls",
-    (Knob("remove_syncs", ("sync",), "the blocking call at its place: on the device, pinned, or a step later"),),
+    (NoBlocking, BuiltOnDevice, KeptOnDevice, CallRemoved, ReadOutsideStep, CopiedAsynchronously, OrderOfStream,
+     OrderOfStreamForEach),
     propose,
     programs=("pytorch", "jax", "native"),
     place=30,
-)
+)  # fmt: skip

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, on_cpu, python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.changes import NoCollector, NoHostWork, Refused
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, env, on_cpu, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.changes import NoCollector, NoHostWork
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.trace.naming import kinds
 from gpuscope.words.units import clean
@@ -20,46 +22,151 @@ EVERY = 100
 """Steps between two collections: rare enough to cost nothing, often enough for memory."""
 
 
+@dataclass(frozen=True)
+class CollectedTogether(Suggestion):
+    """Garbage collected on all ranks at once."""
+
+    code = "manual_gc"
+    answers = ("gc",)
+    sets = "`gc.freeze()`, `gc.disable()` and a collection at the same step on all ranks; Megatron `--manual-gc`"
+    action = "Collect garbage at the same step on all ranks, once in {steps} steps"
+    why = "{cost}; one rank that collects makes all others wait"
+    risk = "memory held by reference cycles is freed later"
+    verify = "record again: the cause `gc` is gone; resident memory stays flat over a thousand steps"
+
+    steps: int
+
+
+@dataclass(frozen=True)
+class _HostWork(Suggestion):
+    """What the launching thread does besides launching."""
+
+    answers = ("host_other",)
+    why = "{cost}; seen: {seen}"
+
+    names: list[str]
+    """Of the host's work, the longest first."""
+
+    @property
+    def seen(self) -> str:
+        return ", ".join(clean(name) for name in self.names)
+
+    @property
+    def first(self) -> str:
+        return clean(self.names[0])
+
+
+class MovedAside(_HostWork):
+    """Work beside training."""
+
+    code = "host_work_aside"
+    sets = "asynchronous checkpoints, other work in a thread or less often"
+    action = "Move {first} off the launching thread, or do it less often"
+    risk = (
+        "an asynchronous checkpoint needs a copy of the state in host memory; another thread or process needs a free "
+        "CPU core"
+    )
+    verify = "record again: the cause `host_other` is gone"
+
+
+class NoBroadcastBuffers(_HostWork):
+    """Buffers that every rank keeps itself."""
+
+    code = "broadcast_buffers"
+    sets = "DDP `broadcast_buffers=False`, where it packs buffers for long"
+    action = "Turn off DDP's broadcast of buffers before each forward pass"
+    why = "{cost}; {first} packs and unpacks every buffer (running statistics of batch norm) on the launching thread"
+    why_not = "the replay can't estimate how much earlier the forward pass would begin: try it"
+    risk = "each rank keeps its own running statistics: save those of one rank, or use SyncBatchNorm"
+    verify = "record again: no broadcast before the forward pass"
+
+
+class NoRecompilation(_HostWork):
+    """Compilation inside steady steps: what was compiled does not fit any more."""
+
+    code = "recompilation"
+    sets = "`torch.compile(dynamic=True)`, the same shapes in every step"
+    action = "Avoid compiling during steps: give all steps the same shapes, or compile for dynamic shapes"
+    risk = "code for dynamic shapes may run more slowly; padding adds computation"
+    verify = "TORCH_LOGS=recompiles names what changed; record again: no compilation within a step"
+
+
+class NoRecompilationInJax(NoRecompilation):
+    """The same of jitted functions."""
+
+    verify = "JAX_LOG_COMPILES=1 names what is compiled"
+
+
+class EagerLoading(_HostWork):
+    """Launches of a millisecond and more with an empty queue: modules loaded at their first use."""
+
+    code = "module_loading"
+    sets = "`CUDA_MODULE_LOADING=EAGER`, where launches load modules"
+    action = "Load kernels when the program starts, not at their first launch within a step"
+    why = "{cost}; these launches took a millisecond or more: {seen}"
+    risk = "the program starts later, and the code of all kernels takes device memory"
+    verify = "record again: no launch takes a millisecond"
+
+
+class HostWorkNamed(_HostWork):
+    """The host works long without launching, and nothing says at what, or it is the program's own code."""
+
+    code = "host_work_named"
+    sets = "Python stacks recorded, where nothing names the work"
+    action = "Find out what the launching thread does{inside} while the device idles"
+    why = "{cost}"
+    why_not = "{unknown}"
+    risk = "recording stacks makes the host slower"
+    verify = "the finding `host_other` names a function"
+
+    @property
+    def inside(self) -> str:
+        return f" in {self.first}" if self.names else ""
+
+    @property
+    def unknown(self) -> str:
+        if not self.names:
+            return "the trace does not show what the host does then: record Python stacks or ranges"
+        return (
+            f"the launching thread is{self.inside} for long without launching anything, and the trace does not show "
+            "what takes so long there: record Python stacks"
+        )
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """What answers the finding's cause."""
-    yield from ANSWERS[finding["code"]](case, finding)
+    if finding["code"] == "gc":
+        by_hand = python("gc", f"gc.freeze(); gc.disable(); gc.collect(1) every {EVERY} steps")
+        setting = by_framework(case, by_hand, megatron=config("--manual-gc --manual-gc-interval", str(EVERY)))
+        yield Proposal(finding, CollectedTogether(EVERY), setting, (NoCollector(),))
+    elif (proposal := _host_other(case, finding, _recorded(finding))) is not None:
+        yield proposal
 
 
-def _gc(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    setting = in_dialect(case, {"megatron": config("--manual-gc --manual-gc-interval", str(EVERY))})
-    yield Proposal(
-        code="manual_gc",
-        action=f"Collect garbage at the same step on all ranks, once in {EVERY} steps",
-        why=f"{cost(finding)}; one rank that collects makes all others wait",
-        setting=setting or python("gc", f"gc.freeze(); gc.disable(); gc.collect(1) every {EVERY} steps"),
-        risk="memory held by reference cycles is freed later",
-        verify="record again: the cause `gc` is gone; resident memory stays flat over a thousand steps",
-        changes=(NoCollector(),),
-    )
-
-
-def _host_other(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    names = _recorded(finding)
+def _host_other(case: Case, finding: FindingEntry, names: list[str]) -> Proposal | None:
+    without = (NoHostWork(),)
     if names and kinds.is_compilation(names[0]):
-        yield _recompiling(case, finding, names)
-    elif names and kinds.is_launch_call(names[0]):
-        if case.steady_steps >= MIN_STEADY:  # elsewhere it is the start of the program
-            yield _first_use(case, finding, names)
-    elif names and "flatten_dense_tensors" in names[0] and "ddp" in case.frameworks:
-        yield _buffers(finding, names)
-    elif names and _movable(names[0]):
-        yield Proposal(
-            code="host_work_aside",
-            action=f"Move {clean(names[0])} off the launching thread, or do it less often",
-            why=f"{cost(finding)}; seen: {_listed(names)}",
-            setting=_aside(case, names[0]),
-            risk="an asynchronous checkpoint needs a copy of the state in host memory; what runs beside needs a free "
-            "core",
-            verify="record again: the cause `host_other` is gone",
-            changes=(NoHostWork(),),
-        )
-    elif not on_cpu(case) and _repeats(case):  # on a CPU the training thread's own code is all that is left
-        yield _unrecorded(case, finding, names)
+        if case.program == "jax":
+            setting = python("shapes of jitted functions", "padded to a few sizes")
+            return Proposal(finding, NoRecompilationInJax(names), setting, without)
+        return Proposal(finding, NoRecompilation(names), python("torch.compile.dynamic", "True"), without)
+    if names and kinds.is_launch_call(names[0]):
+        if case.steady_steps < MIN_STEADY:  # the start of the program
+            return None
+        warmed = config("warm-up steps", "one of each shape before the measured ones")
+        setting = warmed if case.rocm else env("CUDA_MODULE_LOADING", "EAGER")
+        return Proposal(finding, EagerLoading(names), setting, without)
+    if names and "flatten_dense_tensors" in names[0] and "ddp" in case.frameworks:
+        setting = python("DistributedDataParallel.broadcast_buffers", "False")
+        return Proposal(finding, NoBroadcastBuffers(names), setting, without)
+    if names and _movable(names[0]):
+        return Proposal(finding, MovedAside(names), _aside(case, names[0]), without)
+    if on_cpu(case) or not _repeats(case):  # on a CPU the training thread's own code is all that is left
+        return None
+    torch = case.program == "pytorch"
+    by_nsys = config("nsys profile", "-t cuda,nvtx,osrt --sample=process-tree")
+    setting = python("torch.profiler.profile.with_stack", "True") if torch else by_nsys
+    return Proposal(finding, HostWorkNamed(names), setting)
 
 
 def _repeats(case: Case) -> bool:
@@ -85,20 +192,6 @@ _OWN_WORK = re.compile(
 """Operators, runtime calls, modules and functions of the program."""
 
 
-def _buffers(finding: FindingEntry, names: list[str]) -> Proposal:
-    return Proposal(
-        code="broadcast_buffers",
-        action="Do without DDP's broadcast of buffers before each forward pass",
-        why=f"{cost(finding)}; {clean(names[0])} packs and unpacks every buffer (running statistics of batch norm) on "
-        "the launching thread",
-        setting=python("DistributedDataParallel.broadcast_buffers", "False"),
-        risk="each rank keeps its own running statistics: save those of one rank, or use SyncBatchNorm",
-        verify="record again: no broadcast before the forward pass",
-        changes=(NoHostWork(),),
-        outcome=Refused("the replay can't estimate how much earlier the forward pass would begin: try it"),
-    )
-
-
 def _aside(case: Case, name: str) -> Setting:
     """Where the work that a name stands for can go."""
     saved = kinds.phase(name) == "checkpoint" or "serialization.py" in name
@@ -108,60 +201,15 @@ def _aside(case: Case, name: str) -> Setting:
         return python(
             clean(name), "orbax.checkpoint.AsyncCheckpointer" if saved else "in another thread, or more rarely"
         )
-    megatron = in_dialect(case, {"megatron": config("--async-save", "")}) if saved else None
-    if megatron is not None:
-        return megatron
     if saved:
-        return python("torch.distributed.checkpoint.async_save", "in place of the call that saves")
+        return saved_beside(case)
     return python(clean(name), "in a thread or a worker process, or once in several steps")
 
 
-def _recompiling(case: Case, finding: FindingEntry, names: list[str]) -> Proposal:
-    """Compilation inside steady steps: what was compiled does not fit any more."""
-    jax = case.program == "jax"
-    return Proposal(
-        code="recompilation",
-        action="Stop compiling within the steps: give them the same shapes, or compile for changing ones",
-        why=f"{cost(finding)}; seen: {_listed(names)}",
-        setting=python("shapes of jitted functions", "padded to a few sizes") if jax
-        else python("torch.compile.dynamic", "True"),
-        risk="code for changing shapes may run more slowly; padding computes more",
-        verify="JAX_LOG_COMPILES=1 names what is compiled" if jax
-        else "TORCH_LOGS=recompiles names what changed; record again: no compilation within a step",
-        changes=(NoHostWork(),),
-    )  # fmt: skip
-
-
-def _first_use(case: Case, finding: FindingEntry, names: list[str]) -> Proposal:
-    """Launches of a millisecond and more with an empty queue: modules loaded at their first use."""
-    return Proposal(
-        code="module_loading",
-        action="Load the kernels' modules before the first step instead of at their first launch",
-        why=f"{cost(finding)}; launches that take a millisecond and more: {_listed(names)}",
-        setting=config("warm-up steps", "one of each shape before the measured ones") if case.rocm
-        else {"kind": "env", "name": "CUDA_MODULE_LOADING", "value": "EAGER"},
-        risk="start-up takes longer and more device memory holds code",
-        verify="record again: no launch takes a millisecond",
-        changes=(NoHostWork(),),
-    )  # fmt: skip
-
-
-def _unrecorded(case: Case, finding: FindingEntry, names: list[str]) -> Proposal:
-    """The host works long without launching, and nothing says at what, or it is the program's own code."""
-    torch = case.program == "pytorch"
-    inside = f" in {clean(names[0])}" if names else ""
-    why = f"the launching thread works{inside} for long without launching anything; how long that has to take is not "
-    return Proposal(
-        code="host_work_named",
-        action=f"Find out what the launching thread does{inside} while the device idles",
-        why=cost(finding),
-        setting=python("torch.profiler.profile.with_stack", "True") if torch
-        else config("nsys profile", "-t cuda,nvtx,osrt --sample=process-tree"),
-        risk="recording stacks makes the host slower",
-        verify="the finding `host_other` names a function",
-        outcome=Refused(f"{why}recorded: record Python stacks" if names
-                        else "nothing of the host is recorded there: record Python stacks or ranges"),
-    )  # fmt: skip
+def saved_beside(case: Case) -> Setting:
+    """Checkpoints of PyTorch saved while training goes on."""
+    by_hand = python("torch.distributed.checkpoint.async_save", "in place of the call that saves")
+    return by_framework(case, by_hand, megatron=config("--async-save", ""))
 
 
 def _recorded(finding: FindingEntry) -> list[str]:
@@ -180,28 +228,11 @@ _SHARE = re.compile(r"\bcovers ([\d.]+) % of the gap")
 HALF = 50.0
 """Per cent."""
 
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(clean(name) for name in names)
-
-
-ANSWERS: dict[str, Callable[[Case, FindingEntry], Iterator[Proposal]]] = {"gc": _gc, "host_other": _host_other}
-
 RULE = Rule(
     "host",
-    (
-        Knob(
-            "manual_gc",
-            ("gc",),
-            "`gc.freeze()`, `gc.disable()` and a collection at the same step on all ranks; Megatron `--manual-gc`",
-        ),
-        Knob("host_work_aside", ("host_other",), "asynchronous checkpoints, other work in a thread or less often"),
-        Knob("host_work_named", ("host_other",), "Python stacks recorded, where nothing names the work"),
-        Knob("broadcast_buffers", ("host_other",), "DDP `broadcast_buffers=False`, where it packs buffers for long"),
-        Knob("recompilation", ("host_other",), "`torch.compile(dynamic=True)`, the same shapes in every step"),
-        Knob("module_loading", ("host_other",), "`CUDA_MODULE_LOADING=EAGER`, where launches load modules"),
-    ),
+    (CollectedTogether, MovedAside, HostWorkNamed, NoBroadcastBuffers, NoRecompilation, NoRecompilationInJax,
+     EagerLoading),
     propose,
     programs=("pytorch", "jax", "native"),
     place=110,
-)
+)  # fmt: skip

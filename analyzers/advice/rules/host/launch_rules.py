@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import BUSY, config, cost, device_floor, in_dialect, on_cpu, python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.framework_settings import BUSY, by_framework, config, device_floor, on_cpu, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import places
 from gpuscope.analyzers.changes import CapturedGraphs, Refused
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words import units
 
@@ -25,27 +27,51 @@ IDLE = ("input", "sync", "gc", "host_other", "allocator", "unattributed")
 """Other causes of idle time."""
 
 
+@dataclass(frozen=True)
+class Graphs(Suggestion):
+    """A step's kernels launched at once."""
+
+    code = "cuda_graphs"
+    answers = ("launch",)
+    sets = '`torch.compile(mode="reduce-overhead")`, Megatron `--cuda-graph-impl`; in C++ `cudaStreamBeginCapture`'
+    action = "Launch the step's kernels as CUDA graphs"
+    why = "{cost}; a graph launches hundreds of kernels for the price of one"
+    risk = (
+        "every step must have the same shapes; the first steps take longer, because they compile; each graph keeps its "
+        "memory; code that reads values on the host breaks a graph"
+    )
+    verify = "record again: far fewer cudaLaunchKernel calls, cudaGraphLaunch instead; the cause `launch` falls"
+
+
+@dataclass(frozen=True)
+class BoundToNode(Suggestion):
+    """Launching threads on the cores beside their GPU."""
+
+    code = "numa_binding"
+    answers = ("launch",)
+    sets = "`torchrun --numa-binding=node`"
+    action = "Bind each rank to the CPU cores beside its GPU"
+    why = "{cost}; a launch from the other socket's cores takes longer"
+    why_not = (
+        "on which cores a thread ran is not recorded: compare `nvidia-smi topo -m` with the job's CPU affinity, or "
+        "record with nsys --cpuctxsw=process-tree"
+    )
+    risk = "loader workers share the bound cores; needs torch 2.9 or later (else numactl --cpunodebind)"
+    verify = "record again: mean duration of cudaLaunchKernel falls"
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """Graphs, if the run can be one; the cores beside each GPU."""
     if on_cpu(case) or not dominates(case, finding) or case.steady_steps < MIN_STEPS:
         return
     setting, hindrance = _setting(case), _hindrance(case)
     if setting is not None:
+        outcome, after = (None, ()) if hindrance is None else (Refused(hindrance[0]), hindrance[1])
         yield Proposal(
-            code="cuda_graphs",
-            action="Launch the step's kernels as CUDA graphs",
-            why=f"{cost(finding)}; a graph launches hundreds of kernels for the price of one",
-            setting=setting,
-            risk="shapes must not change from step to step; the first steps compile; graphs hold their memory; "
-            "code that reads values on the host breaks a graph",
-            verify="record again: far fewer cudaLaunchKernel calls, cudaGraphLaunch instead; the cause `launch` falls",
-            changes=(CapturedGraphs(),),
-            floor=device_floor(case, *BUSY),
-            outcome=None if hindrance is None else Refused(hindrance[0]),
-            possible_after=() if hindrance is None else hindrance[1],
+            finding, Graphs(), setting, (CapturedGraphs(),), outcome, device_floor(case, *BUSY), possible_after=after
         )
     if (case.program == "pytorch" or case.program is None) and (case.report["trace"]["world_size"] or 1) > 1:
-        yield _numa(finding)
+        yield Proposal(finding, BoundToNode(), config("torchrun --numa-binding", "node"))
 
 
 def dominates(case: Case, finding: FindingEntry) -> bool:
@@ -59,8 +85,8 @@ def _setting(case: Case) -> Setting | None:
         return config("cudaStreamBeginCapture", "around the kernels of a step, then cudaGraphLaunch")
     if case.program == "jax":
         return None  # XLA forms command buffers itself
-    setting = in_dialect(case, {"megatron": config("--cuda-graph-impl", "local")})
-    return setting or python("torch.compile.mode", '"reduce-overhead"')
+    by_hand = python("torch.compile.mode", '"reduce-overhead"')
+    return by_framework(case, by_hand, megatron=config("--cuda-graph-impl", "local"))
 
 
 def _hindrance(case: Case) -> tuple[str, tuple[str, ...]] | None:
@@ -72,40 +98,14 @@ def _hindrance(case: Case) -> tuple[str, tuple[str, ...]] | None:
     ]  # fmt: skip
     if where:
         named = "; ".join(place.text() for place in where[:3])
-        return f"first remove what blocks within a step, for no graph holds it: {named}", REMOVE
+        return f"a graph can't hold calls that block within a step; first remove these: {named}", REMOVE
     alike = [entry["repeated_frac"] for entry in case.host_calls if entry["repeated_frac"] is not None]
     if alike and min(alike) < ALIKE:
         return (
-            f"only {units.share(min(alike))} of a step's kernels are those of the step before, and a graph replays the "
-            "same ones: give the steps the same shapes first (pad or pack to a few lengths)"
+            f"a graph replays the same kernels in every step, but only {units.share(min(alike))} of a step's kernels "
+            "repeat in the next: first give all steps the same shapes (pad or pack to a few lengths)"
         ), ()
     return None
 
 
-def _numa(finding: FindingEntry) -> Proposal:
-    return Proposal(
-        code="numa_binding",
-        action="Bind each rank to the CPU cores beside its GPU",
-        why=f"{cost(finding)}; a launch from the other socket's cores takes longer",
-        setting=config("torchrun --numa-binding", "node"),
-        risk="loader workers share the bound cores; needs torch 2.9 or later (else numactl --cpunodebind)",
-        verify="record again: mean duration of cudaLaunchKernel falls",
-        outcome=Refused("on which cores a thread ran is not recorded: compare `nvidia-smi topo -m` with the job's "
-                        "CPU affinity, or record with nsys --cpuctxsw=process-tree"),
-    )  # fmt: skip
-
-
-RULE = Rule(
-    "launching",
-    (
-        Knob(
-            "cuda_graphs",
-            ("launch",),
-            '`torch.compile(mode="reduce-overhead")`, Megatron `--cuda-graph-impl`; in C++ `cudaStreamBeginCapture`',
-        ),
-        Knob("numa_binding", ("launch",), "`torchrun --numa-binding=node`"),
-    ),
-    propose,
-    programs=("pytorch", "jax", "native"),
-    place=130,
-)
+RULE = Rule("launching", (Graphs, BoundToNode), propose, programs=("pytorch", "jax", "native"), place=130)

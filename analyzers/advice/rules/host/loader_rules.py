@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import LoaderWorkers
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 
 WORKERS = (1, 2, 4, 8, 16)
@@ -14,51 +16,56 @@ NO_WORKERS, WITH_WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingData
 """The iterators of a DataLoader with num_workers=0 and more (torch.utils.data.dataloader)."""
 
 
-def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """The fewest workers that hide the loading; where there are workers already, more than now."""
-    if any(WITH_WORKERS in place["name"] for place in finding["evidence"]):
-        yield _more_workers(finding)
-        return
-    for workers in WORKERS:
-        setting = in_dialect(
-            case,
-            {
-                "transformers": python("TrainingArguments.dataloader_num_workers", str(workers))
-                | {"besides": "dataloader_persistent_workers=True"},
-                "megatron": config("--num-workers", str(workers)),
-            },
-        ) or python("DataLoader.num_workers", str(workers)) | {"besides": "persistent_workers=True"}
-        if finding["evidence"] and all(NO_WORKERS in evidence["name"] for evidence in finding["evidence"]):
-            setting = setting | {"now": "0"}
-        yield Proposal(
-            code="loader_workers",
-            action=f"Load batches in {workers} worker process{'es' if workers > 1 else ''} "
-            "(with persistent_workers=True)",
-            why=f"{cost(finding)}; a worker loads the next batches while the device computes",
-            setting=setting,
-            risk="each worker is a process with its own memory, per rank; needs as many free CPU cores; "
-            "the order of random augmentations changes",
-            verify="record again: the cause `input` is gone; if not, the storage or the CPU cores are the limit",
-            changes=(LoaderWorkers(workers),),
-        )
+@dataclass(frozen=True)
+class MoreWorkers(Suggestion):
+    """More worker processes than there are: neither their number nor what a batch takes them is recorded, so that the
+    replay refuses."""
+
+    code = "loader_workers"
+    answers = ("input",)
+    sets = "`DataLoader(num_workers=…)`, by the framework's name for it"
+    action = "Give the data loader more worker processes than it has now"
+    why = "{cost}; the worker processes make batches more slowly than the device takes them"
+    risk = "each worker is a process with its own memory, per rank; beyond the free CPU cores more are slower"
+    verify = "record again: the cause `input` is gone; if not, the storage or the CPU cores are the limit"
 
 
-def _more_workers(finding: FindingEntry) -> Proposal:
-    """How many there are is not recorded, nor how long a batch takes them: the replay says so."""
-    return Proposal(
-        code="loader_workers",
-        action="Give the data loader more worker processes than it has now",
-        why=f"{cost(finding)}; the worker processes make batches more slowly than the device takes them",
-        setting=python("the workers of the data loader", "twice as many as now, as far as there are free CPU cores"),
-        risk="each worker is a process with its own memory, per rank; beyond the free CPU cores more are slower",
-        verify="record again: the cause `input` is gone; if not, the storage or the CPU cores are the limit",
-        changes=(LoaderWorkers(2),),
+@dataclass(frozen=True)
+class Workers(MoreWorkers):
+    """Worker processes where there are none."""
+
+    action = "Load batches in {workers} worker process{plural} (with persistent_workers=True)"
+    why = "{cost}; a worker loads the next batches while the device computes"
+    risk = (
+        "each worker is a process with its own memory, per rank; needs as many free CPU cores; the order of random "
+        "augmentations changes"
     )
 
+    workers: int
 
-RULE = Rule(
-    "loader",
-    (Knob("loader_workers", ("input",), "`DataLoader(num_workers=…)`, by the framework's name for it"),),
-    propose,
-    place=140,
-)
+    @property
+    def plural(self) -> str:
+        return "es" if self.workers > 1 else ""
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """The fewest workers that hide the loading; where there are workers already, more than now."""
+    names = [evidence["name"] for evidence in finding["evidence"]]
+    if any(WITH_WORKERS in name for name in names):
+        setting = python("the workers of the data loader", "twice as many as now, as far as there are free CPU cores")
+        yield Proposal(finding, MoreWorkers(), setting, (LoaderWorkers(2),))
+        return
+    for workers in WORKERS:
+        setting = by_framework(
+            case,
+            python("DataLoader.num_workers", str(workers)) | {"besides": "persistent_workers=True"},
+            transformers=python("TrainingArguments.dataloader_num_workers", str(workers))
+            | {"besides": "dataloader_persistent_workers=True"},
+            megatron=config("--num-workers", str(workers)),
+        )
+        if names and all(NO_WORKERS in name for name in names):
+            setting = setting | {"now": "0"}
+        yield Proposal(finding, Workers(workers), setting, (LoaderWorkers(workers),))
+
+
+RULE = Rule("loader", (MoreWorkers, Workers), propose, place=140)

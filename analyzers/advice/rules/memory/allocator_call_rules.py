@@ -8,12 +8,14 @@ without frees are growth; both in smaller numbers are segments given back and as
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
-from gpuscope.analyzers.advice.framework_settings import config, cost, device_floor, env, python, spelled
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.framework_settings import config, device_floor, env, python, spelled
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import NoAllocatorStalls
-from gpuscope.schema.document import FindingEntry
+from gpuscope.catalogue.suggestion import Suggestion
+from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.schema.host_calls_section import HostCallsEntry
 
 PER_KERNEL = 0.1
@@ -25,6 +27,116 @@ EMPTIED = 0.5
 
 State = Literal["off", "thrashing", "growing"]
 _CONVOLUTIONS = ("conv", "miopen", "cudnn")
+
+
+@dataclass(frozen=True)
+class AllocatorCalls(Suggestion):
+    """Fewer calls of the device's allocator."""
+
+    answers = ("allocator",)
+    why = "{cost}; {calls}"
+
+    allocations_per_step: float
+    frees_per_step: float
+    kernels_per_step: float
+    rocm: bool
+
+    @property
+    def calls(self) -> str:
+        return (
+            f"{self.allocations_per_step:.0f} allocations and {self.frees_per_step:.0f} frees per step for "
+            f"{self.kernels_per_step:.0f} kernels"
+        )
+
+    @property
+    def runtime(self) -> str:
+        return "hip" if self.rocm else "cuda"
+
+
+@dataclass(frozen=True)
+class CachingAgain(AllocatorCalls):
+    """PyTorch's cache switched on."""
+
+    code = "caching_allocator"
+    sets = """`PYTORCH_NO_CUDA_MEMORY_CACHING` or `PYTORCH_NO_HIP_MEMORY_CACHING` unset, where every step allocates \
+and frees for each tensor"""
+    action = "Switch PyTorch's caching allocator on again"
+    why = (
+        "{cost}; {calls}, in every step, as it is where {variables} is set or a pluggable allocator caches "
+        "nothing{workspaces}"
+    )
+    grounds = "inferred: with {calls}, in every step, tensors come from the driver and from no cache"
+    risk = "tools that look for reads behind the end of a tensor need it switched off: then it is slow on purpose"
+    verify = "record again: no {runtime}Malloc and Free within a step; torch.cuda.memory_reserved() is above 0"
+
+    in_convolutions: bool
+    """Whether the evidence lies in convolutions."""
+
+    @property
+    def variables(self) -> str:
+        return ("PYTORCH_NO_HIP_MEMORY_CACHING or " if self.rocm else "") + "PYTORCH_NO_CUDA_MEMORY_CACHING"
+
+    @property
+    def workspaces(self) -> str:
+        if not (self.in_convolutions or self.rocm):
+            return ""
+        library = "MIOpen" if self.rocm else "cuDNN"
+        return (
+            f"; where the calls stand inside convolutions alone, see whether they are {library}'s workspaces "
+            "instead (torch.backends.cudnn.benchmark searches anew for every shape)"
+        )
+
+
+@dataclass(frozen=True)
+class NoEmptyCache(AllocatorCalls):
+    """Segments not given back in every step."""
+
+    code = "no_empty_cache"
+    sets = "`torch.cuda.empty_cache()` out of the step, where one flushes the cache"
+    action = "Take torch.cuda.empty_cache() out of the step"
+    why = (
+        "{cost}; {outside} frees per step are made outside any operator, as empty_cache() makes them: it waits for the "
+        "device and gives all cached segments back"
+    )
+    risk = "another process on the same device gets no memory back between steps"
+    verify = "record again: no {runtime}Free within a step"
+
+    frees_outside_per_step: float
+    """Of any operator."""
+
+    @property
+    def outside(self) -> str:
+        return f"{self.frees_outside_per_step:.0f}"
+
+
+class GrowingInPlace(AllocatorCalls):
+    """Segments that grow, while the allocator still does."""
+
+    code = "expandable_segments"
+    sets = "`PYTORCH_ALLOC_CONF=expandable_segments:True`, where segments grow or come and go (CUDA)"
+    action = "Let the allocator grow its segments instead of freeing and allocating them"
+    why = "{cost}; the allocator still grows; a segment that grows in place leaves fewer pieces"
+    risk = (
+        "calls that the cache does not make itself (torch.cuda.empty_cache() in the loop, workspaces of libraries) "
+        "stay: look what the evidence lies in; before torch 2.9 the variable is PYTORCH_CUDA_ALLOC_CONF"
+    )
+    verify = "record again after warm-up: no cudaMalloc and cudaFree within a step"
+
+
+class GrowingInsteadOfThrashing(GrowingInPlace):
+    """The same on a full device."""
+
+    why = "{cost}; segments are given back and asked for again, and cudaFree waits for the whole device"
+
+
+class AllocatedOnce(AllocatorCalls):
+    """In a program without PyTorch's allocator."""
+
+    code = "allocate_once"
+    sets = "without PyTorch: allocations before the loop, `cudaMallocAsync`"
+    action = "Allocate device memory once, not in every step"
+    risk = "memory that is kept is not there for others; a pool keeps what its release threshold allows"
+    verify = "record again: no allocation within a step"
 
 
 def state(entry: HostCallsEntry) -> State | None:
@@ -43,117 +155,41 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     found = state(entry) if entry is not None else None
     if entry is None or found is None:
         return
-    if case.program != "pytorch":
-        yield _once(case, finding, entry)
-    elif found == "off":
-        yield _caching(case, finding, entry)
-    elif (entry["frees_outside_per_step"] or 0) >= EMPTIED * entry["frees_per_step"] > 0:
-        yield _emptied(case, finding, entry)
-    elif not case.rocm and not entry["maps_segments"]:
-        yield _segments(case, finding, found)
+    answer = _answer(case, finding, entry, found)
+    if answer is not None:
+        yield Proposal(finding, *answer, (NoAllocatorStalls(),), floor=device_floor(case, "compute"))
 
 
-def _calls(entry: HostCallsEntry) -> str:
-    return (
-        f"{entry['allocations_per_step']:.0f} allocations and {entry['frees_per_step']:.0f} frees per step for "
-        f"{entry['kernels_per_step']:.0f} kernels"
-    )
-
-
-def _caching(case: Case, finding: FindingEntry, entry: HostCallsEntry) -> Proposal:
-    platform = "HIP" if case.rocm else "CUDA"
-    library = "MIOpen" if case.rocm else "cuDNN"
-    around = any(word in one["note"].lower() + one["name"].lower() for one in finding["evidence"]
-                 for word in _CONVOLUTIONS)  # fmt: skip
-    other = f"; where the calls stand inside convolutions alone, see whether they are {library}'s workspaces instead "
-    other += "(torch.backends.cudnn.benchmark searches anew for every shape)"
-    variables = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-    if case.rocm:
-        variables = "PYTORCH_NO_HIP_MEMORY_CACHING or PYTORCH_NO_CUDA_MEMORY_CACHING"
-    return Proposal(
-        code="caching_allocator",
-        action="Switch PyTorch's caching allocator on again",
-        why=f"{cost(finding)}; {_calls(entry)}, in every step, as it is where {variables} is set or a pluggable "
-        f"allocator caches nothing{other if around or case.rocm else ''}",
-        setting=env(f"PYTORCH_NO_{platform}_MEMORY_CACHING", "unset"),
-        grounds=f"inferred: with {_calls(entry)}, in every step, tensors come from the driver and from no cache",
-        risk="tools that look for reads behind the end of a tensor need it switched off: then it is slow on purpose",
-        verify=f"record again: no {'hip' if case.rocm else 'cuda'}Malloc and Free within a step; "
-        "torch.cuda.memory_reserved() is above 0",
-        changes=(NoAllocatorStalls(),),
-        floor=device_floor(case, "compute"),
-    )
-
-
-def _emptied(case: Case, finding: FindingEntry, entry: HostCallsEntry) -> Proposal:
-    return Proposal(
-        code="no_empty_cache",
-        action="Take torch.cuda.empty_cache() out of the step",
-        why=f"{cost(finding)}; {entry['frees_outside_per_step']:.0f} frees per step are made outside any operator, as "
-        "empty_cache() makes them: it waits for the device and gives all cached segments back",
-        setting=python("torch.cuda.empty_cache()", "not in the loop of steps; if memory is short, PYTORCH_ALLOC_CONF="
-                       "expandable_segments:True instead" if not case.rocm else "not in the loop of steps"),
-        risk="another process on the same device gets no memory back between steps",
-        verify=f"record again: no {spelled(case, 'cudaFree')} within a step",
-        changes=(NoAllocatorStalls(),),
-        floor=device_floor(case, "compute"),
-    )  # fmt: skip
-
-
-def _segments(case: Case, finding: FindingEntry, found: State) -> Proposal:
-    thrashing = "segments are given back and asked for again, and cudaFree waits for the whole device"
-    growing = "the allocator still grows; a segment that grows in place leaves fewer pieces"
-    return Proposal(
-        code="expandable_segments",
-        action="Let the allocator grow its segments instead of freeing and allocating them",
-        why=f"{cost(finding)}; {thrashing if found == 'thrashing' else growing}",
-        setting=env("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
-        risk="calls that the cache does not make itself (torch.cuda.empty_cache() in the loop, workspaces of "
-        "libraries) stay: look what the evidence lies in; before torch 2.9 the variable is PYTORCH_CUDA_ALLOC_CONF",
-        verify="record again after warm-up: no cudaMalloc and cudaFree within a step",
-        changes=(NoAllocatorStalls(),),
-        floor=device_floor(case, "compute"),
-    )
-
-
-def _once(case: Case, finding: FindingEntry, entry: HostCallsEntry) -> Proposal:
-    """In a program without PyTorch's allocator."""
+def _answer(
+    case: Case, finding: FindingEntry, entry: HostCallsEntry, found: State
+) -> tuple[AllocatorCalls, Setting] | None:
+    calls = entry["allocations_per_step"], entry["frees_per_step"], entry["kernels_per_step"], case.rocm
     if case.program == "jax":
-        setting = env("XLA_PYTHON_CLIENT_ALLOCATOR", "unset (platform allocates each buffer anew)")
-    else:
+        return AllocatedOnce(*calls), env("XLA_PYTHON_CLIENT_ALLOCATOR", "unset (platform allocates each buffer anew)")
+    if case.program != "pytorch":
         value = "once before the loop, or cudaMallocAsync from a pool"
         setting = config(spelled(case, "cudaMalloc and cudaFree of a step"), spelled(case, value))
-    return Proposal(
-        code="allocate_once",
-        action="Allocate device memory once, not in every step",
-        why=f"{cost(finding)}; {_calls(entry)}",
-        setting=setting,
-        risk="memory that is kept is not there for others; a pool keeps what its release threshold allows",
-        verify="record again: no allocation within a step",
-        changes=(NoAllocatorStalls(),),
-        floor=device_floor(case, "compute"),
-    )
+        return AllocatedOnce(*calls), setting
+    if found == "off":
+        lies_in = [one["note"].lower() + one["name"].lower() for one in finding["evidence"]]
+        around = any(word in text for text in lies_in for word in _CONVOLUTIONS)
+        setting = env(f"PYTORCH_NO_{'HIP' if case.rocm else 'CUDA'}_MEMORY_CACHING", "unset")
+        return CachingAgain(*calls, around), setting
+    outside = entry["frees_outside_per_step"] or 0
+    if outside >= EMPTIED * entry["frees_per_step"] > 0:
+        value = "not in the loop of steps"
+        if not case.rocm:
+            value += "; if memory is short, PYTORCH_ALLOC_CONF=expandable_segments:True instead"
+        return NoEmptyCache(*calls, outside), python("torch.cuda.empty_cache()", value)
+    if case.rocm or entry["maps_segments"]:
+        return None
+    kind = GrowingInsteadOfThrashing if found == "thrashing" else GrowingInPlace
+    return kind(*calls), env("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 RULE = Rule(
     "allocator_calls",
-    (
-        Knob(
-            "caching_allocator",
-            ("allocator",),
-            "`PYTORCH_NO_CUDA_MEMORY_CACHING` or `PYTORCH_NO_HIP_MEMORY_CACHING` unset, where every step allocates and "
-            "frees for each tensor",
-        ),
-        Knob(
-            "no_empty_cache", ("allocator",), "`torch.cuda.empty_cache()` out of the step, where one flushes the cache"
-        ),
-        Knob(
-            "expandable_segments",
-            ("allocator",),
-            "`PYTORCH_ALLOC_CONF=expandable_segments:True`, where segments grow or come and go (CUDA)",
-        ),
-        Knob("allocate_once", ("allocator",), "without PyTorch: allocations before the loop, `cudaMallocAsync`"),
-    ),
+    (CachingAgain, NoEmptyCache, GrowingInPlace, GrowingInsteadOfThrashing, AllocatedOnce),
     propose,
     programs=("pytorch", "jax", "native"),
     place=10,

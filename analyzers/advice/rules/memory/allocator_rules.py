@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from gpuscope.analyzers.advice.framework_settings import step_now
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
+from gpuscope.analyzers.advice.framework_settings import env, step_now
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.allocator.allocator_settings import merged
 from gpuscope.analyzers.changes import NoAllocatorStalls, Predicted, Refused
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.memory_section import AllocatorChangeEntry, AllocatorReplayEntry, MemoryEntry
 from gpuscope.words.units import memory, plural
@@ -16,13 +17,64 @@ from gpuscope.words.units import memory, plural
 USUAL = ("expandable_segments", "True")
 """What PyTorch's own message recommends where memory is fragmented."""
 
-_RISKS = {
-    "expandable_segments": "older PyTorch can't pass such tensors to other processes by CUDA IPC; mapping pages "
-    "is slower than cudaMalloc",
-    "max_split_size_mb": "blocks from that size on are kept whole: a request between two sizes may need a new segment",
-    "roundup_power2_divisions": "every request is rounded up: each block in use gets a little larger",
-    "garbage_collection_threshold": "it acts only under torch.cuda.set_per_process_memory_fraction(); "
-    "what it gives back must be allocated anew",
+
+@dataclass(frozen=True)
+class AllocatorSetting(Suggestion):
+    """An option of the caching allocator."""
+
+    code = "allocator_setting"
+    answers = ("out_of_memory", "allocator_retries", "fragmentation")
+    sets = """`PYTORCH_ALLOC_CONF` (the older or Ascend's name where the snapshot has it): the best of \
+`expandable_segments`, `max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold` by replaying \
+the recorded requests; what is set besides is kept"""
+    action = "Set {option}:{value} for the caching allocator"
+    why = "{message}"
+    verify = (
+        "torch.cuda.memory_stats(): reserved_bytes.all.peak{near}, num_alloc_retries and num_ooms 0; or record memory "
+        "history again and run gpuscope analyze on the snapshot"
+    )
+
+    option: str
+    value: str
+    peak_reserved_bytes: int | None
+    """With it, where the recorded requests could be replayed."""
+
+    @property
+    def near(self) -> str:
+        return "" if self.peak_reserved_bytes is None else f" near {memory(self.peak_reserved_bytes)}"
+
+
+class SegmentsThatGrow(AllocatorSetting):
+    """`expandable_segments`."""
+
+    risk = (
+        "older PyTorch can't pass such tensors to other processes by CUDA IPC; mapping pages is slower than cudaMalloc"
+    )
+
+
+class BlocksKeptWhole(AllocatorSetting):
+    """`max_split_size_mb`."""
+
+    risk = "blocks from that size on are kept whole: a request between two sizes may need a new segment"
+
+
+class RequestsRoundedUp(AllocatorSetting):
+    """`roundup_power2_divisions`."""
+
+    risk = "every request is rounded up: each block in use gets a little larger"
+
+
+class MemoryGivenBack(AllocatorSetting):
+    """`garbage_collection_threshold`."""
+
+    risk = "it acts only under torch.cuda.set_per_process_memory_fraction(); what it gives back must be allocated anew"
+
+
+_BY_OPTION = {
+    "expandable_segments": SegmentsThatGrow,
+    "max_split_size_mb": BlocksKeptWhole,
+    "roundup_power2_divisions": RequestsRoundedUp,
+    "garbage_collection_threshold": MemoryGivenBack,
 }
 
 
@@ -37,16 +89,10 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if best is None and replay["usable"]:
         return  # nothing that was tried helps
     option, value = (best["option"], best["value"]) if best else USUAL
-    yield Proposal(
-        code="allocator_setting",
-        action=f"Set {option}:{value} for the caching allocator",
-        why=finding["message"],
-        setting={"kind": "env", "name": entry["variable"], "value": merged(entry["settings"] or "", option, value)},
-        risk=_RISKS[option],
-        verify=_verify(best),
-        outcome=_outcome(case, entry, replay, best) if best else Refused(replay["why"]),
-        gains_time=False,
-    )
+    record = _BY_OPTION[option](option, value, best["peak_reserved_bytes"] if best else None)
+    setting = env(entry["variable"], merged(entry["settings"] or "", option, value))
+    outcome = _outcome(case, entry, replay, best) if best else Refused(replay["why"])
+    yield Proposal(finding, record, setting, outcome=outcome, gains_time=False)
 
 
 def _outcome(case: Case, entry: MemoryEntry, replay: AllocatorReplayEntry, best: AllocatorChangeEntry) -> Predicted:
@@ -73,31 +119,4 @@ def _basis(entry: MemoryEntry, replay: AllocatorReplayEntry, best: AllocatorChan
     )
 
 
-def _verify(best: AllocatorChangeEntry | None) -> str:
-    expected = f" near {memory(best['peak_reserved_bytes'])}" if best else ""
-    return (
-        f"torch.cuda.memory_stats(): reserved_bytes.all.peak{expected}, num_alloc_retries and num_ooms 0; or record "
-        "memory history again and run gpuscope analyze on the snapshot"
-    )
-
-
-RULE = Rule(
-    "memory",
-    (
-        Knob(
-            "allocator_setting",
-            ("out_of_memory", "allocator_retries", "fragmentation"),
-            "`PYTORCH_ALLOC_CONF` (the older or Ascend's name where the snapshot has it): the best "
-            "of `expandable_segments`, `max_split_size_mb`, `roundup_power2_divisions`, "
-            "`garbage_collection_threshold` by replaying the recorded requests; what is set besides "
-            "is kept",
-            risk="of `expandable_segments`: older PyTorch can't pass such tensors to other processes by CUDA IPC; of "
-            "`max_split_size_mb`: a request between two sizes may need a new segment; of `roundup_power2_divisions`: "
-            "every block gets a little larger; `garbage_collection_threshold` acts only under a limit of the process",
-            verify="`torch.cuda.memory_stats()`: `reserved_bytes.all.peak` as predicted, `num_alloc_retries` and "
-            "`num_ooms` 0",
-        ),
-    ),
-    propose,
-    place=20,
-)
+RULE = Rule("memory", tuple(_BY_OPTION.values()), propose, place=20)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.changes import Refused
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
 
@@ -16,67 +17,89 @@ from which it is worth a try."""
 _SPREAD = ("launch", "host_other", "latency", "pipeline_bubble", "exposed_communication", "straggler")
 
 
+@dataclass(frozen=True)
+class LargerBatch(Suggestion):
+    """Memory turned into samples."""
+
+    code = "larger_batch"
+    answers = ("memory_headroom",)
+    sets = "a larger batch per rank, where most of the memory stays free and the step is not compute"
+    action = "Use the free memory for a larger batch per rank"
+    why = "{message}; {stalls} take as long for more samples"
+    why_not = (
+        "it shortens no step, but {share} of it then costs the same for more samples, at most {times} times as many "
+        "per second; what memory a sample takes is not recorded"
+    )
+    risk = "another batch size trains differently: scale the learning rate, or accumulate fewer micro-batches"
+    verify = "record again: samples per second, and the peak of reserved memory"
+    alters_training = True
+
+    share_frac: float
+    """Of the step, in stalls that do not grow with the batch."""
+    codes: list[str]
+    """Findings of the longest of these."""
+
+    @property
+    def stalls(self) -> str:
+        return ", ".join(self.codes)
+
+    @property
+    def share(self) -> str:
+        return units.share(self.share_frac)
+
+    @property
+    def times(self) -> str:
+        return f"{1 / max(1 - self.share_frac, 0.01):.1f}"
+
+
+class MoreInFlight(LargerBatch):
+    """The same in a pipeline."""
+
+    action = "Use the free memory: more micro-batches in flight, or a larger batch per rank"
+
+
+@dataclass(frozen=True)
+class ActivationsKept(Suggestion):
+    """Memory turned into time."""
+
+    code = "no_checkpointing"
+    answers = ("needless_checkpointing",)
+    sets = "activation checkpointing off, where there is room"
+    action = "Keep activations instead of computing them again, at least of some layers"
+    why = "{message}"
+    why_not = (
+        "how much memory the activations take is not recorded: take it off layer by layer; full recomputation is up to "
+        "a third of forward and backward (arXiv:1604.06174)"
+    )
+    risk = "the peak of memory rises by the activations kept"
+    verify = "record again: fewer kernels in the backward pass, a step up to a quarter shorter; peak of memory"
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """By the finding: no recomputation; a larger batch where the step is not compute."""
     if finding["code"] == "needless_checkpointing":
-        yield _kept(case, finding)
+        setting = by_framework(
+            case,
+            python("torch.utils.checkpoint.checkpoint", "only around as many layers as memory requires"),
+            megatron=config("--recompute-granularity", "unset, or selective for full"),
+            transformers=python("TrainingArguments.gradient_checkpointing", "False"),
+        )
+        yield Proposal(finding, ActivationsKept(), setting)
         return
     spread = [one for one in case.report["findings"] if one["code"] in _SPREAD]
     share = sum(one["share_frac"] for one in spread)
     if case.report["verdict"]["abstained"] or share < FILLED:
         return
-    names = ", ".join(one["code"] for one in spread if one["share_frac"] >= FILLED / 4)
-    pipelined = any(one["code"] == "pipeline_bubble" for one in spread)
-    setting = in_dialect(
+    kind = MoreInFlight if any(one["code"] == "pipeline_bubble" for one in spread) else LargerBatch
+    record = kind(share, [one["code"] for one in spread if one["share_frac"] >= FILLED / 4])
+    setting = by_framework(
         case,
-        {
-            "megatron": config("--micro-batch-size", "twice as large"),
-            "deepspeed": config("train_micro_batch_size_per_gpu", "twice as large"),
-            "transformers": python("TrainingArguments.per_device_train_batch_size", "twice as large"),
-        },
+        python("batch size per rank", "twice as large, with the learning rate scaled to it"),
+        megatron=config("--micro-batch-size", "twice as large"),
+        deepspeed=config("train_micro_batch_size_per_gpu", "twice as large"),
+        transformers=python("TrainingArguments.per_device_train_batch_size", "twice as large"),
     )
-    yield Proposal(
-        code="larger_batch",
-        action="Use the free memory: more micro-batches in flight, or a larger batch per rank" if pipelined
-        else "Use the free memory for a larger batch per rank",
-        why=f"{finding['message']}; {names} take as long for more samples",
-        setting=setting or python("batch size per rank", "twice as large, with the learning rate scaled to it"),
-        risk="another batch size trains differently: scale the learning rate, or accumulate fewer micro-batches",
-        verify="record again: samples per second, and the peak of reserved memory",
-        outcome=Refused(f"it shortens no step, but {units.share(share)} of it then costs the same for more samples, at "
-                        f"most {1 / max(1 - share, 0.01):.1f} times as many per second; what memory a "
-                        "sample takes is not recorded"),
-        alters_training=True,
-    )  # fmt: skip
+    yield Proposal(finding, record, setting)
 
 
-def _kept(case: Case, finding: FindingEntry) -> Proposal:
-    setting = in_dialect(
-        case,
-        {
-            "megatron": config("--recompute-granularity", "unset, or selective for full"),
-            "transformers": python("TrainingArguments.gradient_checkpointing", "False"),
-        },
-    )
-    return Proposal(
-        code="no_checkpointing",
-        action="Keep activations instead of computing them again, at least of some layers",
-        why=finding["message"],
-        setting=setting or python("torch.utils.checkpoint.checkpoint", "only around as many layers as memory requires"),
-        risk="the peak of memory rises by the activations kept",
-        verify="record again: fewer kernels in the backward pass, a step up to a quarter shorter; peak of memory",
-        outcome=Refused("how much memory the activations take is not recorded: take it off layer by layer; full "
-                        "recomputation is up to a third of forward and backward (arXiv:1604.06174)"),
-    )  # fmt: skip
-
-
-RULE = Rule(
-    "headroom",
-    (
-        Knob("larger_batch", ("memory_headroom",), "a larger batch per rank, where most of the memory stays free "
-             "and the step is not compute"),
-        Knob("no_checkpointing", ("needless_checkpointing",), "activation checkpointing off, where there is room"),
-    ),
-    propose,
-    place=100,
-)  # fmt: skip
+RULE = Rule("headroom", (LargerBatch, MoreInFlight, ActivationsKept), propose, place=100)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
-from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.changes import Refused
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.report.view import memory_sentences
 from gpuscope.schema.document import FindingEntry, MemoryBound, Setting
 from gpuscope.schema.memory_section import MemoryEntry
@@ -25,92 +26,127 @@ SEEN_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class _Way:
+class Way(Suggestion):
     """One way to need less memory."""
 
-    code: str
-    action: str
-    names: dict[str, Setting]
+    answers: ClassVar[tuple[str, ...]] = ("out_of_memory", "memory_peak")
+    why = "{message}"
+    why_not = "{unknown}; the price: {risk}"
+    verify = "record again with an allocator snapshot: the peak falls"
+    names: ClassVar[dict[str, Setting]] = {}
     """Its setting by framework."""
-    otherwise: Setting
-    risk: str
-    kinds: tuple[StackKind, ...] = ()
-    """What it shrinks; nothing: no stack shows that."""
-    keeps: float = 0.0
+    otherwise: ClassVar[Setting]
+    kinds: ClassVar[tuple[StackKind, ...]]
+    """What it shrinks."""
+    keeps: ClassVar[float] = 0.0
     """The part of that which stays whatever happens."""
-    training_only: bool = False
-    basis: str = "if all of it vanished and nothing else changed"
+    training_only: ClassVar[bool] = False
+    basis: ClassVar[str] = "if all of it vanished and nothing else changed"
+
+    saved_bytes: int | None
+    """Of the peak, at most; None where no stacks show that."""
+
+    @property
+    def unknown(self) -> str:
+        return UNKNOWN if self.saved_bytes is None else "an allocator snapshot tells no times"
 
 
-_FUSED_ATTENTION = _Way(
-    "fused_attention",
-    "Compute attention by a fused kernel, which never stores the matrix of scores",
-    {"transformers": python("AutoModel.from_pretrained.attn_implementation", '"sdpa"')},
-    python("softmax over attention scores", "torch.nn.functional.scaled_dot_product_attention"),
-    "a mask or bias that the fused kernels don't support falls back to the slow one; results differ in rounding",
-    (StackKind.ATTENTION_SCORES,),
-)
-_SMALLER_BATCH = _Way(
-    "smaller_micro_batch",
-    "Halve the micro-batch and accumulate gradients over twice as many",
-    {
+class StoresNoScores(Way):
+    """Attention by a fused kernel."""
+
+    code = "fused_attention"
+    answers = ("memory_peak",)
+    sets = "`scaled_dot_product_attention` for a softmax over stored scores"
+    action = "Compute attention by a fused kernel, which never stores the matrix of scores"
+    risk = "a mask or bias that the fused kernels don't support falls back to the slow one; results differ in rounding"
+    names: ClassVar[dict[str, Setting]] = {
+        "transformers": python("AutoModel.from_pretrained.attn_implementation", '"sdpa"')
+    }
+    otherwise = python("softmax over attention scores", "torch.nn.functional.scaled_dot_product_attention")
+    kinds = (StackKind.ATTENTION_SCORES,)
+
+
+class SmallerMicroBatch(Way):
+    """Fewer samples at once."""
+
+    code = "smaller_micro_batch"
+    sets = "half the micro-batch, gradients accumulated"
+    action = "Halve the micro-batch and accumulate gradients over twice as many"
+    risk = "smaller matrices use the device less well"
+    names: ClassVar[dict[str, Setting]] = {
         "megatron": config("--micro-batch-size", "half of it"),
         "deepspeed": config("train_micro_batch_size_per_gpu", "half of it"),
         "transformers": python("TrainingArguments.per_device_train_batch_size", "half of it"),
-    },
-    python("batch size per rank", "half of it, with gradients accumulated over 2"),
-    "smaller matrices use the device less well",
-    (*ACTIVATIONS, StackKind.CHECKPOINTED, StackKind.LOADING),
-    keeps=0.5,
-    basis="half of what the forward pass and the loader hold at the peak",
-)
-_CHECKPOINTING = _Way(
-    "activation_checkpointing",
-    "Recompute activations in the backward pass instead of keeping them",
-    {
+    }
+    otherwise = python("batch size per rank", "half of it, with gradients accumulated over 2")
+    kinds = (*ACTIVATIONS, StackKind.CHECKPOINTED, StackKind.LOADING)
+    keeps = 0.5
+    basis = "half of what the forward pass and the loader hold at the peak"
+
+
+class Recomputed(Way):
+    """Activations computed twice."""
+
+    code = "activation_checkpointing"
+    sets = "recompute in the backward pass, by the framework's name"
+    action = "Recompute activations in the backward pass instead of keeping them"
+    risk = "one more forward pass of what is recomputed, up to a third more compute (Chen et al., arXiv:1604.06174)"
+    names: ClassVar[dict[str, Setting]] = {
         "megatron": config("--recompute-granularity", "selective"),
         "transformers": python("TrainingArguments.gradient_checkpointing", "True"),
         "deepspeed": config("activation_checkpointing.partition_activations", "true"),
-    },
-    python("torch.utils.checkpoint.checkpoint.use_reentrant", "False"),
-    "one more forward pass of what is recomputed, up to a third more compute (Chen et al., arXiv:1604.06174)",
-    ACTIVATIONS,
-    training_only=True,
-    basis="if nothing of the forward pass were kept; each checkpointed block's input stays",
-)
-_SHARDING = _Way(
-    "shard_states",
-    "Shard parameters, gradients and optimiser states over the data-parallel ranks",
-    {
+    }
+    otherwise = python("torch.utils.checkpoint.checkpoint.use_reentrant", "False")
+    kinds = ACTIVATIONS
+    training_only = True
+    basis = "if nothing of the forward pass were kept; each checkpointed block's input stays"
+
+
+class Sharded(Way):
+    """States split over ranks."""
+
+    code = "shard_states"
+    sets = "FSDP2, ZeRO stage 3, Megatron's distributed optimizer"
+    action = "Shard parameters, gradients and optimiser states over the data-parallel ranks"
+    risk = "half as much communication again as plain data parallel (ZeRO stage 3, arXiv:1910.02054, 7.2)"
+    names: ClassVar[dict[str, Setting]] = {
         "megatron": config("--use-distributed-optimizer", ""),
         "deepspeed": config("zero_optimization.stage", "3"),
-    },
-    python("torch.distributed.fsdp.fully_shard", "each layer, then the model"),
-    "half as much communication again as plain data parallel (ZeRO stage 3, arXiv:1910.02054, 7.2)",
-    (StackKind.GRADIENTS, StackKind.OPTIMIZER, StackKind.OPTIMIZER_TEMPORARIES, StackKind.SETUP),
-    basis="over ever more ranks; of n ranks each keeps 1/n of it, so one rank alone gains nothing",
-)
-_ONE_AT_A_TIME = _Way(
-    "single_tensor_optimizer",
-    "Let the optimizer update without copies of all parameters at once",
-    {},
-    python("optimizer arguments", "fused=True, or foreach=False"),
-    "foreach=False launches a kernel per parameter and operation, which is slower; fused=True needs CUDA tensors",
-    (StackKind.OPTIMIZER_TEMPORARIES,),
-)
-_OFFLOAD = _Way(
-    "cpu_offload",
-    "Keep parameters and optimiser states in host memory",
-    {
+    }
+    otherwise = python("torch.distributed.fsdp.fully_shard", "each layer, then the model")
+    kinds = (StackKind.GRADIENTS, StackKind.OPTIMIZER, StackKind.OPTIMIZER_TEMPORARIES, StackKind.SETUP)
+    basis = "over ever more ranks; of n ranks each keeps 1/n of it, so one rank alone gains nothing"
+
+
+class OneTensorAtATime(Way):
+    """An optimizer without temporaries of all parameters."""
+
+    code = "single_tensor_optimizer"
+    answers = ("memory_peak",)
+    sets = "`fused=True` or `foreach=False` of the optimizer"
+    action = "Let the optimizer update without copies of all parameters at once"
+    risk = "foreach=False launches a kernel per parameter and operation, which is slower; fused=True needs CUDA tensors"
+    otherwise = python("optimizer arguments", "fused=True, or foreach=False")
+    kinds = (StackKind.OPTIMIZER_TEMPORARIES,)
+
+
+class InHostMemory(Way):
+    """States kept by the host."""
+
+    code = "cpu_offload"
+    sets = "`CPUOffloadPolicy()`, ZeRO-Offload"
+    action = "Keep parameters and optimiser states in host memory"
+    risk = "every step copies over PCI Express: the last resort"
+    names: ClassVar[dict[str, Setting]] = {
         "deepspeed": config("zero_optimization.offload_optimizer.device", "cpu"),
         "fsdp2": python("fully_shard.offload_policy", "CPUOffloadPolicy()"),
-    },
-    python("fully_shard.offload_policy", "CPUOffloadPolicy()"),
-    "every step copies over PCI Express: the last resort",
-    (StackKind.OPTIMIZER, StackKind.SETUP),
-)
-_SHOWN_BY_STACKS = (_FUSED_ATTENTION, _CHECKPOINTING, _SMALLER_BATCH, _ONE_AT_A_TIME, _SHARDING, _OFFLOAD)
-_USUAL = (_SMALLER_BATCH, _CHECKPOINTING, _SHARDING, _OFFLOAD)
+    }
+    otherwise = python("fully_shard.offload_policy", "CPUOffloadPolicy()")
+    kinds = (StackKind.OPTIMIZER, StackKind.SETUP)
+
+
+_SHOWN_BY_STACKS = (StoresNoScores, Recomputed, SmallerMicroBatch, OneTensorAtATime, Sharded, InHostMemory)
+_USUAL = (SmallerMicroBatch, Recomputed, Sharded, InHostMemory)
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -119,7 +155,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         for entry in _to_answer(case):
             yield from _by_stacks(case, finding, entry)
     elif not any(_seen(entry) for entry in _to_answer(case)):
-        yield from (_proposal(case, finding, way) for way in _USUAL)
+        yield from (Proposal(finding, way(None), by_framework(case, way.otherwise, **way.names)) for way in _USUAL)
 
 
 def _to_answer(case: Case) -> list[MemoryEntry]:
@@ -144,80 +180,13 @@ def _by_stacks(case: Case, finding: FindingEntry, entry: MemoryEntry) -> Iterato
     """Those that can save enough, what saves most at the least price first."""
     peak = entry["peak_allocated_bytes"]
     held = {one["kind"]: one["bytes"] for one in entry.get("peak_by_kind", [])}
-    several = len(_to_answer(case)) > 1
+    path = entry["path"] if len(_to_answer(case)) > 1 else ""
     for way in _SHOWN_BY_STACKS:
         saved = round(sum(held.get(kind.value, 0) for kind in way.kinds) * (1 - way.keeps))
         if saved < LEAST_SHARE * peak or not peak or (way.training_only and not entry.get("trains", False)):
             continue
         bound: MemoryBound = {"peak_bytes_before": peak, "peak_bytes_low": peak - saved, "basis": way.basis}
-        yield _proposal(case, finding, way, bound, entry["path"] if several else "")
+        yield Proposal(finding, way(saved), by_framework(case, way.otherwise, **way.names), saves=bound, path=path)
 
 
-def _proposal(
-    case: Case, finding: FindingEntry, way: _Way, bound: MemoryBound | None = None, path: str = ""
-) -> Proposal:
-    why_not = UNKNOWN if bound is None else "an allocator snapshot tells no times"
-    return Proposal(
-        code=way.code,
-        action=way.action,
-        why=finding["message"],
-        setting=in_dialect(case, way.names) or way.otherwise,
-        risk=way.risk,
-        verify=VERIFY,
-        outcome=Refused(f"{why_not}; the price: {way.risk}"),
-        saves=bound,
-        path=path,
-    )
-
-
-VERIFY = "record again with an allocator snapshot: the peak falls"
-_BOTH = ("out_of_memory", "memory_peak")
-RULE = Rule(
-    "memory_wall",
-    (
-        Knob(
-            "smaller_micro_batch",
-            _BOTH,
-            "half the micro-batch, gradients accumulated",
-            risk="smaller matrices use the device less well",
-            verify=VERIFY,
-        ),
-        Knob(
-            "activation_checkpointing",
-            _BOTH,
-            "recompute in the backward pass, by the framework's name",
-            risk="one more forward pass of what is recomputed",
-            verify=VERIFY,
-        ),
-        Knob(
-            "shard_states",
-            _BOTH,
-            "FSDP2, ZeRO stage 3, Megatron's distributed optimizer",
-            risk="half as much communication again as plain data parallel",
-            verify=VERIFY,
-        ),
-        Knob(
-            "cpu_offload",
-            _BOTH,
-            "`CPUOffloadPolicy()`, ZeRO-Offload",
-            risk="every step copies over PCI Express",
-            verify=VERIFY,
-        ),
-        Knob(
-            "fused_attention",
-            ("memory_peak",),
-            "`scaled_dot_product_attention` for a softmax over stored scores",
-            risk="a mask or precision that no fused kernel takes",
-            verify=VERIFY,
-        ),
-        Knob(
-            "single_tensor_optimizer",
-            ("memory_peak",),
-            "`fused=True` or `foreach=False` of the optimizer",
-            risk="a kernel per parameter instead of one for many",
-            verify=VERIFY,
-        ),
-    ),
-    propose,
-    place=160,
-)
+RULE = Rule("memory_wall", _SHOWN_BY_STACKS, propose, place=160)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import sqrt
-from typing import NamedTuple
+from typing import TypeAlias
 
 from gpuscope.analyzers.advice.framework_settings import config, env
 from gpuscope.analyzers.advice.logged_nccl import older_than
-from gpuscope.analyzers.advice.rule import Case, Knob, Proposal, Rule
-from gpuscope.analyzers.changes import Change, MeasuredTransfers, Predicted, Refused
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rules.nccl.nccl_rules import NEEDS_LOG
+from gpuscope.analyzers.changes import MeasuredTransfers, Predicted, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import algorithm_name, protocol_name
 from gpuscope.analyzers.nccl.trial_commands import Variant, comparison, search
+from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.nccl_sections import CrossoverEntry
 from gpuscope.words import units
@@ -22,6 +25,123 @@ NEXT_SIZE = sqrt(2)
 TUNER_PLUGINS = (2, 19)
 """The version that brought tuner plugins (ncclTunerPlugin_v1)."""
 NAMED = 3
+_Used: TypeAlias = "list[tuple[int, CrossoverEntry]] | None"
+
+
+@dataclass(frozen=True)
+class _Measured(Suggestion):
+    """What measured times of sizes show."""
+
+    why = "{times}"
+
+    op: str
+    ranks: int
+    gains: list[tuple[int, int, int]]
+    """(bytes of a message, ns that it takes, ns that it takes at most otherwise), the largest gain first."""
+    sizes: list[int]
+    """Bytes."""
+
+    @property
+    def times(self) -> str:
+        named = (
+            f"{units.memory(size)}: {units.duration(now)} → at most {units.duration(least)}"
+            for size, now, least in self.gains[:NAMED]
+        )
+        more = f" and {len(self.gains) - NAMED} more sizes" if len(self.gains) > NAMED else ""
+        return ", ".join(named) + more
+
+    @property
+    def listed(self) -> str:
+        several = sorted(set(self.sizes))
+        if len(several) > NAMED:
+            return f"{len(several)} sizes from {units.memory(several[0])} to {units.memory(several[-1])}"
+        return ", ".join(units.memory(size) for size in several)
+
+    @property
+    def search(self) -> str:
+        return search(self.op, self.sizes, self.ranks)
+
+
+@dataclass(frozen=True)
+class ChoiceBySize(_Measured):
+    """The choice of a faster size for those that gain."""
+
+    code = "nccl_by_size"
+    answers = ("nccl_crossover",)
+    sets = """`NCCL_TUNER_CONFIG_FILE` of NCCL's example tuner plugin: the choice of the faster size, for exactly the \
+sizes that gain"""
+    action = "Let NCCL carry out {op} of {listed} by {algorithm}/{protocol}, as it does {like}"
+    risk = (
+        "needs NCCL's example tuner plugin (NCCL_TUNER_PLUGIN), built for the same NCCL; `gpuscope export PATH "
+        "--nccl-tuner nccl_tuner.csv` writes the rows. NCCL_ALGO and NCCL_PROTO would hold for all sizes{too_old}"
+    )
+    verify = "run nccl-tests at these sizes by default and with this choice: {trial}; or {search}"
+
+    algorithm: str
+    protocol: str
+    like_bytes: int
+    """The size that has this choice already."""
+    measured: list[int]
+    """Bytes of all sizes to measure."""
+    old_nccl: str
+    """A version without tuner plugins; empty where none is in use."""
+
+    @property
+    def like(self) -> str:
+        return units.memory(self.like_bytes)
+
+    @property
+    def too_old(self) -> str:
+        return f"; NCCL {self.old_nccl} has no tuner plugins yet" if self.old_nccl else ""
+
+    @property
+    def trial(self) -> str:
+        forced = {"NCCL_ALGO": algorithm_name(self.algorithm), "NCCL_PROTO": protocol_name(self.protocol)}
+        variants = [Variant("default", {}), Variant(f"{self.algorithm}_{self.protocol}", forced)]
+        return comparison(self.op, self.measured, self.ranks, variants)
+
+    @property
+    def search(self) -> str:
+        return search(self.op, self.measured, self.ranks)
+
+
+class ChoiceSearch(_Measured):
+    """A search for the choice, where it is not recorded."""
+
+    code = "nccl_choice_search"
+    answers = ("nccl_crossover",)
+    sets = "`gpuscope bench tune`, where NCCL's choices are not recorded"
+    action = "Find what carries {op} of {listed} out faster"
+    why = "{times}; what NCCL chose for these sizes is not recorded, or is LL128, which is never forced"
+    why_not = "which choice the faster size had is not recorded: the search tries them all"
+    risk = NEEDS_LOG
+    verify = "search for a candidate that beats the default in all rounds: {search}"
+
+
+@dataclass(frozen=True)
+class AsInFasterRun(_Measured):
+    """The settings of another run."""
+
+    code = "nccl_faster_run"
+    answers = ("slower_run",)
+    sets = "the settings of the faster of several measured runs"
+    action = "Run {op} of {listed} as in {faster}, not as in {slow}"
+    risk = "other operations and sizes may differ: the table of bandwidths has both runs side by side"
+    verify = (
+        "{search}; or both runs again with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,ENV, so that the log names what "
+        "they differ by"
+    )
+
+    slow: str | None
+    faster_runs: list[str]
+
+    @property
+    def faster(self) -> str:
+        return " or ".join(self.faster_runs)
+
+    @property
+    def search(self) -> str:
+        return search(self.op, self.sizes[:8], self.ranks)
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -35,10 +155,11 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         used = _used(case, own)
         if used is not None and not used:
             continue  # none of these sizes is in the job
-        yield _between_runs(case, own, used) if kinds == ("other_run",) else _by_size(case, own, used)
+        answer = _between_runs if kinds == ("other_run",) else _by_size
+        yield answer(case, finding, own, used)
 
 
-def _used(case: Case, entries: Sequence[CrossoverEntry]) -> list[tuple[int, CrossoverEntry]] | None:
+def _used(case: Case, entries: Sequence[CrossoverEntry]) -> _Used:
     """Messages of the job that the entries speak for; None where there is no job, or its sizes are not recorded."""
     first = entries[0]
     sizes = {
@@ -52,125 +173,59 @@ def _used(case: Case, entries: Sequence[CrossoverEntry]) -> list[tuple[int, Cros
             if one["bytes"] / NEXT_SIZE < size < one["bytes"] * NEXT_SIZE]  # fmt: skip
 
 
-def _by_size(
-    case: Case, entries: Sequence[CrossoverEntry], used: Sequence[tuple[int, CrossoverEntry]] | None
-) -> Proposal:
+def _by_size(case: Case, finding: FindingEntry, entries: Sequence[CrossoverEntry], used: _Used) -> Proposal:
     op, ranks = entries[0]["op"], entries[0]["group_size"]
     sizes = sorted({one["bytes"] for one in entries})
     known = [one for one in entries if one["faster_algorithm"] and one["faster_protocol"] not in (None, "ll128")]
     if not known:
-        return Proposal(
-            code="nccl_choice_search",
-            action=f"Find what carries {op} of {_listed(sizes)} out faster",
-            why=_why(entries) + "; what NCCL chose for these sizes is not recorded, or is LL128, which is never forced",
-            setting=env("NCCL_DEBUG_SUBSYS", "INIT,ENV,TUNING"),
-            risk="with NCCL_DEBUG=INFO a line per operation in the log",
-            verify=search(op, sizes, ranks),
-            outcome=Refused("which choice the faster size had is not recorded: the search tries them all"),
-        )
-    best = min(known, key=lambda one: one["at_most_ns"] / one["dur_ns"])
-    algorithm, protocol = str(best["faster_algorithm"]), str(best["faster_protocol"])
-    words = f"{algorithm}/{protocol}"
-    forced = {"NCCL_ALGO": algorithm_name(algorithm), "NCCL_PROTO": protocol_name(protocol)}
+        setting = env("NCCL_DEBUG_SUBSYS", "INIT,ENV,TUNING")
+        return Proposal(finding, ChoiceSearch(op, ranks, _gains(entries), sizes), setting)
+    best = min(known, key=_ratio)
     old = older_than(case, TUNER_PLUGINS)
-    trial = comparison(op, sizes, ranks, [Variant("default", {}), Variant(words.replace("/", "_"), forced)])
-    return Proposal(
-        code="nccl_by_size",
-        action=f"Let NCCL carry out {op} of {_listed([one['bytes'] for one in known])} by {words}, as it does "
-        f"{units.memory(best['like_bytes'])}",
-        why=_why(known),
-        setting=config("NCCL", "2.19 or later, with NCCL_TUNER_CONFIG_FILE=nccl_tuner.csv")
-        if old
-        else env("NCCL_TUNER_CONFIG_FILE", "nccl_tuner.csv"),
-        risk="needs NCCL's example tuner plugin (NCCL_TUNER_PLUGIN), built for the same NCCL; `gpuscope export PATH "
-        "--nccl-tuner nccl_tuner.csv` writes the rows. NCCL_ALGO and NCCL_PROTO would hold for all sizes"
-        + (f"; NCCL {old} has no tuner plugins yet" if old else ""),
-        verify=f"{trial}; or {search(op, sizes, ranks)}",
-        **_outcome(case, known, used)._asdict(),
-    )
+    record = ChoiceBySize(
+        op, ranks, _gains(known), sorted({one["bytes"] for one in known}), str(best["faster_algorithm"]),
+        str(best["faster_protocol"]), best["like_bytes"], sizes, old,
+    )  # fmt: skip
+    newer = config("NCCL", "2.19 or later, with NCCL_TUNER_CONFIG_FILE=nccl_tuner.csv")
+    setting = newer if old else env("NCCL_TUNER_CONFIG_FILE", "nccl_tuner.csv")
+    return _tried(case, Proposal(finding, record, setting), record, used)
 
 
-def _between_runs(
-    case: Case, entries: Sequence[CrossoverEntry], used: Sequence[tuple[int, CrossoverEntry]] | None
-) -> Proposal:
-    op, slow = entries[0]["op"], entries[0]["run"]
+def _between_runs(case: Case, finding: FindingEntry, entries: Sequence[CrossoverEntry], used: _Used) -> Proposal:
+    first, slow = entries[0], entries[0]["run"]
     faster = sorted({one["faster_run"] or "" for one in entries})
     sizes = sorted({one["bytes"] for one in entries})
-    return Proposal(
-        code="nccl_faster_run",
-        action=f"Run {op} of {_listed(sizes)} as in {' or '.join(faster)}, not as in {slow}",
-        why=_why(entries),
-        setting=config("NCCL's settings", f"those of {' or '.join(faster)}: unset what {slow} sets besides"),
-        risk="other operations and sizes may differ: the table of bandwidths has both runs side by side",
-        verify=f"{search(op, sizes[:8], entries[0]['group_size'])}; or both runs again with NCCL_DEBUG=INFO and "
-        "NCCL_DEBUG_SUBSYS=INIT,ENV, so that the log names what they differ by",
-        **_outcome(case, entries, used)._asdict(),
-    )
+    record = AsInFasterRun(first["op"], first["group_size"], _gains(entries), sizes, slow, faster)
+    setting = config("NCCL's settings", f"those of {record.faster}: unset what {slow} sets besides")
+    return _tried(case, Proposal(finding, record, setting), record, used)
 
 
-def _outcome(
-    case: Case, entries: Sequence[CrossoverEntry], used: Sequence[tuple[int, CrossoverEntry]] | None
-) -> _Outcome:
+def _tried(case: Case, proposal: Proposal, record: _Measured, used: _Used) -> Proposal:
     """The change in the replay where the job's own messages are meant, else what the measurement itself says."""
     if used:
-        factors = {size: one["at_most_ns"] / one["dur_ns"] for size, one in used}
+        factors = {size: _ratio(one) for size, one in used}
         best = {size: factors[size] * min(one["bytes"] / one["like_bytes"], 1.0) for size, one in used}
-        first = entries[0]
         sizes = tuple((size, best[size], factor) for size, factor in sorted(factors.items()))
-        return _Outcome(changes=(MeasuredTransfers(first["op"], first["group_size"], sizes),))
+        return replace(proposal, changes=(MeasuredTransfers(record.op, record.ranks, sizes),))
     if case.report["ranks"]:
-        return _Outcome(outcome=Refused("the sizes of this job's messages are not recorded: record their arguments"))
-    return _Outcome(outcome=Predicted(0, 0, 0, 0, f"measured: {_why(entries)}", "measured"), gains_time=False)
+        why = "the sizes of this job's messages are not recorded: record their arguments"
+        return replace(proposal, outcome=Refused(why))
+    outcome = Predicted(0, 0, 0, 0, f"measured: {record.times}", "measured")
+    return replace(proposal, outcome=outcome, gains_time=False)
 
 
-class _Outcome(NamedTuple):
-    """Fields of a proposal."""
-
-    changes: tuple[Change, ...] = ()
-    outcome: Predicted | Refused | None = None
-    gains_time: bool = True
+def _ratio(one: CrossoverEntry) -> float:
+    """What a size takes otherwise, at most, by what it takes."""
+    return one["at_most_ns"] / one["dur_ns"]
 
 
-def _why(entries: Sequence[CrossoverEntry]) -> str:
-    """The largest gains in words."""
-    best = sorted(entries, key=lambda one: one["at_most_ns"] / one["dur_ns"])[:NAMED]
-    more = f" and {len(entries) - NAMED} more sizes" if len(entries) > NAMED else ""
-    return ", ".join(_times(one) for one in best) + more
-
-
-def _times(one: CrossoverEntry) -> str:
-    times = f"{units.duration(one['dur_ns'])} → at most {units.duration(one['at_most_ns'])}"
-    return f"{units.memory(one['bytes'])}: {times}"
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    several = sorted(set(sizes))
-    if len(several) > NAMED:
-        return f"{len(several)} sizes from {units.memory(several[0])} to {units.memory(several[-1])}"
-    return ", ".join(units.memory(size) for size in several)
+def _gains(entries: Sequence[CrossoverEntry]) -> list[tuple[int, int, int]]:
+    return [(one["bytes"], one["dur_ns"], one["at_most_ns"]) for one in sorted(entries, key=_ratio)]
 
 
 RULE = Rule(
     "nccl_measured",
-    (
-        Knob(
-            "nccl_by_size",
-            ("nccl_crossover",),
-            "`NCCL_TUNER_CONFIG_FILE` of NCCL's example tuner plugin: the choice of the faster size, for exactly the "
-            "sizes that gain",
-            risk="needs NCCL's example tuner plugin, built for the same NCCL; NCCL_ALGO and NCCL_PROTO hold for "
-            "all sizes",
-            verify="nccl-tests at the named sizes by default and with the choice, as the suggestion's command does; or "
-            "`gpuscope bench tune`",
-        ),
-        Knob(
-            "nccl_choice_search",
-            ("nccl_crossover",),
-            "`gpuscope bench tune`, where NCCL's choices are not recorded",
-            verify="the search names a candidate that beats the default in all rounds, or none",
-        ),
-        Knob("nccl_faster_run", ("slower_run",), "the settings of the faster of several measured runs"),
-    ),
+    (ChoiceBySize, ChoiceSearch, AsInFasterRun),
     propose,
     programs=("pytorch", "jax", "native"),
     place=150,

@@ -1,0 +1,98 @@
+"""What a suggestion is: a rule hands over its facts, the record puts them into its words.
+
+The records stand in the files of their rules (`analyzers/advice/rules/`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from gpuscope.schema.document import FindingEntry
+from gpuscope.words import units
+
+UNDIVIDED = "exposed_communication"
+"""The finding of exposed communication whose waiting can't be told from its transfer, as with one rank of many."""
+_PLACE = re.compile(r"\{(\w+)\}")
+TEXTS = ("action", "why", "grounds", "why_not", "risk", "verify")
+"""What a record says."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A kind of suggestion is a subclass, its fields are the facts: plain values that JSON can hold.
+
+    `{name}` in a text stands for the fact or property of that name; `{cost}`, `{message}` and `{finding}` for what the
+    finding costs, its message and its code. Records of one code are the same suggestion in different words, as for
+    another framework.
+    """
+
+    code: ClassVar[str]
+    answers: ClassVar[tuple[str, ...]]
+    """Codes of the findings that it answers."""
+    sets: ClassVar[str]
+    """Markdown: the settings, by the frameworks' names; its row of docs/advice.md."""
+    action: ClassVar[str]
+    why: ClassVar[str] = "{cost}"
+    grounds: ClassVar[str] = ""
+    """What in the trace calls for it, beyond its finding's words; «inferred» where nothing shows it directly."""
+    why_not: ClassVar[str] = ""
+    """Why its gain can't be estimated, where that is never possible."""
+    risk: ClassVar[str]
+    verify: ClassVar[str]
+    misleads: ClassVar[str] = ""
+    """Markdown: when it would not help, besides what misleads its findings."""
+    alters_training: ClassVar[bool] = False
+    """Whether what training computes changes (rounding, the batch): it is preferred only where it gains more."""
+
+    @property
+    def subject(self) -> str:
+        """What the knob is set for, where there are several (`rank 3`): each has its own suggestion."""
+        return ""
+
+    def says(self, text: str, finding: FindingEntry) -> str:
+        """One of `TEXTS` with the facts in their places. Raises `AttributeError` for a place that is no fact."""
+        of_finding = {"cost": cost(finding), "message": finding["message"], "finding": finding["code"]}
+
+        def put(place: re.Match[str]) -> str:
+            name = place[1]
+            return of_finding[name] if name in of_finding else str(getattr(self, name))
+
+        said = _PLACE.sub(put, getattr(self, text))
+        if text == "why" and finding["code"] == UNDIVIDED:
+            said += "; the ranks that are not recorded are assumed to do the same"
+        return said
+
+    def facts(self) -> dict[str, Any]:
+        """As they stand in a report."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class OfRank(Suggestion):
+    """What is done about one rank."""
+
+    rank: int
+
+    @property
+    def subject(self) -> str:
+        return f"rank {self.rank}"
+
+
+def places(kind: type[Suggestion]) -> Iterator[str]:
+    """Names that the texts of a record ask for."""
+    yield from (place for text in TEXTS for place in _PLACE.findall(getattr(kind, text)))
+
+
+def left_open(text: str) -> str:
+    """A text as it is said of any run: «…» for each fact."""
+    return _PLACE.sub("…", text)
+
+
+def cost(finding: FindingEntry) -> str:
+    """What a finding costs, in words: the beginning of a reason; the finding's own message says the rest."""
+    if not finding["share_frac"]:
+        return finding["message"]
+    return f"{finding['code']} takes {units.share(finding['share_frac'])} of the time"
