@@ -70,6 +70,7 @@ def test_no_circle_between_the_places_of_a_folder() -> None:
 READS_A_SENTENCE = re.compile(
     r"""(why|message|sentence|action|note)["']?\]?\)?\.(startswith|endswith|partition|rpartition|split|removeprefix"""
     r"""|removesuffix)\(|["'] in [a-z_.]*(\[["'])?(why|message|action)\b"""
+    r"""|\.(search|match|fullmatch|findall)\([^)]*\b(why|message|sentence|action|note)\b"""
 )
 
 

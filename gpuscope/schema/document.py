@@ -221,6 +221,8 @@ class Evidence(TypedDict):
     dur_ns: int
     name: str
     note: str
+    covered_frac: NotRequired[float]
+    """Share of an idle span that the named host event covers; absent where there is none."""
 
 
 class FindingEntry(TypedDict):

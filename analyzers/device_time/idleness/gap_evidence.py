@@ -46,25 +46,32 @@ def evidence(
     found: list[Evidence] = []
     for gap, event, start, end in zip(*(column.tolist() for column in (own, gaps.event(own), *shown)), strict=True):
         ended_by = names[int(device["name"][event])] if event != NA else "the end of the trace"
-        name, what = _host_side(trace, view.lane.rank, int(gaps.thread[gap]), start, end, blocking)
-        note = f"{what}; device idle until {short_kernel(ended_by)}"
-        found.append({"rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": name or ended_by,
-                      "note": note})  # fmt: skip
+        name, what, covered = _host_side(trace, view.lane.rank, int(gaps.thread[gap]), start, end, blocking)
+        one: Evidence = {
+            "rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": name or ended_by,
+            "note": f"{what}; device idle until {short_kernel(ended_by)}",
+        }  # fmt: skip
+        if covered is not None:
+            one["covered_frac"] = covered
+        found.append(one)
     return found
 
 
-def _host_side(trace: Trace, rank: int, thread: int, start: int, end: int, blocking: Times | None) -> tuple[str, str]:
-    """Name of the host event behind [start, end) of a gap, and how much of it that covers."""
+def _host_side(
+    trace: Trace, rank: int, thread: int, start: int, end: int, blocking: Times | None
+) -> tuple[str, str, float | None]:
+    """Name of the host event behind [start, end) of a gap, what it did, and the share of the gap that it covers."""
     host, names = trace["host_events"], trace.names
     if blocking is not None and len(own := blocking[host["start"][blocking] < end]):
         call = int(own[-1])
         around = _around(trace, rank, thread, call)
         within = f" in {names[int(host['name'][around])]}" if around != NA else ""
-        return names[int(host["name"][call])], f"the queue was empty when it returned{within}"
+        return names[int(host["name"][call])], f"the queue was empty when it returned{within}", None
     row, covered = host_activity(trace, rank, thread, start, end)
     if row == NA:
-        return "", "nothing recorded on the launching thread (Python between operators)"
-    return names[int(host["name"][row])], f"covers {units.share(covered / (end - start))} of the gap"
+        return "", "nothing recorded on the launching thread (Python between operators)", None
+    share = covered / (end - start)
+    return names[int(host["name"][row])], f"covers {units.share(share)} of the gap", share
 
 
 def host_activity(trace: Trace, rank: int, thread: int, start: int, end: int) -> tuple[int, int]:

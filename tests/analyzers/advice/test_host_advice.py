@@ -11,7 +11,7 @@ from helpers.advice import blocking, finding, host_calls, report, steady
 from gpuscope.analyzers.advice.rule import not_below
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.changes import CapturedGraphs, Change, Predicted, Refused
-from gpuscope.schema.document import Report
+from gpuscope.schema.document import Evidence, Report
 
 BEFORE, AFTER = 100_000_000, 40_000_000
 
@@ -144,9 +144,10 @@ def test_a_wait_at_the_end_of_a_recording_without_steps_is_no_loop() -> None:
     assert not advice["unpredicted"]
 
 
-def other_work(name: str, note: str = "covers 90 % of the gap; device idle until gemm") -> Report:
+def other_work(name: str, covered: float | None = 0.9) -> Report:
     case = steady(report(finding("host_other")), 1, 2)
-    case["findings"][0]["evidence"] = [{"rank": 0, "start_ns": 0, "dur_ns": 5, "name": name, "note": note}]
+    shown: Evidence = {"rank": 0, "start_ns": 0, "dur_ns": 5, "name": name, "note": "device idle until gemm"}
+    case["findings"][0]["evidence"] = [shown if covered is None else {**shown, "covered_frac": covered}]
     case["host_calls"] = [host_calls()]
     return case
 
@@ -166,16 +167,11 @@ def test_other_work_by_what_it_is(name: str, code: str, setting: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "note"),
-    [
-        ("aten::matmul", "covers <0.1 % of the gap; device idle until Memset"),
-        ("gemm", "nothing recorded on the launching thread (Python between operators); device idle until gemm"),
-        ("pthread_cond_wait", "covers 98 % of the gap; device idle until gemm"),
-        ("Optimizer.step#Shampoo.step", "covers 98 % of the gap; device idle until gemm"),
-    ],
+    ("name", "covered"),
+    [("aten::matmul", 0.0005), ("gemm", None), ("pthread_cond_wait", 0.98), ("Optimizer.step#Shampoo.step", 0.98)],
 )
-def test_the_programs_own_work_is_to_be_named_first(name: str, note: str) -> None:
-    suggestions, advice = advise(other_work(name, note), gains)
+def test_the_programs_own_work_is_to_be_named_first(name: str, covered: float | None) -> None:
+    suggestions, advice = advise(other_work(name, covered), gains)
     assert not suggestions
     assert [one["code"] for one in advice["unpredicted"]] == ["host_work_named"]
 

@@ -214,19 +214,13 @@ def saved_beside(case: Case) -> Setting:
 
 def _recorded(finding: FindingEntry) -> list[str]:
     """Names of host work that covers at least half of a gap, the longest first."""
-    shown = [one for one in finding["evidence"] if _covers(one["note"])]
+    shown = [one for one in finding["evidence"] if one.get("covered_frac", 0.0) >= HALF]
     return list(dict.fromkeys(one["name"] for one in sorted(shown, key=lambda one: -one["dur_ns"])))
 
 
-def _covers(note: str) -> bool:
-    """Whether a note of evidence says that the named event covers half of the gap; one without a share does not."""
-    covered = _SHARE.search(note)
-    return covered is not None and float(covered.group(1)) >= HALF
+HALF = 0.5
+"""Share of a gap from which a host event stands for what the thread did in it."""
 
-
-_SHARE = re.compile(r"\bcovers ([\d.]+) % of the gap")
-HALF = 50.0
-"""Per cent."""
 
 RULE = Rule(
     "host",
