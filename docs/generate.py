@@ -58,6 +58,7 @@ WIDTH = 80
 DOCUMENT_WIDTH = 118
 """Columns of a line of prose in a document."""
 
+COMMANDS = ROOT / "docs" / "commands.md"
 _BLOCK = re.compile(r"<!-- (?P<kind>options|run|public|recorded|table): (?P<what>.+?) -->\n.*?<!-- end -->", re.DOTALL)
 _BY_CODE = re.compile(r"^### `\w+`\n.*?(?=^##|\Z)", re.DOTALL | re.MULTILINE)
 _HEAD = re.compile(r"^(?P<command>.+?) \| head -n (?P<lines>\d+)$")
@@ -290,6 +291,15 @@ def recorded(text: str) -> str:
     return _BLOCK.sub(block, text)
 
 
+def with_new_commands(text: str) -> str:
+    """The page of commands with a section for each that has none yet, from its own help."""
+    for name, command in commands():
+        if f"\n### `{name}`\n" not in text and f"\n## `{name}`\n" not in text:
+            about = (command.help or "").partition("\n\n")[0]
+            text = f"{text.rstrip()}\n\n### `{name}`\n\n{about}\n\n<!-- options: {name} -->\n<!-- end -->\n"
+    return text
+
+
 def words() -> dict[str, int]:
     """Words of each page of docs/ to read through: without generated blocks, and without the sections per code of
     findings.md, which are looked up one at a time."""
@@ -333,6 +343,7 @@ def main() -> int:
         return int(bool(stale))
     if "--record" in sys.argv[1:]:
         write_text(WALKTHROUGH, recorded(WALKTHROUGH.read_text(encoding="utf-8")))
+    write_text(COMMANDS, with_new_commands(COMMANDS.read_text(encoding="utf-8")))
     for path in documents():
         if (text := path.read_text(encoding="utf-8")) != (now := filled(text, anew=True)):
             write_text(path, now)

@@ -1,4 +1,4 @@
-"""The `gpuscope` command: finds its subcommands by entry point and turns errors into exit codes."""
+"""The `gpuscope` command: finds its subcommands and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, NoReturn
 
 import click
@@ -22,23 +21,15 @@ from gpuscope.errors import (
     MissingExtraError,
     UsageError,
 )
-from gpuscope.plugins import COMMANDS, load, plugins
+from gpuscope.plugins import COMMANDS, load, own_commands, plugins
 from gpuscope.version import __version__
 
 EPILOG = f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}."
 
 
-OWN = {
-    "completion": "gpuscope.commands.completion",
-    "open": "gpuscope.commands.open_report",
-    "schema": "gpuscope.commands.print_schema",
-}
-"""Commands that belong to the command line itself; all others plug in by entry point."""
-
-
 def command_names() -> list[str]:
     """Every command, in order."""
-    return sorted({*OWN, *plugins(COMMANDS)})
+    return sorted({*own_commands(), *plugins(COMMANDS)})
 
 
 @dataclass
@@ -76,18 +67,15 @@ def _accepting_debug(command: click.Command) -> click.Command:
 
 
 class Commands(click.Group):
-    """A group whose commands are the entry points of `gpuscope.commands`, loaded on demand."""
+    """A group of gpuscope's own commands and of those that other distributions plug in, loaded on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return command_names()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name in OWN:
-            command = import_module(OWN[cmd_name]).command
-        elif cmd_name in plugins(COMMANDS):
-            command = load(COMMANDS, cmd_name)
-        else:
+        if cmd_name not in command_names():
             return None
+        command = load(COMMANDS, cmd_name)
         assert isinstance(command, click.Command)
         return _accepting_debug(command)
 

@@ -1,7 +1,7 @@
 """How parts are found: by listing the modules below a package, and from other distributions by entry point.
 
-`gpuscope` never imports `analyzers`, `dashboards` or `instrumented_runtime`: they name their
-commands and functions under an entry-point group, and are loaded when asked for.
+`gpuscope` never imports `analyzers`, `dashboards` or `instrumented_runtime`: their folders of commands are listed by
+name, and what is in them is loaded when asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from typing import Any
 
 COMMANDS = "gpuscope.commands"
 SOURCES = "gpuscope.sources"
+COMMAND_FOLDERS = (
+    "gpuscope.commands", "gpuscope.analyzers.commands", "gpuscope.instrumented_runtime.commands",
+    "gpuscope.dashboards.commands",
+)  # fmt: skip
+"""Every module in them that defines a `command` is a subcommand of its own name."""
 
 
 @cache
@@ -24,8 +29,17 @@ def plugins(group: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
+@cache
+def own_commands() -> dict[str, str]:
+    """The modules of gpuscope's own commands by the commands' names, not loaded yet."""
+    found = (name for folder in COMMAND_FOLDERS for name in _modules(folder, "def command("))
+    return {name.rpartition(".")[2]: name for name in found}
+
+
 def load(group: str, name: str) -> Any:
-    """Import and return one plugin. Raises `LookupError` when nothing of that name is installed."""
+    """Import and return one plugin, or a command of our own. Raises `LookupError` where there is none of that name."""
+    if group == COMMANDS and name in own_commands():
+        return import_module(own_commands()[name]).command
     try:
         entry = plugins(group)[name]
     except KeyError:
@@ -48,7 +62,7 @@ def submodules(package: str) -> None:
 
 
 def _modules(package: str, attribute: str) -> Iterator[str]:
-    """Names of the modules below a package that assign an attribute. A package's own `__init__` holds no part."""
+    """Names of the modules below a package with a line that begins with `attribute`; its own `__init__` is none."""
     for folder in import_module(package).__path__:
         for info in pkgutil.iter_modules([folder], f"{package}."):
             if info.ispkg:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from helpers.browser import Browser
 from helpers.wheel import ROOT, Installed
 
-from gpuscope.cli import OWN
+from gpuscope.plugins import own_commands
 from gpuscope.version import __version__
 
 pytest.importorskip("hatchling")
@@ -52,8 +51,7 @@ def test_only_gpuscope_can_be_imported(installed: Installed, tmp_path: Path) -> 
 def test_every_command_runs(installed: Installed, tmp_path: Path) -> None:
     helped = installed.run(installed.program, "--help", at=tmp_path).stdout
     commands = re.findall(r"^  ([a-z]+)  ", helped.partition("Commands:")[2], re.MULTILINE)
-    plugged = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["gpuscope.commands"]
-    assert set(commands) == {*plugged, *OWN}
+    assert set(commands) == set(own_commands())
     for command in commands:
         done = installed.run(installed.program, command, "--help", at=tmp_path)
         assert (done.returncode, done.stderr) == (0, ""), command
