@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md tells newcomers to do, carried out: its examples in a copy of the repository, with its checks."""
+"""What CONTRIBUTING.md tells newcomers to do, carried out: its examples in a copy of the repository, and checked."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the repository with all of them in it."""
     folder = tmp_path_factory.mktemp("recipes") / "gpuscope"
     shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*SKIPPED))
+    (folder / "sample_traces").symlink_to(ROOT / "sample_traces")
     for path, code in recipes().items():
         assert not (folder / path).exists()
         (folder / path).write_text(code, encoding="utf-8")
@@ -68,7 +69,7 @@ def test_make_check_passes(copy: Path, request: pytest.FixtureRequest) -> None:
     run(copy, "-m", "ruff", "check", "--no-cache", ".")
     run(copy, "-m", "ruff", "format", "--no-cache", "--check", ".")
     run(copy, "-m", "mypy", f"--cache-dir={known}", "--follow-imports=silent", *recipes())
-    run(copy, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/test_layers.py", "-k", "not samples")
+    run(copy, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/test_layers.py")
 
 
 def test_the_documentation_is_made(copy: Path) -> None:
