@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuscope.commands.options import StepRange, inputs
 from gpuscope.commands.report_options import print_report, report_options
-from gpuscope.errors import UsageError
+from gpuscope.errors import AnalysisError, UsageError
 from gpuscope.store.location import store_option
 
 if TYPE_CHECKING:
-    from gpuscope.analyzers.run.analysis import Analysis
-    from gpuscope.analyzers.run.file_part import Options
+    from gpuscope.analyzers.run.analysis import Analysis, AnalysisTables
     from gpuscope.report.terminal.sections.places_text import Shown
     from gpuscope.schema.document import Report
     from gpuscope.sources.opening import Input
@@ -52,31 +51,7 @@ SHARED_AS = (".html", ".json")
 @store_option
 @click.option("--no-store", is_flag=True, envvar="GPUSCOPE_NO_STORE", help="Don't keep this analysis in the run store.")
 @click.option("--label", metavar="NAME", help="A name for the run in the run store.")
-def command(
-    paths: tuple[str, ...],
-    ranks: frozenset[int] | None,
-    partial: bool,
-    nsys: str | None,
-    steps: tuple[int, int] | None,
-    full: bool,
-    top: int | None,
-    by: Shown | None,
-    quiet: bool,
-    verbose: bool,
-    as_json: bool,
-    html: Path | None,
-    csv: Path | None,
-    share: Path | None,
-    force: bool,
-    fail_on: str | None,
-    no_advice: bool,
-    jobs: int | None,
-    executor: str | None,
-    skip_unreadable: bool,
-    store: Path | None,
-    no_store: bool,
-    label: str | None,
-) -> int:
+def command(**given: Any) -> int:
     """Break down the time of a training run and say what bounds it.
 
     PATH is an Nsight Systems report or its export, a torch.profiler trace, what gpuscope reduce made of one, a
@@ -88,95 +63,191 @@ def command(
     gpuscope analyze s3://bucket/run/ --executor dask=tcp://scheduler:8786
     gpuscope analyze rank0.json.gz rank1.json.gz --html report.html
     """
+    asked = Asked(**given)
+    asked.check()
+    began = monotonic()
+    found = _found(asked)
+    report = found.report
+    if asked.verbose:
+        _say_read(report, monotonic() - began)
+    _write(asked, found)  # first: who reads standard output may stop early (`| head`)
+    run = None if asked.no_store else _kept(asked, found)
+    if asked.as_json:
+        click.echo(found.text)
+    else:
+        print_report(report, asked.full, asked.top, asked.quiet, asked.by)
+    _say_written(asked, found)
+    if run is not None and (asked.verbose or not (asked.as_json or asked.quiet)):
+        click.echo(f"Stored as run {run}: gpuscope open {run}, gpuscope runs show {run} --full", err=True)
+    for failure in found.failed:
+        click.echo(f"Error: an analysis failed: {failure}", err=True)
+    if found.failed:
+        return AnalysisError.exit_code
+    reached = {finding["severity"] for finding in report["findings"]}
+    return int(asked.fail_on is not None and bool(reached & set(SEVERITIES[SEVERITIES.index(asked.fail_on) :])))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for, by the names of the options."""
+
+    paths: tuple[str, ...]
+    ranks: frozenset[int] | None
+    partial: bool
+    nsys: str | None
+    steps: tuple[int, int] | None
+    full: bool
+    top: int | None
+    by: Shown | None
+    quiet: bool
+    verbose: bool
+    as_json: bool
+    html: Path | None
+    csv: Path | None
+    share: Path | None
+    force: bool
+    fail_on: str | None
+    no_advice: bool
+    jobs: int | None
+    executor: str | None
+    skip_unreadable: bool
+    store: Path | None
+    no_store: bool
+    label: str | None
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """What of it the report depends on, besides the files."""
+        ranks = sorted(self.ranks) if self.ranks is not None else None
+        return {"ranks": ranks, "steps": self.steps, "partial": self.partial}
+
+    def check(self) -> None:
+        """Raise `UsageError` for options that contradict each other, and where an output is in the way of something."""
+        if self.quiet and self.full:
+            raise UsageError("--quiet and --full contradict each other", hint="pass one of them")
+        if self.share is not None and self.share.suffix not in SHARED_AS:
+            raise UsageError(f"{self.share}: is named neither .html nor .json", hint="its suffix says what is written")
+        files = [path for path in (self.html, self.share) if path is not None]
+        if files or self.csv is not None:
+            from gpuscope.output import check_free
+
+            check_free(files, self.force, self.paths, folders=[self.csv] if self.csv is not None else [])
+
+
+@dataclass(frozen=True)
+class Found:
+    """The report and what it was made from."""
+
+    report: Report
+    text: str | None
+    """The report as JSON, where that was made."""
+    failed: Sequence[str]
+    files: Sequence[Path]
+    remote: Sequence[str] = ()
+    """Remote files, each with what its storage says of its content."""
+    hosts: Sequence[str] = ()
+
+
+def _found(asked: Asked) -> Found:
+    """The report kept of the same question on the same files, else a new one."""
     from gpuscope.cache import report_cache
     from gpuscope.commands.options import cache_wanted
     from gpuscope.sources.run_manifest import run_folders
 
-    if quiet and full:
-        raise UsageError("--quiet and --full contradict each other", hint="pass one of them")
-    if share is not None and share.suffix not in SHARED_AS:
-        raise UsageError(f"{share}: is named neither .html nor .json", hint="say by its suffix what is to be written")
-    _check_free([path for path in (html, share) if path is not None], csv, force, paths)
-    began = monotonic()
-    cached, asked = cache_wanted(), {"ranks": sorted(ranks) if ranks is not None else None, "steps": steps}
-    alone = (
-        cached and executor is None and share is None and not run_folders(map(Path, paths))
-    )  # a report rests on its run folder too
-    key = report_cache.report_key(paths, asked, partial, nsys, no_advice) if alone else None
+    cached, key = cache_wanted(), None
+    # A report rests on its run folder too, and hosts to be replaced are not in it.
+    if cached and asked.executor is None and asked.share is None and not run_folders(map(Path, asked.paths)):
+        key = report_cache.report_key(asked.paths, asked.question, asked.nsys, asked.no_advice)
     text = report_cache.kept_report(key)
-    if text is None:
-        from gpuscope.analyzers.run.file_part import Options
+    if text is not None:
+        return Found(json.loads(text), text, (), [Path(path) for path in asked.paths])
+    analysis, items = _analyse(asked, cached)
+    keepable = all(item.source.files.keepable for item in items) and not analysis.failed
+    if asked.as_json or (key is not None and keepable):
         from gpuscope.report.json_report import dumps
-        from gpuscope.sources.source import ReadOptions
 
-        reader = ReadOptions(partial=partial, nsys=nsys, cache=cached)
-        options = Options(
-            ranks, steps, jobs or os.cpu_count() or 1, reader, advice=not no_advice, replay=not no_advice,
-            skip_unreadable=skip_unreadable,
-        )  # fmt: skip
-        analysis, items = _analyse(paths, options, executor)
-        report, failed, hosts = analysis.report, analysis.failed, analysis.hosts
-        files = [item.path for item in items if not item.url]
-        remote = [f"{item.url} {item.url_bytes} {item.url_version}" for item in items if item.url]
-        keepable = all(item.source.files.keepable for item in items) and not failed
-        if as_json or (key is not None and keepable):
-            text = dumps(report)
-        if text is not None and keepable:
-            report_cache.keep_report(key, text)
-    else:
-        report, failed, files, remote, hosts = json.loads(text), [], [Path(path) for path in paths], [], ()
-    if verbose:
-        _say_read(report, monotonic() - began)
-    if share is not None:
-        _share(report, hosts, share)
-    tables = _write(report, html, csv)  # first: who reads standard output may stop early (`| head`)
-    run = None
-    if not no_store:
-        from gpuscope.store.keep import keep
-
-        run = keep(report, files, paths, {**asked, "partial": partial}, store, label, remote, cached)
-    if as_json:
-        click.echo(text)
-    else:
-        print_report(report, full, top, quiet, by)
-    _say_written(tables, html, csv)
-    if share is not None:
-        from gpuscope.output import say_written
-
-        say_written(share, "look through it before you send it")
-    if run is not None and (verbose or not (as_json or quiet)):
-        click.echo(f"Stored as run {run}: gpuscope open {run}, gpuscope runs show {run} --full", err=True)
-    for failure in failed:
-        click.echo(f"Error: an analysis failed: {failure}", err=True)
-    if failed:
-        return 4
-    reached = {finding["severity"] for finding in report["findings"]}
-    return int(fail_on is not None and bool(reached & set(SEVERITIES[SEVERITIES.index(fail_on) :])))
+        text = dumps(analysis.report)
+    if text is not None and keepable:
+        report_cache.keep_report(key, text)
+    files = [item.path for item in items if not item.url]
+    remote = [f"{item.url} {item.url_bytes} {item.url_version}" for item in items if item.url]
+    return Found(analysis.report, text, analysis.failed, files, remote, analysis.hosts)
 
 
-def _analyse(paths: tuple[str, ...], options: Options, executor: str | None) -> tuple[Analysis, list[Input]]:
+def _analyse(asked: Asked, cached: bool) -> tuple[Analysis, list[Input]]:
     """The analysis, and what it read."""
     from gpuscope.analyzers.run.executors import executor_named
+    from gpuscope.analyzers.run.file_part import Options
     from gpuscope.analyzers.run.runner import run
     from gpuscope.progress import reading
     from gpuscope.sources.opening import inputs as find_inputs
     from gpuscope.sources.opening import total_size
+    from gpuscope.sources.source import ReadOptions
 
-    chosen = executor_named(executor)
-    items = find_inputs(paths, options.ranks)
+    chosen = executor_named(asked.executor)
+    items = find_inputs(asked.paths, asked.ranks)
     with reading(total_size(items), "reading", files=len(items)) as progress:
-        read = replace(options.read, advance=progress, status=progress.say)
-        analysis = run(items, replace(options, read=read), begun=progress.file, executor=chosen)
-    return analysis, items
+        read = ReadOptions(asked.partial, asked.nsys, progress, cache=cached, status=progress.say)
+        advice, workers = not asked.no_advice, asked.jobs or os.cpu_count() or 1
+        options = Options(
+            asked.ranks, asked.steps, workers, read, advice, replay=advice, skip_unreadable=asked.skip_unreadable
+        )
+        return run(items, options, begun=progress.file, executor=chosen), items
 
 
-def _check_free(files: list[Path], csv: Path | None, force: bool, paths: tuple[str, ...]) -> None:
-    """Refuse to write where something is."""
-    if not files and csv is None:
-        return
-    from gpuscope.output import check_free
+def _kept(asked: Asked, found: Found) -> int | None:
+    """The number of the run in the store; None where it could not be kept."""
+    from gpuscope.commands.options import cache_wanted
+    from gpuscope.store.keep import keep
 
-    check_free(files, force, paths, folders=[csv] if csv is not None else [])
+    return keep(
+        found.report, found.files, asked.paths, asked.question, asked.store, asked.label, found.remote, cache_wanted()
+    )
+
+
+def _write(asked: Asked, found: Found) -> None:
+    """Write the files asked for."""
+    from gpuscope.output import write_folder, write_text
+
+    if asked.html is not None:
+        write_text(asked.html, _page(found.report))
+    if asked.share is not None:
+        from gpuscope.report.json_report import dumps
+        from gpuscope.report.sharing import share
+
+        shared = share(found.report, found.hosts)
+        write_text(asked.share, _page(shared) if asked.share.suffix == ".html" else f"{dumps(shared)}\n")
+    if asked.csv is not None:
+
+        def fill(folder: Path) -> None:
+            for section, frame in _tables(found.report).items():
+                (folder / f"{section}.csv").write_text(frame.to_csv(index=False), encoding="utf-8")
+
+        write_folder(asked.csv, fill)
+
+
+def _page(report: Report) -> str:
+    from gpuscope.report.html.html_report import render
+
+    return render(report)
+
+
+def _tables(report: Report) -> AnalysisTables:
+    from gpuscope.analyzers.run.analysis import Analysis
+
+    return Analysis(report).tables
+
+
+def _say_written(asked: Asked, found: Found) -> None:
+    """What was written, and how to open it."""
+    from gpuscope.output import say_written
+
+    if asked.html is not None:
+        say_written(asked.html, f"open it in a browser: gpuscope open {asked.html}")
+    if asked.csv is not None:
+        say_written(asked.csv, f"{len(_tables(found.report))} tables as CSV")
+    if asked.share is not None:
+        say_written(asked.share, "look through it before you send it")
 
 
 def _say_read(report: Report, seconds: float) -> None:
@@ -191,50 +262,3 @@ def _say_read(report: Report, seconds: float) -> None:
         if one["status"] == "skipped" and one["applicable"]:
             click.echo(f"not analysed: {one['name']}: {one['why']}", err=True)
     click.echo(f"Read and analysed in {seconds:.1f} s.", err=True)
-
-
-def _write(report: Report, html: Path | None, csv: Path | None) -> int:
-    """Write the files asked for; how many tables."""
-    if html is None and csv is None:
-        return 0
-    from gpuscope.output import write_folder, write_text
-
-    if html is not None:
-        from gpuscope.report.html.html_report import render
-
-        write_text(html, render(report))
-    if csv is None:
-        return 0
-    from gpuscope.analyzers.run.analysis import Analysis
-
-    tables = Analysis(report).tables
-
-    def fill(folder: Path) -> None:
-        for section, frame in tables.items():
-            (folder / f"{section}.csv").write_text(frame.to_csv(index=False), encoding="utf-8")
-
-    write_folder(csv, fill)
-    return len(tables)
-
-
-def _share(report: Report, hosts: Sequence[str], path: Path) -> None:
-    """Write the report without what names people, machines and folders."""
-    from gpuscope.output import write_text
-    from gpuscope.report.html.html_report import render
-    from gpuscope.report.json_report import dumps
-    from gpuscope.report.sharing import share
-
-    shared = share(report, hosts)
-    write_text(path, render(shared) if path.suffix == ".html" else dumps(shared) + "\n")
-
-
-def _say_written(tables: int, html: Path | None, csv: Path | None) -> None:
-    """What was written, and how to open it."""
-    if html is None and csv is None:
-        return
-    from gpuscope.output import say_written
-
-    if html is not None:
-        say_written(html, f"open it in a browser: gpuscope open {html}")
-    if csv is not None:
-        say_written(csv, f"{tables} tables as CSV")
