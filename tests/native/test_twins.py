@@ -82,16 +82,20 @@ def graphs(draw: Draw) -> list[Any]:
     return [src, dst, lag, dur, earliest]
 
 
-def launches(draw: Draw) -> list[Any]:
-    row = st.tuples(st.integers(0, 30), st.integers(0, 20), st.integers(0, 3), st.sampled_from(list(Category)[:3]))
-    start, length, name, category = columns(draw(st.lists(row, max_size=25)), 4)
+def launched(draw: Draw) -> tuple[Any, ...]:
     device = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9), st.integers(0, 2)), max_size=15)
     at, lasts, kind = columns(sorted(draw(device)), 3)
     sums = np.zeros((4, len(at) + 1), np.int64)
     each = np.concatenate(((np.arange(3)[:, None] == kind) * lasts, np.ones((1, len(at)), np.int64)))
     sums[:, 1:] = np.cumsum(each, axis=1)
-    by = at, at + 3, at + 3 + lasts, sums
-    of_ranges = (at, at + 5, at + 5 + lasts, sums) if draw(st.booleans()) else by
+    return at, at + 3, at + 3 + lasts, sums
+
+
+def launches(draw: Draw) -> list[Any]:
+    row = st.tuples(st.integers(0, 30), st.integers(0, 20), st.integers(0, 3), st.sampled_from(list(Category)[:3]))
+    start, length, name, category = columns(draw(st.lists(row, max_size=25)), 4)
+    by = launched(draw)
+    of_ranges = launched(draw) if draw(st.booleans()) else by
     host = start, start + length, name.astype(np.int32), category.astype(np.int8)
     parent = plain.parents(start, start + length, np.zeros_like(start), length > 0)
     into = np.zeros(8, np.int64), np.zeros(8, np.int64), np.zeros((8, 8), np.int64)
