@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuscope.analyzers.changes import Algorithm, Refused
-from gpuscope.analyzers.collectives.message_cost import CostModel
-from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place, available, bandwidth, latency_ns, steps
-from gpuscope.analyzers.nccl.cost.predicted_cost import SPREAD, Estimate, changed, predict
+from gpuscope.analyzers.nccl.predicted_cost import SPREAD, Estimate, changed, predict
+from gpuscope.collective_costs.message_cost import CostModel
+from gpuscope.collective_costs.nccl_model import Choice, Place, available, bandwidth, latency_ns, steps
 
 HGX = Place(ranks=8, nodes=1, nvlink=True, generation="hopper")
 FOUR_HOSTS = Place(ranks=32, nodes=4, nvlink=False, generation="volta")
