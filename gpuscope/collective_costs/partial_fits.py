@@ -55,7 +55,8 @@ def divided(
     bias: int,
 ) -> CostModel | None:
     """A line through the shortest transfers of two sizes, else through those of one, as a benchmark (`measured`)
-    divides it or as far as links allow: the least (`bias` 1), expected (0) or largest (−1) fixed part. None without transfers."""
+    divides it or as far as links allow: the least (`bias` 1), expected (0) or largest (−1) fixed part.
+    None without transfers."""
     kept = (sizes > 0) & (taken > 0)
     each = np.unique(sizes[kept])
     if not len(each):

@@ -86,9 +86,8 @@ def _context(model: Model, layout: Layout, link: _Links, tokens: float, again: b
     kv = model.kv if model.kv_rank else 2 * (model.kv_heads or model.heads) * model.head
     if layout.exchange == ULYSSES:
         elements = model.heads * (model.query + model.value) + kv
-        return link.all_to_all(
-            "context", BYTES * tokens * elements / layout.tensor, layout.context, layout.tensor
-        ), 3 if again else 2
+        whole = BYTES * tokens * elements / layout.tensor
+        return link.all_to_all("context", whole, layout.context, layout.tensor), 3 if again else 2
     whole = BYTES * tokens * kv / layout.tensor * layout.context
     return link.ring("context", "all_gather", whole, layout.context, layout.tensor), 4 if again else 3
 
