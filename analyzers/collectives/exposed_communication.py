@@ -23,7 +23,7 @@ from gpuscope.analyzers.facts.matching import Matched, report_unmatched
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.facts.waits import Waits
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
-from gpuscope.hardware.bus_bandwidth import algbw, busbw_factor
+from gpuscope.collective_costs.bus_bandwidth import algbw, busbw_factor
 from gpuscope.problems import collectives
 from gpuscope.schema.document import CollectiveEntry, Evidence
 from gpuscope.trace.columns.distinct import distinct

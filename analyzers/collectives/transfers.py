@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
 from gpuscope.analyzers.facts.waits import Waits
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
-from gpuscope.hardware.bus_bandwidth import busbw_factor
+from gpuscope.collective_costs.bus_bandwidth import busbw_factor
+from gpuscope.collective_costs.message_cost import CostModel, assume, fit
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.naming.kinds import POINT_TO_POINT

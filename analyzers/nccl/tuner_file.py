@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 
 from gpuscope.analyzers.base.sections import FITS
 from gpuscope.analyzers.changes import Refused
-from gpuscope.analyzers.collectives.message_cost import CostModel
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.nccl.cost.cost_constants import PROTOCOLS
-from gpuscope.analyzers.nccl.cost.cost_model import Choice
-from gpuscope.analyzers.nccl.cost.predicted_cost import Estimate, predict
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.nccl.measured.bandwidth import run as bandwidth
 from gpuscope.analyzers.nccl.measured.crossovers import crossovers
 from gpuscope.analyzers.nccl.measured.timed_series import timings
+from gpuscope.analyzers.nccl.predicted_cost import Estimate, predict
+from gpuscope.collective_costs.message_cost import CostModel
+from gpuscope.collective_costs.nccl_constants import PROTOCOLS
+from gpuscope.collective_costs.nccl_model import Choice
 from gpuscope.errors import UsageError
 from gpuscope.hardware.tuner_rows import ANY, HEAD, LARGEST, OPERATIONS, size_ranges, tuner_line
 from gpuscope.trace.trace import Row, Trace

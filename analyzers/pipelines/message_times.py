@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.nccl.cost.fixed_part import FixedPart, fixed_part
+from gpuscope.collective_costs.fixed_part import FixedPart, fixed_part
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope import native
 from gpuscope.analyzers.profile.recorded_ranks import RecordedRank
-from gpuscope.native import core
-from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import union
 from gpuscope.trace.schema import NA, Category, Kind
@@ -31,34 +30,7 @@ def parents(start: Times, end: Times, thread: Times, wanted: Mask | None = None)
         around = np.full(len(start), NA, np.int64)
         around[rows[inner != NA]] = rows[inner[inner != NA]]
         return around
-    if core is not None:
-        columns = (np.ascontiguousarray(values, np.int64) for values in (start, end, thread))
-        threads = max(int(thread.max(initial=-1)) + 1, 0)
-        candidates = end > start if wanted is None else (end > start) & wanted
-        return np.frombuffer(core.parents(*columns, candidates, threads), np.int64)
-    found = np.full(len(start), NA, np.int64)
-    for which in np.unique(thread).tolist():
-        own = np.flatnonzero((thread == which) & (end > start) & (True if wanted is None else wanted))
-        own = own[np.lexsort((-end[own], start[own]))]
-        found[own] = _parents_on_thread(start[own], end[own], own)
-    return found
-
-
-def _parents_on_thread(start: Times, end: Times, names: Times) -> Times:
-    """The same for spans in order of start, the longer one first; `names` are their places."""
-    depth = np.arange(1, len(start) + 1) - np.searchsorted(np.sort(end), start, "right")
-    found = np.full(len(start), NA, np.int64)
-    levels = np.argsort(depth, kind="stable")
-    bounds = np.searchsorted(depth[levels], np.arange(1, int(depth.max(initial=0)) + 2))
-    for level in range(1, len(bounds) - 1):
-        above, below = levels[bounds[level - 1] : bounds[level]], levels[bounds[level] : bounds[level + 1]]
-        if not len(above):
-            continue
-        place = np.searchsorted(above, below) - 1
-        parent = above[np.maximum(place, 0)]
-        inside = (place >= 0) & (end[parent] >= end[below])
-        found[below[inside]] = names[parent[inside]]
-    return found
+    return native.parents(start, end, thread, end > start if wanted is None else (end > start) & wanted)
 
 
 @dataclass(frozen=True)
@@ -72,29 +44,9 @@ class Launched:
     """Sums before each, and of all: ns of compute, communication, memory, then how many; shape (4, n + 1)."""
 
     @property
-    def columns(self) -> tuple[Times, ...]:
-        """All four, each in one piece, as the native core takes them."""
-        return tuple(map(np.ascontiguousarray, (self.at, self.start, self.end, self.sums)))
-
-    def bounds(self, start: Times, end: Times) -> tuple[Times, Times]:
-        """The places between which lies what was launched in each span."""
-        return places(self.at, start), places(self.at, end)
-
-    def busy(self, low: Times, high: Times) -> Times:
-        """ns of device events between each two places, those at one time added up."""
-        return np.asarray(sum(self.sums[kind, high] - self.sums[kind, low] for kind in range(3)), np.int64)
-
-    def reach(self, low: Times, high: Times) -> Times:
-        """From the first start to the last end of what lies between each two places, ns; 0 where nothing does."""
-        found = np.zeros(len(low), np.int64)
-        some = np.flatnonzero(high > low)
-        if len(some):
-            edges = np.stack((low[some], high[some]), axis=1).ravel()
-            # One element more, so that the last edge is a place; it is never part of a span.
-            first = np.minimum.reduceat(np.append(self.start, np.iinfo(np.int64).max), edges)[::2]
-            last = np.maximum.reduceat(np.append(self.end, np.iinfo(np.int64).min), edges)[::2]
-            found[some] = last - first
-        return found
+    def columns(self) -> tuple[Times, Times, Times, Times]:
+        """All four."""
+        return self.at, self.start, self.end, self.sums
 
 
 def launched(trace: Trace, rows: Times) -> Launched:

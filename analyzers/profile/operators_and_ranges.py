@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpuscope import native
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import Need
@@ -14,7 +15,6 @@ from gpuscope.analyzers.base.phases import Phases, main_thread, name_phases
 from gpuscope.analyzers.base.sections import OPERATORS, PHASES, RANGES
 from gpuscope.analyzers.profile.call_tree import Launched, LaunchingThreads, parents
 from gpuscope.analyzers.profile.recorded_ranks import RecordedRank, recorded_ranks
-from gpuscope.native import core
 from gpuscope.schema.profile_sections import OperatorEntry, PhaseEntry, RangeEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -82,45 +82,19 @@ def _of_rank(trace: Trace, recorded: RecordedRank) -> tuple[list[OperatorEntry],
 def _add_thread(host: Table, sums: _Sums, rows: Times, parent: Times, by: Launched, of_ranges: Launched) -> None:
     """Add the events `rows` of a thread; `parent` says for each host event which one it is within. What was launched in
     ranges is looked for in `of_ranges`, in others in `by`."""
-    if core is not None:
-        columns = tuple(np.ascontiguousarray(host[name]) for name in ("start", "end", "name", "category"))
-        launched = by.columns, of_ranges.columns
-        core.add_launched(columns, rows, parent, int(Category.OP), int(Category.ANNOTATION), *launched, sums.columns)
-        return
-    # A piece at a time: what is made of millions of them would not fit caches.
-    for first in range(0, len(rows), _PIECE):
-        piece = rows[first : first + _PIECE]
-        around = parent[piece]
-        own, start, end = _keys(host, piece), host["start"][piece], host["end"][piece]
-        spent = end - start
-        nested = around != NA
-        above = _keys(host, around[nested])
-        bounds = by.bounds(start, end)
-        busy = by.busy(*bounds)
-        sums.count(own, spent)
-        sums.add("host_self", spent, own)
-        sums.add("host_self", -spent[nested], above)
-        sums.add("device_self", busy, own)
-        sums.add("device_self", -busy[nested], above)
-        ranges = host["category"][piece] == Category.ANNOTATION
-        sums.add_launched(own[ranges], of_ranges, of_ranges.bounds(start[ranges], end[ranges]))
-        sums.add_launched(own[~ranges], by, (bounds[0][~ranges], bounds[1][~ranges]))
+    columns = host["start"], host["end"], host["name"], host["category"]
+    own = by.columns
+    others = own if of_ranges is by else of_ranges.columns
+    native.add_launched(columns, rows, parent, int(Category.OP), int(Category.ANNOTATION), own, others, sums.columns)
 
 
-def _keys(host: Table, rows: Times) -> Times:
-    """What the figures of these events are added to: twice the code of the name, one more of an operator."""
-    return np.asarray(host["name"][rows] * 2 + (host["category"][rows] == Category.OP), np.int64)
-
-
-_PIECE = 1 << 16
-_LAUNCHED = ("compute", "communication", "memory", "kernels")
-_FIGURES = ("host", "host_self", "device_self", *_LAUNCHED, "reach")
+_FIGURES = ("host", "host_self", "device_self", "compute", "communication", "memory", "kernels", "reach")
 
 
 class _Sums:
     """Sums over host events by name, operators and ranges apart; ns, but for `kernels`.
 
-    Keys are those of `_keys`.
+    Keys are those of `native.plain.add_launched`.
     """
 
     def __init__(self, names: int) -> None:
@@ -147,22 +121,6 @@ class _Sums:
     def longest(self) -> Times:
         """The longest time of an event, by key."""
         return self._longest[self.keys]
-
-    def count(self, keys: Times, spent: Times) -> None:
-        """Count events that took so long."""
-        self._counts += np.bincount(keys, minlength=len(self._counts))
-        np.maximum.at(self._longest, keys, spent)
-        self.add("host", spent, keys)
-
-    def add(self, figure: str, values: Times, keys: Times) -> None:
-        """Add values of events to a figure."""
-        np.add.at(self._sums[figure], keys, values)
-
-    def add_launched(self, keys: Times, launched: Launched, bounds: tuple[Times, Times]) -> None:
-        """Add what was launched in each of some events."""
-        for place, figure in enumerate(_LAUNCHED):
-            self.add(figure, launched.sums[place, bounds[1]] - launched.sums[place, bounds[0]], keys)
-        self.add("reach", launched.reach(*bounds), keys)
 
     def of(self, figure: str) -> Times:
         """A figure by key."""

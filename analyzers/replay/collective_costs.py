@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
-from gpuscope.analyzers.nccl.cost.fixed_part import fixed_part
-from gpuscope.analyzers.replay.graph import Call, Graph, Node
+from gpuscope.analyzers.replay.graph import Graph, Node
 from gpuscope.analyzers.replay.link_sharing import Reach
 from gpuscope.analyzers.replay.rewrite import Setting, nodes_by_call
-from gpuscope.hardware.bus_bandwidth import busbw_factor
+from gpuscope.collective_costs.bus_bandwidth import bus_bytes as bytes_on_bus
+from gpuscope.collective_costs.message_cost import CostModel, assume, fit
+from gpuscope.collective_costs.partial_fits import divided, scaled, with_measured_bandwidth
 from gpuscope.schema.provenance import Provenance
-from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.columns.table import Times
 
 ASSUMED_ERROR = 0.5
 """Relative error of a model that rests on a link's assumed figures: real links reach half to all of their peak, and
 fixed costs differ as much between machines."""
-
-MIN_RANGE_OF_TWO = 2.0
-"""By which two sizes must differ for a line through them."""
-AGREEMENT = 2.0
-"""Factor within which transfers must take what a benchmark measured for their size, for its line to be theirs."""
-TWO_SIZES_ERROR = 0.1
-"""Relative error of such a line, which nothing checks."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +66,7 @@ def bus_bytes(graph: Graph, call: int, nbytes: float | None = None, members: int
     """Bytes on the bus of a call, or of one like it with other bytes or ranks; None where they are not recorded."""
     own = graph.calls[call]
     size = own.bytes if nbytes is None else nbytes
-    factor = busbw_factor(own.op, members or own.group_size or 2)
-    return None if size is None or factor is None else size * factor
+    return None if size is None else bytes_on_bus(own.op, size, members or own.group_size or 2)
 
 
 def costs(graph: Graph, setting: Setting, alike: bool = False) -> Costs:
@@ -91,73 +83,23 @@ def costs(graph: Graph, setting: Setting, alike: bool = False) -> Costs:
         sizes = np.array([bus_bytes(graph, place) or 0.0 for place in places])
         rows = np.array([place for place in places if known[place]], np.int64)
         fitted = fit(sizes[known[places]], dur[rows]) if len(rows) else None
-        members = graph.calls[places[0]].group_size
-        assumed = assume(setting.backend, setting.gpu, members or 2)
+        call = graph.calls[places[0]]
+        ranks = call.group_size or 2
+        assumed = assume(setting.backend, setting.gpu, ranks)
         taken = sizes[known[places]]
         if setting.gpu:
-            models[key] = fitted or _split(graph.calls[places[0]], assumed, taken, dur[rows], setting)
+            reach = setting.reach.get((call.rank, call.group), Reach.UNKNOWN)
+            inside = None if reach == Reach.UNKNOWN else reach == Reach.INSIDE
+            measured = setting.measured.get((call.op, ranks))
+            split = divided(taken, dur[rows], measured, call.op, ranks, setting.gpu, inside, setting.bias)
+            models[key] = fitted or split or assumed
         else:
-            calibrated = _slowed if setting.one_host else _calibrated
+            calibrated = scaled if setting.one_host else with_measured_bandwidth
             models[key] = fitted or calibrated(assumed, taken, dur[rows])
         for place, size in zip(places, sizes.tolist(), strict=True):
             if not known[place] and size:
                 transfer[place] = min(int(dur[place]), models[key].expected(size))
     return Costs(models, transfer)
-
-
-def _calibrated(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
-    """The assumed fixed cost with the bandwidth that the transfers (ns) of `sizes` bytes showed.
-
-    Fixed costs differ far less between machines than links do: what goes beyond them is the bytes'.
-    """
-    beyond = float(taken.sum()) - assumed.alpha * len(taken)
-    if not len(taken) or beyond <= 0 or sizes.sum() <= 0:
-        return assumed
-    basis = f"with the fixed cost {assumed.basis} and the bandwidth as measured"
-    return CostModel(assumed.alpha, beyond / float(sizes.sum()), None, basis, provenance="assumed")
-
-
-def _split(call: Call, assumed: CostModel, sizes: Array, taken: Times, setting: Setting) -> CostModel:
-    """A line through the transfers (ns) of too few sizes for a fit: through the shortest of two, else through one, as a
-    benchmark divides it or as far as links allow (`nccl/cost/fixed_part.py`). `call` is one of them."""
-    kept = (sizes > 0) & (taken > 0)
-    each = np.unique(sizes[kept])
-    if not len(each):
-        return assumed
-    shortest = np.array([taken[kept & (sizes == size)].min() for size in each.tolist()], np.float64)
-    if len(each) > 1 and each[-1] >= MIN_RANGE_OF_TWO * each[0]:
-        beta = float((shortest[-1] - shortest[0]) / (each[-1] - each[0]))
-        alpha = float(shortest[0] - beta * each[0])
-        if beta > 0 and alpha > 0:
-            basis = f"on the line through {len(each)} message sizes"
-            return CostModel(alpha, beta, TWO_SIZES_ERROR, basis, provenance="inferred")
-    whole = float(np.average(taken[kept], weights=sizes[kept]))
-    size = float(np.average(sizes[kept], weights=sizes[kept]))
-    ranks = call.group_size or 2
-    measured = setting.measured.get((call.op, ranks))
-    if measured is not None and 1 / AGREEMENT <= measured.expected(size) / whole <= AGREEMENT:
-        scale = whole / measured.expected(size)
-        basis = f"of one size, divided as a benchmark's: {measured.basis}"
-        return replace(measured, alpha=measured.alpha * scale, beta=measured.beta * scale, basis=basis)
-    reach = setting.reach.get((call.rank, call.group), Reach.UNKNOWN)
-    inside = None if reach == Reach.UNKNOWN else reach == Reach.INSIDE
-    part = fixed_part(whole, size, call.op, ranks, setting.gpu, inside)
-    alpha = {-1: part.most, 0: part.expected, 1: part.least}[setting.bias]
-    basis = "of one size, whose fixed part is not in the trace: anything that the links there can be allow"
-    return CostModel(alpha, (whole - alpha) / size, 0.0, basis, provenance="assumed", divided=False)
-
-
-def _slowed(assumed: CostModel, sizes: Array, taken: Times) -> CostModel:
-    """The assumed cost as many times as the transfers (ns) of `sizes` bytes took.
-
-    Within a host there is no link: its cores carry out the fixed part and the bytes, and are as busy for both.
-    """
-    expected = sum(assumed.expected(size) for size in sizes.tolist())
-    if not expected or not taken.sum():
-        return assumed
-    scale = float(taken.sum()) / expected
-    basis = f"{assumed.basis}, scaled {scale:.1f} times to the measured transfers"
-    return CostModel(assumed.alpha * scale, assumed.beta * scale, None, basis, provenance="assumed")
 
 
 def _joined(graph: Graph, node: Times) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

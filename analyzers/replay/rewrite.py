@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.message_cost import CostModel
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.replay.graph import NONE, Edge, Graph, Node
 from gpuscope.analyzers.replay.link_sharing import Reaches
+from gpuscope.collective_costs.message_cost import CostModel
 from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Mask, Times
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from gpuscope.collective_costs.bus_bandwidth import busbw_factor
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.log_axis import log_range
 from gpuscope.dashboards.plain_text import plain
-from gpuscope.hardware.bus_bandwidth import busbw_factor
 from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry
 from gpuscope.words import palette, units
 

@@ -1,30 +1,45 @@
-"""The compiled core, where there is one: `core` is its module, or None where Python has to do.
+"""The functions that are worth compiling: each is the compiled one (`compiled.py`) where the core was built, else the
+one in Python (`plain.py`), with equal results. Nothing else chooses between them.
 
-It is compiled when gpuscope is installed and a C compiler is there (`hatch_build.py`). Whatever it does, Python does
-too, with equal results; `GPUSCOPE_NATIVE=0` leaves it out.
+`COMPILED` is for the reader of Kineto traces, whose twin is no function but the whole of the JSON reader.
 """
 
 from __future__ import annotations
 
-import os
-from importlib import import_module
-from typing import Any
+from gpuscope.native.loaded import core
 
-INTERFACE = 2
-"""Of the core that these sources call: one compiled from older or newer ones is left out, and Python does its work."""
+COMPILED = core is not None
 
-core: Any = None
-if os.environ.get("GPUSCOPE_NATIVE") != "0":
-    try:
-        core = import_module("gpuscope.native._core")
-    except ImportError:  # no compiler when it was installed
-        core = None
-    if getattr(core, "INTERFACE", 0) != INTERFACE:
-        core = None
+if COMPILED:
+    from gpuscope.native.compiled import (
+        add_launched,
+        group,
+        in_order,
+        innermost,
+        intersect,
+        longest_path,
+        parents,
+        places,
+        release_memory,
+        sqlite_columns,
+        union,
+    )
+else:
+    from gpuscope.native.plain import (
+        add_launched,
+        group,
+        in_order,
+        innermost,
+        intersect,
+        longest_path,
+        parents,
+        places,
+        release_memory,
+        sqlite_columns,
+        union,
+    )
 
-
-def release_memory() -> None:
-    """Give freed memory back to the system, where the C library would keep it: reading a large trace leaves more of it
-    behind, in small pieces, than the trace takes."""
-    if core is not None:
-        core.release_memory()
+__all__ = [
+    "COMPILED", "add_launched", "core", "group", "in_order", "innermost", "intersect", "longest_path", "parents",
+    "places", "release_memory", "sqlite_columns", "union",
+]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuscope.native import core
+from gpuscope import native
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Times, overlapping
 
@@ -35,24 +35,7 @@ def union(start: Array, end: Array) -> Spans:
     """Merge any spans, in any order, overlapping or empty, into a set."""
     if _apart(start, end):  # each is a span of its own: no need of a second copy
         return Spans(start, end)
-    if core is not None:
-        found = core.union(*(np.ascontiguousarray(side, np.int64) for side in (start, end)))
-        if found is None:
-            order = np.argsort(start, kind="stable")
-            found = core.union(*(np.ascontiguousarray(side[order], np.int64) for side in (start, end)))
-        return _set(found)
-    keep = end > start
-    if not keep.all():
-        start, end = start[keep], end[keep]
-    if not len(start):
-        return EMPTY
-    if not bool((start[1:] >= start[:-1]).all()):
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], end[order]
-    reach = np.maximum.accumulate(end)
-    first = np.concatenate(([True], start[1:] > reach[:-1]))
-    last = np.concatenate((first[1:], [True]))
-    return Spans(np.ascontiguousarray(start[first], np.int64), np.ascontiguousarray(reach[last], np.int64))
+    return Spans(*native.union(start, end)) if len(start) else EMPTY
 
 
 def _apart(start: Array, end: Array) -> bool:
@@ -63,11 +46,6 @@ def _apart(start: Array, end: Array) -> bool:
         bool((start[part] < end[part]).all() and (end[part][:-1] < start[part][1:]).all())
         for part in overlapping(len(start))
     )
-
-
-def _set(columns: tuple[bytearray, bytearray]) -> Spans:
-    """A set that the native core made."""
-    return Spans(*(np.frombuffer(column, np.int64) for column in columns)) if columns[0] else EMPTY
 
 
 def join(*sets: Spans) -> Spans:
@@ -116,16 +94,7 @@ def intersect(a: Spans, b: Spans) -> Spans:
     """A ∩ B."""
     if not len(a.start) or not len(b.start):
         return EMPTY
-    if core is not None:
-        return _set(core.intersect(*(np.ascontiguousarray(side, np.int64) for side in (*a, *b))))
-    # For each span of A, the run of spans of B that touch it; then one output span per pair.
-    first = np.searchsorted(b.end, a.start, "right")
-    last = np.searchsorted(b.start, a.end, "left")
-    counts = np.maximum(last - first, 0)
-    which_a = np.repeat(np.arange(len(a.start)), counts)
-    offset = np.arange(len(which_a)) - np.repeat(np.cumsum(counts) - counts, counts)
-    which_b = np.repeat(first, counts) + offset
-    return Spans(np.maximum(a.start[which_a], b.start[which_b]), np.minimum(a.end[which_a], b.end[which_b]))
+    return Spans(*native.intersect(*a, *b))
 
 
 def measure_within(spans: Spans, start: Array, end: Array) -> Times:

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpuscope.native import core
+from gpuscope import native
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Table, Times, looked_up, parts, rows_of_rank
 from gpuscope.trace.schema import NA, Category, Kind
 
-_SPAN = ("start", "end", "thread")
 _ROOM = 16
 """Room per call in a list by correlation id: where ids lie further apart they are sorted."""
 
@@ -131,50 +130,17 @@ def unmatched(device: Table, host: Table, launching: Mask, cut_off: bool) -> tup
 
 
 def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
-    """The innermost of the `candidates` that covers instant `at` on `thread`, or NA; shape as `at`.
-
-    Ranges of one thread nest, so the depth at an instant (ranges opened less ranges closed) gives which
-    of the disjoint ranges of that depth covers it: one search per depth, no walk over events.
-    """
-    result = np.full(len(at), NA, np.int64)
+    """The innermost of the `candidates` that covers instant `at` on `thread`, or NA; shape as `at`. Ranges of one
+    thread nest."""
     rows = np.flatnonzero(candidates)
-    if not len(rows):
-        return result
-    if core is not None and len(at):
-        few = 4 * len(rows) < len(host)  # then the others are not even looked at
-        columns = (np.ascontiguousarray(host[name][rows] if few else host[name], np.int64) for name in _SPAN)
-        wanted = np.ones(len(rows), np.bool_) if few else np.ascontiguousarray(candidates)
-        instants = (np.ascontiguousarray(values, np.int64) for values in (thread, at))
-        threads = max(int(thread.max()) + 1, 0)
-        found = np.frombuffer(core.innermost(*columns, wanted, threads, *instants), np.int64)
-        return np.where(found == NA, NA, rows[np.where(found == NA, 0, found)]) if few else found
-    for which in np.unique(thread):
-        own = rows[host["thread"][rows] == which]
-        asked = np.flatnonzero(thread == which)
-        if len(own):
-            result[asked] = _innermost_on_thread(host, own, at[asked])
-    return result
-
-
-def _innermost_on_thread(host: Table, rows: Times, at: Times) -> Times:
-    start, end = host["start"][rows], host["end"][rows]
-    order = np.lexsort((-end, start))
-    rows, start, end = rows[order], start[order], end[order]
-    opened = np.arange(1, len(rows) + 1)
-    depth = opened - np.searchsorted(np.sort(end), start, "right")
-    here = np.searchsorted(start, at, "right") - np.searchsorted(np.sort(end), at, "right")
-    result = np.full(len(at), NA, np.int64)
-    for level in np.unique(here[here > 0]):
-        at_level = np.flatnonzero(depth == level)
-        asked = np.flatnonzero(here == level)
-        if not len(at_level):
-            continue
-        found = np.searchsorted(start[at_level], at[asked], "right") - 1
-        valid = found >= 0
-        candidate = at_level[np.maximum(found, 0)]
-        valid &= end[candidate] >= at[asked]
-        result[asked[valid]] = rows[candidate[valid]]
-    return result
+    if not len(rows) or not len(at):
+        return np.full(len(at), NA, np.int64)
+    if 4 * len(rows) >= len(host):
+        return native.innermost(host["start"], host["end"], host["thread"], candidates, thread, at)
+    # Then the others are not even looked at.
+    start, end, own = (host[name][rows] for name in ("start", "end", "thread"))
+    found = native.innermost(start, end, own, np.ones(len(rows), np.bool_), thread, at)
+    return np.where(found == NA, NA, rows[np.where(found == NA, 0, found)])
 
 
 def outermost(host: Table, rows: Times) -> Times:

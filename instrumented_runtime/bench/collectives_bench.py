@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gpuscope.collective_costs.bus_bandwidth import algbw, busbw
 from gpuscope.errors import UsageError
-from gpuscope.hardware.bus_bandwidth import algbw, busbw
 from gpuscope.instrumented_runtime.bench.processes import default_backend, run_processes
 from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS, Prepared
 

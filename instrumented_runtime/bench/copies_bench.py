@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpuscope.collective_costs.bus_bandwidth import algbw
 from gpuscope.errors import UsageError
-from gpuscope.hardware.bus_bandwidth import algbw
 from gpuscope.hardware.link_rates import gpu_pcie
 from gpuscope.words import units
 

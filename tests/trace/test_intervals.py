@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from helpers import needs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope.native import core
 from gpuscope.trace import intervals
 from gpuscope.trace.intervals import Spans
 
 LIMIT = 40
 pairs = st.lists(st.tuples(st.integers(0, LIMIT), st.integers(0, LIMIT)).map(sorted), max_size=8)
-anywhere = st.lists(st.tuples(st.integers(0, LIMIT), st.integers(0, LIMIT)), max_size=8)
-"""Also spans that end before they start."""
 
 
 def instants(spans: list[list[int]] | Spans) -> set[int]:
@@ -59,22 +54,6 @@ def test_clip_complement_and_measure(a: list[list[int]], x: int, y: int) -> None
 
 def test_touching_spans_merge() -> None:
     assert as_set([[0, 5], [5, 9]]).start.tolist() == [0]
-
-
-@pytest.mark.skipif(core is None, reason=needs.NATIVE_CORE)
-@given(anywhere, pairs)
-def test_native_and_numpy_give_the_same_sets(a: list[tuple[int, int]], b: list[list[int]]) -> None:
-    start, end = np.array(a, np.int64).reshape(-1, 2).T
-    other = as_set(b)
-
-    def both() -> list[list[int]]:
-        sets = (intervals.union(start, end), intervals.intersect(Spans(start, end), other))
-        return [column.tolist() for spans in sets for column in spans]
-
-    own = both()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intervals, "core", None)
-        assert own == both()
 
 
 def test_spans_of_another_integer_type_are_spans() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.native import core
+from gpuscope import native
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import Spans, measure_before, measure_within
@@ -105,33 +105,14 @@ def _run(work: Work, waits: Times, low: int, high: int, issue: Times) -> tuple[T
     latest = np.full(streams, NA, np.int64)  # ends of the last operation of each stream
     earlier = slice(max(0, low - 4096), low)
     np.maximum.at(latest, work.stream[earlier], work.end[earlier])
-    free = latest.tolist()
-    reach = max(free)
+    reach = int(latest.max())
     begin = int(work.start[low])
     if reach == NA:
         reach = begin
-    if core is not None:
-        columns = (work.stream[low:high], issue, waits[low:high], work.end[low:high] - work.start[low:high], work.end)
-        whole = (np.ascontiguousarray(column, np.int64) for column in (*columns, np.array(free, np.int64)))
-        begun, ended = (np.frombuffer(column, np.int64) for column in core.in_order(*whole, low, begin))
-        return begun, ended, reach
-    start, end = [0] * (high - low), [0] * (high - low)
-    duration = (work.end[low:high] - work.start[low:high]).tolist()
-    recorded_end = work.end
-    rows = zip(work.stream[low:high].tolist(), issue.tolist(), waits[low:high].tolist(), duration, strict=True)
-    for place, (stream, at, wait, lasts) in enumerate(rows):
-        if free[stream] > at:
-            at = free[stream]
-        if wait >= low:
-            if end[wait - low] > at:
-                at = end[wait - low]
-        elif wait != NA and int(recorded_end[wait]) > at:
-            at = int(recorded_end[wait])
-        if place == 0 and at < begin:
-            at = begin
-        start[place] = at
-        end[place] = free[stream] = at + lasts
-    return np.array(start, np.int64), np.array(end, np.int64), reach
+    part = slice(low, high)
+    lasts = work.end[part] - work.start[part]
+    start, end = native.in_order(work.stream[part], issue, waits[part], lasts, work.end, latest, low, begin)
+    return start, end, reach
 
 
 def inferred_waits(work: Work) -> Times:

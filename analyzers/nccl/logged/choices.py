@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from gpuscope.analyzers.nccl.cost.cost_model import Choice
+from gpuscope.collective_costs.nccl_model import Choice
 from gpuscope.trace.trace import Row
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from gpuscope.analyzers.changes import Refused
 from gpuscope.analyzers.facts.placement import Placed
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.nccl.cost.cost_constants import Generation
-from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place
 from gpuscope.analyzers.nccl.logged.choices import Choices
+from gpuscope.collective_costs.nccl_constants import Generation
+from gpuscope.collective_costs.nccl_model import Choice, Place
 from gpuscope.hardware.link_rates import compute_capability, gpu_fabric
 
 _GENERATIONS: tuple[tuple[int, Generation], ...] = ((100, "blackwell"), (90, "hopper"), (80, "ampere"), (0, "volta"))

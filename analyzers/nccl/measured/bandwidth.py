@@ -13,14 +13,14 @@ import numpy as np
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need, any_of
 from gpuscope.analyzers.base.sections import BANDWIDTH, CROSSOVERS, FITS
-from gpuscope.analyzers.collectives.message_cost import CostModel, fit_or_why
 from gpuscope.analyzers.facts.host_links import Host
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.nccl.measured import measured_findings
 from gpuscope.analyzers.nccl.measured.crossovers import crossovers
 from gpuscope.analyzers.nccl.measured.timed_series import TRACE, Series, timings
 from gpuscope.analyzers.topology.link_peak import Peak, peak
-from gpuscope.hardware.bus_bandwidth import algbw, busbw, busbw_factor
+from gpuscope.collective_costs.bus_bandwidth import algbw, busbw, busbw_factor
+from gpuscope.collective_costs.message_cost import CostModel, fit_or_why
 from gpuscope.problems import collectives
 from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry
 

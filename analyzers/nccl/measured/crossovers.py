@@ -19,8 +19,8 @@ from itertools import combinations, pairwise
 from math import sqrt
 from statistics import median
 
-from gpuscope.analyzers.nccl.cost.cost_model import Choice
 from gpuscope.analyzers.nccl.measured.timed_series import TRACE, Series
+from gpuscope.collective_costs.nccl_model import Choice
 from gpuscope.schema.nccl_sections import CrossoverEntry
 
 UNSURE = 0.1

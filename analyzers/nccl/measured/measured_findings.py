@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Literal
 
-from gpuscope.analyzers.nccl.cost.cost_constants import RING_LL128_PER_CHANNEL
 from gpuscope.analyzers.nccl.measured.timed_series import NCCL_TESTS, Series
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.nccl import LowBusbw, MeasuredWhileLogging, NcclCrossover, SlowerRun
+from gpuscope.collective_costs.nccl_constants import RING_LL128_PER_CHANNEL
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.nccl_sections import BandwidthEntry, CrossoverEntry
 from gpuscope.trace.trace import Trace

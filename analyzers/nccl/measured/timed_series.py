@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.message_cost import CostModel, fit
 from gpuscope.analyzers.facts.placement import Placed, Placement
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.nccl.cost.cost_model import Choice
 from gpuscope.analyzers.nccl.logged.choices import Choices
 from gpuscope.analyzers.nccl.logged.nccl_grammar import ALGORITHMS, PROTOCOLS, logged_name, only
-from gpuscope.hardware.bus_bandwidth import busbw_factor
+from gpuscope.collective_costs.bus_bandwidth import busbw_factor
+from gpuscope.collective_costs.message_cost import CostModel, fit
+from gpuscope.collective_costs.nccl_model import Choice
 from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Times

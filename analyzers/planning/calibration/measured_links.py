@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuscope.analyzers.planning.costs.rates import Link
-from gpuscope.hardware.bus_bandwidth import busbw_factor
+from gpuscope.collective_costs.bus_bandwidth import bus_bytes
 from gpuscope.words import units
 
 if TYPE_CHECKING:
@@ -40,10 +40,9 @@ def _kind(group: str | None) -> str:
 def _point(entry: BandwidthEntry) -> tuple[float, float, int, int] | None:
     """Bytes on the wire and ns of a call, calls, and ranks; None where the size or group is not known."""
     size = entry["group_size"] or 2
-    factor = busbw_factor(entry["op"], size)
-    if not (entry["bytes"] and entry["busbw_gbps"] and factor) or entry["tool"] != "trace":
+    wire = bus_bytes(entry["op"], entry["bytes"] or 0, size)
+    if not wire or not entry["busbw_gbps"] or entry["tool"] != "trace":
         return None
-    wire = entry["bytes"] * factor
     return wire, wire / entry["busbw_gbps"], entry["count"], size
 
 

@@ -20,6 +20,8 @@ from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.analyzers.planning.layout import FULL, ULYSSES, Layout
+from gpuscope.collective_costs.bus_bandwidth import bus_bytes
+from gpuscope.collective_costs.nccl_model import more_steps
 
 QUANTIZED_WEIGHT_BYTES = 1.0
 QUANTIZED_GRADIENT_BYTES = 0.5
@@ -65,9 +67,9 @@ def messages(model: Model, cluster: Cluster, layout: Layout, own: Weights, layer
     hidden, again = BYTES * tokens * model.width, layout.recompute == FULL
     context, context_count = _context(model, layout, link, tokens, again)
     experts = layout.expert > 1 and model.experts > 0
-    moved = hidden * model.experts_per_token / layout.tensor * _others(layout.expert)
+    moved = hidden * model.experts_per_token / layout.tensor
     return Messages(
-        link.ring("tensor", hidden * _others(layout.tensor), layout.tensor, 1),
+        link.ring("tensor", "all_gather", hidden, layout.tensor, 1),
         (12 if again else 8) if layout.tensor > 1 else 0,
         context, context_count,
         link.all_to_all("expert", moved, layout.expert, 1) if experts else NOTHING,
@@ -84,10 +86,10 @@ def _context(model: Model, layout: Layout, link: _Links, tokens: float, again: b
     kv = model.kv if model.kv_rank else 2 * (model.kv_heads or model.heads) * model.head
     if layout.exchange == ULYSSES:
         elements = model.heads * (model.query + model.value) + kv
-        sent = BYTES * tokens * elements / layout.tensor * _others(layout.context)
-        return link.all_to_all("context", sent, layout.context, layout.tensor), 3 if again else 2
-    sent = BYTES * tokens * kv / layout.tensor * (layout.context - 1)
-    return link.ring("context", sent, layout.context, layout.tensor), 4 if again else 3
+        whole = BYTES * tokens * elements / layout.tensor
+        return link.all_to_all("context", whole, layout.context, layout.tensor), 3 if again else 2
+    whole = BYTES * tokens * kv / layout.tensor * layout.context
+    return link.ring("context", "all_gather", whole, layout.context, layout.tensor), 4 if again else 3
 
 
 def _data(layout: Layout, link: _Links, own: Weights, layers: int) -> tuple[Message, Message, Message, Message]:
@@ -97,9 +99,9 @@ def _data(layout: Layout, link: _Links, own: Weights, layers: int) -> tuple[Mess
     parts = ((own.shared, shards, replicas, layout.tensor),
              (own.experts, layout.expert_shards, layout.expert_replicas, layout.expert))  # fmt: skip
 
-    def summed(per_weight: float, *, over_all: bool = False, inside: int = 0) -> Message:
+    def summed(op: str, per_weight: float, *, over_all: bool = False, inside: int = 0) -> Message:
         found = [
-            link.ring("data", per_weight * count / layers * _others(size), size, stride)
+            link.ring("data", op, per_weight * count / layers, size, stride)
             for count, own_shards, all_ranks, stride in parts
             for size in (inside or (all_ranks if over_all else own_shards),)
             if count and size > 1
@@ -107,49 +109,47 @@ def _data(layout: Layout, link: _Links, own: Weights, layers: int) -> tuple[Mess
         return Message(sum(one.nbytes for one in found), sum(one.seconds for one in found))
 
     if zero == 0:
-        return NOTHING, NOTHING, summed(2 * GRADIENT_BYTES, over_all=True), NOTHING
+        return NOTHING, NOTHING, summed("all_reduce", GRADIENT_BYTES, over_all=True), NOTHING
     hybrid = shards < replicas
     across = _across(layout, link, own, layers) if hybrid else NOTHING
     if layout.secondary:
-        inner = summed(BYTES, inside=layout.secondary)
-        return summed(QUANTIZED_WEIGHT_BYTES), inner, summed(QUANTIZED_GRADIENT_BYTES), across
-    gather = summed(BYTES)
-    return gather, gather if zero >= 3 else NOTHING, summed(GRADIENT_BYTES), across
+        inner = summed("all_gather", BYTES, inside=layout.secondary)
+        reduced = summed("reduce_scatter", QUANTIZED_GRADIENT_BYTES)
+        return summed("all_gather", QUANTIZED_WEIGHT_BYTES), inner, reduced, across
+    gather = summed("all_gather", BYTES)
+    return gather, gather if zero >= 3 else NOTHING, summed("reduce_scatter", GRADIENT_BYTES), across
 
 
 def _across(layout: Layout, link: _Links, own: Weights, layers: int) -> Message:
     copies, stride = layout.replicas // layout.shards, layout.tensor * layout.shards
-    share = 2 * GRADIENT_BYTES * (own.shared + own.experts * layout.expert) / layout.shards / layers
-    return link.ring("data", share * _others(copies), copies, stride)
-
-
-def _others(size: int) -> float:
-    """Share of the bytes that a ring of so many ranks sends on."""
-    return (size - 1) / size
+    share = GRADIENT_BYTES * (own.shared + own.experts * layout.expert) / layout.shards / layers
+    return link.ring("data", "all_reduce", share, copies, stride)
 
 
 @dataclass(frozen=True)
 class _Links:
-    """Seconds of a message: what was measured for its kind, else NCCL's latency and the links' usable rate."""
+    """Messages by kind of parallelism, with the operation and the bytes of its array: seconds by what was measured for
+    the kind, else by NCCL's latency and the links' usable rate."""
 
     cluster: Cluster
     layout: Layout
     rates: Rates
 
-    def ring(self, kind: str, nbytes: float, size: int, stride: int) -> Message:
-        return self._message(kind, nbytes, size, stride, self.cluster.ring(size, stride))
+    def ring(self, kind: str, op: str, nbytes: float, size: int, stride: int) -> Message:
+        return self._message(kind, op, nbytes, size, stride, self.cluster.ring(size, stride))
 
     def all_to_all(self, kind: str, nbytes: float, size: int, stride: int) -> Message:
-        return self._message(kind, nbytes, size, stride, self.cluster.all_to_all(size, stride))
+        return self._message(kind, "all_to_all", nbytes, size, stride, self.cluster.all_to_all(size, stride))
 
     def pair(self, kind: str, nbytes: float, stride: int) -> Message:
-        return self._message(kind, nbytes, 2, stride, self.cluster.pair(stride))
+        return self._message(kind, "send_recv", nbytes, 2, stride, self.cluster.pair(stride))
 
-    def _message(self, kind: str, nbytes: float, size: int, stride: int, gbps: float) -> Message:
-        if size <= 1 or nbytes <= 0:
+    def _message(self, kind: str, op: str, nbytes: float, size: int, stride: int, gbps: float) -> Message:
+        sent = bus_bytes(op, nbytes, size) or 0.0
+        if size <= 1 or sent <= 0:
             return NOTHING
         measured = self.rates.link(kind)
         if measured is not None:
-            steps = (size - 1) / max(measured.ranks - 1, 1)
-            return Message(nbytes, (measured.alpha_ns * steps + nbytes / measured.busbw_gbps) / 1e9)
-        return Message(nbytes, (self.cluster.latency_ns(size, stride) + nbytes / gbps) / 1e9)
+            fixed = measured.alpha_ns * more_steps(measured.ranks, size)
+            return Message(sent, (fixed + sent / measured.busbw_gbps) / 1e9)
+        return Message(sent, (self.cluster.latency_ns(op, size, stride) + sent / gbps) / 1e9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuscope.collective_costs.nccl_model import RING_STEPS, ring_steps
 from gpuscope.hardware.link_rates import Link, base_latency_ns
 
 
@@ -85,12 +86,12 @@ class Cluster:
         """GB/s from one GPU to another `stride` ranks on."""
         return self.inside.usable if self.inside_host(2, stride) else min(self.port_gbps, self.inside.usable)
 
-    def latency_ns(self, size: int, stride: int) -> float:
-        """Of a ring's n−1 steps over `size` ranks, and of starting it: NCCL's own figures (links.toml)."""
-        if self.network is None or self.inside_host(size, stride):
-            return base_latency_ns() + (size - 1) * self.inside.latency_ns
-        hops = max(size // self._members(stride), 1) - 1
-        return base_latency_ns() + hops * self.network.latency_ns + (size - 1 - hops) * self.inside.latency_ns
+    def latency_ns(self, op: str, size: int, stride: int) -> float:
+        """Of the steps around a ring of `size` ranks, and of starting it: NCCL's own figures (links.toml)."""
+        hosts = 1 if self.inside_host(size, stride) else max(size // self._members(stride), 1)
+        steps = ring_steps(RING_STEPS.get(op, 1), size, hosts)
+        network = self.network or self.inside
+        return base_latency_ns() + steps.between * network.latency_ns + steps.inside * self.inside.latency_ns
 
     def _members(self, stride: int) -> int:
         return max(self.gpus_per_host // stride, 1)

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from gpuscope.analyzers.changes import Algorithm, Refused
-from gpuscope.analyzers.collectives.message_cost import CostModel, fit
-from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place
-from gpuscope.analyzers.nccl.cost.predicted_cost import Estimate, changed, chosen_unasked, has_algorithms, predict
+from gpuscope.analyzers.nccl.predicted_cost import Estimate, changed, chosen_unasked, has_algorithms, predict
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
 from gpuscope.analyzers.replay.rewrites.transfer_cost import rescaled
+from gpuscope.collective_costs.message_cost import CostModel, fit
+from gpuscope.collective_costs.nccl_model import Choice, Place
 
 
 def algorithm(graph: Graph, change: Algorithm, setting: Setting) -> Rewritten:

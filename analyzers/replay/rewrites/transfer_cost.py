@@ -11,6 +11,7 @@ from gpuscope.analyzers.changes import LineRate, LinkSpeed, MeasuredTransfers, M
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, nodes_by_call
+from gpuscope.collective_costs.nccl_model import more_steps
 
 GRADIENT_OPS = ("all_reduce", "reduce_scatter")
 REACHED = {-1: 0.85, 0: 0.7, 1: 0.5}
@@ -57,8 +58,7 @@ def rescaled(graph: Graph, found: Costs, ratio: dict[int, float]) -> Graph:
 
 def _fixed_share(graph: Graph, found: Costs, call: int, size: float, worse: float) -> float:
     """The share of a transfer that is fixed cost; `worse` in [-1, 1] moves it within the model's error."""
-    model = found.model(graph, call)
-    share = model.alpha / max(model.expected(size), 1)
+    share = found.model(graph, call).fixed_share(size)
     return min(1.0, max(0.0, share * (1 + worse * found.error(graph, call))))
 
 
@@ -161,7 +161,7 @@ def more_ranks(graph: Graph, change: MoreRanks, setting: Setting) -> Rewritten:
         if not members or not size:
             raise UnreplayableError("the collectives' groups are not recorded")
         many = members * change.factor
-        hops = {-1: 1.0, 0: 1 + np.log2(change.factor), 1: (many - 1) / max(members - 1, 1)}[setting.bias]
+        hops = {-1: 1.0, 0: 1 + np.log2(change.factor), 1: more_steps(members, many)}[setting.bias]
         bytes_ratio = (bus_bytes(graph, call, members=many) or size) / size
         share = _fixed_share(graph, found, call, size, setting.bias)
         ratio[call] = share * float(hops) + (1 - share) * bytes_ratio

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gpuscope.native import core
+from gpuscope import native
 from gpuscope.sources.kineto.allocator_events import MemoryEvents
 from gpuscope.sources.kineto.event_arguments import (
     CommunicationArguments,
@@ -98,7 +98,7 @@ class EventColumns:
         """JSON of recorded inputs to the code of its compact text."""
         self._builder = builder
         self._decoded = Decoded(builder.names, self.threads, self.texts)
-        self.scanner = None if core is None else Native(builder.names, self.threads, self.texts)
+        self.scanner = Native(builder.names, self.threads, self.texts) if native.COMPILED else None
         """Makes blocks without msgspec; None without the native core."""
         self._rows = Counter[str]()
         code = builder.names.code

@@ -6,14 +6,13 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.native import core
+from gpuscope import native
 from gpuscope.trace.columns.table import Array, Times
 
 
 def places(values: Array, wanted: Array, side: Literal["left", "right"] = "left") -> Times:
     """As `numpy.searchsorted(values, wanted, side)` of integers, shape of `wanted` (n,). Each is looked for from where
     the one before was found, which takes a fraction of the time where they are close together."""
-    if core is None or np.ndim(wanted) != 1:
+    if np.ndim(wanted) != 1:
         return np.asarray(np.searchsorted(values, wanted, side), np.int64)
-    columns = (np.ascontiguousarray(column, np.int64) for column in (values, wanted))
-    return np.frombuffer(core.places(*columns, side == "right"), np.int64)
+    return native.places(values, wanted, side)

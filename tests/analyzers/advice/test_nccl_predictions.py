@@ -15,9 +15,9 @@ from simulator.job import Job
 from gpuscope.analyzers.advice.logged_nccl import older_than
 from gpuscope.analyzers.advice.rule import Case
 from gpuscope.analyzers.changes import Refused
-from gpuscope.analyzers.collectives.message_cost import CostModel
-from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place
-from gpuscope.analyzers.nccl.cost.predicted_cost import chosen_unasked, predict
+from gpuscope.analyzers.nccl.predicted_cost import chosen_unasked, predict
+from gpuscope.collective_costs.message_cost import CostModel
+from gpuscope.collective_costs.nccl_model import Choice, Place
 from gpuscope.schema.document import Diagnosis, Report
 
 sys.path[:0] = [str(Path(__file__).parent)]

@@ -10,7 +10,7 @@ import pytest
 from helpers.kineto import call, kernel, note, write
 
 import gpuscope
-from gpuscope.analyzers.collectives.message_cost import CostModel, assume, fit
+from gpuscope.collective_costs.message_cost import CostModel, assume, fit
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 

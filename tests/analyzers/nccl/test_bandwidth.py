@@ -9,7 +9,7 @@ import pytest
 from helpers.collectives import collective, run_of
 
 import gpuscope
-from gpuscope.analyzers.collectives.message_cost import CostModel, fit_or_why
+from gpuscope.collective_costs.message_cost import CostModel, fit_or_why
 from gpuscope.schema.document import Report
 
 MB = 1_000_000

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpuscope.analyzers.changes import Algorithm, Refused
-from gpuscope.analyzers.collectives.message_cost import CostModel
-from gpuscope.analyzers.nccl.cost.cost_model import Choice, Place, available, bandwidth, latency_ns, steps
-from gpuscope.analyzers.nccl.cost.predicted_cost import SPREAD, Estimate, changed, predict
+from gpuscope.analyzers.nccl.predicted_cost import SPREAD, Estimate, changed, predict
+from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
+from gpuscope.collective_costs.message_cost import CostModel
+from gpuscope.collective_costs.nccl_model import Choice, Place, available, bandwidth, latency_ns, steps
 
 HGX = Place(ranks=8, nodes=1, nvlink=True, generation="hopper")
 FOUR_HOSTS = Place(ranks=32, nodes=4, nvlink=False, generation="volta")
@@ -37,6 +38,14 @@ def test_steps() -> None:
 )
 def test_fixed_cost(choice: Choice, place: Place, us: float) -> None:
     assert latency_ns("all_reduce", 1 << 20, choice, place) == pytest.approx(us * 1000)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_the_planner_has_the_fixed_cost_of_a_ring(op: str) -> None:
+    """In a host NCCL's for protocol LL; over two of eight: 30 steps of an all-reduce, 2 of them over the network."""
+    assert cluster_of("8xH100").latency_ns(op, 8, 1) == pytest.approx(latency_ns(op, 1, Choice("ring", "ll"), HGX))
+    rounds = 2 if op == "all_reduce" else 1
+    assert cluster_of("2x8xH100").latency_ns(op, 16, 1) == 6_600 + rounds * (14 * 600 + 2_700)
 
 
 def test_bandwidth_of_a_ring_is_the_links() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.analyzers.nccl.cost.fixed_part import fixed_part
+from gpuscope.collective_costs.fixed_part import fixed_part
 
 MIB = 1 << 20
 H100 = "NVIDIA H100 80GB HBM3"

@@ -9,10 +9,10 @@ from helpers.kineto import call, kernel, write
 
 import gpuscope
 from gpuscope.analyzers.changes import LinkSpeed, Overlap, Predicted
-from gpuscope.analyzers.collectives.message_cost import assume
 from gpuscope.analyzers.facts.host_links import Host, Wire
 from gpuscope.analyzers.facts.placement import Placed
 from gpuscope.analyzers.topology.link_peak import peak
+from gpuscope.collective_costs.message_cost import assume
 from gpuscope.trace.schema import NA
 
 TWO = Placed(2, 1, ("NVIDIA A100-SXM4-80GB",), (0, 1))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gpuscope.hardware.bus_bandwidth import algbw, busbw, busbw_factor
+from gpuscope.collective_costs.bus_bandwidth import algbw, busbw, busbw_factor
 from gpuscope.hardware.link_rates import gpu_nvlink, gpu_pcie, links, network, pcie
 
 

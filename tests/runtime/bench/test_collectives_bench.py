@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from helpers import needs
 
 from gpuscope.cli import main
+from gpuscope.collective_costs.bus_bandwidth import busbw_factor
 from gpuscope.errors import UsageError
-from gpuscope.hardware.bus_bandwidth import busbw_factor
 from gpuscope.instrumented_runtime.bench.collectives_bench import CollectiveOptions, CollectivesReport, run
 from gpuscope.instrumented_runtime.bench.copies_bench import measure
 from gpuscope.instrumented_runtime.bench.sizes import format_size, parse_size, sweep

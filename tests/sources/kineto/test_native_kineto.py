@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscope
+from gpuscope import native as native_code
 from gpuscope.errors import InputError
 from gpuscope.native import core
 from gpuscope.sources import stream
-from gpuscope.sources.kineto import event_columns
 from gpuscope.sources.kineto.native_block import Native
 from gpuscope.trace.schema import SCHEMAS
 from gpuscope.trace.trace import Trace
@@ -46,7 +46,7 @@ def read(path: Path, native: bool, block: int) -> Trace | str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "BLOCK", block)
         if not native:
-            patch.setattr(event_columns, "core", None)
+            patch.setattr(native_code, "COMPILED", False)
         try:
             return gpuscope.open_trace(path, partial=True)
         except InputError as error:

@@ -13,7 +13,7 @@ from importlib import import_module
 
 import numpy as np
 
-from gpuscope.native import core
+from gpuscope import native
 from gpuscope.trace.columns.table import Array, concatenated, is_constant, narrowed
 
 _FUNCTIONS = (
@@ -28,8 +28,6 @@ _ROWS_AT_ONCE = 1 << 17
 @cache
 def _library() -> tuple[int, ...] | None:
     """The addresses of SQLite's functions in the library behind `sqlite3`; None where it shows none."""
-    if core is None:
-        return None
     import ctypes
 
     try:
@@ -61,7 +59,7 @@ def bulk(uri: str, table: str, columns: list[str], first: int, last: int) -> lis
         for part in range(parts * thread // threads, parts * (thread + 1) // threads):
             low = first + part * size
             query = f"SELECT {','.join(columns)} FROM {table} WHERE rowid BETWEEN {low} AND {min(low + size - 1, last)}"
-            found: int = core.sqlite_columns(functions, uri, f"{query} ORDER BY rowid", rows, len(columns), 0, size)
+            found = native.sqlite_columns(functions, uri, f"{query} ORDER BY rowid", rows, len(columns), 0, size)
             if found < 0:
                 return False
             for column, values in zip(whole, rows, strict=True):

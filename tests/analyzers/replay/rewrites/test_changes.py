@@ -31,10 +31,10 @@ from gpuscope.analyzers.changes import (
     SharedWork,
     WireBytes,
 )
-from gpuscope.analyzers.collectives.message_cost import assume
 from gpuscope.analyzers.replay.graph import Gradient, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
+from gpuscope.collective_costs.message_cost import assume
 from gpuscope.trace.schema import Kind
 
 ALL_RANKS = Setting(backend="gloo", gpu="", complete=True, cores_known=True)

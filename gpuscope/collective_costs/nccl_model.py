@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuscope.analyzers.nccl.cost import cost_constants
-from gpuscope.analyzers.nccl.cost.cost_constants import Generation, Hardware
+from gpuscope.collective_costs import nccl_constants
+from gpuscope.collective_costs.nccl_constants import Generation, Hardware
 from gpuscope.trace.schema import NS_PER_US
 
 RING_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
@@ -64,10 +64,21 @@ class Steps:
         return self.inside + self.between
 
 
+def ring_steps(rounds: int, ranks: int, nodes: int) -> Steps:
+    """Of so many rounds around a ring: n − 1 each, hosts − 1 of them between hosts."""
+    between = rounds * (nodes - 1)
+    return Steps(rounds * (ranks - 1) - between, between)
+
+
+def more_steps(ranks: int, then: int) -> float:
+    """How many times as many steps a ring over `then` ranks has as one over `ranks`."""
+    return (then - 1) / max(ranks - 1, 1)
+
+
 def available(op: str, choice: Choice, place: Place) -> bool:
     """Whether NCCL has that algorithm and protocol for the operation there, without a network that reduces."""
     algorithm, protocol = choice.algorithm, choice.protocol
-    if algorithm not in cost_constants.BASE_LATENCY or protocol not in cost_constants.PROTOCOLS or place.ranks < 2:
+    if algorithm not in nccl_constants.BASE_LATENCY or protocol not in nccl_constants.PROTOCOLS or place.ranks < 2:
         return False
     if op in _PIPELINED:
         return algorithm == "ring"
@@ -77,7 +88,7 @@ def available(op: str, choice: Choice, place: Place) -> bool:
         hosts = place.nodes == 1 if algorithm == "nvls" else place.nodes > 1
         only = algorithm == "nvls" or op == "all_reduce"
         # NCCL sets NVLS up for more than two GPUs of a host only (src/transport/nvls.cc, ncclNvlsInit).
-        switch = place.nvlink and cost_constants.NVLS_EFFICIENCY[place.generation] > 0 and place.ranks > 2 * place.nodes
+        switch = place.nvlink and nccl_constants.NVLS_EFFICIENCY[place.generation] > 0 and place.ranks > 2 * place.nodes
         return protocol == "simple" and hosts and only and switch
     if algorithm == "tree":
         return op == "all_reduce"
@@ -94,9 +105,7 @@ def steps(op: str, algorithm: str, place: Place) -> Steps:
     if algorithm == "ring" and op in _PIPELINED:
         return Steps(0, 1) if place.nodes > 1 else Steps(1, 0)
     if algorithm == "ring" and op in RING_STEPS:
-        rounds = RING_STEPS[op]
-        between = rounds * (place.nodes - 1)
-        return Steps(rounds * (place.ranks - 1) - between, between)
+        return ring_steps(RING_STEPS[op], place.ranks, place.nodes)
     if algorithm == "tree" and op == "all_reduce":
         return Steps(2 * inner, 2 * levels)
     if algorithm == "nvls":
@@ -110,13 +119,13 @@ def steps(op: str, algorithm: str, place: Place) -> Steps:
 
 def latency_ns(op: str, nbytes: int, choice: Choice, place: Place) -> float:
     """The fixed cost in ns of a collective that is `available`."""
-    index = cost_constants.PROTOCOLS.index(choice.protocol)
+    index = nccl_constants.PROTOCOLS.index(choice.protocol)
     count = steps(op, choice.algorithm, place)
-    base = cost_constants.BASE_LATENCY[choice.algorithm][index]
-    inside = cost_constants.STEP_LATENCY[place.inside].get(choice.algorithm, (0.0, 0.0, 0.0))[index]
+    base = nccl_constants.BASE_LATENCY[choice.algorithm][index]
+    inside = nccl_constants.STEP_LATENCY[place.inside].get(choice.algorithm, (0.0, 0.0, 0.0))[index]
     # One GPU per host can't hide the latency of the network: NCCL takes the tree's then.
     like = "tree" if place.ranks == place.nodes else choice.algorithm
-    between = cost_constants.STEP_LATENCY["net"][like][index]
+    between = nccl_constants.STEP_LATENCY["net"][like][index]
     if choice.algorithm == "pat":
         return (base + count.between * between / 3.5 + place.ranks * 2.8) * NS_PER_US
     if choice.algorithm == "ring" and place.nodes > 1 and op in RING_STEPS:
@@ -143,7 +152,7 @@ def efficiency(op: str, choice: Choice, place: Place) -> float:
     if choice.algorithm == "pat":
         return 0.75
     channels = choice.channels or 16  # NCCL's usual number for NVLS; one of them is lost
-    nvls = cost_constants.NVLS_EFFICIENCY[place.generation] * (channels - 1) / channels
+    nvls = nccl_constants.NVLS_EFFICIENCY[place.generation] * (channels - 1) / channels
     local = place.ranks / place.nodes
     return nvls * (2.0 if op == "all_reduce" else (local - 1) / local)
 
@@ -153,7 +162,7 @@ def bandwidth(op: str, nbytes: int, choice: Choice, place: Place, links: float) 
     bus = min(links * efficiency(op, choice, place), _cap(choice, place))
     if choice.algorithm == "tree":
         size = max(nbytes >> 6, 1).bit_length() - 1
-        factors = cost_constants.TREE_CORRECTION[choice.protocol]
+        factors = nccl_constants.TREE_CORRECTION[choice.protocol]
         return 0.5 * bus * (factors[size] if size < len(factors) else 1.0)
     if choice.algorithm == "pat" or (choice.algorithm == "nvls" and op != "all_reduce"):
         return bus
@@ -172,12 +181,12 @@ def _cap(choice: Choice, place: Place) -> float:
     caps: list[float] = []
     tree = choice.algorithm == "tree"
     if choice.protocol == "ll" and choice.algorithm in ("tree", "ring"):
-        inside = cost_constants.LL_BANDWIDTH[place.generation]
-        caps.append(inside if place.nodes == 1 else cost_constants.LL_BANDWIDTH_BETWEEN_HOSTS[place.scale - 1])
+        inside = nccl_constants.LL_BANDWIDTH[place.generation]
+        caps.append(inside if place.nodes == 1 else nccl_constants.LL_BANDWIDTH_BETWEEN_HOSTS[place.scale - 1])
     if choice.channels is not None:
         if choice.protocol == "ll128" and choice.algorithm in ("tree", "ring"):
-            table = cost_constants.TREE_LL128_PER_CHANNEL if tree else cost_constants.RING_LL128_PER_CHANNEL
+            table = nccl_constants.TREE_LL128_PER_CHANNEL if tree else nccl_constants.RING_LL128_PER_CHANNEL
             caps.append(choice.channels * table[place.generation][place.scale])
         if tree:
-            caps.append(choice.channels * cost_constants.TREE_PER_CHANNEL[place.generation][place.scale])
+            caps.append(choice.channels * nccl_constants.TREE_PER_CHANNEL[place.generation][place.scale])
     return min(caps, default=float("inf"))

@@ -59,6 +59,12 @@ def busbw_factor(op: str, n: int) -> float | None:
     return factor(n) if factor is not None and n >= 1 else None
 
 
+def bus_bytes(op: str, nbytes: float, n: int) -> float | None:
+    """The bytes of an array that cross a rank's link, by that factor; None where it is."""
+    factor = busbw_factor(op, n)
+    return None if factor is None else nbytes * factor
+
+
 def busbw(op: str, nbytes: float, ns: float, n: int) -> float:
     """Bus bandwidth in GB/s; NaN where `busbw_factor` knows none or no time passed."""
     factor = busbw_factor(op, n)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from math import sqrt
 
 from gpuscope.analyzers.changes import Algorithm, Refused
-from gpuscope.analyzers.collectives.message_cost import CostModel
-from gpuscope.analyzers.nccl.cost.cost_constants import BASE_LATENCY, PROTOCOLS
-from gpuscope.analyzers.nccl.cost.cost_model import RING_STEPS, Choice, Place, available, bandwidth, latency_ns
-from gpuscope.hardware.bus_bandwidth import busbw_factor
+from gpuscope.collective_costs.bus_bandwidth import busbw_factor
+from gpuscope.collective_costs.message_cost import CostModel
+from gpuscope.collective_costs.nccl_constants import BASE_LATENCY, PROTOCOLS
+from gpuscope.collective_costs.nccl_model import RING_STEPS, Choice, Place, available, bandwidth, latency_ns
 
 SPREAD = sqrt(2)
 """A prediction by NCCL's model is taken as good within this factor either way, a factor of two in all: by so

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
 
-from gpuscope.analyzers.collectives.message_cost import NODE_LATENCY_NS
-from gpuscope.analyzers.nccl.cost.cost_constants import BASE_LATENCY, STEP_LATENCY, Hardware
-from gpuscope.analyzers.nccl.cost.cost_model import RING_STEPS
+from gpuscope.collective_costs.message_cost import NODE_LATENCY_NS
+from gpuscope.collective_costs.nccl_constants import BASE_LATENCY, STEP_LATENCY, Hardware
+from gpuscope.collective_costs.nccl_model import RING_STEPS
 from gpuscope.hardware.link_rates import gpu_fabric, gpu_pcie, links
 from gpuscope.trace.schema import NS_PER_US
 

@@ -54,6 +54,10 @@ class CostModel:
         """ns that a transfer of so many bytes takes once everyone has arrived."""
         return round(self.alpha + self.beta * bus_bytes)
 
+    def fixed_share(self, bus_bytes: float) -> float:
+        """The part of such a transfer that is fixed cost."""
+        return self.alpha / max(self.expected(bus_bytes), 1)
+
     def latency_bound(self, bus_bytes: float | Array, transfer: int | Times = 0) -> Mask:
         """Whether the fixed cost exceeds the cost of the bytes (definitions: `latency`), by message.
 

@@ -2,7 +2,7 @@
 
 Source: NVIDIA/nccl, src/graph/tuning.cc, `ncclTunerConstantsDefaults`, `nvlsEfficiency` and
 `treeCorrectionFactor` (from 2.30 on in src/tuning/). Latencies in µs, bandwidths in GB/s (1e9 B/s), in the
-order of `PROTOCOLS`. NCCL changes them from release to release: see `predict.SPREAD`.
+order of `PROTOCOLS`. NCCL changes them from release to release: see `predicted_cost.SPREAD`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""NCCL's own cost model, and what it says of another choice."""

@@ -1,0 +1,115 @@
+"""The compiled functions, given columns as C takes them: in one piece, of 64 bits. `plain.py` says what each does."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from gpuscope.native.loaded import core
+from gpuscope.native.plain import Columns, HostColumns, Integers, LaunchedColumns, Wanted
+
+
+def _whole(*columns: Integers) -> tuple[Integers, ...]:
+    return tuple(np.ascontiguousarray(column, np.int64) for column in columns)
+
+
+def _integers(data: bytearray) -> Integers:
+    return np.frombuffer(data, np.int64)
+
+
+def union(start: Integers, end: Integers) -> tuple[Integers, Integers]:
+    """As `plain.union`."""
+    found = core.union(*_whole(start, end))
+    if found is None:  # not in order
+        order = np.argsort(start, kind="stable")
+        found = core.union(*_whole(start[order], end[order]))
+    return _integers(found[0]), _integers(found[1])
+
+
+def intersect(start: Integers, end: Integers, other_start: Integers, other_end: Integers) -> tuple[Integers, Integers]:
+    """As `plain.intersect`."""
+    begun, ended = core.intersect(*_whole(start, end, other_start, other_end))
+    return _integers(begun), _integers(ended)
+
+
+def places(values: Integers, wanted: Integers, side: Literal["left", "right"] = "left") -> Integers:
+    """As `plain.places`. Each is looked for from where the one before was found, which takes a fraction of the time
+    where they are close together."""
+    return _integers(core.places(*_whole(values, wanted), side == "right"))
+
+
+def group(values: Integers, group_of: Integers, groups: int) -> Integers:
+    """As `plain.group`."""
+    found = np.empty((5, groups), np.int64)
+    core.group(*_whole(values, group_of), found)
+    return found
+
+
+def parents(start: Integers, end: Integers, thread: Integers, candidates: Wanted) -> Integers:
+    """As `plain.parents`."""
+    threads = max(int(thread.max(initial=-1)) + 1, 0)
+    return _integers(core.parents(*_whole(start, end, thread), np.ascontiguousarray(candidates), threads))
+
+
+def innermost(
+    start: Integers, end: Integers, thread: Integers, candidates: Wanted, at_thread: Integers, at: Integers
+) -> Integers:
+    """As `plain.innermost`."""
+    threads = max(int(at_thread.max(initial=-1)) + 1, 0)
+    own = _whole(start, end, thread)
+    return _integers(core.innermost(*own, np.ascontiguousarray(candidates), threads, *_whole(at_thread, at)))
+
+
+def in_order(
+    stream: Integers,
+    issue: Integers,
+    waits: Integers,
+    lasts: Integers,
+    recorded_end: Integers,
+    free: Integers,
+    low: int,
+    least: int,
+) -> tuple[Integers, Integers]:
+    """As `plain.in_order`."""
+    start, end = core.in_order(*_whole(stream, issue, waits, lasts, recorded_end, free), low, least)
+    return _integers(start), _integers(end)
+
+
+def longest_path(
+    src: Integers, dst: Integers, lag: Integers, dur: Integers, earliest: Integers
+) -> tuple[Integers, Integers, int]:
+    """As `plain.longest_path`."""
+    start, end = np.array(earliest, np.int64), np.zeros(len(dur), np.int64)
+    done: int = core.longest_path(*_whole(src, dst, lag, dur), start, end)
+    return start, end, done
+
+
+def add_launched(
+    host: HostColumns,
+    rows: Integers,
+    parent: Integers,
+    operator: int,
+    annotation: int,
+    by: LaunchedColumns,
+    of_ranges: LaunchedColumns,
+    into: Columns,
+) -> None:
+    """As `plain.add_launched`."""
+    columns, own = tuple(map(np.ascontiguousarray, host)), tuple(map(np.ascontiguousarray, by))
+    # The same tuple twice is searched once.
+    others = own if of_ranges is by else tuple(map(np.ascontiguousarray, of_ranges))
+    core.add_launched(columns, rows, parent, operator, annotation, own, others, into)
+
+
+def sqlite_columns(
+    functions: tuple[int, ...], uri: str, query: str, into: Integers, width: int, offset: int, rows: int
+) -> int:
+    """As `plain.sqlite_columns`, through SQLite's own C interface."""
+    found: int = core.sqlite_columns(functions, uri, query, into, width, offset, rows)
+    return found
+
+
+def release_memory() -> None:
+    """As `plain.release_memory`."""
+    core.release_memory()
