@@ -1,16 +1,13 @@
 """The reference of a JSON document, made from the types that declare it: a section per part, a row per key.
 
-A key's meaning is the docstring below it in `gpuscope/schema/`; where the type says nothing, it stands in
-`docs/key_meanings.toml`, by type and key.
+A key's meaning is the docstring below it in `gpuscope/schema/`, a part's that of its type.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from inspect import cleandoc
-from pathlib import Path
 from textwrap import wrap
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -20,9 +17,6 @@ from gpuscope.report.published.json_schema import DOCUMENTS, json_schema
 from gpuscope.schema import profile_sections
 from gpuscope.store.tables import TABLES, VIEWS
 
-MEANINGS: dict[str, dict[str, str]] = tomllib.loads(
-    (Path(__file__).parent / "key_meanings.toml").read_text(encoding="utf-8")
-)
 PROFILE = {section for section, row in SECTIONS.items() if row.__name__ in vars(profile_sections)}
 """Parts of the report that are tables of a profiler, which no verdict rests on."""
 DATA = {f"slowdown.{which}by_{name}": name for which in ("", "explained.") for name in ("operation", "rank", "stage")}
@@ -63,8 +57,7 @@ def _within(value: Any, path: str, said: dict[str, Any]) -> Iterator[tuple[str, 
 
 def meaning(kind: Any, key: str, value: Any, said: dict[str, Any]) -> str:
     """What a key of a type means, in the words of JSON."""
-    published = said.get(kind.__name__, {}).get("properties", {}).get(key, {}).get("description", "")
-    text = " ".join((published or MEANINGS.get(kind.__name__, {}).get(key, "")).split())
+    text = said.get(kind.__name__, {}).get("properties", {}).get(key, {}).get("description", "")
     text = _NONE.sub("null", text).rstrip(".").replace("|", "\\|")
     if text[1:2].islower() or text[:2] == "A ":
         text = text[0].lower() + text[1:]
@@ -95,7 +88,7 @@ def _type(value: Any) -> str:
 
 def document(name: str, level: str, only: set[str] | None = None, without: set[str] | None = None) -> str:
     """The parts of the document of that name (a key of `DOCUMENTS`) with their keys; all, some, or all but some."""
-    kind, said = DOCUMENTS[name].of, json_schema(name)["$defs"]
+    kind, said = DOCUMENTS[name].of, json_schema(name, links=True)["$defs"]
     hints = {key: value for key, value in get_type_hints(kind).items() if key not in (without or ())}
     lines: list[str] = []
     if only is None:
@@ -106,7 +99,7 @@ def document(name: str, level: str, only: set[str] | None = None, without: set[s
         if element is None or key in SAME or not (only is None or key in only):
             continue
         path = f"{key}[]" if get_origin(_bare(value)) is list else key
-        about = MEANINGS["about"].get(f"{name}.{key}") or _NONE.sub("null", cleandoc(element.__doc__ or ""))
+        about = _NONE.sub("null", cleandoc(element.__doc__ or ""))
         text = wrap(" ".join(about.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
         lines += [f"{level} `{path}`", "", *text, "", *_table(rows(element, path, said))]
     return "\n".join(lines[:-1])
@@ -114,7 +107,7 @@ def document(name: str, level: str, only: set[str] | None = None, without: set[s
 
 def flat(name: str) -> str:
     """All keys of the document of that name in one table."""
-    return "\n".join(_table(rows(DOCUMENTS[name].of, "", json_schema(name)["$defs"]))[:-1])
+    return "\n".join(_table(rows(DOCUMENTS[name].of, "", json_schema(name, links=True)["$defs"]))[:-1])
 
 
 def _table(found: Iterator[tuple[str, str, str]] | list[tuple[str, str, str]]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.dashboards.data.open_runs import OpenRun
-from gpuscope.dashboards.data.rows.looks import LOOKS
+from gpuscope.dashboards.data.rows.event_styles import EVENT_STYLES
 from gpuscope.dashboards.data.rows.tracks import Track
 from gpuscope.trace.columns.table import Array
 from gpuscope.trace.intervals import measure_before, union
@@ -39,7 +39,7 @@ def typical_step(run: OpenRun) -> Strip | None:
     edges = start + (np.arange(COLUMNS + 1) * step["dur_ns"]) // COLUMNS
     tracks = [track for track in run.events.tracks if track.group == "streams" and track.rank == first]
     busy = {}
-    for look, (label, _) in LOOKS.items():
+    for look, (label, _) in EVENT_STYLES.items():
         share = _share(tracks, look, edges)
         if share is not None:
             busy[label] = share

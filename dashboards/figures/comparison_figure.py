@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from gpuscope.analyzers.comparison.job_history import TrendPoint
 from gpuscope.dashboards import theme
-from gpuscope.dashboards.data.rows.looks import LOOKS
+from gpuscope.dashboards.data.rows.event_styles import EVENT_STYLES
 from gpuscope.dashboards.data.typical_step import COLUMNS, Strip
 from gpuscope.schema.diff_document import Diff
 from gpuscope.words import palette, units
@@ -50,7 +50,7 @@ def aligned(strips: Sequence[tuple[str, Strip]], dark: bool) -> go.Figure:
     """One row per run and kind of work, darker where busier; both from the start of a step, on one scale of time."""
     longest = max(strip.duration for _, strip in strips)
     size, unit = units.time_unit(longest)
-    kinds = [kind for kind in LOOKS.values() if any(kind[0] in strip.busy for _, strip in strips)]
+    kinds = [kind for kind in EVENT_STYLES.values() if any(kind[0] in strip.busy for _, strip in strips)]
     fig = go.Figure()
     for label, colour in kinds:
         rgb = ",".join(str(int(colour[place : place + 2], 16)) for place in (1, 3, 5))

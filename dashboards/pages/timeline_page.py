@@ -14,7 +14,7 @@ from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.flows import flows
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.range_statistics import range_statistics
-from gpuscope.dashboards.data.rows.looks import LOOKS
+from gpuscope.dashboards.data.rows.event_styles import EVENT_STYLES
 from gpuscope.dashboards.data.rows.track_tree import tree
 from gpuscope.dashboards.data.search import search
 from gpuscope.dashboards.data.window_columns import overview
@@ -94,7 +94,7 @@ def _setup(shown: Shown, events: Events, found: event_details.Details | None) ->
                      "unit": one.unit}
             for number, one in enumerate(events.counters, len(events.tracks)) if ranks is None or one.rank in ranks
         },
-        "looks": {look: {"label": label, "colour": colour} for look, (label, colour) in LOOKS.items()},
+        "looks": {look: {"label": label, "colour": colour} for look, (label, colour) in EVENT_STYLES.items()},
         "marks": {
             "finding": palette.VERMILLION, "range": palette.BLUE, "range_dark": palette.SKY, "other": palette.GREY,
         },
@@ -152,7 +152,7 @@ def _tools(run: OpenRun, view: View) -> Component:
 def _legend(events: Events, view: View) -> Component:
     swatches = [
         html.Span([html.I(style={"background": colour}), label], className="swatch")
-        for look, (label, colour) in LOOKS.items() if look in events.looks
+        for look, (label, colour) in EVENT_STYLES.items() if look in events.looks
     ]  # fmt: skip
     return html.Div([
         html.Div(swatches, className="swatches"),

@@ -14,6 +14,7 @@ class ComputePart(TypedDict):
     """The kernels of one category in a judged step of one rank."""
 
     category: str
+    """As in `kernels[]`."""
     dur_ns: int
     """Per step, summed over streams."""
     known_ns: int
@@ -26,6 +27,7 @@ class ReducibleEntry(TypedDict):
     """Kernels of one rank that another setting would make shorter or needless; the code is that of its finding."""
 
     code: str
+    """Of the finding on them."""
     dur_ns: int
     """Over the judged steps."""
     count: int
@@ -34,11 +36,14 @@ class ReducibleEntry(TypedDict):
     name: str
     """The longest of these kernels."""
     start_ns: int
+    """When that one began."""
     longest_ns: int
+    """And how long it took."""
 
 
 class PowerEntry(TypedDict):
-    """One rank's GPU over the judged steps, by NVML's samples."""
+    """One rank's GPU over the judged steps, by the NVML samples that `gpuscope record --nvml-interval MS` puts into the
+    trace."""
 
     rank: int
     samples: int
@@ -59,6 +64,7 @@ class ComputeEntry(TypedDict):
     rank: int
     device: int
     device_name: str | None
+    """Model, whose peaks are taken."""
     generation: Generation | None
     """Of an NVIDIA GPU, by its model, else by the newest architecture that a kernel was compiled for."""
     steps: int
@@ -66,7 +72,9 @@ class ComputeEntry(TypedDict):
     window_ns: int
     """Of the judged steps."""
     parts: list[ComputePart]
+    """The kernels of a judged step by category, the longest first."""
     reducible: list[ReducibleEntry]
+    """Kernels that another setting would make shorter or needless."""
     why: str
     """Why floors are not known, or not of all kernels; empty where all are."""
 
@@ -75,16 +83,18 @@ class IdealPart(TypedDict):
     """What one kind of work takes in the step and what it would take."""
 
     name: str
+    """Category of kernels, exposed communication, exposed copies, idle."""
     dur_ns: int
     ideal_ns: int
 
 
 class IdealEntry(TypedDict):
     """What a step of one rank would take with each kernel at the device's peak, each collective at the speed of its
-    link, these two beside each other, and no idle time."""
+    link, these two beside each other, and no idle time. [What an ideal step is](definitions.md#the-ideal-step)."""
 
     rank: int
     step_ns: int
+    """Mean over its judged steps."""
     compute_ns: int
     """Kernels at their floors; those whose work is not known as long as measured."""
     known_frac: float
@@ -92,6 +102,7 @@ class IdealEntry(TypedDict):
     communication_ns: int | None
     """Collectives at link speed; None where sizes or the link are not known, and then they count as hidden."""
     ideal_ns: int
+    """The longer of the two."""
     parts: list[IdealPart]
     """Where the difference lies, the largest first: categories of kernels, exposed communication and memory, idle."""
 
@@ -103,10 +114,12 @@ class KernelSamples(TypedDict):
     samples: int
     """Samples that the kernel's runs fill to nine tenths at least."""
     mean: float
+    """Mean of these."""
 
 
 class DeviceCounterEntry(LinkCounterEntry):
-    """A counter of a GPU that is not of a link: its SMs, memory, power, clocks."""
+    """A counter of a GPU that is not of a link: its SMs, memory, power, clocks. One entry per rank and counter, from
+    nsys's `--gpu-metrics-devices` and the counters of torch 2.15's profiler."""
 
     rank: int
     device: int

@@ -51,22 +51,30 @@ class SourceEntry(TypedDict):
     """A file that was read."""
 
     path: str
+    """As it was found."""
     format: str
+    """`kineto`, `ascend`, `nsys`…"""
     format_version: str
+    """The format's version as recorded in the file; empty where it is not."""
     rank: int | None
     """The rank it holds; None where it holds several (they are then in `ranks`)."""
     ranks: list[int]
+    """All ranks it holds."""
     events: int
+    """Events in the file, those without use for an analysis included."""
 
 
 class TraceEntry(TypedDict):
     """What was analysed."""
 
     sources: list[SourceEntry]
+    """The files that were read."""
     world_size: int | None
+    """Ranks of the job."""
     world_basis: str | None
     """Where world_size comes from: distributed_info, communicators, environment, manifest, or assumed."""
     ranks_present: list[int]
+    """Ranks in these files."""
     clock_error_ns: int | None
     """Bound on the error of cross-rank times; None where nothing ties the ranks' clocks."""
     clock_provenance: Provenance | None
@@ -84,13 +92,21 @@ class Verdict(TypedDict):
     """What bounds the run, and how sure that is."""
 
     bound_by: Class | None
+    """`cpu`, `communication`, `memory` or `compute`; null if it abstains."""
     cause: str | None
+    """Largest cause of that class; null with `compute`, where the cause alone abstains, or where the whole verdict
+    does."""
     share_frac: float
+    """Share of the judged time: the class's; with `compute`, the compute part's; where only operations are known, 1 −
+    1/S; 0 if the verdict abstains."""
     confidence: float
+    """0 if it abstains, else 0.05 to 0.95."""
     abstained: bool
+    """Whether the trace can't support a verdict."""
     cause_abstained: bool
     """The class is certain, its cause is not: `why` says what to record."""
     why: str
+    """The reason in words; what to record if it abstains."""
     limits: list[str]
     """What lowers the confidence by a tenth or more, the most first."""
     abstain_reason: NotRequired[AbstainReason | None]
@@ -113,72 +129,106 @@ class Stalls(TypedDict):
     communication: dict[str, int]
     memory: dict[str, int]
     unattributed: int
+    """Idle time that no host event explains."""
 
 
 class RankEntry(TypedDict):
-    """One rank on one device over the whole window."""
+    """One rank on one device. `window_ns`, `breakdown_ns`, the communication times and `stall_ns` are sums over the
+    [judged steps](definitions.md#what-is-judged); `recorded_ns` and `recorded_breakdown_ns` cover the whole
+    recording."""
 
     rank: int
     device: int | None
+    """Device ordinal; null where the training thread is the device."""
     device_name: str | None
+    """Model."""
     window_ns: int
     """Of what is judged: the steady steps, else the whole window."""
     start_ns: int
+    """Start of the first judged step, else of the window, on the run's clock."""
     steps: int
     """Judged steps."""
     recorded_ns: int
+    """From its first device event to the end of its last one."""
     recorded_breakdown_ns: BreakdownEntry
+    """The four parts of that, which sum to `recorded_ns`; equal to the sums over all of its `steps[]`."""
     breakdown_ns: BreakdownEntry
+    """The four parts, which sum to `window_ns`."""
     communication_ns: int
+    """All communication, exposed or not."""
     overlapped_communication_ns: int
+    """Communication beside compute."""
     overlap_frac: float | None
+    """Overlapped / communication; null without communication."""
     stall_ns: Stalls
+    """Time that is not compute, by class and cause."""
 
 
 class StepEntry(TypedDict):
-    """One step of one rank; `step` is None for what ran before the first step."""
+    """One step of one rank; `step` is None for what ran before the first step. All that was recorded, judged or not:
+    see `role`."""
 
     step: int | None
+    """Number; null for what ran before the first step (role `setup`)."""
     rank: int
     device: int | None
     role: Literal["setup", "partial", "warmup", "outlier", "steady"]
+    """`setup`, `partial`, `warmup`, `outlier` or `steady` ([roles](definitions.md#what-is-judged)), the same for all
+    ranks."""
     start_ns: int
+    """Start on the device."""
     dur_ns: int
+    """Length; the steps of a rank tile its recording."""
     breakdown_ns: BreakdownEntry
+    """As in `ranks[]`; sums to `dur_ns`."""
     bound_by: Class
+    """Class, by the rule of the verdict, for this step and rank alone."""
     cause: str | None
 
 
 class StepTime(TypedDict):
-    """«The step»: the median over the judged steps of their duration, the largest over ranks; and their spread."""
+    """«The step» and its spread over the judged steps; each step's duration is the largest over ranks."""
 
     median_ns: int
+    """«the step»: what predictions start from."""
     p90_ns: int
+    """90th percentile, interpolated linearly."""
     min_ns: int
     max_ns: int
     steps: int
+    """Judged steps."""
 
 
 class CollectiveEntry(TypedDict):
-    """One operation of one group: count, bytes and transfer over instances, wait and dur over ranks too."""
+    """One operation of one group: count, bytes and transfer over instances, wait and dur over ranks too. All that was
+    recorded, judged or not."""
 
     op: str
+    """`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send_recv`…"""
     group: str | None
+    """The group's description, else its name."""
     count: int
+    """Instances."""
     bytes: int | None
+    """Sum over instances, size of the whole array each; null if one is not recorded."""
     size_basis: str | None
     """What sizes among them are estimated from; None where all are recorded, or none is known."""
     dur_ns: int
+    """Sum over instances and ranks."""
     wait_ns: int | None
+    """Sum over instances and ranks; null where not matched."""
     transfer_ns: int | None
+    """Sum over instances; null where not matched."""
     algbw_gbps: float | None
+    """Bytes / transfer (or / duration where not matched: a lower bound)."""
     busbw_gbps: float | None
+    """algbw × nccl-tests' factor."""
     lower_bound: bool
     """Whether bandwidth is at least this: some instances are not matched, and their time may hold waiting."""
 
 
 class StragglerEntry(TypedDict):
-    """A rank that others waited for, or that made another one late."""
+    """Ranks that others waited for, over the judged steps."""
 
     rank: int
     caused_wait_ns: int
@@ -191,12 +241,19 @@ class StragglerEntry(TypedDict):
     root_wait_ns: int
     """Waits that go back to it, through whatever ranks it made late on the way."""
     phase: str | None
+    """The part of the step that made it late: `forward`, `backward`, `optimizer`, `data`, `checkpoint`, or `before …`
+    one of them; null where that is not known."""
     operation: str | None
+    """The operation, or what its host did while the device was `idle`, that made it late; null where no single one did.
+    """
     recurrent: bool
+    """It causes the largest wait of a step in more steps than chance would give, over at least two steps
+    ([how](definitions.md#waiting-and-transferring))."""
     reason: Literal["device", "data", "host", "cores"] | None
     """Its device is slower at equal work, it has more work, its host is late, or other threads held its cores; None
     where the trace can't show it."""
     reason_why: str
+    """A sentence for people; may change."""
     more_work: NotRequired[str]
     """With the reason `data`: how much more it computes, and what."""
     own_operation: NotRequired[str]
@@ -209,8 +266,11 @@ class RankStepEntry(TypedDict):
     rank: int
     step: int
     step_ns: int
+    """Length of the step on this rank."""
     wait_caused_ns: int
+    """The others' waits in collectives of this step where this rank came last, overlapped waiting included."""
     wait_suffered_ns: int
+    """Its own exposed waits in this step."""
 
 
 class Evidence(TypedDict):
@@ -218,22 +278,29 @@ class Evidence(TypedDict):
 
     rank: int
     start_ns: int
+    """On the run's clock."""
     dur_ns: int
     name: str
+    """What ran there."""
     note: str
+    """Why it is evidence."""
     covered_frac: NotRequired[float]
     """Share of an idle span that the named host event covers; absent where there is none."""
 
 
 class FindingEntry(TypedDict):
-    """Something that costs time, under a stable code (docs/findings.md)."""
+    """What costs time, the costliest first. The codes: [findings](findings.md)."""
 
     code: str
+    """See [findings.md](findings.md)."""
     severity: Literal["high", "medium", "low"]
+    """`high`, `medium` or `low`."""
     message: str
+    """A sentence for people; may change."""
     facts: NotRequired[dict[str, Any]]
     """What the message is made of; reports of version 2 lack them."""
     ranks: list[int]
+    """Ranks that lose the time; for `straggler`, `slow_worker` and `slow_stage` those at fault."""
     cost_ns_per_step: int | None
     """The mean over the judged steps, which no page shows: see `per_step_ns`. None of what is paid once."""
     per_step_ns: NotRequired[int | None]
@@ -242,13 +309,17 @@ class FindingEntry(TypedDict):
     cost_ns: int | None
     """In all: of a stall over the judged steps; of what is paid once, in the whole recording."""
     share_frac: float
+    """`cost_ns` of a stall by the judged windows of all ranks; of the replayed step for findings of the what-if; 0 for
+    what is paid once, but for a `startup` that is most of a recording without steady steps: then its share."""
     evidence: list[Evidence]
+    """The longest spans that show it."""
 
 
 class Setting(TypedDict):
     """What to set."""
 
     kind: Literal["env", "python", "config"]
+    """`env`, `python` or `config`."""
     name: str
     value: str
     now: NotRequired[str]
@@ -258,20 +329,26 @@ class Setting(TypedDict):
 
 
 class SuggestionEntry(TypedDict):
-    """A change, its predicted gain and how to verify it."""
+    """Changes that gain at least 1 % of the step, the largest certain gain first; `advice.why` says why there are none.
+    Gains do not add up, since findings overlap: `advice.plan` replays changes together."""
 
     code: str
     finding: str
+    """Code of the finding it answers."""
     action: str
+    """What to do."""
     why: str
     setting: Setting
+    """What to set."""
     predicted: Prediction
+    """The step time it leads to."""
     certain: NotRequired[bool]
     """Whether the whole range is a gain; else it is the expected outcome alone."""
     grounds: NotRequired[str]
     """What in the trace calls for it, and that it is inferred where it is; absent where its finding says so."""
     risk: str
     verify: str
+    """How to see whether it worked."""
     facts: NotRequired[dict[str, Any]]
     """What its words are made of, by the names of its record; reports of older versions lack it."""
 
@@ -282,6 +359,7 @@ class MemoryBound(TypedDict):
     peak_bytes_before: int
     peak_bytes_low: int
     basis: str
+    """Under what assumption."""
 
 
 class UnpredictedEntry(TypedDict):
@@ -289,10 +367,15 @@ class UnpredictedEntry(TypedDict):
 
     code: str
     finding: str
+    """Code of the finding it answers."""
     action: str
+    """What to do."""
     setting: Setting
+    """As in `suggestions[].setting`."""
     why_not: str
+    """Why its gain is not estimated, and what to record."""
     risk: NotRequired[str]
+    """What may go wrong."""
     verify: NotRequired[str]
     """How to try it; reports of older versions lack both."""
     grounds: NotRequired[str]
@@ -311,15 +394,20 @@ class TriedEntry(TypedDict):
     code: str
     action: str
     setting: Setting
+    """As in `suggestions[].setting`."""
     step_ns_after: int
+    """The step it leads to."""
 
 
 class NothingGainsEntry(TypedDict):
     """A cause that costs more than 5 % of the time, and what was tried against it in vain."""
 
     finding: str
+    """Code of the finding."""
     share_frac: float
+    """Its share of the time."""
     tried: list[TriedEntry]
+    """What was replayed in vain."""
 
 
 class PlanStep(TypedDict):
@@ -327,8 +415,10 @@ class PlanStep(TypedDict):
 
     code: str
     finding: str
+    """Code of the finding it answers."""
     action: str
     setting: Setting
+    """As in `suggestions[].setting`."""
     step_ns_after: int
     """Of this and all before it together."""
     risk: str
@@ -341,17 +431,21 @@ class PlanEntry(TypedDict):
     predicted: Prediction
     """Of all of them together, by one replay."""
     steps: list[PlanStep]
+    """Its changes in the order of what each adds."""
 
 
 class AdviceEntry(TypedDict):
-    """Why there are no suggestions, changes without an estimated gain, and causes that nothing helps against."""
+    """What stands beside the suggestions: changes whose gain can't be estimated, causes that nothing helps against, and
+    the best combination of changes."""
 
     why: str
     """Why there are none; empty where there are."""
     asked: NotRequired[bool]
     """False where advice was not asked for; else absent."""
     unpredicted: list[UnpredictedEntry]
+    """Changes that may help, but whose gain can't be estimated from this trace."""
     nothing_gains: NotRequired[list[NothingGainsEntry]]
+    """Causes of more than 5 % of the time that no change tried helps against."""
     plan: NotRequired[PlanEntry]
     """Where two changes or more together gain more than any alone."""
 
@@ -361,10 +455,13 @@ class KernelEntry(TypedDict):
 
     name: str
     category: str
+    """`gemm`, `attention`, `convolution`, `normalisation`, `softmax`, `embedding`, `moe`, `optimizer`, `reduction`,
+    `indexing`, `copy`, `elementwise`, `triton_fused`, `communication`, `memory`, `other`."""
     operator: str | None
     """The operator or range that launches it, innermost first; of several, the one with most of its time."""
     count: int
     dur_ns: int
+    """Sum over ranks."""
     mean_ns: int
     min_ns: int
     max_ns: int
@@ -383,6 +480,7 @@ class PrecisionEntry(TypedDict):
 
     precision: str | None
     flops: int
+    """Over its steps."""
     peak_flops_per_s: float | None
     """The device's dense peak at it."""
 
@@ -391,6 +489,7 @@ class StepEfficiency(TypedDict):
     """One step of one rank; `step` is None for the whole window where no steps were found."""
 
     step: int | None
+    """Number; null for the window where no steps were found."""
     dur_ns: int
     flops: int
     """Of operators whose shapes were recorded."""
@@ -403,32 +502,48 @@ class EfficiencyEntry(TypedDict):
     rank: int
     device: int
     device_name: str | None
+    """Model, whose peak is taken."""
     mfu: float | None
+    """Over its steps, or over the window where no steps were found; null where shapes, model or precision are missing.
+    """
     flops_per_step: float | None
+    """Mean of the operators whose shapes were recorded; null without steps."""
     flops_per_s: float | None
+    """These over the time of the steps."""
     precisions: list[PrecisionEntry]
+    """FLOPs by precision, the most first."""
     coverage_frac: float | None
     """Share of the time of matrix products, convolutions and attention that `mfu` counts."""
     why: str
     """Why there is no MFU, or what it leaves out; empty where it counts all."""
     steps: list[StepEfficiency]
+    """One entry per step."""
 
 
 class ProblemEntry(TypedDict):
-    """What was lost or is uncertain."""
+    """What was lost or is uncertain in the input. The codes: [problems](findings.md#problems)."""
 
     severity: Literal["info", "data_loss", "error"]
+    """`info`, `data_loss` or `error`."""
     code: str
+    """See [findings.md](findings.md#problems)."""
     count: int
+    """Occurrences."""
     message: str
+    """A sentence for people; may change."""
 
 
 class AnalyzerEntry(TypedDict):
-    """What became of one analysis."""
+    """What became of each analysis. `self_check` checks the report against the definitions: per rank and step the
+    breakdown sums to the window, steps tile it, and the causes of each part sum to that part. Where they don't it
+    has `failed`, with the ranks and the numbers in `why`; the causes of those ranks are left out and the verdict
+    abstains."""
 
     name: str
     status: Literal["ok", "skipped", "failed"]
+    """`ok`, `skipped` (something it needs is not recorded) or `failed` (exit code 4)."""
     why: str
+    """What is missing and how to record it, or what broke."""
     applicable: bool
     """False where it is skipped because the run holds nothing that it analyses: no loss."""
 
@@ -442,18 +557,24 @@ class Explained(TypedDict):
 
 
 class Slowdown(TypedDict):
-    """What-if slowdowns (where they can be computed)."""
+    """What-if slowdowns ([what these mean](definitions.md#slowdown))."""
 
     total: float
+    """S: how many times slower than with each operation at the mean of its peers."""
     provenance: Provenance
     """`measured` by timers of the job, `inferred` where operations are found from ranges."""
     by_operation: dict[str, float]
+    """S of one type of operation: only these are slower than their like."""
     by_rank: dict[str, float]
+    """S of one rank; of more than 256 ranks, the most suspicious."""
     by_stage: dict[str, float]
+    """S of one pipeline stage."""
     explained: NotRequired[Explained]
+    """M: the share of the slowdown that goes away if only these are ideal; may exceed 1."""
     steps: NotRequired[int]
     """Steps replayed."""
     recorded_step_ns: NotRequired[int]
+    """Mean step as recorded."""
     replayed_step_ns: NotRequired[int]
     """T: mean replayed step time with the recorded durations, nothing launched late."""
     ideal_step_ns: NotRequired[int]
@@ -474,66 +595,90 @@ class Diagnosis(TypedDict):
     """The diagnosis of a run: the document as far as advice rests on it."""
 
     schema_version: int
+    """Version of this document."""
     gpuscope_version: str
+    """Version of gpuscope that wrote it."""
     trace: TraceEntry
+    """What was analysed."""
     verdict: Verdict
+    """What bounds the run."""
     ranks: list[RankEntry]
+    """One entry per rank and device."""
     steps: list[StepEntry]
+    """One entry per step and rank; set-up included, so they tile the recording."""
     step_time: StepTime | None
-    """None where no steps were found: the whole window is judged."""
+    """«the step» and its spread; null where no steps were found."""
     steps_basis: str | None
-    """What the steps were found from; None where there are none."""
+    """What the steps were found from; null where there are none."""
     steps_provenance: Provenance | None
-    """`measured` from ranges that name steps, `inferred` from what repeats; None where there are none."""
+    """`measured` from ranges that name steps, `inferred` from what repeats ([provenance](#provenance))."""
     collectives: list[CollectiveEntry]
+    """One entry per operation and group, the costliest first."""
     stragglers: list[StragglerEntry]
+    """Ranks that others waited for, the costliest first."""
     rank_steps: list[RankStepEntry]
-    """Who waited for whom, by rank and step; empty where no collective is matched."""
+    """Who waited for whom: one entry per rank and step; empty where no collective is matched."""
     slowdown: NotRequired[Slowdown]
+    """What-if slowdowns; **absent** where they can't be computed."""
     replay: NotRequired[Replay]
+    """The baseline replay, without changes; what predictions rest on."""
     pipeline: NotRequired[Pipeline]
-    """Where ranks are stages of a pipeline."""
+    """Stages, schedule and bubbles; **absent** where ranks are no stages."""
     hang: NotRequired[Hang]
-    """Where Flight Recorder dumps were read."""
+    """Where a job hung; **absent** without Flight Recorder dumps."""
     nccl: NotRequired[Nccl]
+    """What NCCL logged of itself; **absent** without its logs."""
     topology: NotRequired[list[TopologyEntry]]
-    """These two where records of NCCL and its tools were read."""
+    """Links of a host; **absent** without a topology file."""
     bandwidth: NotRequired[list[BandwidthEntry]]
+    """Bandwidth by operation, group and size against the link's peak; **absent** without sizes."""
     fits: NotRequired[list[FitEntry]]
-    """Where sizes of collectives are recorded, or NCCL's tools measured."""
+    """Fixed cost and bandwidth fitted to the sizes; **absent** without sizes."""
     link_counters: NotRequired[list[LinkCounterEntry]]
-    """What the counters of ports, NVLink and PCIe recorded."""
+    """Counters of network ports, NVLink and PCIe; **absent** without them."""
     device_counters: NotRequired[list[DeviceCounterEntry]]
-    """What the counters of GPUs recorded: SMs, memory, power, clocks."""
+    """Counters of GPUs: SMs, memory, power, clocks; **absent** without them."""
     crossovers: NotRequired[list[CrossoverEntry]]
-    """Where measured times show that another choice of NCCL is faster."""
+    """Sizes at which measured times show that another choice of NCCL is faster; **absent** where there is none."""
     traffic: NotRequired[list[TrafficEntry]]
-    """Where messages between ranks are recorded with their other end."""
+    """Messages from rank to rank; **absent** where their other end is not recorded."""
     memory: NotRequired[list[MemoryEntry]]
-    """Where allocator snapshots or memory events were read."""
+    """What the caching allocator held; **absent** without allocator snapshots and memory events."""
     host_calls: NotRequired[list[HostCallsEntry]]
-    """Where a rank with a device was recorded."""
+    """What launching threads call per step: blocking calls by place, allocations; **absent** without a device."""
     kernels: list[KernelEntry]
+    """One entry per name and category of device event, the costliest first."""
     efficiency: NotRequired[list[EfficiencyEntry]]
-    """Where compute kernels were recorded."""
+    """MFU by rank and step; **absent** without device kernels."""
     compute: NotRequired[list[ComputeEntry]]
+    """What each rank's kernels are, and which another setting would shorten; **absent** without device kernels."""
     ideal: NotRequired[list[IdealEntry]]
-    """What each rank's kernels are, and its step with all at peak; where compute kernels were recorded."""
+    """What an ideal step of each rank would take; **absent** without device kernels."""
     power: NotRequired[list[PowerEntry]]
-    """Clocks and power of each rank's GPU, where NVML was sampled."""
+    """Clocks and power of each rank's GPU; **absent** unless recorded with `--nvml-interval`."""
     kernel_ranks: list[KernelRankEntry]
+    """The kernels that take longest, rank by rank; empty, like the nine below, where the recording holds none."""
     operators: list[OperatorEntry]
+    """Operators of the framework on host and device, the one with most device time of its own first."""
     ranges: list[RangeEntry]
+    """NVTX ranges, annotations and modules on host and device, by rank."""
     phases: list[PhaseEntry]
+    """Forward, backward, optimizer… on host and device, by rank."""
     api_calls: list[ApiCallEntry]
+    """Calls of the CUDA, HIP or CANN runtime, by rank."""
     copies: list[CopyEntry]
+    """Copies and memsets by kind and size, by rank and device."""
     launches: list[LaunchEntry]
+    """Launching calls and delays, by rank and device."""
     queues: list[QueueEntry]
+    """Length of the launch queue over time, by stream."""
     streams: list[StreamEntry]
+    """Busy and idle time, by stream."""
     gaps: list[GapEntry]
     call_tree: list[PlaceEntry]
-    """These ten are empty where the recording holds none; reports of before they were introduced lack them."""
+    """Device time, exposed communication and idle time by the place of the program that they go back to."""
     findings: list[FindingEntry]
+    """What costs time, the costliest first."""
     shared: NotRequired[SharedEntry]
     """Of a report for others to read: what was replaced in it."""
 
@@ -542,6 +687,10 @@ class Report(Diagnosis):
     """The whole document."""
 
     suggestions: list[SuggestionEntry]
+    """What to change."""
     advice: AdviceEntry
+    """What stands beside the suggestions."""
     problems: list[ProblemEntry]
+    """What was lost or is uncertain in the input."""
     analyzers: list[AnalyzerEntry]
+    """What became of each analysis."""

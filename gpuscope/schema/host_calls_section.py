@@ -9,6 +9,7 @@ class BlockingCallEntry(TypedDict):
     """A place of the program that waits for the device, told apart by call, operator and copy."""
 
     call: str
+    """Runtime call."""
     operator: str | None
     """The innermost operator or range around it."""
     within: str | None
@@ -25,7 +26,8 @@ class BlockingCallEntry(TypedDict):
 
 
 class HostCallsEntry(TypedDict):
-    """One rank on one device over what is judged."""
+    """One rank on one device over what is judged. What the threads that launch a rank's work call in a judged step;
+    advice names places from here."""
 
     rank: int
     device: int | None
@@ -36,6 +38,7 @@ class HostCallsEntry(TypedDict):
     steady: bool
     """Whether these are steady steps."""
     kernels_per_step: float
+    """Compute kernels."""
     repeated_frac: float | None
     """Share of a steady step's kernels, by name and number, that the step before it ran too (median over pairs of
     steps); None with fewer than two steady steps."""

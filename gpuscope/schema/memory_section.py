@@ -34,6 +34,8 @@ class KindEntry(TypedDict):
     """Memory in use at the peak by what allocated it, as the stacks tell; all blocks are in exactly one kind."""
 
     kind: str
+    """`forward`, `attention scores`, `gradients`, `optimizer`, `before the recording`… ([how it is
+    found](findings.md#memory_peak))."""
     bytes: int
     blocks: int
 
@@ -65,15 +67,21 @@ class FailureEntry(TypedDict):
     time_ns: int | None
     requested_bytes: int
     allocated_bytes: int
+    """In use then."""
     reserved_bytes: int
+    """Reserved then."""
     free_bytes: int
     """Reserved, but in no block in use."""
     device_free_bytes: int | None
+    """Free on the device."""
     free_blocks: list[int]
     """Sizes of the largest free blocks that the request could have used, had they been large enough."""
     kind: Literal["fragmentation", "scattered", "full", "limit"]
+    """`fragmentation`, `scattered`, `limit` or `full` ([what they mean](findings.md#out_of_memory))."""
     why: str
+    """A sentence for people; may change."""
     frames: list[str]
+    """Innermost first."""
 
 
 class RetryEntry(TypedDict):
@@ -82,7 +90,9 @@ class RetryEntry(TypedDict):
     time_ns: int | None
     released_bytes: int
     requested_bytes: int
+    """Asked of the device then."""
     dur_ns: int | None
+    """From the first segment given back to the new one."""
     certain: bool
     """False where it may have been a call of `empty_cache`: no stack shows which."""
 
@@ -94,6 +104,7 @@ class AllocatorChangeEntry(TypedDict):
     value: str
     peak_reserved_bytes: int
     device_calls: int
+    """CudaMalloc and cuMemMap."""
     retries: int
     failed: int
 
@@ -108,24 +119,31 @@ class AllocatorReplayEntry(TypedDict):
     """Requests that got the very address that was recorded, from the recorded state."""
     retries: int
     failed: int
+    """Requests that failed."""
     usable: bool
+    """Whether other settings can be predicted."""
     why: str
     """Why no other setting can be predicted; empty where it can."""
     changes: list[AllocatorChangeEntry]
     """Tried only where memory was fragmented or ran out."""
     best: AllocatorChangeEntry | None
+    """The one to take; null where none is worth it."""
 
 
 class MemoryEntry(TypedDict):
-    """One device of one snapshot, or of one profiler trace with memory events."""
+    """One entry per device of each allocator snapshot, and of each trace with memory events. Sizes are bytes as PyTorch
+    counts them (`memory_allocated`, `memory_reserved`)."""
 
     rank: int
     rank_told: NotRequired[bool]
     """False where nothing tells the rank of the file: `rank` is then 0, and the file is one of its own."""
     device: int
     path: str
+    """File."""
     kind: Literal["snapshot", "profiler"]
+    """`snapshot`, or `profiler` (totals only; what is not recorded is null or empty)."""
     events: int
+    """Events of its history."""
     from_start: bool | None
     """Whether nothing was reserved when the recording began."""
     settings: str | None
@@ -135,19 +153,30 @@ class MemoryEntry(TypedDict):
     end_allocated_bytes: int
     end_reserved_bytes: int | None
     peak_allocated_bytes: int
+    """Blocks in use."""
     peak_active_bytes: int | None
     """Allocated, or freed but still in use on another stream."""
     peak_reserved_bytes: int | None
+    """Held from the device."""
     peak_time_ns: int | None
+    """Of most allocated."""
     at_peak: list[HeldEntry]
+    """What was in use then, by stack, the most bytes first."""
     at_peak_left: NotRequired[HeldLeft]
+    """What these rows leave out; **absent** for `profiler`."""
     peak_by_kind: NotRequired[list[KindEntry]]
+    """What was in use then by what allocated it; **absent** for `profiler`."""
     trains: NotRequired[bool]
     """Whether the recording shows a backward pass or an optimizer."""
     timeline: list[MemorySample]
+    """At most 240 points; of each stretch of events the one with most allocated."""
     fragmentation: FragmentationEntry | None
+    """Requests that got a segment, or failed, while as much lay free in blocks they could not use."""
     failures: list[FailureEntry]
+    """Requests that failed."""
     failures_left: NotRequired[int]
     """Failed requests after these."""
     retries: list[RetryEntry]
+    """Segments given back in the midst of a request."""
     replay: AllocatorReplayEntry | None
+    """The recorded requests through a model of the allocator, as they were."""

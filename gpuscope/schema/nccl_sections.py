@@ -8,7 +8,10 @@ from gpuscope.schema.provenance import Provenance
 
 
 class BandwidthEntry(TypedDict):
-    """One operation and size: `algbw` is total bytes by total time, `busbw` that times nccl-tests' factor."""
+    """By operation, group and size, from the collectives of a trace and from what nccl-tests and NCCL's plugins
+    measured. `algbw` is bytes by mean time, `busbw` that times [nccl-tests' factor](definitions.md#bandwidth). Of a
+    trace at most 64 sizes of an operation and group are listed, those that took most time. [Where the peak comes
+    from](definitions.md#communication-efficiency)."""
 
     tool: str
     """What timed it: `trace`, or a tool of NCCL."""
@@ -18,19 +21,26 @@ class BandwidthEntry(TypedDict):
     group: str | None
     """The group's description, else its name; None where the tool records none."""
     bytes: int
+    """Size of the whole array."""
     size_basis: str | None
     """What the size is estimated from; None where it is recorded."""
     group_size: int
+    """Ranks; 0 where not recorded."""
     variant: str | None
+    """`in-place`, `out-of-place`; of the Inspector what timed it."""
     count: int
     """Operations timed."""
     dur_ns: int
     """Mean of one operation."""
     algbw_gbps: float | None
+    """1e9 B/s."""
     busbw_gbps: float | None
+    """1e9 B/s."""
     lower_bound: bool
     """Whether the time includes waiting that can't be separated: the bandwidth is then a lower bound."""
     algorithm: str | None
+    """What NCCL's log says it chose for this operation, size and number of ranks, else what the kernel's name says;
+    null where not recorded, or several."""
     protocol: str | None
     channels: int | None
     """What NCCL's log says it chose for this operation and size, else what the kernel's name says (never more than
@@ -38,6 +48,7 @@ class BandwidthEntry(TypedDict):
     peak_gbps: float | None
     """Line rate of the link, per direction of one GPU."""
     link: str | None
+    """The link."""
     peak_basis: str
     """What the peak rests on, or why there is none."""
     peak_provenance: Provenance | None
@@ -50,20 +61,25 @@ class BandwidthEntry(TypedDict):
 
 
 class FitEntry(TypedDict):
-    """T(S) = α + S·factor/B over the sizes of one operation and group; None where there is no fit."""
+    """T(S) = α + S·factor/B, fitted to the shortest time of each size of an operation and group; where NCCL's log
+    records its choices, per algorithm and protocol."""
 
     tool: str
+    """As in `bandwidth[]`."""
     run: str | None
     op: str
     group: str | None
     group_size: int
     algorithm: str | None
+    """What NCCL's log says it chose for these sizes."""
     protocol: str | None
     """NCCL's choice for these sizes, from its log; None where not recorded. Other choices are separate entries."""
     sizes: int
     """Distinct message sizes."""
     alpha_ns: float | None
+    """α, the fixed cost; null without a fit."""
     alpha_error_ns: float | None
+    """Its standard error; null where the fit held it at 0."""
     busbw_gbps: float | None
     """B: bus bandwidth without the fixed cost."""
     busbw_error_gbps: float | None
@@ -75,12 +91,14 @@ class FitEntry(TypedDict):
 
 
 class CrossoverEntry(TypedDict):
-    """A size at which measured times alone show that another choice of NCCL is faster."""
+    """Sizes at which measured times alone show that another choice of NCCL is faster
+    ([how](findings.md#nccl_crossover))."""
 
     kind: str
     """`larger_is_faster`: a larger message, of `like_bytes`, took less. `bandwidth_drops`: the same bytes in messages
     of `like_bytes` took less. `other_run`: another run of the same took less."""
     tool: str
+    """As in `bandwidth[]`."""
     run: str | None
     faster_run: str | None
     """With `other_run`: the run that was faster."""
@@ -88,24 +106,32 @@ class CrossoverEntry(TypedDict):
     group: str | None
     group_size: int
     bytes: int
+    """The size that takes longer than it must."""
     dur_ns: int
     """Median of one operation."""
     at_most_ns: int
     """What it takes at most by the choice that was faster."""
     like_bytes: int
+    """The size whose time shows that."""
     algorithm: str | None
+    """NCCL's choice for `bytes`."""
     protocol: str | None
     faster_algorithm: str | None
+    """Its choice for `like_bytes`."""
     faster_protocol: str | None
     """NCCL's choices, as in `bandwidth`."""
 
 
 class TrafficEntry(TypedDict):
-    """Messages that one rank sent to another."""
+    """Messages from one rank to another, as a sparse matrix. Kernels that send and receive at once are left out: how
+    their time and bytes divide is not recorded."""
 
     rank: int
+    """The sender."""
     peer: int
+    """The receiver."""
     count: int
+    """Messages."""
     bytes: int | None
     """None where a size is not recorded."""
     dur_ns: int
@@ -116,11 +142,17 @@ class CommunicatorEntry(TypedDict):
     """Communicators of one size with the same setup."""
 
     size: int
+    """Ranks in each."""
     nodes: int | None
+    """Hosts."""
     count: int
+    """How many such communicators."""
     ranks: list[int]
+    """The ranks whose records name them."""
     channels: int | None
+    """Channels for collectives."""
     p2p_channels: int | None
+    """Channels for send and receive."""
     rings: int | None
     trees: int | None
 
@@ -129,10 +161,13 @@ class TransportEntry(TypedDict):
     """Connections of one transport."""
 
     transport: str
+    """As NCCL writes it: `P2P/CUMEM`, `SHM/direct/direct`, `NET/IB/0/GDRDMA`…"""
     same_node: bool | None
+    """Whether both ranks are on one host."""
     pairs: int
     """Ordered pairs of ranks."""
     connections: int
+    """Over all channels."""
 
 
 class ChoiceEntry(TypedDict):
@@ -142,12 +177,17 @@ class ChoiceEntry(TypedDict):
     group_size: int | None
     """Ranks of the communicator, where the log records them with the choice."""
     bytes: int
+    """Size as NCCL logs it."""
     algorithm: str
+    """`ring`, `tree`, `collnet_direct`, `nvls`…"""
     protocol: str
+    """`ll`, `ll128` or `simple`."""
     channels: int | None
+    """Channels used."""
     ranks: int | None
     """Devices whose processes logged it."""
     count: int
+    """Times it was logged."""
 
 
 class VariableEntry(TypedDict):
@@ -158,13 +198,15 @@ class VariableEntry(TypedDict):
 
 
 class LinkCounterEntry(TypedDict):
-    """A counter of a network port, of NVLink or of PCIe."""
+    """A counter of a network port, of NVLink or of PCIe. One entry per port or GPU and counter, from nsys's
+    `--nic-metrics`, `--ib-switch-metrics-devices`, `--ib-switch-congestion-devices` and `--gpu-metrics-devices`."""
 
     place: str
     """`NIC mlx5_0`, `GPU 0`."""
     counter: str
+    """As the recorder names it; nsys's `Congestion events: …` are counted by the millisecond."""
     unit: str
-    """`%` of the link's peak, else as the recorder has it."""
+    """`%` of the peak, else as the recorder has it."""
     samples: int
     mean: float
     """By time."""
@@ -190,14 +232,18 @@ class PortEntry(TypedDict):
 
 
 class Nccl(TypedDict):
-    """What NCCL said of itself."""
+    """What NCCL said of itself. From `NCCL_DEBUG` logs, nccl-tests, the Inspector and profiler plugins."""
 
     versions: list[str]
+    """NCCL's versions."""
     average_busbw_gbps: list[float]
     """nccl-tests' own averages, one per table."""
     communicators: list[CommunicatorEntry]
+    """Communicators with the same setup are one entry."""
     transports: list[TransportEntry]
+    """Connections by transport."""
     choices: list[ChoiceEntry]
+    """Algorithm and protocol by operation and size."""
     environment: list[VariableEntry]
     """NCCL's variables as its logs say they were set."""
     networks: list[str]
@@ -209,11 +255,17 @@ class Nccl(TypedDict):
 
 
 class TopologyEntry(TypedDict):
-    """A link inside a host."""
+    """A link inside a host, from NCCL's topology XML or `nvidia-smi topo -m`."""
 
     source: str
+    """File name."""
     node: str
+    """`GPU 0000:17:00.0`, `GPU0`, `mlx5_0`…"""
     peer: str
+    """The other end."""
     link: str
+    """`pcie`, `nvlink`, `nvswitch`, `net`, or a word of the matrix (`NV12`, `PIX`, `SYS`…)."""
     width: int | None
+    """PCIe lanes or NVLinks."""
     rate_gbps: float | None
+    """1e9 B/s per direction, where recorded."""

@@ -11,9 +11,13 @@ class PlanModel(TypedDict):
     """The model by its shape."""
 
     name: str
+    """As it was named."""
     parameters: int
+    """Its parameters."""
     active_parameters: int
+    """Those that a token meets."""
     flops_per_step: float
+    """Forward and backward of the global batch."""
     states_bytes: int
     """Weights, gradients and optimizer, undivided: 18 bytes per parameter."""
 
@@ -22,14 +26,23 @@ class PlanCluster(TypedDict):
     """The cluster by its figures."""
 
     name: str
+    """Hosts x GPUs."""
     gpus: int
+    """All GPUs."""
     hosts: int
+    """Hosts."""
     memory_bytes: int
+    """Of a GPU."""
     usable_bytes: int
+    """Of it that a job can fill."""
     peak_flops_per_s: float
+    """Of a GPU, dense bf16."""
     inside: str
+    """Link between GPUs of a host."""
     inside_gbps: float
+    """Its usable GB/s per GPU and direction."""
     network: str | None
+    """Link of a host's network port."""
     network_gbps: float
     """Per GPU; 0 with one host."""
 
@@ -38,59 +51,91 @@ class PlanEntry(TypedDict):
     """One way to spread the model."""
 
     name: str
+    """In words."""
     data: int
+    """Size of data parallelism."""
     tensor: int
+    """Of tensor parallelism."""
     pipeline: int
+    """Of the pipeline."""
     chunks: int
+    """Model chunks of a stage; more than one is the interleaved schedule."""
     context: int
+    """Of context parallelism."""
     exchange: str | None
+    """`ring` or `ulysses`; null without context parallelism."""
     expert: int
+    """Of expert parallelism, over the ranks of a stage."""
     zero: int
+    """Stage of ZeRO; 0: none."""
     shard: int
+    """Ranks over which it divides."""
     secondary: int
+    """Ranks that divide ZeRO++'s second copy of the weights; 0 without it."""
     offload: str
+    """Where the optimizer is, if not on the GPU: `none`, `cpu`, `nvme`."""
     micro_batch: int
+    """Sequences of a micro-batch."""
     micro_batches: int
+    """Of a step and replica."""
     recompute: str
+    """`none`, `selective` (norms and activation functions) or `full` (layers)."""
     layers: list[int]
     """Of each pipeline stage."""
     memory_bytes: dict[str, int]
+    """By `parameters`, `gradients`, `optimizer`, `activations`."""
     memory_frac: float
     """Sum of the parts by the GPU's memory."""
     lacks_bytes: int
     """Missing per GPU; 0 where the layout fits."""
     volume_bytes: dict[str, int]
+    """Sent per GPU and step, by `data`, `tensor`, `pipeline`, `context`, `expert`."""
     communication_ns: dict[str, int]
+    """Time of it, hidden or not."""
     exposed_ns: dict[str, int]
+    """What of it nothing hides."""
     compute_ns: int
+    """Of the slowest stage."""
     bubble_ns: int
+    """Idle time of the pipeline."""
     bubble_frac: float
+    """Idle share of the pipeline."""
     estimate_ns: int
+    """The step."""
     low_ns: int | None
+    """Lower end of its range; null without a run."""
     high_ns: int | None
     """Range of the estimate where a run calibrates it; null where it is for the order only."""
     slower_frac: float
     """Than the first candidate."""
     why: list[str]
+    """Reasons, in words."""
 
 
 class PlanRule(TypedDict):
     """A row of the decision table, with what it says of this model and cluster."""
 
     rule: str
+    """The rule."""
     applies: bool
+    """Whether this model on this cluster calls for it."""
     why: str
+    """The figures."""
     source: str
+    """Where it is from."""
 
 
 class PlanChange(TypedDict):
     """What another batch, sequence, link or memory would change."""
 
     change: str
+    """What."""
     name: str | None
+    """The best layout then; null where nothing fits."""
     same: bool
     """Whether the best layout stays the same but for its micro-batches."""
     tokens_per_s: float
+    """Of it."""
     factor: float
     """Tokens per second by those of the first candidate."""
 
@@ -99,25 +144,35 @@ class PlanGoodput(TypedDict):
     """Failures and what they leave."""
 
     mtbf_ns: int
+    """Between failures of the job."""
     checkpoint_ns: int
+    """To write weights and optimizer."""
     checkpoint_interval_ns: int
+    """That loses least."""
     goodput_frac: float
+    """Of the time that is then useful."""
 
 
 class PlanCost(TypedDict):
     """Of a million tokens, failures included."""
 
     gpu_hours: float
+    """GPU hours."""
     joules: float | None
+    """Energy, with PUE where given; null where the power is not known."""
     price: float | None
+    """By `gpu_hour_price`."""
 
 
 class PlanCalibration(TypedDict):
     """What a recorded run gave."""
 
     run: str
+    """Its path."""
     layout: str
+    """How it was spread."""
     measured_step_ns: int
+    """Its median step."""
     estimated_step_ns: int
     """The same layout by the calibrated model."""
     compute_frac: float
@@ -125,31 +180,51 @@ class PlanCalibration(TypedDict):
     attention_frac: float
     """Of the peak, in attention; the same where its kernels are not known."""
     links: list[str]
+    """What its links gave, in words."""
     notes: list[str]
+    """What limits it."""
 
 
 class Plan(TypedDict):
     """The whole document."""
 
     plan_version: int
+    """Version of this document: 2."""
     gpuscope_version: str
+    """Version that made it."""
     model: PlanModel
+    """The model."""
     cluster: PlanCluster
+    """The cluster."""
     global_batch: int
+    """Sequences per step."""
     sequence: int
+    """Tokens of a sequence."""
     tokens: int
+    """Tokens of a step."""
     precision: str
+    """Of the matrix multiplications."""
     considered: int
+    """Layouts looked at."""
     feasible: int
+    """Of which fit."""
     candidates: list[PlanEntry]
+    """The best of each combination of sizes, the one with the shortest step first."""
     nearest: list[PlanEntry]
     """Where nothing fits: the layouts that lack least memory."""
     rules: list[PlanRule]
+    """The literature's decision table."""
     placement: list[str]
+    """Which ranks are neighbours, for the first candidate."""
     sensitivity: list[PlanChange]
+    """The plan again with one thing changed."""
     goodput: PlanGoodput | None
+    """Failures and what they leave; null for a run on a CPU."""
     cost: PlanCost | None
+    """Of a million tokens, failures included."""
     commands: dict[str, str]
     """The first candidate in the terms of `torchtitan`, `megatron` and `deepspeed`; only those that can do it."""
     calibration: PlanCalibration | None
+    """What a run gave."""
     assumptions: list[str]
+    """What the estimate rests on."""

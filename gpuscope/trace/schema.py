@@ -152,13 +152,13 @@ RECORDING = TableSchema(
         Column(
             "operator_ids",
             "int",
-            "External ids of operators present, 1 % trimmed at both ends; absent where none are recorded",
+            "External ids of operators in the file, less the lowest and highest 1 %; absent where none are recorded",
             True,
         ),
         Column(
             "operator_id_span",
             "int",
-            "from the first to the last of these, less blocks of 512 that hold none: whole files have nearly all",
+            "ids from the lowest to the highest of these, less blocks of 512 without any: whole files have nearly all",
             True,
         ),
         Column("kernels", "int", "kernels on the device"),
@@ -180,9 +180,15 @@ DEVICE_EVENTS = TableSchema(
         Column("stream", "int", "stream on the device", True, narrow=True),
         _START,
         _END,
-        Column("kind", "enum", "compute, communication or memory", enum=Kind),
+        Column("kind", "enum", "what the event is: compute, communication or memory", enum=Kind),
         Column("name", "name", "kernel or copy"),
-        Column("correlation", "int", "joins with host_events.correlation, within a rank", True, narrow=True),
+        Column(
+            "correlation",
+            "int",
+            "the profiler's id of the launch: equals host_events.correlation of the call, within a rank",
+            True,
+            narrow=True,
+        ),
         Column("bytes", "int", "bytes moved", True),
         Column(
             "copy_kind",
@@ -211,7 +217,9 @@ GRAPH_DEPENDENCIES = TableSchema(
     (
         Column("event", "int", "the device event that waited", refs="device_events"),
         Column("after", "int", "the device event that it waited for", refs="device_events"),
-        Column("host_ns", "int", "what functions on the host between the two took, ns; 0 where there are none"),
+        Column(
+            "host_ns", "int", "time that host functions of the graph took between the two, ns; 0 where there are none"
+        ),
     ),
 )
 
@@ -225,7 +233,13 @@ HOST_EVENTS = TableSchema(
         _END,
         Column("category", "enum", "operator, runtime call, annotation…", enum=Category),
         Column("name", "name", "what was called"),
-        Column("correlation", "int", "joins with device_events.correlation, within a rank", True, narrow=True),
+        Column(
+            "correlation",
+            "int",
+            "the profiler's id of the launch: equals device_events.correlation of the work, within a rank",
+            True,
+            narrow=True,
+        ),
     ),
     sort=("rank", "start"),
 )
@@ -247,13 +261,23 @@ SYNCS = TableSchema(
     (
         _RANK,
         Column("device", "int", "device ordinal", True),
-        Column("stream", "int", "stream waited for", True),
+        Column("stream", "int", "stream that the call waited for", True),
         _START,
         _END,
         Column("name", "name", "kind of synchronisation"),
-        Column("correlation", "int", "joins with host_events.correlation", True),
-        Column("awaited_stream", "int", "of a stream's wait: the stream on which the event was recorded", True),
-        Column("record", "int", "of a stream's wait: correlation id of the call that recorded the event", True),
+        Column("correlation", "int", "equals host_events.correlation of the call that waited", True),
+        Column(
+            "awaited_stream",
+            "int",
+            "where a stream waits for an event: the stream that the event was recorded on",
+            True,
+        ),
+        Column(
+            "record",
+            "int",
+            "where a stream waits for an event: correlation id of the call that recorded the event",
+            True,
+        ),
     ),
     sort=("rank", "start"),
 )
@@ -263,8 +287,8 @@ COLLECTIVES = TableSchema(
     "collective and point-to-point operations with what the trace says of their arguments",
     (
         _RANK,
-        Column("start", "time", "start of the event behind it, ns", True),
-        Column("end", "time", "end of the event behind it, ns", True),
+        Column("start", "time", "start of the event that carried it out, ns", True),
+        Column("end", "time", "end of the event that carried it out, ns", True),
         Column("event", "int", "the device event that carried it out", True, refs="device_events"),
         Column("host_event", "int", "the host call that carried it out (gloo, MPI)", True, refs="host_events"),
         Column("op", "name", "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv…"),
@@ -275,21 +299,21 @@ COLLECTIVES = TableSchema(
         Column("seq", "int", "sequence number within the group", True),
         Column("bytes", "int", "size of the whole array, as nccl-tests counts it", True),
         Column("size_basis", "name", "what `bytes` is estimated from; absent where it is recorded", True),
-        Column("received", "int", "of an all-to-all: bytes that this rank receives", True),
+        Column("received", "int", "bytes that this rank receives in an all-to-all", True),
         Column("dtype", "name", "element type", True),
         Column("peer", "int", "the other rank of a point-to-point operation", True),
-        Column("peer_place", "int", "the same by its place in the group, where only that is recorded", True),
+        Column("peer_place", "int", "the other rank's index within the group, where only that is recorded", True),
     ),
     sort=("rank", "start"),
 )
 
 ACTIVITY = TableSchema(
     "activity",
-    "what a rank did between a collective and what it communicated before; of each collective only the longest "
-    "operations are named",
+    "what a rank did between its last communication and the start of its next collective; per collective only the "
+    "longest operations are named",
     (
         _RANK,
-        Column("collective", "int", "the collective before which it was done", refs="collectives"),
+        Column("collective", "int", "the collective that came next", refs="collectives"),
         Column("phase", "name", "data, forward, backward, optimizer, checkpoint, or «before» one of them", True),
         Column("operation", "name", "operation on the device, or what the host did while it was idle", True),
         Column("dur", "int", "time spent, ns"),
@@ -298,8 +322,7 @@ ACTIVITY = TableSchema(
 
 WORK = TableSchema(
     "work",
-    "what a rank's device computed in its steady steps, by operation and input shape: what remains of its events to "
-    "compare ranks by",
+    "what a rank's device computed in its steady steps, summed by operation and input shape, to compare ranks by",
     (
         _RANK,
         Column("operation", "name", "the operator with recorded shapes that launched it, else the kernel"),
@@ -307,7 +330,7 @@ WORK = TableSchema(
         Column("elements", "int", "elements of its inputs", True),
         Column("count", "int", "how often"),
         Column("dur", "int", "time of its kernels, ns"),
-        Column("steps", "int", "steady steps that this is summed over; 1 for a window without steps"),
+        Column("steps", "int", "steady steps in the sum; 1 for a recording without steps"),
     ),
 )
 
@@ -343,7 +366,7 @@ GROUPS = TableSchema(
         Column("group", "name", "process group"),
         Column("description", "name", "what the framework calls it", True),
         Column("size", "int", "ranks in it", True),
-        Column("place", "int", "which of its ranks this one is, from 0", True),
+        Column("place", "int", "index of this rank within the group, from 0", True),
         Column("ranks", "name", "its ranks, comma-separated", True),
         Column("backend", "name", "communication backend", True),
     ),
@@ -351,8 +374,8 @@ GROUPS = TableSchema(
 
 OPERATIONS = TableSchema(
     "operations",
-    "operations of training steps as a job's own timers saw them: what a pipeline stage of a data-parallel "
-    "replica computes, sends and synchronises",
+    "operations of training steps, timed by the job itself: what each pipeline stage of a data-parallel replica "
+    "computes, sends and synchronises",
     (
         _RANK,
         Column("dp_rank", "int", "data-parallel replica"),
@@ -378,8 +401,8 @@ FLIGHT_RECORDS = TableSchema(
         _RANK,
         Column("record", "int", "number of the entry; counts from 0 over all operations of the rank"),
         Column("group", "name", "process group"),
-        Column("seq", "int", "collectives of the group so far, with this one if it is one"),
-        Column("p2p_seq", "int", "point-to-point operations of the group so far, with this one if it is one"),
+        Column("seq", "int", "collectives of the group up to and including this entry"),
+        Column("p2p_seq", "int", "point-to-point operations of the group up to and including this entry"),
         Column("op", "name", "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv…"),
         Column("peer", "int", "the other rank of a point-to-point operation", True),
         Column("dtype", "name", "element type", True),
@@ -468,8 +491,8 @@ MEASUREMENTS = TableSchema(
         Column("bytes", "int", "size of the whole array, as nccl-tests counts it"),
         Column("dur", "int", "time of one operation, ns"),
         Column("busbw", "int", "bus bandwidth as the tool reports it, B/s", True),
-        Column("count", "int", "operations that the time is the mean of", True),
-        Column("variant", "name", "in-place or out-of-place; what timed it", True),
+        Column("count", "int", "operations that the time is averaged over", True),
+        Column("variant", "name", "in-place or out-of-place, or what timed it", True),
         Column("wrong", "int", "elements with a wrong value", True),
         Column("source", "int", "row in Trace.sources of the file it came from", True),
         Column("communicator", "name", "the communicator, where the tool names it", True),
@@ -503,8 +526,13 @@ COUNTERS = TableSchema(
         Column("unit", "name", "of the value, as the recorder has it; % of the peak for NVLink and PCIe"),
         Column("start", "time", "start of the sample, ns on the run's clock"),
         Column("end", "time", "its end"),
-        Column("value", "int", "what was counted or reached meanwhile"),
-        Column("parts", "int", "of values in parts of their unit: 1000 for thousandths; absent for whole units", True),
+        Column("value", "int", "what was counted during the sample, or the level reached"),
+        Column(
+            "parts",
+            "int",
+            "what to divide the value by: 1000 where it is in thousandths; absent for whole units",
+            True,
+        ),
     ),
 )
 _FRAMES = Column("frames", "name", "the stack that asked for it, innermost first, one frame per line", True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from gpuscope.schema.document import SCHEMA_VERSION, Report
 from gpuscope.schema.plan_document import PLAN_VERSION, Plan
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_LINK = re.compile(r"\[([^]]+)\]\([\w./-]*#?[\w-]*\)")
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,11 @@ DOCUMENTS: Mapping[str, Published] = {
 }
 
 
-def json_schema(document: str) -> dict[str, Any]:
+def json_schema(document: str, links: bool = False) -> dict[str, Any]:
     """The schema of a kind of document (`DOCUMENTS`), with the meaning of each key as its description.
 
-    Keys may be added within a version, so unknown ones are allowed. Raises `UsageError` for no such document.
+    Descriptions may hold `links` into the manual, by pages of docs/; else only their text is left. Keys may be added
+    within a version, so unknown ones are allowed. Raises `UsageError` for no such document.
     """
     if document not in DOCUMENTS:
         raise UsageError(f"no document {document!r}", hint=f"there are: {', '.join(DOCUMENTS)}")
@@ -58,6 +61,7 @@ def json_schema(document: str) -> dict[str, Any]:
     for name, definition in made.get("$defs", {}).items():
         for key, meaning in meanings.get(name, {}).items():
             definition["properties"][key] = {**definition["properties"][key], "description": meaning}
+    made = made if links else _without_links(made)
     return {
         "$schema": DIALECT,
         "$id": f"urn:gpuscope:{document}:{published.version}",
@@ -65,6 +69,14 @@ def json_schema(document: str) -> dict[str, Any]:
         "description": f"What `gpuscope {' --json` and `gpuscope '.join(published.commands)} --json` print.",
         **made,
     }
+
+
+def _without_links(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_links(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_links(inner) for inner in value]
+    return _LINK.sub(r"\1", value) if isinstance(value, str) else value
 
 
 def _meanings(kind: Any, seen: set[Any]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -82,16 +94,17 @@ def _meanings(kind: Any, seen: set[Any]) -> Iterator[tuple[str, dict[str, str]]]
 
 def _of_keys(kind: type) -> dict[str, str]:
     """The strings that stand below the keys of a TypedDict, its bases' too."""
-    found: dict[str, str] = {}
-    for base in getattr(kind, "__orig_bases__", ()):
-        if is_typeddict(base):
-            found |= _of_keys(base)
     try:
         [body] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except (OSError, TypeError, ValueError, SyntaxError):
-        return found  # written as a call, or without its source
-    lines = body.body if isinstance(body, ast.ClassDef) else []
-    for key, below in pairwise(lines):
+        return {}  # written as a call, or without its source
+    if not isinstance(body, ast.ClassDef):
+        return {}
+    found: dict[str, str] = {}
+    for name in (base.id for base in body.bases if isinstance(base, ast.Name)):
+        base = vars(inspect.getmodule(kind))[name]  # Python 3.11 forgets the bases of a TypedDict
+        found |= _of_keys(base) if is_typeddict(base) else {}
+    for key, below in pairwise(body.body):
         if (
             isinstance(key, ast.AnnAssign)
             and isinstance(key.target, ast.Name)

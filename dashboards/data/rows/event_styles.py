@@ -6,7 +6,7 @@ from gpuscope.dashboards.data.rows.tracks import STEP
 from gpuscope.trace.schema import Category, Kind
 from gpuscope.words import palette
 
-LOOKS: dict[int, tuple[str, str]] = {
+EVENT_STYLES: dict[int, tuple[str, str]] = {
     Kind.COMPUTE: ("compute", palette.BLUE),
     Kind.COMMUNICATION: ("communication", palette.ORANGE),
     Kind.MEMORY: ("memory copy", palette.PURPLE),
