@@ -22,7 +22,6 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.kinds import collective_op
 from gpuscope.trace.schema import NA, NS_PER_US
 
-
 _COUNTS = {"coll_perf": "coll_records", "p2p_perf": "p2p_records", "proxy_trace": "proxy_records"}
 """Per kind of record, the key of `dump_stats` that says how many of them follow."""
 _TIMED = ("coll", "p2p")
