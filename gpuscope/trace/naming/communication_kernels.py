@@ -70,9 +70,7 @@ _COLLECTIVES = tuple(
     (re.compile(f"_{op.replace('_', '_?')}(v|fusion|kernel)?_"), op)
     for op in ("reduce_scatter", "all_reduce", "all_gather", "all_to_all")
 )
-_LIBRARIES = re.compile(
-    r"(?:^|::)(?P<library>deep_ep|hybrid_ep|dpsk|uccl|mori|(?:\w+_)?ep)::(?:\w+::)*(?P<own>\w+)$"
-)
+_LIBRARIES = re.compile(r"(?:^|::)(?P<library>deep_ep|hybrid_ep|dpsk|uccl|mori|(?:\w+_)?ep)::(?:\w+::)*(?P<own>\w+)$")
 """Namespaces of libraries that exchange tokens between experts: DeepEP and its like (`deep_ep::intranode`,
 `dpsk::ep::internode`, `uccl::internode`), also below others' (`primus_turbo::deep_ep`)."""
 _EXCHANGES = (
