@@ -275,6 +275,7 @@ COLLECTIVES = TableSchema(
         Column("seq", "int", "sequence number within the group", True),
         Column("bytes", "int", "size of the whole array, as nccl-tests counts it", True),
         Column("size_basis", "name", "what `bytes` is estimated from; absent where it is recorded", True),
+        Column("share", "int", "bytes of one rank's share, where that is recorded and the group's size is not", True),
         Column("received", "int", "of an all-to-all: bytes that this rank receives", True),
         Column("dtype", "name", "element type", True),
         Column("peer", "int", "the other rank of a point-to-point operation", True),

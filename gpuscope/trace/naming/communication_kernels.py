@@ -117,7 +117,7 @@ def _of_library(name: str) -> str | None:
     for pattern, op in _EXCHANGES:
         if pattern.search(own):
             return op
-    every = found["library"] in _ONLY_COMMUNICATE or name.endswith("_impl") and "deep_ep::elastic::" in name
+    every = found["library"] in _ONLY_COMMUNICATE or (name.endswith("_impl") and "deep_ep::elastic::" in name)
     return named_collective(found["own"]) or ("" if every else None)
 
 
