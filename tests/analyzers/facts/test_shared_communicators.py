@@ -1,4 +1,4 @@
-"""One nsys report of all processes of a host whose NCCL payloads tell communicators, but not how many ranks they have."""
+"""One nsys report of a host whose NCCL payloads tell communicators, but not how many ranks are in them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.runs import coll, run
+from simulator.catalogue import CASES
+from simulator.judged import Case
+from simulator.nsys_rows import Payloads, write_nsys
 
 import gpuscope
 from gpuscope.analyzers.facts.matching import match
@@ -18,9 +21,6 @@ from gpuscope.schema.document import Verdict
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
-from simulator.catalogue import CASES
-from simulator.judged import Case
-from simulator.nsys_rows import Payloads, write_nsys
 
 CASE = {case.name: case for case in CASES}
 TOLD = (
@@ -73,14 +73,15 @@ def test_an_environment_of_more_nodes_leaves_the_cause_open(
 
 
 def network_log(builder: TraceBuilder) -> None:
-    code = builder.names.code
-    builder.add("connections", 1, {"communicator": code("c"), "rank": 0, "peer": 1, "transport": code("NET/IB/0")})
+    values = {"communicator": "c", "transport": "NET/IB/0"}
+    coded = {name: builder.names.code(text) for name, text in values.items()}
+    builder.add("connections", 1, {"rank": 0, "peer": 1, "count": 1, **coded})
 
 
 def internode_kernel(builder: TraceBuilder) -> None:
-    builder.add("device_events", 1, {"rank": 0, "device": 0, "stream": 3, "start": 1, "end": 2,
-                                     "kind": Kind.COMMUNICATION,
-                                     "name": builder.names.code("void deep_ep::internode::dispatch<8>(int4*)")})  # fmt: skip
+    name = builder.names.code("void deep_ep::internode::dispatch<8>(int4*)")
+    values = {"rank": 0, "device": 0, "stream": 3, "start": 1, "end": 2, "kind": Kind.COMMUNICATION, "name": name}
+    builder.add("device_events", 1, values)
 
 
 def ports(sent: int) -> Callable[[TraceBuilder], None]:
