@@ -356,6 +356,8 @@ class KernelEntry(TypedDict):
     category: str
     operator: str | None
     """The operator or range that launches it, innermost first; of several, the one with most of its time."""
+    known_by: Literal["name", "namespace", "launcher"] | None
+    """Of communication, the rule that knew it: its own name, its library's namespace, or what launched it."""
     count: int
     dur_ns: int
     mean_ns: int

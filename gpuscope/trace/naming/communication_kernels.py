@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
+from typing import Literal
 
 from gpuscope.trace.naming.kernel_names import qualified_name, words
 
+Rule = Literal["name", "namespace", "launcher"]
+"""How a kernel is known to communicate."""
 _START = r"(?:^|::)"
 _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), op)
@@ -100,10 +103,10 @@ def communication(kernel: str) -> str | None:
     return exchange if exchange is not None else named_collective(name.rpartition("::")[2]) or None
 
 
-def known_by(kernel: str) -> str:
-    """The rule that knows a communication kernel by its own name, `namespace` or `name`; "" where none does."""
+def known_by(kernel: str) -> Rule | None:
+    """The rule that knows a communication kernel by what it is called itself; None where none does."""
     if communication(kernel) is None:
-        return ""
+        return None
     name = qualified_name(kernel)
     by_name = any(pattern.search(name) for pattern, _ in _FAMILIES)
     return "name" if by_name or _of_library(name) is None else "namespace"
