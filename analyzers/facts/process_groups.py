@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuscope.analyzers.facts.whole_job import against_whole_job
+from gpuscope.analyzers.facts.whole_job import all_at_hand
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Table, Times
@@ -80,7 +80,7 @@ def groups_of(trace: Trace, open_groups: Collection[int] = ()) -> Groups:
     places: dict[int, dict[int, int]] = {}
     assumed: set[int] = set()
     unsized = (size == NA) & (table["group"][np.minimum(first, len(table) - 1)] != NO_NAME) if count else size == NA
-    whole = bool(unsized.any()) and not against_whole_job(trace)
+    whole = bool(unsized.any()) and all_at_hand(trace)
     for group, row in enumerate(first.tolist()):
         members = _parsed(trace.names[int(listed[row])])
         named = int(table["group"][row]) != NO_NAME

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuscope.analyzers.facts.call_order import clock_of
 from gpuscope.analyzers.facts.process_groups import groups_of
-from gpuscope.analyzers.facts.whole_job import against_whole_job
+from gpuscope.analyzers.facts.whole_job import all_at_hand
 from gpuscope.problems import collectives
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Table, Times
@@ -30,7 +30,7 @@ def with_members(trace: Trace) -> Trace:
     """`trace` with one name per communicator and the sizes that follow from its members; itself where all is told."""
     table = trace["collectives"]
     unsized = (table["group_size"] == NA) & (table["group_ranks"] == NO_NAME) & (table["group"] != NO_NAME)
-    if not bool(unsized.any()) or against_whole_job(trace):
+    if not bool(unsized.any()) or not all_at_hand(trace):
         return trace
     named = trace.with_table(Table(table.schema, {**table.columns, "group": _common_names(trace, unsized)}))
     return _with_sizes(named)

@@ -27,6 +27,12 @@ def against_whole_job(trace: Trace) -> str:
     return devices_missing(trace) or _more_nodes(trace) or _over_the_network(trace)
 
 
+def all_at_hand(trace: Trace) -> bool:
+    """Whether the devices of every host are listed and all of them are there, and nothing speaks against the ranks at
+    hand being all: then those that share a communicator are its members."""
+    return bool(trace["ranks"].known("host_devices").all()) and not against_whole_job(trace)
+
+
 def devices_missing(trace: Trace) -> str:
     """Which host has devices that no rank at hand uses; empty where all are there, as far as they are listed."""
     table, names = trace["ranks"], trace.names

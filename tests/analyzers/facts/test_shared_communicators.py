@@ -117,15 +117,28 @@ def test_what_shows_a_network(seen: Callable[[TraceBuilder], None], why: str) ->
     assert why in found if why else not found
 
 
-def shared(transfers: list[int]) -> Trace:
+def shared(transfers: list[int], listed: str | None = "GPU-0,GPU-1") -> Trace:
     """Two ranks of one host, a communicator without a size, and transfers so long, 10 µs after each other."""
+    builder = TraceBuilder()
+    code = builder.names.code
+    source = builder.source(Path("x"), "hand", "", 0, {})
     ends = np.cumsum([10_000 + took for took in transfers]).tolist()
-    rows = [
-        coll(rank, end - took, end, "0xabc")
-        for rank in (0, 1)
-        for end, took in zip(ends, transfers, strict=True)
-    ]  # fmt: skip
-    return run(rows, hosts=["n0", "n0"])
+    for rank in (0, 1):
+        builder.add("ranks", 1, {"rank": rank, "source": source, "device": rank, "host": code("n0"),
+                                 "device_id": code(f"GPU-{rank}"),
+                                 "host_devices": code(listed) if listed else None})  # fmt: skip
+        for end, took in zip(ends, transfers, strict=True):
+            values = {"rank": rank, "device": rank, "stream": 3, "start": end - took, "end": end, "name": code("nccl")}
+            event = builder.add("device_events", 1, {**values, "kind": Kind.COMMUNICATION})
+            builder.add("collectives", 1, {"rank": rank, "event": event, "op": code("all_reduce"), "bytes": 64,
+                                           "group": code("0xabc")})  # fmt: skip
+    return builder.finish()
+
+
+@pytest.mark.parametrize(("listed", "matched"), [("GPU-0,GPU-1", 5), ("GPU-0,GPU-1,GPU-2", 0), (None, 0)])
+def test_all_devices_of_the_host_must_be_there(listed: str | None, matched: int) -> None:
+    """Where they are not listed, nobody knows."""
+    assert len(match(shared([10_000] * 5, listed)).instances) == matched
 
 
 @pytest.mark.parametrize(("high", "told"), [(19_000, True), (21_000, False)])
