@@ -54,7 +54,9 @@ def with_launched(data: Mapping[str, Table], names: NamePool) -> tuple[Table, Ta
     if not bool(around.any()):
         return device, table
     unknown = names.matching(_says_nothing)[device["name"]]
-    rows = np.flatnonzero(unknown & (device["kind"] == Kind.COMPUTE) & device.known("launch"))
+    # Without a device the operators themselves stand there, told apart already.
+    on_device = device.known("launch") & device.known("correlation")
+    rows = np.flatnonzero(unknown & (device["kind"] == Kind.COMPUTE) & on_device)
     if not len(rows):
         return device, table
     launch = device.at("launch", rows)
