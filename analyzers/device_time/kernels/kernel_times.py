@@ -98,7 +98,10 @@ def _entries(
 
 def _rule(name: str, category: str) -> Rule | None:
     """The rule that knows a kernel of communication."""
-    return (known_by(name) or "launcher") if category == "communication" else None
+    if category != "communication":
+        return None
+    on_host = name.startswith(("gloo:", "c10d::", "_c10d_functional::"))  # a CPU run's device work is operators
+    return known_by(name) or ("name" if on_host else "launcher")
 
 
 def _of_lane(
