@@ -7,9 +7,8 @@ import numpy as np
 from gpuscope.analyzers.facts.call_order import clock_of
 from gpuscope.analyzers.facts.clocks import Clocks
 from gpuscope.analyzers.facts.matching import Instances, Matched
-from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.analyzers.facts.whole_job import against_whole_job
 from gpuscope.trace.columns.table import Mask, Times
-from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import NOT_RECORDED, World, recorded_world
 
@@ -28,9 +27,12 @@ def world(trace: Trace, matched: Matched, clocks: Clocks) -> World:
     recorded = recorded_world(trace)
     if recorded.size is not None or not trace.ranks:
         return recorded
-    missing = _devices_missing(trace)
-    if missing:
-        return World(None, None, f"{NOT_RECORDED.why}, and {missing}")
+    against = against_whole_job(trace)
+    if against:
+        return World(None, None, f"{NOT_RECORDED.why}, and {against}")
+    if matched.varying:
+        return World(None, None, f"{NOT_RECORDED.why}, and equal transfers take so unequal times that somebody who is "
+                     "in none of the files may be waited for")  # fmt: skip
     if matched.unmatched.get("ranks_missing"):
         return World(None, None, f"{NOT_RECORDED.why}, and ranks of the collectives' groups are in none of the files")
     spread = _ends_apart(trace, matched, clocks)
@@ -53,28 +55,6 @@ def world(trace: Trace, matched: Matched, clocks: Clocks) -> World:
         f"{'the host' if hosts == 1 else f'the {hosts} hosts'} is there, and {len(spread)} matched collectives end "
         f"within {max(far, 1_000) / 1e3:.0f} µs of each other",
     )
-
-
-def _devices_missing(trace: Trace) -> str:
-    """Which host has devices that no rank at hand uses; empty where all are there, as far as they are listed."""
-    table, names = trace["ranks"], trace.names
-    host_of = clock_of(trace)
-    there: dict[int, set[tuple[int, int]]] = {}
-    listed: dict[int, set[str]] = {}
-    label: dict[int, str] = {}
-    columns = ("rank", "device", "device_id", "host", "host_devices")
-    for rank, device, identity, host, devices in zip(*(table[name].tolist() for name in columns), strict=True):
-        node = host_of[rank]
-        label[node] = names[host] if host != NO_NAME else "the host of rank " + str(rank)
-        if device != NA:
-            there.setdefault(node, set()).add((NO_NAME, identity) if identity != NO_NAME else (rank, device))
-        if devices != NO_NAME:
-            listed.setdefault(node, set()).update(names[devices].split(","))
-    for node, devices in listed.items():
-        used = len(there.get(node, ()))
-        if used < len(devices):
-            return f"of the {len(devices)} devices of {label[node]} only {used} are in the files"
-    return ""
 
 
 def _ends_apart(trace: Trace, matched: Matched, clocks: Clocks) -> Times:

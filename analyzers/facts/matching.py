@@ -8,7 +8,7 @@ matched is counted by the reason. Everything runs on whole columns: a run has mi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -30,6 +30,14 @@ REASONS: tuple[Reason, ...] = get_args(Reason)
 """Why a row belongs to no instance: a rank of its group is in no file; a rank's capture does not hold the
 operation; ranks disagree on operation, size or count; without numbers, the orders of calls fit together in no
 or in several ways; the members of the group, or the other end of a message, are not recorded."""
+
+
+VARY_WIDELY = 2.0
+"""The ninth decile of equal transfers over their median, from which somebody absent may be waited for."""
+LEAST_ALIKE = 10
+"""Fewer transfers of one operation and size have no ninth decile."""
+TELLING = 0.1
+"""Share of a group's transfer time that an operation and size must hold to tell something of the group."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class Matched:
     groups: Groups
     unmatched: Mapping[Reason, int] = field(default_factory=dict)
     """Rows of `collectives` that belong to no instance, by reason."""
+    varying: bool = False
+    """Whether groups were left open because their transfers vary as if somebody absent were waited for."""
 
     def together(self, row: int) -> Times:
         """The rows of `collectives` that are the same operation as `row`, itself included; empty where unmatched."""
@@ -87,8 +97,33 @@ class Matched:
 
 def match(trace: Trace) -> Matched:
     """Match the collectives and messages of all ranks of a trace."""
-    table = trace["collectives"]
     found = groups_of(trace)
+    matched = _match(trace, found)
+    varying = _varying(trace, matched) if found.assumed else set()
+    return replace(_match(trace, groups_of(trace, varying)), varying=True) if varying else matched
+
+
+def _varying(trace: Trace, matched: Matched) -> set[int]:
+    """Groups with assumed members in which transfers of one operation and size vary widely."""
+    table, instances = trace["collectives"], matched.instances.select(~matched.instances.p2p)
+    first = instances.rows[instances.bounds[:-1]]
+    transfer = instances.reduce(np.minimum, (table["end"] - table["start"])[instances.rows])
+    group = matched.groups.of_row[first]
+    found: set[int] = set()
+    for own in sorted(matched.groups.assumed):
+        mine = np.flatnonzero(group == own)
+        _, kind = distinct(table["op"][first[mine]].astype(np.int64) * 1_000_003 + table["bytes"][first[mine]])
+        for one in range(int(kind.max(initial=-1)) + 1):
+            spent = np.sort(transfer[mine[kind == one]])
+            usual, high = (int(spent[int(share * (len(spent) - 1))]) for share in (0.5, 0.9))
+            counts = len(spent) >= LEAST_ALIKE and spent.sum() >= TELLING * transfer[mine].sum()
+            if counts and high > VARY_WIDELY * usual:
+                found.add(own)
+    return found
+
+
+def _match(trace: Trace, found: Groups) -> Matched:
+    table = trace["collectives"]
     message = _messages(table, trace.names)
     reason = np.zeros(len(table), np.int8)
     parts = [_collectives(trace, found, np.flatnonzero(~message), reason)]

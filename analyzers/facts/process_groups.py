@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from gpuscope.analyzers.facts.whole_job import all_at_hand
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Table, Times
@@ -30,7 +31,10 @@ class Groups:
     numbered: Mask
     """Per group, whether all its collectives carry sequence numbers."""
     places: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    """Rank by its place in a group, for groups whose members' places are recorded, over all files."""
+    """Rank by its place in a group, for groups whose members' places are recorded, over all files; in order of rank for
+    those whose members are assumed."""
+    assumed: frozenset[int] = frozenset()
+    """Groups whose size is recorded nowhere: their members are taken to be the ranks that communicate in them."""
 
     def absent(self, group: Times) -> Mask:
         """Per group asked for, whether a member is in none of the files."""
@@ -50,10 +54,12 @@ class Groups:
         return np.asarray(np.where(total == NA, NA, total - rank), np.int64)
 
 
-def groups_of(trace: Trace) -> Groups:
+def groups_of(trace: Trace, open_groups: Collection[int] = ()) -> Groups:
     """The groups of a trace's collectives.
 
     Names are unique only among a rank's groups, member lists only within a layout: both together identify a group.
+    Of a communicator without a size the members are the ranks that share it, where nothing says that others are
+    missing and it is none of `open_groups`.
     """
     table = trace["collectives"]
     listed = _members_listed(trace, table)
@@ -72,12 +78,19 @@ def groups_of(trace: Trace) -> Groups:
     active = _active(of_row, table["rank"], count)
     communicators = _places(trace)
     places: dict[int, dict[int, int]] = {}
+    assumed: set[int] = set()
+    unsized = (size == NA) & (table["group"][np.minimum(first, len(table) - 1)] != NO_NAME) if count else size == NA
+    whole = bool(unsized.any()) and all_at_hand(trace)
     for group, row in enumerate(first.tolist()):
         members = _parsed(trace.names[int(listed[row])])
         named = int(table["group"][row]) != NO_NAME
         if members is None and size[group] == NA and not named and _all_there(trace):
             size[group] = len(there)  # no group lists its members, and no rank is missing that could be in one
         own = communicators.get(int(table["group"][row]), {})
+        if members is None and unsized[group] and whole and group not in open_groups and len(active[group]) > 1:
+            size[group] = len(active[group])
+            own = own or dict(enumerate(active[group].tolist()))
+            assumed.add(group)
         if own:
             places[group] = own
         if members is None and own and len(own) == size[group]:
@@ -88,7 +101,7 @@ def groups_of(trace: Trace) -> Groups:
             members = active[group]
         ranks.append(members)
         present[group] = len(there.intersection(members.tolist())) if members is not None else len(active[group])
-    return Groups(of_row, size, ranks, present, used == 0, places)
+    return Groups(of_row, size, ranks, present, used == 0, places, frozenset(assumed))
 
 
 def _places(trace: Trace) -> dict[int, dict[int, int]]:

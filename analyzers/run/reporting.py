@@ -258,6 +258,7 @@ def _weigh(
         launch_missing=verdict.count_problem(problems, completeness.LAUNCH_MISSING),
         events_lost=sum(p["count"] for p in losses),
         totals_differ=verdict.count_problem(problems, reading.TOTALS_DIFFER) > 0,
+        unknown_communication=verdict.count_problem(problems, completeness.LOOKS_LIKE_COMMUNICATION) > 0,
         members_unknown=verdict.count_problem(problems, collectives.GROUP_UNKNOWN) > 0,
         why_whole=facts.steady.why_whole,
         thinned=next((lane.thinned for lane in lanes if lane.thinned), ""),

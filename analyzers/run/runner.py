@@ -16,6 +16,7 @@ from gpuscope.analyzers.base.analyzer import Result, analyzers_of, attributed, b
 from gpuscope.analyzers.changes import Change, Predicted, Refused
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
+from gpuscope.analyzers.facts.shared_communicators import with_members
 from gpuscope.analyzers.replay.from_trace.recording import Recorded, not_recorded
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.analysis import Analysis
@@ -137,7 +138,7 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     results = [result for part in parts for result in part.results]
     recorded = [entry for part in parts for entry in part.recorded]
     parts.clear()  # of thousands each holds tables that are merged here
-    facts = RunFacts(merge(traces), lanes, attributed(results), options.steps is not None)
+    facts = RunFacts(with_members(merge(traces)), lanes, attributed(results), options.steps is not None)
     del traces
     replayer, replayed = _replay(facts, recorded if options.replay else not_recorded(facts.trace.ranks))
     what_if: WhatIf = _NotReplayed() if replayer is None else replayer

@@ -27,6 +27,8 @@ ESTIMATED_SIZES = 0.9
 """Confidence that remains in latency or bandwidth where the sizes that tell them apart are estimated."""
 TOTALS_DIFFER = 0.5
 """Confidence that remains where a file's own totals contradict what was read of it."""
+UNKNOWN_KERNELS = 0.6
+"""Confidence that remains where kernels that may communicate are counted as compute."""
 ASSUMED_WORLD = 0.9
 """What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
 
@@ -72,6 +74,8 @@ class Evidence:
     """Whether a file's own totals contradict what was read of it."""
     members_unknown: bool = False
     """Whether it is not recorded which ranks belong to the groups of the collectives."""
+    unknown_communication: bool = False
+    """Whether kernels that behave like communication are counted as compute."""
 
 
 def class_sums(causes: Mapping[str, int]) -> dict[Class, int]:
@@ -272,6 +276,8 @@ def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> 
         doubts.append(Doubt(0.8, "how many ranks the job has is not recorded"))
     if evidence.why_whole:
         doubts.append(Doubt(WHOLE_WINDOW, evidence.why_whole))
+    if evidence.unknown_communication:
+        doubts.append(Doubt(UNKNOWN_KERNELS, "kernels that behave like communication are counted as compute"))
     return doubts
 
 

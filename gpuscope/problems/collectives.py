@@ -109,6 +109,17 @@ COLLECTIVE_UNTIMED = ProblemKind(
 BENCH_ROW_INCOMPLETE = COLLECTIVE_UNTIMED.saying(
     "{file}: rows of nccl-tests without an operation or number of ranks: keep the lines above the table"
 )
+INSPECTOR_OVERWRITTEN = ProblemKind(
+    "inspector_overwritten", "data_loss",
+    "{file}: operations that NCCL's Inspector overwrote before it wrote them: raise NCCL_INSPECTOR_DUMP_COLL_RING_SIZE",
+    about="NCCL's Inspector overwrote operations in its rings before it wrote them (`dump_stats`): what is left is a "
+    "sample. Raise `NCCL_INSPECTOR_DUMP_COLL_RING_SIZE` or dump more often.",
+)  # fmt: skip
+INSPECTOR_DUMP_INCOMPLETE = ProblemKind(
+    "inspector_dump_incomplete", "data_loss",
+    "{file}: operations that a dump of NCCL's Inspector announces and does not hold",
+    about="A dump of NCCL's Inspector says how many operations follow its header, and fewer do: the file was cut off.",
+)  # fmt: skip
 DUMP_WITHOUT_ENTRIES = ProblemKind(
     "dump_without_entries", "info",
     "{file}: no collective is recorded in it",

@@ -13,6 +13,13 @@ KERNEL_MISSING = ProblemKind(
     "records. Idle time may then be work that was not recorded. Beyond half of the launches the verdict abstains if "
     "idle dominates. Record fewer steps, or with larger buffers.",
 )  # fmt: skip
+LOOKS_LIKE_COMMUNICATION = ProblemKind(
+    "looks_like_communication", "info",
+    "kernels counted as compute that behave like communication: {kernel}",
+    about="Kernels that no rule knows and that run long beside compute, on a stream of their own, in every step, as "
+    "communication does. They count as compute; confidence falls. If they communicate, say so in an issue, with the "
+    "library's name.",
+)  # fmt: skip
 RECORDS_DROPPED = ProblemKind(
     "records_dropped", "data_loss",
     "records that the profiler reports as dropped or lost",

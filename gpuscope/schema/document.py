@@ -459,6 +459,8 @@ class KernelEntry(TypedDict):
     `indexing`, `copy`, `elementwise`, `triton_fused`, `communication`, `memory`, `other`."""
     operator: str | None
     """The operator or range that launches it, innermost first; of several, the one with most of its time."""
+    known_by: Literal["name", "namespace", "launcher"] | None
+    """Of communication, the rule that knew it: its own name, its library's namespace, or what launched it."""
     count: int
     dur_ns: int
     """Sum over ranks."""

@@ -17,6 +17,7 @@ from gpuscope.trace.columns.row_order import order_rows, select_rows
 from gpuscope.trace.columns.table import Array, Table, Times, concatenated, stored
 from gpuscope.trace.cpu_run import host_device
 from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
+from gpuscope.trace.launched_communication import with_launched
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.naming.communication_ops import from_launching_ranges
 from gpuscope.trace.recorded_totals import Part, RecordedTotal, differences
@@ -101,6 +102,7 @@ class TraceBuilder:
         for name in ("ranks", "syncs", "collectives", "steps", "operations", "flight_records", "memory_samples"):
             order_rows(data, name)
         self._link(data)
+        data["device_events"], data["collectives"] = with_launched(data, self.names)
         data["collectives"] = from_launching_ranges(data, self.names)
         data["steps"] = self._steps(data)
         trace = Trace(data, self.names, self.sources, [])

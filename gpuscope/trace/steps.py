@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times, parts
+from gpuscope.trace.range_families import steps_of_families
 from gpuscope.trace.schema import NA, Category, Kind
 
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
@@ -45,7 +46,8 @@ def find_steps(host: Table, device: Table, names: NamePool, rows: Mask, device_r
     """The steps of one rank, whose rows the masks select; None where nothing repeats.
 
     Tried in order: `ProfilerStep#N`; a range named like a step (NVTX or annotation) that repeats on one
-    thread without overlap; `Optimizer.step#…`, once per iteration; the period of the kernel sequence.
+    thread without overlap; `Optimizer.step#…`, once per iteration; a family of ranges that differ by their numbers;
+    the period of the kernel sequence.
     """
     ranges = np.flatnonzero(rows & (host["category"] == Category.ANNOTATION) & (host["end"] > host["start"]))
     # Traces of 2020 and of Ascend record ProfilerStep as an operator.
@@ -54,6 +56,7 @@ def find_steps(host: Table, device: Table, names: NamePool, rows: Mask, device_r
         _profiler_steps(host, names, np.concatenate((ranges, operators)))
         or _named_steps(host, names, ranges)
         or _marked_steps(host, names, np.concatenate((ranges, operators)))
+        or _numbered_ranges(host, device, names, ranges, device_rows)
         or _repeating_kernels(device, device_rows)
     )
 
@@ -117,6 +120,11 @@ def _marked_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | Non
     first = int(host["start"][rows].min())
     starts = np.concatenate((np.array([min(first, int(ends[0]))], np.int64), ends[:-1]))
     return FoundSteps(np.arange(len(ends), dtype=np.int64), starts, ends, f"ends of {names[codes[0]]!r}")
+
+
+def _numbered_ranges(host: Table, device: Table, names: NamePool, rows: Times, device_rows: Mask) -> FoundSteps | None:
+    found = steps_of_families(host, device, names, rows, device_rows)
+    return FoundSteps(found.step, found.start, found.end, found.basis) if found else None
 
 
 def _repeating_kernels(device: Table, rows: Mask) -> FoundSteps | None:

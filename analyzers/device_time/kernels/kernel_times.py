@@ -20,6 +20,7 @@ from gpuscope.trace.columns.distinct import distinct, distinct_values, mapped
 from gpuscope.trace.columns.grouped_durations import Grouped, grouped
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Times, is_constant, parts, picked
+from gpuscope.trace.naming.communication_kernels import Rule, known_by
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -85,12 +86,22 @@ def _entries(
         total, count = int(stats.total[index]), int(stats.number[index])
         entries.append({
             "name": trace.names[int(unique[index]) // _ROOM], "category": label(int(unique[index]) % _ROOM),
-            "operator": _name(trace, launched_by[index]), "count": count, "dur_ns": total, "mean_ns": total // count,
+            "operator": _name(trace, launched_by[index]),
+            "known_by": _rule(trace.names[int(unique[index]) // _ROOM], label(int(unique[index]) % _ROOM)),
+            "count": count, "dur_ns": total, "mean_ns": total // count,
             "min_ns": int(stats.least[index]), "max_ns": int(stats.largest[index]),
             "share_frac": total / everything if everything else 0.0,
             "flops_per_s": rate, "precision": precision, "peak_frac": peak_frac,
         })  # fmt: skip
     return entries
+
+
+def _rule(name: str, category: str) -> Rule | None:
+    """The rule that knows a kernel of communication."""
+    if category != "communication":
+        return None
+    on_host = name.startswith(("gloo:", "c10d::", "_c10d_functional::"))  # a CPU run's device work is operators
+    return known_by(name) or ("name" if on_host else "launcher")
 
 
 def _of_lane(

@@ -41,6 +41,59 @@ class Hang(Finding):
         return ". ".join(["The job hung", *parts])
 
 
+@dataclass(frozen=True)
+class LateInDumps(Finding):
+    """A rank comes last to the collectives that Flight Recorder dumps time."""
+
+    code = "late_in_dumps"
+    recognised = """Flight Recorder dumps of several ranks, without a profiler. With `TORCH_NCCL_ENABLE_TIMING=1` they
+    hold how long each collective ran on each device (`duration_ms`): it ends together everywhere, so the rank with the
+    shortest one came last, and the others waited for what theirs are longer. Without it, the times at which a rank
+    enqueued it tell, on clocks compared by when the watchdogs saw it done, which they do to 100 ms; then only lateness
+    of 200 ms counts. The rank must come last more often than chance does in one job of a hundred, and in three
+    quarters of the collectives."""
+    helps = """a recording of that rank and another one (`gpuscope record`), which says what it does meanwhile."""
+    misleads = """a rank that enqueues late need not come late: the device may still be busy with earlier work."""
+
+    last: int
+    """Collectives in which it came last."""
+    of: int
+    wait_ns: int
+    """What the others waited for it in one of them, median."""
+    device: bool
+    """Whether the devices' own times tell it."""
+
+    def message(self) -> str:
+        basis = "the durations on the devices" if self.device else "when it enqueued them, to 100 ms"
+        return (
+            f"Comes last to {self.last} of {self.of} collectives in the Flight Recorder's dumps, by {basis}: the "
+            f"others wait {units.duration(self.wait_ns)} each time, in the median"
+        )
+
+
+@dataclass(frozen=True)
+class TransfersInDumps(Finding):
+    """Transfers take much of the time that Flight Recorder dumps cover."""
+
+    code = "transfers_in_dumps"
+    recognised = """Flight Recorder dumps with `duration_ms` (`TORCH_NCCL_ENABLE_TIMING=1`): the shortest duration of a
+    collective over its ranks is its transfer, and those of one group together take a tenth of the recorded time or
+    more. Whether computation hides them the dumps can't tell."""
+    helps = """a recording by torch.profiler or Nsight Systems shows how much of it is exposed."""
+    misleads = """collectives of several groups at once; work of others on the same links."""
+
+    op: str
+    group: str
+    count: int
+    median_ns: int
+
+    def message(self) -> str:
+        return (
+            f"{units.plural(self.count, 'transfer')} ({self.op}, group {self.group}) of "
+            f"{units.duration(self.median_ns)} in the median, by the Flight Recorder's durations on the devices"
+        )
+
+
 def rank_list(numbers: Iterable[int]) -> str:
     """`rank 9`, or `ranks 0-3,9`; of very many that make no ranges, the number and the first few."""
     found = sorted(set(numbers))

@@ -118,7 +118,8 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
         path, events, builder.names, recorded, process_ranks.environment(tables), options.first_rank
     )
     version = f"schema {facts.schema}" if facts.schema else ""
-    source = builder.source(path, "nsys", version, events.total, {**facts.described, "rank_basis": ranks.basis})
+    told = {**facts.described, "rank_basis": ranks.basis, "job": process_ranks.nodes_and_master(tables)}
+    source = builder.source(path, "nsys", version, events.total, told)
     _add_ranks(builder, tables, events, source, ranks, facts)
     first = add_device_events(builder, events, ranks)
     add_syncs(builder, events, ranks)

@@ -205,6 +205,9 @@ class _Reader:
             "state": code(state),
             "done": _done(entry, state),
             "created": _number(entry.get("time_created_ns")),
+            "seen_started": _number(entry.get("time_discovered_started_ns")),
+            "seen_completed": _number(entry.get("time_discovered_completed_ns")),
+            "dur": _milliseconds(entry.get("duration_ms")),
             "frames": code("\n".join(map(_frame, frames[:FRAMES]))) if frames else NO_NAME,
         }
 
@@ -251,6 +254,12 @@ def _frame(frame: Mapping[str, Any]) -> str:
 
 def _number(value: Any) -> int:
     return value if isinstance(value, int) and abs(value) < 1 << 62 else NA
+
+
+def _milliseconds(value: Any) -> int:
+    """A duration in ms as ns; torch has a float there, and none where the events were not timed."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
+    return round(value * 1e6) if known else NA
 
 
 def _at_least_0(value: Any) -> int:

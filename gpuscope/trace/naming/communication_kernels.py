@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
+from typing import Literal
 
 from gpuscope.trace.naming.kernel_names import qualified_name, words
 
+Rule = Literal["name", "namespace", "launcher"]
+"""How a kernel is known to communicate."""
 _START = r"(?:^|::)"
 _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), op)
@@ -21,15 +24,11 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         # `ncclAllReduceRingLLKernel_sum_f32` (NVIDIA/nccl src/device/generate.py and src/device/symmetric/generate.py);
         # RCCL has NCCL's names and `mscclKernel_Sum_half_Simple` (ROCm/rccl src/include/msccl/msccl_kernel.h).
         (_START + r"(?:nccl|rccl|msccl)\w*Kernel(?![a-z])", ""),
-        # DeepEP (deepseek-ai/DeepEP csrc/kernels): all but `layout::get_dispatch_layout` wait for other ranks.
-        (r"deep_ep::(?:\w+::)*(?:barrier|clean_low_latency_buffer)$", "barrier"),
-        (r"deep_ep::(?:\w+::)*(?:(?:cached_)?notify(?:_dispatch|_combine)?|dispatch|combine)$", "all_to_all"),
-        # DeepEP's hybrid-ep branch (csrc/hybrid_ep/backend).
-        (r"hybrid_ep::device_sync_kernel$", "barrier"),
-        (r"hybrid_ep::(?:dispatch|combine)_kernel$", "all_to_all"),
         # MORI-EP (ROCm/mori src/ops/dispatch_combine), TensorRT-LLM (moeAlltoAllKernels.cu).
         (_START + r"Ep(?:Dispatch|Combine)\w*Kernel\w*$", "all_to_all"),
         (_START + r"moeA2A(?:Dispatch|Combine)Kernel$", "all_to_all"),
+        # pplx-kernels and pplx-garden (`a2a_dispatch_send_kernel`).
+        (_START + r"a2a_(?:dispatch|combine)\w*$", "all_to_all"),
         # TransformerEngine and TensorRT-LLM userbuffers (NVIDIA/TransformerEngine comm_gemm_overlap/userbuffers.cu).
         (_START + r"k?userbuffers_pushsendrecv\w*$", "send_recv"),
         (_START + r"kuserbuffers_pushsend\w*$", "send"),
@@ -62,7 +61,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (_START + r"f?collect\w*_on_stream_kernel\w*$", "all_gather"),
         (_START + r"alltoall\w*_on_stream_kernel\w*$", "all_to_all"),
         (_START + r"broadcast\w*_on_stream_kernel\w*$", "broadcast"),
-        (_START + r"(?:nvshmem|rocshmem)\w*$", ""),
+        (_START + r"(?:nvshmem|rocshmem)\w*(?:::\w+)*$", ""),
         # MSCCL++ (microsoft/mscclpp src/ext/collectives and src/core/executor): the operation is in the name.
         (r"mscclpp::(?:\w+::)*(?=\w*(?i:allreduce|allgather|alltoall|reducescatter|broadcast))\w+$", ""),
         (r"mscclpp::executionKernel$", ""),
@@ -74,7 +73,19 @@ _COLLECTIVES = tuple(
     (re.compile(f"_{op.replace('_', '_?')}(v|fusion|kernel)?_"), op)
     for op in ("reduce_scatter", "all_reduce", "all_gather", "all_to_all")
 )
-_LOCAL = re.compile(r"_(copy|prepare|preprocess|pack|unpack|permute|layout|setup|init|reset)_")
+_LIBRARIES = re.compile(r"(?:^|::)(?P<library>deep_ep|hybrid_ep|dpsk|uccl|mori|(?:\w+_)?ep)::(?:\w+::)*(?P<own>\w+)$")
+"""Namespaces of libraries that exchange tokens between experts: DeepEP and its like (`deep_ep::intranode`,
+`dpsk::ep::internode`, `uccl::internode`), also below others' (`primus_turbo::deep_ep`)."""
+_EXCHANGES = (
+    (re.compile(r"_(barrier|sync|clean_low_latency_buffer)_"), "barrier"),
+    (re.compile(r"_(notify|dispatch|combine)_"), "all_to_all"),
+    (re.compile(r"_send_recv_"), "send_recv"),
+)
+_ONLY_COMMUNICATE = ("uccl", "mori")
+"""Libraries whose kernels communicate whatever their name says."""
+_LOCAL = re.compile(
+    r"_(copy|prepare|preprocess|pack|unpack|permute|layout|setup|init|reset|convert|prologue|epilogue)_"
+)
 """Words of kernels that get a collective's data ready and wait for nobody."""
 _INDUCTOR = re.compile(r"triton_[a-z]{2,4}_fused|triton_(poi|per|red|for|tem|mm|bmm)_")
 
@@ -88,7 +99,29 @@ def communication(kernel: str) -> str | None:
     for pattern, op in _FAMILIES:
         if pattern.search(name):
             return op or named_collective(name)
-    return named_collective(name.rpartition("::")[2]) or None
+    exchange = _of_library(name)
+    return exchange if exchange is not None else named_collective(name.rpartition("::")[2]) or None
+
+
+def known_by(kernel: str) -> Rule | None:
+    """The rule that knows a communication kernel by what it is called itself; None where none does."""
+    if communication(kernel) is None:
+        return None
+    name = qualified_name(kernel)
+    by_name = any(pattern.search(name) for pattern, _ in _FAMILIES)
+    return "name" if by_name or _of_library(name) is None else "namespace"
+
+
+def _of_library(name: str) -> str | None:
+    """What a kernel in a library's namespace carries out, as `communication` gives it."""
+    found = _LIBRARIES.search(name)
+    if found is None or _LOCAL.search(own := words(found["own"])):
+        return None
+    for pattern, op in _EXCHANGES:
+        if pattern.search(own):
+            return op
+    every = found["library"] in _ONLY_COMMUNICATE or (name.endswith("_impl") and "deep_ep::elastic::" in name)
+    return named_collective(found["own"]) or ("" if every else None)
 
 
 def named_collective(identifier: str) -> str:

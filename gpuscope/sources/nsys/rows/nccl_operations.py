@@ -216,19 +216,20 @@ def _merged(kernel_op: str, calls: Sequence[Call], communicators: Communicators)
     members = communicators.members.get(group, NA)
     peers = {call.payload.peer for call in calls}
     sends = [call for call in calls if call.op == "send"]
-    size = _total(calls)
+    size, share = _total(calls), NA
     if sends and len(calls) > len(sends):
         # Both directions at once: the array is what one of them moves.
         size = max(_total(sends), _total([call for call in calls if call.op == "recv"]))
         if _is_all_to_all(calls):
             op = "all_to_all"
     elif op in _PER_RANK_SIZE and size != NA:
-        size = size * members if members != NA else NA
+        size, share = (size * members, NA) if members != NA else (NA, size)
     return {
         "op": op or "unknown",
         "group": group,
         "group_size": members,
         "bytes": size,
+        "share": share,
         "seq": calls[0].payload.seq if len(calls) == 1 else NA,
         "peer": peers.pop() if len(peers) == 1 and op in kinds.POINT_TO_POINT else NA,
         "dtype": calls[0].payload.dtype if calls else "",

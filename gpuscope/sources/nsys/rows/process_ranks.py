@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,8 @@ _RANK_VARIABLES = (
 )
 ON_DEVICE = (KERNEL, MEMCPY, MEMSET, GRAPH)
 _VARIABLE = re.compile(r"(?:^|[;\0\n\x01-\x1f])([A-Z][A-Z0-9_]*)=\"?(\d{1,7})(?=\"?(?:[;\0\n\x01-\x1f]|$))")
+_MASTER = re.compile(r"(?:^|[;\0\n\x01-\x1f])MASTER_ADDR=\"?([\w.:-]{1,255})")
+_NODE_COUNTS = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NNODES", "GROUP_WORLD_SIZE")
 _MPI_RANK_LABEL = re.compile(r"MPI Rank (\d+)$")
 
 
@@ -203,8 +206,24 @@ def peek(tables: Tables) -> int | None:
     return next(iter(environment(tables).rank.values()), None) if len(processes) == 1 else None
 
 
-def environment(tables: Tables) -> RecordedRanks:
-    """RANK and its equivalents in the environment of the profiled command; the rank stands under key 0."""
+def nodes_and_master(tables: Tables) -> dict[str, Any]:
+    """What the environment of the profiled command says of the job: the number of its nodes (`nodes`) and the address
+    of its first (`master`); a key only where it does."""
+    variables = _numbers_in_environment(tables)
+    nodes = [variables[name] for name in _NODE_COUNTS if variables.get(name)]
+    local, world = variables.get("LOCAL_WORLD_SIZE", 0), variables.get("WORLD_SIZE", 0)
+    if local and world:
+        nodes.append(-(-world // local))
+    found: dict[str, Any] = {"nodes": max(nodes)} if nodes else {}
+    for table, key in (("TARGET_INFO_SYSTEM_ENV", "DeviceEnvironment"), ("META_DATA_CAPTURE", "ENVIRONMENT_VARIABLE")):
+        for name, value in pairs(tables, table, "name", "value"):
+            if name.endswith(key) and (match := _MASTER.search(value)):
+                found["master"] = match[1]
+    return found
+
+
+def _numbers_in_environment(tables: Tables) -> dict[str, int]:
+    """Variables of the profiled command whose value is a number."""
     variables: dict[str, int] = {}
     for name, value in pairs(tables, "TARGET_INFO_SYSTEM_ENV", "name", "value"):
         if name == "DeviceEnvironment":
@@ -212,6 +231,12 @@ def environment(tables: Tables) -> RecordedRanks:
     for name, value in pairs(tables, "META_DATA_CAPTURE", "name", "value"):
         if name.endswith(":ENVIRONMENT_VARIABLE") and (match := _VARIABLE.match(value)):
             variables[match[1]] = int(match[2])
+    return variables
+
+
+def environment(tables: Tables) -> RecordedRanks:
+    """RANK and its equivalents in the environment of the profiled command; the rank stands under key 0."""
+    variables = _numbers_in_environment(tables)
     for rank, size in _RANK_VARIABLES:
         if rank in variables:
             return RecordedRanks({0: variables[rank]}, variables.get(size), f"environment {rank}")

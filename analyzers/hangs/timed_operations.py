@@ -1,0 +1,145 @@
+"""What Flight Recorder dumps alone say of time: who comes last to the collectives, and how long these transfer.
+
+`duration_ms` is the time between the events before and after the collective on the device (ProcessGroupNCCL records
+them with TORCH_NCCL_ENABLE_TIMING=1). `time_discovered_started_ns` and `…_completed_ns` are when the watchdog, which
+looks every 100 ms, saw these events done (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, `update_state`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+
+from gpuscope.analyzers.base.analyzer import Result
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.hangs import LateInDumps, TransfersInDumps
+from gpuscope.schema.document import FindingEntry
+from gpuscope.trace.columns.table import Times
+from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+WATCHDOG_NS = 100_000_000
+"""kWatchdogThreadSleepMillis of torch's ProcessGroupNCCL."""
+LEAST = 4
+"""Fewer timed collectives of a group say nothing of who is late."""
+MOSTLY = 0.75
+"""Share of them in which the late rank comes last."""
+BY_CHANCE = 0.01
+WORTH = 0.1
+"""Share of the recorded time from which waiting and transfers are told."""
+MEASURABLE_NS = 1_000_000
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """The collectives of a group that all its ranks with dumps have: one row each, a column per rank."""
+
+    op: str
+    group: str
+    ranks: Sequence[int]
+    waits: Times
+    """What each rank waited for the last one, ns, shape (collectives, ranks)."""
+    transfer: Times | None
+    """Shape (collectives,); None where only the hosts' times are known."""
+
+
+def run(facts: RunFacts) -> Result:
+    """Findings `late_in_dumps` and `transfers_in_dumps`."""
+    result = Result(ANALYZER.name)
+    span = _span(facts.trace)
+    for timed in _timed(facts.trace):
+        result.findings += _late(timed, span)
+        result.findings += _transfers(timed, span)
+    return result
+
+
+def _span(trace: Trace) -> int:
+    """How long the dumps look back, the longest over the ranks."""
+    table = trace["flight_records"]
+    created, rank = table["created"], table["rank"]
+    known = created != NA
+    spans = [int(np.ptp(created[known & (rank == own)])) for own in np.unique(rank[known]).tolist()]
+    return max(spans, default=0)
+
+
+def _timed(trace: Trace) -> list[_Timed]:
+    table, names = trace["flight_records"], trace.names
+    message = names.matching(POINT_TO_POINT.__contains__)[table["op"]]
+    found: list[_Timed] = []
+    for group in np.unique(table["group"]).tolist():
+        rows = np.flatnonzero((table["group"] == group) & ~message)
+        ranks = np.unique(table["rank"][rows]).tolist()
+        by_seq: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        for row, seq, op, rank in zip(
+            rows.tolist(), *(table[name][rows].tolist() for name in ("seq", "op", "rank")), strict=True
+        ):
+            by_seq[seq, op][rank] = row
+        whole = [(key, own) for key, own in sorted(by_seq.items()) if len(own) == len(ranks)]
+        if len(ranks) < 2 or not whole:
+            continue
+        places = np.array([[own[rank] for rank in ranks] for _, own in whole], np.int64)
+        ops = {names[op] for (_, op), _ in whole}
+        name = next(iter(ops)) if len(ops) == 1 else "collectives"
+        dur = table["dur"][places]
+        timed = (dur != NA).all(axis=1)
+        if int(timed.sum()) >= LEAST:
+            shortest = dur[timed].min(axis=1)
+            found.append(_Timed(name, names[group], ranks, dur[timed] - shortest[:, None], shortest))
+        elif (waits := _by_hosts(table["created"][places], table["seen_completed"][places])) is not None:
+            found.append(_Timed(name, names[group], ranks, waits, None))
+    return found
+
+
+def _by_hosts(created: Times, done: Times) -> Times | None:
+    """Waits by when each rank enqueued, on clocks compared by when the collectives were seen done."""
+    known = ((created != NA) & (done != NA)).all(axis=1)
+    if int(known.sum()) < LEAST:
+        return None
+    created, done = created[known], done[known]
+    offset = np.median(done - done[:, :1], axis=0).astype(np.int64)
+    at = created - offset
+    return np.asarray(at.max(axis=1)[:, None] - at)
+
+
+def _late(timed: _Timed, span: int) -> list[FindingEntry]:
+    """The rank that others wait for, beyond chance and beyond what the times resolve."""
+    count, ranks = timed.waits.shape
+    last = np.bincount(timed.waits.argmin(axis=1), minlength=ranks)
+    place = int(last.argmax())
+    times = int(last[place])
+    waited = np.delete(timed.waits, place, axis=1)[timed.waits.argmin(axis=1) == place].min(axis=1)
+    least = MEASURABLE_NS if timed.transfer is not None else 2 * WATCHDOG_NS
+    wait = int(np.median(waited)) if times else 0
+    lost = int(waited.sum())
+    chance = sum(comb(count, k) * (ranks - 1) ** (count - k) for k in range(times, count + 1)) / ranks**count
+    if times < MOSTLY * count or chance * ranks > BY_CHANCE or wait < least or lost < WORTH * span:
+        return []
+    words = LateInDumps(times, count, wait, timed.transfer is not None)
+    return [made(words, ranks=[timed.ranks[place]], share=min(lost / span, 1.0), cost_ns=lost, mean_ns=None)]
+
+
+def _transfers(timed: _Timed, span: int) -> list[FindingEntry]:
+    if timed.transfer is None or not span or int(timed.transfer.sum()) < WORTH * span:
+        return []
+    spent = int(timed.transfer.sum())
+    words = TransfersInDumps(timed.op, timed.group, len(timed.transfer), int(np.median(timed.transfer)))
+    return [made(words, ranks=timed.ranks, share=min(spent / span, 1.0), cost_ns=spent, mean_ns=None)]
+
+
+def _has_times(trace: Trace) -> bool:
+    table = trace["flight_records"]
+    return bool(((table["dur"] != NA) | (table["seen_completed"] != NA)).any())
+
+
+ANALYZER = RunAnalyzer(
+    "timed_operations",
+    run,
+    (Need("times in Flight Recorder dumps", "set TORCH_NCCL_ENABLE_TIMING=1", _has_times, optional=True),),
+)
