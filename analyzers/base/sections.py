@@ -57,7 +57,7 @@ def _kernel(own: Sequence[KernelEntry], everything: int) -> KernelEntry:
     comparable = len(precisions) == 1 and len(known) == len(shares) and rated
     return {
         "name": own[0]["name"], "category": own[0]["category"],
-        "operator": max(own, key=lambda entry: entry["dur_ns"])["operator"], "known_by": own[0]["known_by"],
+        "operator": max(own, key=lambda entry: entry["dur_ns"])["operator"], "known_by": own[0].get("known_by"),
         "count": count, "dur_ns": spent,
         "mean_ns": spent // count, "min_ns": min(entry["min_ns"] for entry in own),
         "max_ns": max(entry["max_ns"] for entry in own), "share_frac": spent / everything if everything else 0.0,

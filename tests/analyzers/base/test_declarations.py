@@ -78,7 +78,7 @@ def test_a_run_without_communication_is_no_doubt_but_one_without_a_device_is(tmp
 
 def entry(name: str, count: int, dur: int, rate: float | None, category: str = "matmul") -> KernelEntry:
     return {"name": name, "category": category, "count": count, "dur_ns": dur, "mean_ns": dur // count,
-            "operator": f"op of {dur}", "min_ns": dur // count - 1, "max_ns": dur // count + 1,
+            "operator": f"op of {dur}", "known_by": None, "min_ns": dur // count - 1, "max_ns": dur // count + 1,
             "share_frac": 1.0, "flops_per_s": rate,
             "precision": "bf16" if rate else None, "peak_frac": rate / 10 if rate else None}  # fmt: skip
 
