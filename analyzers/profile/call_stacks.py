@@ -198,6 +198,16 @@ def _summed(keys: Times, *values: Times) -> Iterator[tuple[int, ...]]:
 
 
 ANALYZER = FileAnalyzer(
-    "call_stacks", run, needs=(Need("host_events", "record the host too: ProfilerActivity.CPU, or nsys -t cuda,nvtx"),),
-    sections=(CALL_TREE,),
-)  # fmt: skip
+    "call_stacks",
+    run,
+    (
+        Need(
+            "host_events",
+            "record with the CPU activity of torch.profiler, or `nsys profile -t cuda,nvtx`",
+            optional=True,
+        ),
+    ),
+    (CALL_TREE,),
+    cost=2,
+    large=True,
+)
