@@ -121,6 +121,7 @@ def test_the_dashboard_has_its_files_and_no_others(
         for folder in FOREIGN:
             for name in ("x.js", "x.css", "secret.txt", "../secret.txt", "%2e%2e/secret.txt"):
                 assert not is_served(browser, f"/{folder}/{name}")
+        browser.errors()  # what was refused; other tests use this browser too
 
 
 def test_a_run_that_is_followed_has_them_too(
@@ -138,3 +139,4 @@ def test_a_run_that_is_followed_has_them_too(
         for folder in FOREIGN:
             assert not is_served(browser, f"/{folder}/x.js")
             assert not is_served(browser, f"/{folder}/secret.txt")
+        browser.errors()
