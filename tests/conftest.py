@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).parents[1]
 os.environ["GPUSCOPE_NO_STORE"] = "1"  # no test writes into the user's own run store
 os.environ["GPUSCOPE_NO_CACHE"] = "1"  # nor into their cache, unless it is what is tested
+for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")  # every worker and every rank has its own core, if any
 
 
 # A machine shared with other work is slow at times; no test judges time.

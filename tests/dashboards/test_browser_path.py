@@ -121,13 +121,12 @@ def test_a_kernel_by_keys_alone_and_its_window(browser: Browser, served: str) ->
 
 @pytest.mark.parametrize("run", ["1"])
 def test_every_page_at_a_zoom_of_200_percent(browser: Browser, served: str, run: str) -> None:
-    """1400 × 1000 pixels zoomed twice: nothing is wider than the screen, the timeline can be used, axe is content."""
+    """1400 × 1000 pixels zoomed twice: nothing is wider than the screen, the timeline can be used. axe-core: the narrow window of test_browser."""
     browser.open(f"{served}/?run={run}", "/", anew=True)
     with browser.device(700, 500, ratio=2):
         for path in browser.script("return [...document.querySelectorAll('nav a')].map(a => new URL(a.href).pathname)"):
             browser.open(f"{served}{path}?run={run}", path)
             browser.wait(lambda: browser.script("return document.documentElement.scrollWidth <= innerWidth"))
-            assert browser.violations() == [], path
             if path == "/timeline":
                 browser.wait(lambda: browser.script(f"return {NOW}?.root.isConnected && {NOW}.complete()"))
                 height, ratio = browser.script(f"return [{NOW}.height, {NOW}.canvas.width / {NOW}.canvas.clientWidth]")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from helpers.warm_python import executable
 
 
 @pytest.mark.slow
-def test_the_page_leads_from_slow_to_proven_faster(tmp_path: Path, walkthrough: ModuleType) -> None:
+def test_the_page_leads_from_slow_to_proven_faster(
+    tmp_path: Path, walkthrough: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setattr(sys, "executable", executable())
     text = walkthrough.PAGE.read_text(encoding="utf-8")
     walked = walkthrough.walk(text, tmp_path)
     assert walked.advised > 1

@@ -5,8 +5,9 @@ that imported torch and gpuscope once, to fork; the fork takes over standard inp
 directory, the environment and the arguments, and ends the program with its own exit status. `sys.executable` and
 torchrun's PYTHON_EXEC lead to the same program in the fork, so launchers and ranks are forks too.
 
-Not for what is tested with the start of Python itself (`gpuscope record` on an unchanged script): a PYTHONPATH other
-than the server's makes the program start a real Python.
+Under `gpuscope record`, which puts a folder before the server's PYTHONPATH, a fork runs the `sitecustomize` of that
+folder as Python would at its start, and its script's first `import torch` is seen by whoever waits for it. Not for what
+is tested with the start of Python itself; any other PYTHONPATH makes the program start a real Python.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import selectors
 import signal
 import socket
 import sys
+import types
 from typing import NoReturn
 
 PRELOADED = (
@@ -150,7 +152,7 @@ def _fork(client: socket.socket, path: str) -> dict[str, object] | None:
     job: dict[str, object] = json.loads(message)
     environment = job["environment"]
     assert isinstance(environment, dict)
-    if environment.get("PYTHONPATH", "") != os.environ.get("PYTHONPATH", ""):
+    if _folders_before(environment) is None:
         client.send(b"start a real one")
         client.close()
         for descriptor in descriptors:
@@ -166,9 +168,17 @@ def _fork(client: socket.socket, path: str) -> dict[str, object] | None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     client.close()
+    job["folders"] = _folders_before(environment)
     os.environ.clear()
     os.environ.update(environment, PYTHON_EXEC=path)
     return job
+
+
+def _folders_before(environment: dict[str, str]) -> list[str] | None:
+    """The folder, if any, that an environment's PYTHONPATH has before the server's; None where it differs more."""
+    given, own = ([*filter(None, one.get("PYTHONPATH", "").split(os.pathsep))] for one in (environment, os.environ))
+    before = given[: len(given) - len(own)]
+    return before if len(before) <= 1 and [*before, *own] == given else None
 
 
 def _leave(
@@ -234,6 +244,7 @@ def become(job: dict[str, object], path: str) -> NoReturn:
     os.chdir(str(job["cwd"]))
     multiprocessing.set_executable(sys.executable)
     sys.executable = path
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the program passes it on only if it is not ignored
     unbuffered = words[0] == "-u"
     del words[: int(unbuffered)]
     sys.stdin = os.fdopen(0, closefd=False)
@@ -242,7 +253,12 @@ def become(job: dict[str, object], path: str) -> NoReturn:
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
+    sys.orig_argv[:] = [path, *words]
+    folders = [str(folder) for folder in job["folders"]]  # type: ignore[attr-defined]
+    sys.path[1:1] = folders
     try:
+        if folders:
+            _start_anew(folders)
         _run(words)
         status = 0
     except SystemExit as ended:
@@ -261,6 +277,35 @@ def become(job: dict[str, object], path: str) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _start_anew(folders: list[str]) -> None:
+    """Run the `sitecustomize` of these folders, with torch still to be imported."""
+    import importlib.abc
+    import importlib.machinery
+    import importlib.util
+
+    torch = sys.modules.pop("torch")
+    spec = torch.__spec__
+
+    class Again(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        """Gives back the torch that is there."""
+
+        def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+            return importlib.util.spec_from_loader(name, self) if name == "torch" else None
+
+        def create_module(self, _: importlib.machinery.ModuleSpec) -> types.ModuleType:
+            return torch
+
+        def exec_module(self, module: types.ModuleType) -> None:
+            sys.meta_path.remove(self)
+            module.__spec__ = spec
+
+    sys.meta_path.insert(0, Again())
+    found = importlib.machinery.PathFinder.find_spec("sitecustomize", folders)
+    assert found is not None
+    assert found.loader is not None
+    found.loader.exec_module(importlib.util.module_from_spec(found))
 
 
 def _run(words: list[str]) -> None:

@@ -62,7 +62,7 @@ def test_every_command_runs(installed: Installed, tmp_path: Path) -> None:
 def test_the_walk_of_a_release(installed: Installed, samples: Path, working: Path, walk: str) -> None:
     """What `make release` tries with other libraries: all that reads files of its own finds them."""
     pytest.importorskip({"dashboard": "dash", "mcp": "mcp", "record": "torch"}.get(walk, "gpuscope"))
-    done = installed.run(installed.python, "-I", ROOT / "release" / f"walk_{walk}.py", samples, at=working)
+    done = installed.run(installed.python, "-I", ROOT / "release" / f"walk_{walk}.py", samples, "short", at=working)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -110,7 +110,7 @@ def test_the_dashboard_has_its_files_and_no_others(
         paths = browser.script("return [...document.querySelectorAll('nav a')].map(a => new URL(a.href).pathname)")
         assert len(paths) >= 9
         for path in paths:
-            browser.open(f"{place}{path}?run=1", path, anew=True)
+            browser.open(f"{place}{path}?run=1", path, anew=path == paths[-1])  # loads all by itself on one page
             assert "can't be drawn" not in browser.text()
             assert browser.script(STYLED) == "grid", path
             assert browser.script("return typeof window.gpuscopeTimeline?.mount") == "function"
@@ -119,6 +119,7 @@ def test_the_dashboard_has_its_files_and_no_others(
         for folder in FOREIGN:
             for name in ("x.js", "x.css", "secret.txt", "../secret.txt", "%2e%2e/secret.txt"):
                 assert not is_served(browser, f"/{folder}/{name}")
+        browser.errors()  # what was refused; other tests use this browser too
 
 
 def test_a_run_that_is_followed_has_them_too(
@@ -136,3 +137,4 @@ def test_a_run_that_is_followed_has_them_too(
         for folder in FOREIGN:
             assert not is_served(browser, f"/{folder}/x.js")
             assert not is_served(browser, f"/{folder}/secret.txt")
+        browser.errors()

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import needs
+from helpers.warm_python import executable
 
 pytest.importorskip("torch", reason="recording needs torch")
 
@@ -61,10 +62,16 @@ def record(tmp_path: Path) -> Run:
     return record_in(tmp_path)
 
 
+@pytest.fixture(scope="session")
+def python() -> str:
+    """A Python that starts a recorded script in milliseconds; `sys.executable` where its very start is tested."""
+    return executable()
+
+
 @pytest.fixture
-def torchrun() -> tuple[str, ...]:
+def torchrun(python: str) -> tuple[str, ...]:
     """The words that start a script on two ranks."""
-    return TORCHRUN
+    return (python, *TORCHRUN[1:])
 
 
 @pytest.fixture
@@ -109,7 +116,7 @@ for step in range(10):
     if step == 6 and rank == 1 and fail == "kill":
         os.kill(os.getpid(), 9)
     if step == 6 and rank == 1 and fail == "hang":
-        time.sleep(12)
+        while '"hang"' not in open("run/manifest.d/rank0.json").read(): time.sleep(0.1)
     if step == 6 and fail == "wait":
         os.write(1, b"waiting" + os.linesep.encode())  # at once: print writes the end of the line by itself
         time.sleep(60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +33,7 @@ def ranges_and_steps(folder: Path) -> tuple[set[str], set[str]]:
     return {name for name in names if name.startswith("gpuscope::")}, steps
 
 
-def test_under_gpuscope_record_a_callback_drives_the_launchers_session(record: Run, tmp_path: Path) -> None:
+def test_under_gpuscope_record_a_callback_drives_the_launchers_session(record: Run, python: str, tmp_path: Path) -> None:
     pytest.importorskip("lightning", reason="pip install gpuscope[integrations]")
     script = tmp_path / "fit.py"
     script.write_text(
@@ -56,7 +55,7 @@ lightning.Trainer(max_steps=4, accelerator="cpu", devices=1, logger=False, enabl
     Module(), torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=2))
 """
     )
-    done = record("--wait", "0", "--active", "2", "--", sys.executable, script, RANK="0", WORLD_SIZE="1")
+    done = record("--wait", "0", "--active", "2", "--", python, script, RANK="0", WORLD_SIZE="1")
     assert done.code == 0, done.err
     assert not (tmp_path / "mine").exists()
     assert done.manifest["framework"] == "lightning"

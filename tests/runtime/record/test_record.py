@@ -131,19 +131,19 @@ def test_a_job_that_torchrun_starts_again(record: Run, torchrun: tuple[str, ...]
     assert "Left out: the first attempt" in others.message
 
 
-def test_a_script_without_an_optimizer(record: Run, tmp_path: Path) -> None:
+def test_a_script_without_an_optimizer(record: Run, python: str, tmp_path: Path) -> None:
     script = tmp_path / "infer.py"
     script.write_text("import torch\nwith torch.no_grad(): torch.ones(9, 9) @ torch.ones(9, 9)\n")
-    done = record("--", sys.executable, script)
+    done = record("--", python, script)
     assert done.code == 4
     assert "nothing of it was recorded" in done.err
     assert "--whole" in done.err
-    whole = record("-o", "whole", "--whole", "--", sys.executable, script)
+    whole = record("-o", "whole", "--whole", "--", python, script)
     assert whole.code == 0, whole.err
     assert any(e["name"] == "aten::mm" for e in trace_of(tmp_path / "whole", 0)["traceEvents"])
 
 
-def test_only_ranks_record_not_their_loader_workers(record: Run, tmp_path: Path) -> None:
+def test_only_ranks_record_not_their_loader_workers(record: Run, python: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         """
@@ -168,7 +168,7 @@ if __name__ == "__main__":
     assert len(done.manifest["ranks"]) == 1
 
 
-def test_a_script_with_a_session_of_its_own_drives_the_launchers(record: Run, tmp_path: Path) -> None:
+def test_a_script_with_a_session_of_its_own_drives_the_launchers(record: Run, python: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         """
@@ -183,7 +183,7 @@ with gpuscope_session("mine", active=1, metadata={"lr": 0.1}) as session:
         session.step()
 """
     )
-    done = record("--wait", "1", "--active", "2", "--", sys.executable, script, RANK="0", WORLD_SIZE="1")
+    done = record("--wait", "1", "--active", "2", "--", python, script, RANK="0", WORLD_SIZE="1")
     assert done.code == 0, done.err
     assert not (tmp_path / "mine").exists()
     facts = json.loads((done.folder / "manifest.d/rank0.json").read_text())["facts"]
@@ -235,10 +235,10 @@ def test_a_full_disk_is_reported_and_stops_no_job(tmp_path: Path, ddp_script: Pa
     assert not list((tmp_path / "run").glob("*rank0.json*"))  # nor half of it
 
 
-def test_traces_are_reduced_when_the_run_has_ended(record: Run, run: Run, tmp_path: Path, script: Path) -> None:
-    inside = record("--reduce", "run/parts", "--", sys.executable, script)
+def test_traces_are_reduced_when_the_run_has_ended(record: Run, python: str, run: Run, tmp_path: Path, script: Path) -> None:
+    inside = record("--reduce", "run/parts", "--", python, script)
     assert (inside.code, "inside the run folder" in inside.err, inside.folder.exists()) == (2, True, False)
-    done = record("--wait", "0", "--warmup", "0", "--active", "2", "--reduce", "parts", "--", sys.executable, script)
+    done = record("--wait", "0", "--warmup", "0", "--active", "2", "--reduce", "parts", "--", python, script)
     assert (done.code, done.out) == (0, "")  # what is said of the parts is no output of the script
     assert "1 part of" in done.err
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["rank0.gsr"]

@@ -62,24 +62,24 @@ def test_a_look_up_of_torch_does_not_switch_recording_off(record: Run, tmp_path:
     assert ranks_of(record("--", sys.executable, script)) == [(0, 1)]
 
 
-def test_ranks_that_a_script_spawns(record: Run, tmp_path: Path) -> None:
+def test_ranks_that_a_script_spawns(record: Run, python: str, tmp_path: Path) -> None:
     # As on Kubeflow, RANK is the pod's.
     script = script_of(tmp_path, TRAIN + SPAWNED.format(store=tmp_path / "store"))
-    done = record("--", sys.executable, script, RANK="0", WORLD_SIZE="1")
+    done = record("--", python, script, RANK="0", WORLD_SIZE="1")
     assert ranks_of(done) == [(0, 1), (1, 1)]
     assert done.manifest["world_size"] == 2
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_without_ranks_are_all_recorded(record: Run, tmp_path: Path, method: str) -> None:
+def test_processes_without_ranks_are_all_recorded(record: Run, python: str, tmp_path: Path, method: str) -> None:
     script = script_of(tmp_path, TRAIN + HOGWILD.format(method=method))
-    assert ranks_of(record("--", sys.executable, script)) == [(0, 1), (1, 1)]
+    assert ranks_of(record("--", python, script)) == [(0, 1), (1, 1)]
 
 
-def test_mpirun_names_the_ranks(record: Run, tmp_path: Path) -> None:
+def test_mpirun_names_the_ranks(record: Run, python: str, tmp_path: Path) -> None:
     variables = "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_SIZE=2"
     script = script_of(tmp_path, TRAIN + "train()")
-    launch = f"for r in 0 1; do {variables} {sys.executable} {script} & done; wait"
+    launch = f"for r in 0 1; do {variables} {python} {script} & done; wait"
     done = record("--", "sh", "-c", launch)
     assert ranks_of(done) == [(0, 1), (1, 1)]
     assert done.manifest["world_size"] == 2
@@ -91,19 +91,19 @@ def test_torchrun_is_no_rank_though_the_pod_has_one(record: Run, torchrun: tuple
     assert [rank["rank"] for rank in done.manifest["ranks"]] == [0, 1]
 
 
-def test_a_rank_that_fails_before_it_trains_is_told(record: Run, tmp_path: Path) -> None:
+def test_a_rank_that_fails_before_it_trains_is_told(record: Run, python: str, tmp_path: Path) -> None:
     script = script_of(tmp_path, "import torch\nraise FileNotFoundError('no such corpus')")
-    done = record("--", sys.executable, script, RANK="3", WORLD_SIZE="4")
+    done = record("--", python, script, RANK="3", WORLD_SIZE="4")
     assert done.code == 1
     assert [(rank["rank"], rank["status"]) for rank in done.manifest["ranks"]] == [(3, "failed")]
     assert "FileNotFoundError: no such corpus" in done.manifest["ranks"][0]["error"]
 
 
-def test_a_short_script_is_told_what_to_set(record: Run, tmp_path: Path) -> None:
+def test_a_short_script_is_told_what_to_set(record: Run, python: str, tmp_path: Path) -> None:
     script = script_of(tmp_path, TRAIN + "train(3)")
-    done = record("--", sys.executable, script)
+    done = record("--", python, script)
     assert "--wait 0 --warmup 1 --active 2" in done.err
-    again = record("-o", "again", "--wait", "0", "--warmup", "1", "--active", "2", "--", sys.executable, script)
+    again = record("-o", "again", "--wait", "0", "--warmup", "1", "--active", "2", "--", python, script)
     assert (tmp_path / "again/rank0.json.gz").exists(), again.err
 
 
@@ -139,10 +139,10 @@ def test_what_is_a_launcher(words: str, launcher: bool) -> None:
     assert is_launcher(words.split()) is launcher
 
 
-def test_one_rank_in_two_is_profiled(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
+def test_one_rank_in_two_is_profiled(record: Run, python: str, torchrun: tuple[str, ...], ddp_script: Path) -> None:
     done = record("--every", "2", "--", *torchrun, ddp_script)
     assert ranks_of(done) == [(0, 1)]
     assert done.manifest["world_size"] == 2
     assert {entry["rank"] for entry in done.manifest["files"] if entry["kind"] == "collectives"} == {0, 1}
-    wrong = record("-o", "wrong", "--ranks", "0,x", "--", sys.executable, ddp_script)
+    wrong = record("-o", "wrong", "--ranks", "0,x", "--", python, ddp_script)
     assert (wrong.code, "not a list of ranks" in wrong.err) == (2, True)

@@ -7,12 +7,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from helpers import needs
+from helpers.warm_python import executable
 
 pytest.importorskip("torch")
 pytestmark = [
@@ -36,13 +36,13 @@ def agent(port: int, out: Path, log: Path, *, is_host: bool) -> subprocess.Popen
     words += ["--set", "capture.profile=false"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as file:
-        return subprocess.Popen([sys.executable, *words], env=environment, stdout=file, stderr=file)
+        return subprocess.Popen([executable(), *words], env=environment, stdout=file, stderr=file)
 
 
-def worker_of(agent: subprocess.Popen[bytes], out: Path) -> int:
-    """The process that `agent` trains in, from the run folder."""
+def worker_of(log: Path, out: Path) -> int:
+    """The process that trains under the agent with this log, from the run folder."""
     pids = [json.loads(part.read_text())["pid"] for part in (out / "manifest.d").glob("rank*.json")]
-    return next(pid for pid in pids if Path(f"/proc/{pid}/stat").read_text().split()[3] == str(agent.pid))
+    return next(pid for pid in pids if Path(f"/proc/{pid}/fd/2").resolve() == log)
 
 
 def wait_for(path: Path, pattern: str, seconds: float = 90) -> None:
@@ -61,7 +61,7 @@ def test_a_lost_rank(tmp_path: Path) -> None:
     lost = agent(port, out, logs[1], is_host=False)
     try:
         wait_for(out / "checkpoints", "step-*/.metadata")
-        worker = worker_of(lost, out)
+        worker = worker_of(logs[1], out)
         lost.kill()
         os.kill(worker, signal.SIGKILL)
         assert kept.wait(timeout=120) == 0, logs[0].read_text()[-4000:]

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -40,8 +39,8 @@ PARALLEL = {
 }
 
 
-def gpuscope(*words: str, python: str | None = None) -> subprocess.CompletedProcess[str]:
-    call = [python or executable(), "-c", "from gpuscope.cli import main; main()", *words]
+def gpuscope(*words: str) -> subprocess.CompletedProcess[str]:
+    call = [executable(), "-c", "from gpuscope.cli import main; main()", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(call, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
@@ -55,8 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         out = tmp_path_factory.mktemp("runs") / parallel
         preset = "tiny-moe" if parallel == "ep" else "tiny"
         words = ["--parallel", parallel, "--nproc", str(PARALLEL[parallel]), "--preset", preset, "--out", str(out)]
-        # One is started as a user starts it; the others' processes have torch imported already.
-        done = gpuscope("train", *words, *SHORT, python=sys.executable if parallel == "ddp" else None)
+        done = gpuscope("train", *words, *SHORT)  # as a user starts it: tests/package/test_installed.py
         assert done.returncode == 0, done.stderr[-3000:]
         return out
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,7 +89,7 @@ def test_a_send_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hang_is_dumped_within_the_timeout(
-    record: Run, run: Run, torchrun: tuple[str, ...], ddp_script: Path
+    record: Run, python: str, run: Run, torchrun: tuple[str, ...], ddp_script: Path
 ) -> None:
     done = record("--hang-timeout", "5", "--", *torchrun, ddp_script, FAIL="hang")
     # Rank 1 sleeps at the end of step 6 and comes back later: the job goes on as if nobody had looked.
@@ -104,11 +103,11 @@ def test_a_hang_is_dumped_within_the_timeout(
     assert [entry["state"] for entry in dump["entries"]][-1] == "started"  # of then, not of the end
     assert "train.py" in (done.folder / "hang/stacks_rank1.txt").read_text()
     # torch's own analyser agrees, now that groups and states are there.
-    analyser = run(sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", done.folder / "flight_recorder")
+    analyser = run(python, "-m", "torch.distributed.flight_recorder.fr_trace", done.folder / "flight_recorder")
     assert "missing ranks: {1}" in analyser.out + analyser.err
 
 
-def test_a_dump_on_demand(record: Run, tmp_path: Path) -> None:
+def test_a_dump_on_demand(record: Run, python: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         """
@@ -123,7 +122,7 @@ dist.destroy_process_group()
 """
     )
     variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    done = record("--profiler", "none", "--", sys.executable, script, **variables)
+    done = record("--profiler", "none", "--", python, script, **variables)
     assert done.code == 0, done.err
     notes = {entry["path"]: entry["note"] for entry in done.manifest["files"]}
     assert notes["demand1/nccl_trace_rank_0"] == "on demand"

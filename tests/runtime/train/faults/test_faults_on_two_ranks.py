@@ -71,7 +71,7 @@ def test_faults_of_a_pipeline(tmp_path: Path) -> None:
     ],
 )
 def test_faults_that_end_the_run_are_recorded_first(tmp_path: Path, fault: str, counted: list[dict[int, int]]) -> None:
-    status, truths = train(tmp_path / "run", "--parallel", "ddp", "--fault", fault, "--set", "train.timeout_s=10")
+    status, truths = train(tmp_path / "run", "--parallel", "ddp", "--fault", fault, "--set", "train.timeout_s=6")
     assert status != 0
     (truth,) = truths.values()
     assert truth["ranks"] == [1]
