@@ -16,7 +16,7 @@ from gpuscope.cache import file_cache
 from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
 from gpuscope.problems import reading
-from gpuscope.sources import rank_numbers, remote, run_manifest
+from gpuscope.sources import named_ranks, rank_numbers, remote, run_manifest
 from gpuscope.sources.companion_files import (
     files_below,
     files_of,
@@ -111,7 +111,20 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
     if not found:
         named = ", ".join(os.fspath(path) for path in paths) or "the URLs"
         raise InputError(f"{named}: contains none of the requested ranks" if ranks else f"{named}: no traces")
+    found = [item for item in _named(found) if ranks is None or item.rank is None or item.rank in ranks]
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
+
+
+def _named(items: list[Input]) -> list[Input]:
+    """The timelines with ranks by their names, where none of them tells its own and none holds several processes."""
+    timelines = [item for item in items if item.source.files.role is Role.TIMELINE]
+    if any(item.rank is not None or isinstance(item.source, rank_numbers.HoldsProcesses) for item in timelines):
+        return items
+    ranks = named_ranks.by_names([item.path for item in timelines])
+    return [
+        replace(item, rank=ranks[item.path], first_rank=ranks[item.path]) if item.path in ranks else item
+        for item in items
+    ]
 
 
 @dataclass

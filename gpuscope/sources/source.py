@@ -164,11 +164,11 @@ def _like(path: Path) -> str | None:
     return f"did you mean {path.parent / close[0]}?" if close else None
 
 
-_RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu|proc|procid)[-_.=]?(\d+)(?![\d.]*\d{6})", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?:rank|worker|dump|proc|procid)[-_.=]?(\d+)(?![\d.]*\d{6})", re.IGNORECASE)
 
 
 def rank_in_name(path: Path) -> int | None:
-    """The rank in a file's name (`rank3`, `worker2`), else in its folder's name."""
+    """The labelled rank in a file's name (`rank3`, `worker2`), else in its folder's name; `gpu3` is none."""
     for part in (path.name, path.parent.name):
         if match := _RANK_IN_NAME.search(part):
             return int(match[1])

@@ -60,7 +60,8 @@ class KinetoSource:
         report_losses(builder, losses, path)
         if columns.has_short_nodes:
             columns.join(flows_of(path))
-        RecordedRun(builder, columns, path, document.header).finish(losses.events)
+        run = RecordedRun(builder, columns, path, document.header, named_rank=options.first_rank)
+        run.finish(losses.events)
 
 
 def report_losses(builder: TraceBuilder, losses: Losses, path: Path) -> None:

@@ -40,14 +40,15 @@ class RecordedRun:
         fmt: str = "kineto",
         dropped_records: int = 0,
         on_device: bool = False,
+        named_rank: int | None = None,
     ) -> None:
         """`dropped_records` are those that the file itself counts; `on_device` says that a device was recorded even
-        where it did nothing."""
+        where it did nothing; `named_rank` is the rank by the names of all files, where the header has none."""
         self.builder, self.columns, self.path, self.header, self.format = builder, columns, path, header, fmt
         self.dropped_records, self.on_device = dropped_records, on_device
         info = header.get("distributedInfo")
         self.info: dict[str, Any] = info if isinstance(info, dict) else {}
-        self.rank = _rank(self.info, path)
+        self.rank = _rank(self.info, path, named_rank)
 
     def finish(self, events: int) -> None:
         """Hand the columns to the builder, with all that is recorded of the run; `events` were in the file."""
@@ -143,11 +144,11 @@ class RecordedRun:
                 problem(reading.UNKNOWN_CATEGORY, count, file=name, category=category)
 
 
-def _rank(info: dict[str, Any], path: Path) -> int:
+def _rank(info: dict[str, Any], path: Path, by_all_names: int | None) -> int:
     rank = integer(info.get("rank"))
     if 0 <= rank < MOST_RANKS:
         return rank
-    named = rank_in_name(path)
+    named = rank_in_name(path) if by_all_names is None else by_all_names
     return 0 if named is None else named
 
 

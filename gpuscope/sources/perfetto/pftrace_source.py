@@ -68,7 +68,10 @@ class PftraceSource:
             problem(reading.UNKNOWN_PACKETS, count, file=name, what=what.replace("_", " "))
         header = {"distributedInfo": found.world}
         # This back end is CUPTI's: there was a device, even where nothing ran on it.
-        run = RecordedRun(builder, columns, path, header, fmt=self.name, dropped_records=found.dropped, on_device=True)
+        run = RecordedRun(
+            builder, columns, path, header, fmt=self.name, dropped_records=found.dropped, on_device=True,
+            named_rank=options.first_rank,
+        )  # fmt: skip
         run.finish(found.events)
 
 

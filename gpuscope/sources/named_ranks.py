@@ -1,0 +1,40 @@
+"""Ranks by the names of files together, where neither the files nor a labelled number (`rank7`) tell them.
+
+Definitions: «Ranks of a file and of a folder».
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+_ENGINE = re.compile(r"-TP-(?P<tp>\d+)(?:-DP-(?P<dp>\d+))?(?:-PP-(?P<pp>\d+))?(?:-EP-\d+)?(?=\.|$)")
+"""SGLang's names: `1722…-TP-1-DP-0.trace.json.gz`; expert parallelism divides the same ranks anew."""
+_NUMBER = re.compile(r"\d+")
+
+
+def by_names(paths: Sequence[Path]) -> dict[Path, int]:
+    """The rank of each file, for all or for none of them: the parallel ranks in an engine's names, tensor within data
+    within pipeline parallelism; else the one number in which the names differ, if these are 0 … n−1."""
+    return _of_engine(paths) or _bare(paths)
+
+
+def _of_engine(paths: Sequence[Path]) -> dict[Path, int]:
+    found = [match for path in paths if (match := _ENGINE.search(path.name))]
+    if len(found) < len(paths) or not paths:
+        return {}
+    places = [tuple(int(match[axis] or 0) for axis in ("pp", "dp", "tp")) for match in found]
+    _, data, tensor = (1 + max(place[axis] for place in places) for axis in range(3))
+    ranks = [(pp * data + dp) * tensor + tp for pp, dp, tp in places]
+    return dict(zip(paths, ranks, strict=True)) if len(set(ranks)) == len(ranks) else {}
+
+
+def _bare(paths: Sequence[Path]) -> dict[Path, int]:
+    """Of one file's number nothing tells what it means."""
+    names = [f"{path.parent.name}/{path.name}" for path in paths]
+    numbers = [[int(number) for number in _NUMBER.findall(name)] for name in names]
+    if len(paths) < 2 or len({_NUMBER.sub("#", name) for name in names}) > 1:
+        return {}
+    columns = [column for column in zip(*numbers, strict=True) if sorted(column) == list(range(len(paths)))]
+    return dict(zip(paths, columns[0], strict=True)) if len(columns) == 1 else {}
