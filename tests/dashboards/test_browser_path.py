@@ -121,7 +121,7 @@ def test_a_kernel_by_keys_alone_and_its_window(browser: Browser, served: str) ->
 
 @pytest.mark.parametrize("run", ["1"])
 def test_every_page_at_a_zoom_of_200_percent(browser: Browser, served: str, run: str) -> None:
-    """1400 × 1000 pixels zoomed twice: nothing is wider than the screen, the timeline can be used. axe-core: the narrow window of test_browser."""
+    """1400 × 1000 pixels zoomed twice: nothing is wider than the screen, the timeline can be used."""
     browser.open(f"{served}/?run={run}", "/", anew=True)
     with browser.device(700, 500, ratio=2):
         for path in browser.script("return [...document.querySelectorAll('nav a')].map(a => new URL(a.href).pathname)"):

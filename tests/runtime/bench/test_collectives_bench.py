@@ -1,10 +1,7 @@
 """The collectives benchmark on two gloo processes, the copies benchmark, and their command line."""
 
-import json
-
 import pytest
 import torch
-from click.testing import CliRunner
 from helpers import needs
 
 from gpuscope.cli import main
@@ -14,7 +11,6 @@ from gpuscope.instrumented_runtime.bench.collectives_bench import CollectiveOpti
 from gpuscope.instrumented_runtime.bench.copies_bench import measure
 from gpuscope.instrumented_runtime.bench.sizes import format_size, parse_size, sweep
 from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS
-from gpuscope.instrumented_runtime.commands.bench import command
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +75,6 @@ def test_host_copies_are_labelled_where_there_is_no_gpu(monkeypatch: pytest.Monk
 def test_device_copies() -> None:
     kinds = [row.kind for row in measure(nbytes=1024**2, iterations=3).rows]
     assert kinds[:5] == ["host_to_device", "device_to_host"] * 2 + ["device_memcpy"]
-
-
-def test_json_document_of_the_command() -> None:
-    words = ["collectives", "--op", "broadcast", "-b", "4K", "-e", "4K", "--iterations", "2", "--json"]
-    result = CliRunner().invoke(command, [*words, "--backend", "gloo"])
-    document = json.loads(result.stdout)
-    assert set(document) == {
-        "schema_version", "tool", "backend", "device", "world_size", "torch_version", "nccl_version",
-        "iterations", "warmup", "rows",
-    }  # fmt: skip
-    assert set(document["rows"][0]) == {
-        "op", "ranks", "nbytes", "count", "dtype", "time_ns", "fastest_rank_ns", "slowest_rank_ns",
-        "algbw_gbps", "busbw_gbps", "wrong",
-    }  # fmt: skip
-    assert (document["world_size"], document["rows"][0]["nbytes"]) == (2, 4096)
 
 
 def test_unknown_link_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,9 @@ def ranges_and_steps(folder: Path) -> tuple[set[str], set[str]]:
     return {name for name in names if name.startswith("gpuscope::")}, steps
 
 
-def test_under_gpuscope_record_a_callback_drives_the_launchers_session(record: Run, python: str, tmp_path: Path) -> None:
+def test_under_gpuscope_record_a_callback_drives_the_launchers_session(
+    record: Run, python: str, tmp_path: Path
+) -> None:
     pytest.importorskip("lightning", reason="pip install gpuscope[integrations]")
     script = tmp_path / "fit.py"
     script.write_text(

@@ -162,7 +162,7 @@ if __name__ == "__main__":
     main()
 """
     )
-    done = record("--", sys.executable, script, RANK="0", WORLD_SIZE="1")
+    done = record("--", python, script, RANK="0", WORLD_SIZE="1")
     assert done.code == 0, done.err
     assert "does not record" not in done.err
     assert len(done.manifest["ranks"]) == 1
@@ -235,7 +235,9 @@ def test_a_full_disk_is_reported_and_stops_no_job(tmp_path: Path, ddp_script: Pa
     assert not list((tmp_path / "run").glob("*rank0.json*"))  # nor half of it
 
 
-def test_traces_are_reduced_when_the_run_has_ended(record: Run, python: str, run: Run, tmp_path: Path, script: Path) -> None:
+def test_traces_are_reduced_when_the_run_has_ended(
+    record: Run, python: str, run: Run, tmp_path: Path, script: Path
+) -> None:
     inside = record("--reduce", "run/parts", "--", python, script)
     assert (inside.code, "inside the run folder" in inside.err, inside.folder.exists()) == (2, True, False)
     done = record("--wait", "0", "--warmup", "0", "--active", "2", "--reduce", "parts", "--", python, script)
