@@ -81,7 +81,7 @@ def test_an_assistant_finds_the_late_rank_and_proves_the_gain(samples: Path) -> 
         assert ms[1] > 1.5 * ms[0]
         # What if it were like its peer?
         suggested = await ask("what_if", run="ddp_slow_rank")
-        assert "suggestion own_work (for straggler): Find the code that rank 1 alone runs" in suggested
+        assert "suggestion own_work (for straggler): Find the code that only rank 1 runs" in suggested
         assert "replaced_rank(rank)" in suggested
         outcome = await ask("what_if", run="ddp_slow_rank", changes=[{"change": "replaced_rank", "rank": 1}])
         assert outcome.startswith("step {} → {} ({} to {}), -".format(*times))

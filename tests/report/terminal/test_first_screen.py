@@ -131,7 +131,7 @@ def test_on_a_sample_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(shown.splitlines()) <= LINES
     first = " ".join(shown.split("Communication-bound")[0].split())
     assert first.startswith("Rank 1 is late, and rank 0 waits for it in collectives: ")
-    assert "find the code that rank 1 alone runs (aten::mm before forward), and remove it or move it off" in first
+    assert "find the code that only rank 1 runs (aten::mm before forward), and remove it or move it out" in first
     quiet = run(capsys, "analyze", SAMPLES / "ddp_slow_rank", "--no-store", "--quiet")
     assert (quiet.stdout, quiet.stderr) == (first + "\n", "")
 
