@@ -30,6 +30,8 @@ SHARED_AS = (".html", ".json")
 @click.command(short_help="Say what bounds a run and where its time goes.")
 @inputs
 @click.option("--steps", type=StepRange(), metavar="A-B", help="Only these steps, e.g. 3-8.")
+@click.option("--window", type=click.IntRange(min=0), metavar="N",
+              help="Of windows of one run (iteration_10/, iteration_20/) this one, not the latest.")  # fmt: skip
 @report_options
 @click.option("-v", "--verbose", is_flag=True, help="Say on stderr what was read, and how long it took.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else, on stdout.")
@@ -96,6 +98,7 @@ class Asked:
     partial: bool
     nsys: str | None
     steps: tuple[int, int] | None
+    window: int | None
     full: bool
     top: int | None
     by: Shown | None
@@ -119,7 +122,8 @@ class Asked:
     def question(self) -> dict[str, Any]:
         """What of it the report depends on, besides the files."""
         ranks = sorted(self.ranks) if self.ranks is not None else None
-        return {"ranks": ranks, "steps": self.steps, "partial": self.partial}
+        window = {} if self.window is None else {"window": self.window}
+        return {"ranks": ranks, "steps": self.steps, "partial": self.partial, **window}
 
     def check(self) -> None:
         """Raise `UsageError` for options that contradict each other, and where an output is in the way of something."""
@@ -185,7 +189,7 @@ def _analyse(asked: Asked, cached: bool) -> tuple[Analysis, list[Input]]:
     from gpuscope.sources.source import ReadOptions
 
     chosen = executor_named(asked.executor)
-    items = find_inputs(asked.paths, asked.ranks)
+    items = find_inputs(asked.paths, asked.ranks, asked.window)
     with reading(total_size(items), "reading", files=len(items)) as progress:
         read = ReadOptions(asked.partial, asked.nsys, progress, cache=cached, status=progress.say)
         advice, workers = not asked.no_advice, asked.jobs or os.cpu_count() or 1

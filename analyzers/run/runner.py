@@ -46,6 +46,7 @@ def analyze(
     advice: bool = True,
     replay: bool | None = None,
     cache: bool = False,
+    window: int | None = None,
 ) -> Analysis:
     """Analyse files, folders or globs as one run: `gpuscope.analyze`.
 
@@ -54,7 +55,8 @@ def analyze(
     Nsight Systems. `workers` processes read large runs; a script that asks for several needs the usual
     `if __name__ == "__main__"`. `advice` says whether changes are tried; without, the report holds no suggestions, and
     the run is not replayed unless `replay` asks for that: then `predict` answers. Both take about a third of the time.
-    `cache` looks for large files in the user's cache directory, and keeps there what is found in them.
+    `cache` looks for large files in the user's cache directory, and keeps there what is found in them. `window` is the
+    one to analyse of a folder with several of one run (`iteration_10/`, `iteration_20/`); by default the latest.
 
     Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables` are DataFrames;
     times are int ns. Raises `InputError` for what is missing or can't be read, `UsageError` where files claim one rank
@@ -62,7 +64,7 @@ def analyze(
     """
     read = ReadOptions(partial=partial, nsys=nsys, cache=cache)
     replayed = advice if replay is None else replay or advice
-    return run(inputs(paths, ranks), Options(ranks, steps, workers, read, advice, replayed))
+    return run(inputs(paths, ranks, window), Options(ranks, steps, workers, read, advice, replayed))
 
 
 def run(
@@ -148,6 +150,7 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     if options.ranks is not None:
         results += _ranks_absent(options.ranks, facts.trace.ranks)
     results += _left_out(without)
+    results += _other_windows(items)
     results.append(replayed)
     named = mesh(folders[0]) if len(folders) == 1 else {}
     report = build(facts, results, what_if if options.advice else None, named)
@@ -227,6 +230,17 @@ def _left_out(files: Sequence[LeftOut]) -> list[Result]:
     result = Result("files")
     for file in files:
         result.problem(job.FILE_LEFT_OUT, 1, file=file.name, why=file.why)
+    return [result]
+
+
+def _other_windows(items: Sequence[Input]) -> list[Result]:
+    """Windows of the run that were not read."""
+    found = next((item.left_out for item in items if item.left_out is not None), None)
+    if found is None:
+        return []
+    folder, read, others = found
+    result = Result("windows")
+    result.problem(job.OTHER_WINDOWS, 1, run=folder, read=read, others=others)
     return [result]
 
 

@@ -37,6 +37,10 @@ RESTARTS_LEFT_OUT = ProblemKind(
     "trace is analysed; the message says how to name another.",
 )  # fmt: skip
 WINDOWS_LEFT_OUT = RESTARTS_LEFT_OUT.saying("{run}: several windows were recorded; " + _ATTEMPTS)
+OTHER_WINDOWS = RESTARTS_LEFT_OUT.saying(
+    "{run}: several windows of one run; this is {read}. Left out: {others}; --window chooses another, gpuscope diff "
+    "compares two"
+)
 
 FILE_LEFT_OUT = ProblemKind(
     "file_left_out", "data_loss",

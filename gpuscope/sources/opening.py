@@ -16,7 +16,7 @@ from gpuscope.cache import file_cache
 from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
 from gpuscope.problems import reading
-from gpuscope.sources import named_ranks, rank_numbers, remote, run_manifest
+from gpuscope.sources import named_ranks, rank_numbers, remote, run_manifest, windows
 from gpuscope.sources.companion_files import (
     files_below,
     files_of,
@@ -71,6 +71,8 @@ class Input:
     url_bytes: int = 0
     url_version: str = ""
     """What its storage says of its content; empty where nothing."""
+    left_out: tuple[str, str, str] | None = None
+    """Where its run has several windows: the run's folder, the window it is of, and the others."""
     in_archive: Path | None = None
     """Its archive's path and its own in there, where `path` is the unpacked file."""
 
@@ -90,16 +92,18 @@ class Input:
         return self.url_bytes if self.url else self.path.stat().st_size
 
 
-def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> list[Input]:
+def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None, window: int | None = None) -> list[Input]:
     """What to read for `paths`: each a file, a folder of ranks, or a glob.
 
-    Files whose rank is known by name or head and not in `ranks` are left out unread. Raises `InputError`
-    where a path is missing or nothing in it is a trace.
+    Files whose rank is known by name or head and not in `ranks` are left out unread. Of a folder with several windows
+    of one run `window` is taken, else the latest that all ranks share. Raises `InputError` where a path is missing or
+    nothing in it is a trace, `UsageError` where no folder has that window.
     """
     found = [item for named in paths if remote.is_url(named) for item in _remote(str(named), ranks)]
     paths = [named for named in paths if not remote.is_url(named)]
     outright = {Path(named) for named in paths}
     files = list(dict.fromkeys(file for named in paths for file in _expand(named)))
+    files, left_out = _one_window([folder for folder in outright if folder.is_dir()], files, window)
     paths = [archives.folder_of(Path(named)) or named for named in paths]
     found += [Input(others[0], Unrecognised(others), None, beside=True) for others in _unrecognised(paths, files)]
     for path in files:
@@ -107,12 +111,41 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None) -> l
         rank = source.peek_rank(path, head)
         if ranks is None or rank is None or rank in ranks:
             beside = source.files.role is Role.RECORD and path not in outright and len(files) > 1
-            found.append(Input(path, source, rank, beside=beside, in_archive=archives.shown(path)))
+            found.append(Input(path, source, rank, beside=beside, left_out=left_out, in_archive=archives.shown(path)))
     if not found:
         named = ", ".join(os.fspath(path) for path in paths) or "the URLs"
         raise InputError(f"{named}: contains none of the requested ranks" if ranks else f"{named}: no traces")
     found = [item for item in _named(found) if ranks is None or item.rank is None or item.rank in ranks]
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
+
+
+def _one_window(
+    folders: Sequence[Path], files: list[Path], asked: int | None
+) -> tuple[list[Path], tuple[str, str, str] | None]:
+    """The files without those of other windows, and what was left out, where one folder with several is named."""
+    nested = len(folders) == 1 and any(path.parent != folders[0] for path in files)
+    found = windows.windows(folders[0], _timelines(files), _rank_of) if nested else None
+    if found is None:
+        if asked is not None:
+            raise UsageError("--window: no folder with several windows of one run is named")
+        return files, None
+    taken = found.chosen(asked, _rank_of)
+    others = [number for number in sorted(found.files) if number != taken]
+    gone = {path for number in others for path in found.files[number]}
+    left_out = (found.folder.name, found.names[taken], ", ".join(found.names[number] for number in others))
+    return [path for path in files if path not in gone], left_out
+
+
+def _timelines(files: Iterable[Path]) -> list[Path]:
+    return [path for path in files if _is_trace(path)]
+
+
+def _rank_of(path: Path) -> int | None:
+    try:
+        source, head = source_for(path)
+        return source.peek_rank(path, head)
+    except InputError:
+        return None
 
 
 def _named(items: list[Input]) -> list[Input]:
