@@ -45,6 +45,8 @@ class Browser:
     def open(self, address: str, page: str, anew: bool = False) -> None:
         """Go to an address and wait until its page is drawn; loads everything only the first time, or `anew`."""
         parts, now = urlsplit(address), urlsplit(self.driver.current_url)
+        if parts.netloc != now.netloc:
+            self.errors()  # of another dashboard, which has ended meanwhile
         if anew or parts.netloc != now.netloc or address == self.driver.current_url:
             self.driver.get(f"{address}{'&' if parts.query else '?'}token={TOKEN}")
         else:  # as a click on a link inside the application does
