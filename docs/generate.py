@@ -42,6 +42,7 @@ from gpuscope.catalogue.finding import kinds
 from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
+from gpuscope.instrumented_runtime.train.settings.sections import PARALLELISMS
 from gpuscope.output import write_text
 from gpuscope.problems.problem import kinds as problem_kinds
 from gpuscope.report.terminal.first_screen import render
@@ -200,6 +201,14 @@ def _recording_options() -> str:
     return "\n".join(lines)
 
 
+def _parallelisms() -> str:
+    lines = ["| name | what | in `train/parallel/` |", "|---|---|---|"]
+    for one in PARALLELISMS:
+        names = ", ".join(f"`{name}`" for name in one.names)
+        lines.append(f"| {names} | {_cell(one.about)} | `{one.file}.py` |")
+    return "\n".join(lines)
+
+
 def _outcome(path: str) -> str:
     """What was found of a question, kept in benchmarks/outcomes: columns and rows of text."""
     found = tomllib.loads((ROOT / "benchmarks" / "outcomes" / path).read_text(encoding="utf-8"))
@@ -238,6 +247,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "comparison keys": lambda: keys.flat("diff"),
     "gpu paths": _gpu_paths,
     "injected faults": lambda: _outcome("faults.toml"),
+    "parallelisms": _parallelisms,
     "plan keys": lambda: keys.flat("plan"),
     "predicted and measured": lambda: _outcome("predicted_and_measured.toml"),
     "predicted and simulated": lambda: _outcome("predicted_and_simulated.toml"),

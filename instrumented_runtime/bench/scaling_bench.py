@@ -20,7 +20,8 @@ from gpuscope.instrumented_runtime.bench.processes import default_backend, run_p
 from gpuscope.instrumented_runtime.train.mesh import World
 from gpuscope.instrumented_runtime.train.settings.assemble import assemble
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees, validate
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.settings.parallelism import Degrees
 from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 

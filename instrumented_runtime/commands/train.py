@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import click
 
-PARALLEL_HELP = "single, ddp, zero1, zero2, fsdp, hsdp, tp, pp, cp, ep, 3d; or several: pp=2+tp=2+fsdp."
+
+class _Kinds(click.Option):
+    """`--parallel`, whose help lists the parallelisms; they are imported when it is asked for."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        from gpuscope.instrumented_runtime.train.settings.sections import PARALLELISMS
+
+        names = ", ".join(one.names[0] for one in PARALLELISMS)
+        self.help = f"{names}, 3d; or several: pp=2+tp=2+fsdp."
+        return super().get_help_record(ctx)
 
 
 def _list_options(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted:
         return
-    from gpuscope.instrumented_runtime.train.settings.config import options
+    from gpuscope.instrumented_runtime.train.settings.sections import options
 
     for name, kind, default, text in options():
         shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
-        choices = re.sub("[\"']", "", kind.removeprefix("Literal")) if kind.startswith("Literal") else ""
+        choices = f"[{', '.join(get_args(kind))}]" if get_origin(kind) is Literal else ""
         click.echo(f"{name:31} {shown!s:9} {text} {choices}".rstrip())
     ctx.exit()
 
 
 @click.command("train")
-@click.option("--parallel", default="single", metavar="KINDS", show_default=True, help=PARALLEL_HELP)
+@click.option("--parallel", cls=_Kinds, default="single", metavar="KINDS", show_default=True)
 @click.option("--nproc", type=click.IntRange(1), default=1, show_default=True, help="Processes to start here.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Run folder to make.")
 @click.option("--preset", default="tiny", show_default=True, help="Size: tiny[-moe] … h100[-moe].")
@@ -53,9 +61,8 @@ def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_
     """
     from gpuscope.instrumented_runtime.train.faults import check_reached, parse_faults
     from gpuscope.instrumented_runtime.train.settings.assemble import assemble
-    from gpuscope.instrumented_runtime.train.settings.layout_checks import check_device
-    from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
-    from gpuscope.instrumented_runtime.train.settings.unused import refuse_unused
+    from gpuscope.instrumented_runtime.train.settings.device_check import check_device
+    from gpuscope.instrumented_runtime.train.settings.parallel_spec import refuse_unused, validate
 
     again = _arguments(out=out, faults=faults, **options)
     joined = "WORLD_SIZE" in os.environ

@@ -16,8 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.gloo import gloo_threads
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-from gpuscope.instrumented_runtime.train.settings.mesh_axes import DATA, MeshAxis
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees
+from gpuscope.instrumented_runtime.train.settings.parallelism import Axis, Degrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +103,9 @@ class Mesh:
     device_mesh: DeviceMesh | None
     _views: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict)
 
-    def view(self, *axes: MeshAxis) -> DeviceMesh | None:
+    def view(self, *axes: Axis) -> DeviceMesh | None:
         """The 1-D mesh over these dimensions together; `None` if that is one rank."""
-        names = tuple(str(axis) for axis in axes if self.degrees[axis] > 1)
+        names = tuple(axis.name for axis in axes if self.degrees[axis] > 1)
         if not names or self.device_mesh is None:
             return None
         if names not in self._views:
@@ -114,7 +113,13 @@ class Mesh:
             self._views[names] = part._flatten("_".join(names)) if len(names) > 1 else part
         return self._views[names]
 
-    def grid(self, outer: MeshAxis, inner: tuple[MeshAxis, ...]) -> DeviceMesh:
+    def of(self, axis: Axis) -> DeviceMesh:
+        """The 1-D mesh of a dimension that has several ranks."""
+        view = self.view(axis)
+        assert view is not None, f"{axis.name} is one rank"
+        return view
+
+    def grid(self, outer: Axis, inner: tuple[Axis, ...]) -> DeviceMesh:
         """The 2-D mesh of one dimension by the `inner` ones together, or 1-D where one of them is single.
 
         Raises `UsageError` if both are.
@@ -130,7 +135,7 @@ class Mesh:
         assert second.mesh_dim_names is not None
         return self.device_mesh[(*first.mesh_dim_names, *second.mesh_dim_names)]
 
-    def rank(self, *axes: MeshAxis) -> int:
+    def rank(self, *axes: Axis) -> int:
         """This process's place among those that differ from it in these dimensions only."""
         place = 0
         for axis in axes:
@@ -141,7 +146,17 @@ class Mesh:
     @property
     def data_rank(self) -> int:
         """Which contiguous range of sequences this process reads."""
-        return self.rank(*DATA)
+        return self.rank(*(axis for axis in self.degrees.sizes if axis.own_sequences))
+
+    @property
+    def averaging(self) -> tuple[Axis, ...]:
+        """The dimensions over which gradients are averaged."""
+        return tuple(axis for axis in self.degrees.sizes if axis.averages_gradients)
+
+    @property
+    def averaged(self) -> DeviceMesh | None:
+        """All ranks over which gradients are averaged."""
+        return self.view(*self.averaging)
 
 
 def make_mesh(degrees: Degrees, world: World) -> Mesh:

@@ -7,7 +7,7 @@ from typing import Any
 from gpuscope.instrumented_runtime.record.capture_options import option_texts
 from gpuscope.instrumented_runtime.train.faults import Fault
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees
+from gpuscope.instrumented_runtime.train.settings.parallelism import Degrees
 
 
 def describe(config: TrainConfig, degrees: Degrees, faults: tuple[Fault, ...], world_size: int) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from gpuscope.instrumented_runtime.train.model.gpt import flops_per_token
 from gpuscope.instrumented_runtime.train.optimizer import clip_gradients, set_learning_rate
 from gpuscope.instrumented_runtime.train.parallel.compose import parallelize
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-from gpuscope.instrumented_runtime.train.settings.mesh_axes import ALL_DATA, MeshAxis
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees
+from gpuscope.instrumented_runtime.train.settings.parallelism import Degrees
+from gpuscope.instrumented_runtime.train.settings.parallelisms.fsdp import FsdpConfig
 
 AfterStep = Callable[[StepRecord], None]
 
@@ -62,7 +62,7 @@ class Trainer:
     @property
     def shows_progress(self) -> bool:
         """Whether this rank shows the run's progress: the first that has the loss."""
-        first = self.mesh.rank(*ALL_DATA, MeshAxis.TP) == 0
+        first = self.mesh.rank(*(axis for axis in self.degrees.sizes if not axis.own_layers)) == 0
         return first and self.parallel.micro_step.knows_loss
 
     def batches(self) -> Iterator[Tensor]:
@@ -103,8 +103,8 @@ class Trainer:
             context.micro_step = micro
             inputs, labels = self._batch(batches)
             losses.append(self.parallel.micro_step(inputs, labels, self, last=micro + 1 == accumulate))
-        if self.parallel.expert_gradients is not None:
-            self.parallel.expert_gradients.synchronize()
+        for finish in self.parallel.after_backward:
+            finish()
         for fault in self.faults:
             fault.after_backward(context)
         self._optimize()
@@ -128,8 +128,9 @@ class Trainer:
     def _optimize(self) -> None:
         with span("optimizer", step=self.context.step):
             if self.config.optimizer.clip:
+                stages = (axis for axis in self.degrees.sizes if axis.own_layers)
                 parameters, largest = self.parallel.parameters(), self.config.optimizer.clip
-                self.gradient_norm = clip_gradients(parameters, largest, self.mesh.view(MeshAxis.PP))
+                self.gradient_norm = clip_gradients(parameters, largest, self.mesh.view(*stages))
             for optimizer in self.parallel.optimizers:
                 set_learning_rate(optimizer, self.config.optimizer, self.context.step)
                 optimizer.step()
@@ -163,7 +164,7 @@ def _workload(config: TrainConfig, world: World, samples: int) -> Workload:
     if config.measures.peak_tflops:
         peak: float | None = config.measures.peak_tflops * 1e12
     elif world.is_cuda:
-        half = config.train.precision == "bf16" or config.fsdp.mixed_precision != "none"
+        half = config.train.precision == "bf16" or config[FsdpConfig].mixed_precision != "none"
         peak = peak_flops(torch.cuda.get_device_name(world.device), "bf16" if half else "fp32")
     else:
         peak = None

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mypy")]
 ROOT = Path(__file__).resolve().parents[2]
 HEADING = re.compile(r"^### ", re.MULTILINE)
 RECIPE = re.compile(r"^`([\w/]+\.py)`.*?^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FOLDERS = {"sources", "causes", "host", "pages", "commands"}
+FOLDERS = {"sources", "causes", "host", "pages", "commands", "parallelisms", "parallel"}
 SKIPPED = (
     ".git", ".venv*", "build", "dist", "sample_traces", ".pytest_cache", ".hypothesis", "__pycache__", ".*_cache",
 )  # fmt: skip
@@ -137,3 +137,20 @@ def test_the_page_is_drawn(copy: Path) -> None:
     drawn = run(copy, "-c", code)
     assert drawn.startswith("Mine ")
     assert "My card" in drawn
+
+
+def test_the_parallelism_trains_as_ddp_does(copy: Path, tmp_path: Path) -> None:
+    """Nothing but its two files knows of it: the help, the options and the manifest do all the same."""
+    pytest.importorskip("torch")
+    assert "cp, ep, mine, 3d" in gpuscope(copy, "train", "--help")
+    assert "ranks of mine" in gpuscope(copy, "train", "--list-options")
+    norms = {}
+    for kind in ("mine", "ddp"):
+        out = tmp_path / kind
+        small = ("--set", "model.layers=1", "--set", "data.sequence=16", "--set", "data.batch=2")
+        gpuscope(copy, "train", "--parallel", kind, "--nproc", 2, "--steps", 2, "--out", out, *small)
+        lines = (out / "measures" / "rank0.jsonl").read_text(encoding="utf-8").splitlines()
+        norms[kind] = [json.loads(line)["gradient_norm"] for line in lines]
+    assert json.loads((tmp_path / "mine" / "manifest.json").read_text())["parallelism"]["mesh"]["mine"] == 2
+    assert len(norms["mine"]) == 2
+    assert norms["mine"] == pytest.approx(norms["ddp"], rel=1e-4)

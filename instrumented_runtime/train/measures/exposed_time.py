@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import waits
 
 
 def is_measurable(config: TrainConfig, device_type: str) -> bool:
@@ -22,10 +23,7 @@ def is_measurable(config: TrainConfig, device_type: str) -> bool:
     of gradients over ranks). Sharded data, tensor parallelism and the ring wait inside PyTorch: a part of the whole
     would be another number than the trace's.
     """
-    parallel = config.parallel
-    inside = parallel.tp > 1 or (parallel.cp > 1 and config.context.method == "ring")
-    by_trainer = parallel.pp > 1 or parallel.cp > 1 or parallel.ep > 1
-    return parallel.data in ("none", "ddp") and not inside and (device_type == "cpu" or not by_trainer)
+    return waits(config) <= ({"in reducer", "in trainer"} if device_type == "cpu" else {"in reducer"})
 
 
 class ExposedCommunication:

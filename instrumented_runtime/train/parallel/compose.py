@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from importlib import import_module
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,12 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.optim import Optimizer
 
 from gpuscope.instrumented_runtime.train.mesh import Mesh, World
-from gpuscope.instrumented_runtime.train.model.gpt import GPT, next_token_loss
-from gpuscope.instrumented_runtime.train.optimizer import make_adamw
-from gpuscope.instrumented_runtime.train.parallel.expert_parallel import ExpertGradients
-from gpuscope.instrumented_runtime.train.parallel.local import LocalMicroStep, MicroStep
+from gpuscope.instrumented_runtime.train.model.gpt import GPT
+from gpuscope.instrumented_runtime.train.parallel.build import Build
+from gpuscope.instrumented_runtime.train.parallel.local import MicroStep
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-from gpuscope.instrumented_runtime.train.settings.mesh_axes import ALL_DATA, SAME_EXPERTS, MeshAxis
+from gpuscope.instrumented_runtime.train.settings.parallelism import Parallelism
+from gpuscope.instrumented_runtime.train.settings.sections import DATA, MODEL
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Parallelized:
     optimizers: list[Optimizer]  # one per part
     micro_step: MicroStep
     positions: Tensor | None  # which tokens of a sequence are this rank's; None = all
-    expert_gradients: ExpertGradients | None
+    after_backward: list[Callable[[], None]]  # called once per optimizer step, after the last backward
 
     def parameters(self) -> list[nn.Parameter]:
         """This rank's parameters."""
@@ -37,128 +37,54 @@ class Parallelized:
 
 
 def parallelize(config: TrainConfig, world: World, mesh: Mesh) -> Parallelized:
-    """Build the model with the same weights on every rank and apply `config.parallel`."""
+    """Build the model with the same weights on every rank and apply `config.parallel`.
+
+    Outermost axis first: a pipeline's layers are taken out before the model moves to the device, and each
+    further parallelism finds what the ones before it have left. Data parallelism comes last, around all of it.
+    """
     torch.manual_seed(config.train.seed)
-    model = GPT(config.model, config.data.sequence)
-    positions = None
-    if (context_mesh := mesh.view(MeshAxis.CP)) is not None:
-        from gpuscope.instrumented_runtime.train.parallel import context_parallel
-
-        positions = context_parallel.apply(model, config.context, context_mesh, config.data.sequence)
-    models, stages = [model], None
-    if (pipeline_mesh := mesh.view(MeshAxis.PP)) is not None:
-        from gpuscope.instrumented_runtime.train.parallel import pipeline_parallel
-
-        stages = pipeline_parallel.apply(model, config, pipeline_mesh)
-        models = [stage.model for stage in stages]
-    experts = [p for part in models for p in _cut_inside(part, config, world, mesh)]
-    parts = [_share_data(part, config, world, mesh) for part in models]
-    around = _around(config, world, mesh)
-    micro_step: MicroStep
-    if stages is not None and pipeline_mesh is not None:
-        micro_step = pipeline_parallel.PipelineMicroStep(
-            stages, parts, config, pipeline_mesh, world.device, next_token_loss, around
-        )
-    else:
-        micro_step = LocalMicroStep(parts[0], next_token_loss, config.train.accumulate, around)
+    build = Build(config, world, mesh, [GPT(config.model, config.data.sequence)])
+    used = sorted((one for one in MODEL if mesh.view(one.axis) is not None), key=lambda one: one.axis.place)
+    for one in used:
+        if one.axis.own_layers:
+            _apply(one, build)
+    for model in build.models:
+        model.to(world.device)
+    for one in used:
+        if not one.axis.own_layers:
+            _apply(one, build)
+    _prepare_blocks(build)
+    build.parts = list(build.models)
+    if mesh.averaged is not None:
+        _apply(DATA[config.parallel.data], build)
+    if config.train.precision == "bf16":
+        build.contexts.append(partial(torch.autocast, world.device.type, torch.bfloat16))
     return Parallelized(
-        parts,
-        [_optimizer(part, config, mesh) for part in parts],
-        micro_step,
-        positions,
-        _expert_gradients(experts, config, mesh),
+        build.parts,
+        [build.optimizer(part) for part in build.parts],
+        build.micro_step(),
+        build.positions,
+        build.after_backward,
     )
 
 
-def _cut_inside(model: GPT, config: TrainConfig, world: World, mesh: Mesh) -> list[nn.Parameter]:
-    """Apply the parallelisms inside one model or stage, in place; returns the parameters of sharded experts."""
-    model.to(world.device)
-    experts: list[nn.Parameter] = []
-    if (expert_mesh := mesh.view(MeshAxis.EP)) is not None:
-        from gpuscope.instrumented_runtime.train.parallel import expert_parallel
-
-        experts = expert_parallel.apply(model, expert_mesh)
-    if (tensor_mesh := mesh.view(MeshAxis.TP)) is not None:
-        from gpuscope.instrumented_runtime.train.parallel import tensor_parallel
-
-        tensor_parallel.apply(model, config.tensor, tensor_mesh)
-    if config.train.activation_checkpointing != "none":
-        _checkpoint_blocks(model, 1 if config.train.activation_checkpointing == "block" else 2)
-    if config.train.compile or config.train.cuda_graph:
-        from gpuscope.instrumented_runtime.train.parallel import compiled
-
-        if config.train.compile:
-            compiled.apply_compile(model)
-        else:
-            compiled.apply_cuda_graphs(model, config)
-    return experts
+def _apply(one: Parallelism, build: Build) -> None:
+    import_module(f"{__package__}.{one.file}").apply(build)
 
 
-def _share_data(model: GPT, config: TrainConfig, world: World, mesh: Mesh) -> nn.Module:
-    """Make data-parallel ranks share gradients, and under ZeRO parameters too."""
-    kind, view = config.parallel.data, mesh.view(*ALL_DATA)
-    if view is None:
-        return model
-    if kind in ("none", "ddp", "zero1"):
-        # "none" gets here with context or expert parallelism, whose replicas must be synchronised all the same.
-        from gpuscope.instrumented_runtime.train.parallel import ddp
+def _prepare_blocks(build: Build) -> None:
+    """Activation checkpointing, torch.compile and CUDA graphs, before data parallelism wraps the blocks."""
+    train = build.config.train
+    for model in build.models:
+        if train.activation_checkpointing != "none":
+            _checkpoint_blocks(model, 1 if train.activation_checkpointing == "block" else 2)
+        if train.compile or train.cuda_graph:
+            from gpuscope.instrumented_runtime.train.parallel import compiled
 
-        return ddp.apply(model, config.ddp, view, world.device.type)
-    from gpuscope.instrumented_runtime.train.parallel import fsdp
-
-    fsdp.apply(
-        model,
-        config.fsdp,
-        mesh.grid(MeshAxis.REPLICATE, (MeshAxis.SHARD, MeshAxis.CP, MeshAxis.EP)) if kind == "hsdp" else view,
-        reshard=_reshard(config),
-        experts=mesh.view(*SAME_EXPERTS),
-        expert_divisor=view.size(),
-    )
-    return model
-
-
-def _reshard(config: TrainConfig) -> bool | int | None:
-    """FSDP2's `reshard_after_forward`: as configured; else parameters stay unsharded under ZeRO-2 and where
-    each micro-batch of a pipeline would gather them again."""
-    if config.fsdp.reshard_after_forward is None and (config.parallel.data == "zero2" or config.parallel.pp > 1):
-        return False
-    return config.fsdp.reshard_after_forward
-
-
-def _optimizer(part: nn.Module, config: TrainConfig, mesh: Mesh) -> Optimizer:
-    view = mesh.view(*ALL_DATA)
-    if config.parallel.data == "zero1" and view is not None:
-        from gpuscope.instrumented_runtime.train.parallel import zero1
-
-        return zero1.make_optimizer(part.parameters(), config.optimizer, view)
-    return make_adamw(part.parameters(), config.optimizer)
-
-
-def _expert_gradients(experts: list[nn.Parameter], config: TrainConfig, mesh: Mesh) -> ExpertGradients | None:
-    view, same = mesh.view(*ALL_DATA), mesh.view(*SAME_EXPERTS)
-    sharded = config.parallel.data in ("zero2", "zero3", "hsdp") and same is not None
-    if not experts or view is None or sharded:  # FSDP divides the ones it shards
-        return None
-    return ExpertGradients(experts, same, view.size())
-
-
-def _around(config: TrainConfig, world: World, mesh: Mesh) -> Callable[[], AbstractContextManager[Any]]:
-    """The context of forward and backward: autocast and the sharded loss."""
-    sharded_loss = mesh.view(MeshAxis.TP) is not None and config.tensor.loss_parallel
-    half = config.train.precision == "bf16"
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        with ExitStack() as stack:
-            if sharded_loss:
-                from torch.distributed.tensor.parallel import loss_parallel
-
-                stack.enter_context(loss_parallel())
-            if half:
-                stack.enter_context(torch.autocast(world.device.type, torch.bfloat16))
-            yield
-
-    return around
+            if train.compile:
+                compiled.apply_compile(model)
+            else:
+                compiled.apply_cuda_graphs(model, build.config)
 
 
 def _checkpoint_blocks(model: GPT, every: int) -> None:

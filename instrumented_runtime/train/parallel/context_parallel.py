@@ -16,25 +16,21 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.ranges import span
-from gpuscope.instrumented_runtime.train.model.gpt import GPT, Attend, Attention, causal_attention
+from gpuscope.instrumented_runtime.train.model.gpt import Attend, Attention, causal_attention
 from gpuscope.instrumented_runtime.train.parallel.all_to_all import all_to_all
-from gpuscope.instrumented_runtime.train.settings.config import ContextConfig
+from gpuscope.instrumented_runtime.train.parallel.build import Build
+from gpuscope.instrumented_runtime.train.settings.parallelisms.context import CP, ContextConfig
 
 
-def apply(model: GPT, config: ContextConfig, mesh: DeviceMesh, sequence: int) -> Tensor:
-    """Replace attention in place; the positions [sequence / ranks] of this rank's tokens."""
-    mine = positions(sequence, mesh.get_local_rank(), mesh.size(), balanced=is_balanced(config))
+def apply(build: Build) -> None:
+    """Replace attention, and keep the positions [sequence / ranks] of this rank's tokens."""
+    config, mesh = build.config[ContextConfig], build.mesh.of(CP)
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    build.positions = positions(build.config.data.sequence, rank, ranks, balanced=config.is_balanced)
     attend: Attend = RingAttention(config, mesh) if config.method == "ring" else UlyssesAttention(mesh)
-    for module in model.modules():
-        if isinstance(module, Attention):
-            module.attend = attend
-            module.rotary.select(mine)
-    return mine
-
-
-def is_balanced(config: ContextConfig) -> bool:
-    """Whether each rank holds a head and a tail chunk; only the ring has uneven work to balance."""
-    return config.balance and config.method == "ring"
+    for attention in build.modules(Attention):
+        attention.attend = attend
+        attention.rotary.select(build.positions)
 
 
 def positions(sequence: int, rank: int, ranks: int, *, balanced: bool) -> Tensor:
@@ -55,7 +51,7 @@ class RingAttention:
     def __init__(self, config: ContextConfig, mesh: DeviceMesh) -> None:
         self.group = mesh.get_group()
         # The template reads these from its module, also in the backward thread.
-        ring._cp_options.enable_load_balance = is_balanced(config)
+        ring._cp_options.enable_load_balance = config.is_balanced
         ring.set_rotate_method(config.rotation)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

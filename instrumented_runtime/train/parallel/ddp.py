@@ -12,11 +12,19 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.train.settings.config import DdpConfig
+from gpuscope.instrumented_runtime.train.parallel.build import Build
+from gpuscope.instrumented_runtime.train.settings.parallelisms.ddp import DdpConfig
 
 
-def apply(model: nn.Module, config: DdpConfig, mesh: DeviceMesh, device_type: str) -> DistributedDataParallel:
-    """Wrap `model` so that its gradients are averaged over `mesh` in buckets during backward.
+def apply(build: Build) -> None:
+    """Wrap each model, so that its gradients are averaged."""
+    config, mesh = build.config[DdpConfig], build.mesh.averaged
+    assert mesh is not None
+    build.parts = [_wrapped(model, config, mesh, build.world.device.type) for model in build.models]
+
+
+def _wrapped(model: nn.Module, config: DdpConfig, mesh: DeviceMesh, device_type: str) -> DistributedDataParallel:
+    """`model` with its gradients averaged over `mesh` in buckets during backward.
 
     Parameters of sharded experts are left out, as no other rank holds them, and so are buffers, as they are constant.
     """

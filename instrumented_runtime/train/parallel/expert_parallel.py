@@ -10,24 +10,34 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from gpuscope.instrumented_runtime.record.ranges import span
 from gpuscope.instrumented_runtime.train.measures.exposed_time import EXPOSED
-from gpuscope.instrumented_runtime.train.model.gpt import GPT
+from gpuscope.instrumented_runtime.train.mesh import Mesh
 from gpuscope.instrumented_runtime.train.model.moe import Experts, MoE
 from gpuscope.instrumented_runtime.train.parallel.all_to_all import all_to_all
+from gpuscope.instrumented_runtime.train.parallel.build import Build
+from gpuscope.instrumented_runtime.train.settings.parallelisms.expert import EP
+from gpuscope.instrumented_runtime.train.settings.sections import DATA
 
 
-def apply(model: GPT, mesh: DeviceMesh) -> list[nn.Parameter]:
-    """Shard the experts over `mesh`, in place; returns the parameters that now differ by rank."""
+def apply(build: Build) -> None:
+    """Shard the experts, and average their gradients over the ranks that hold the same ones."""
+    mesh = build.mesh.of(EP)
     exchange = TokenExchange(mesh.get_group())
     cut: list[nn.Parameter] = []
-    for module in model.modules():
-        if isinstance(module, MoE):
-            module.exchange = exchange
-            for name, parameter in module.experts.named_parameters():
-                sharded = nn.Parameter(distribute_tensor(parameter.data, mesh, [Shard(0)]))
-                module.experts.register_parameter(name, sharded)
-            module.experts.is_cut = True
-            cut.extend(module.experts.parameters())
-    return cut
+    for moe in build.modules(MoE):
+        moe.exchange = exchange
+        for name, parameter in moe.experts.named_parameters():
+            moe.experts.register_parameter(name, nn.Parameter(distribute_tensor(parameter.data, mesh, [Shard(0)])))
+        moe.experts.is_cut = True
+        cut.extend(moe.experts.parameters())
+    everyone, same = build.mesh.averaged, same_experts(build.mesh)
+    sharded = same is not None and DATA[build.config.parallel.data].shards_parameters
+    if everyone is not None and not sharded:  # the data parallelism that shards them divides them too
+        build.after_backward.append(ExpertGradients(cut, same, everyone.size()).synchronize)
+
+
+def same_experts(mesh: Mesh) -> DeviceMesh | None:
+    """The ranks that hold the same experts and average their gradients."""
+    return mesh.view(*(axis for axis in mesh.averaging if axis is not EP))
 
 
 class TokenExchange:

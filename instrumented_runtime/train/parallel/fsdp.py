@@ -10,27 +10,38 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from gpuscope.instrumented_runtime.train.model.gpt import GPT
-from gpuscope.instrumented_runtime.train.settings.config import FsdpConfig
+from gpuscope.instrumented_runtime.train.parallel.build import Build
+from gpuscope.instrumented_runtime.train.parallel.expert_parallel import same_experts
+from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
+from gpuscope.instrumented_runtime.train.settings.parallelism import REPLICATE
+from gpuscope.instrumented_runtime.train.settings.parallelisms.fsdp import FsdpConfig
+from gpuscope.instrumented_runtime.train.settings.parallelisms.pipeline import PP
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def apply(
-    model: GPT,
-    config: FsdpConfig,
-    mesh: DeviceMesh,
-    *,
-    reshard: bool | int | None = None,
-    experts: DeviceMesh | None = None,
-    expert_divisor: int = 1,
+def apply(build: Build) -> None:
+    """Shard each model over the ranks that average gradients; under HSDP over `SHARD` and the axes inside it."""
+    mesh = build.mesh
+    shared = mesh.averaged
+    assert shared is not None
+    inner = tuple(axis for axis in mesh.averaging if axis is not REPLICATE)
+    over = mesh.grid(REPLICATE, inner) if build.config.parallel.data == "hsdp" else shared
+    for model in build.models:
+        _shard(model, build.config, over, experts=same_experts(mesh), expert_divisor=shared.size())
+
+
+def _shard(
+    model: GPT, config: TrainConfig, mesh: DeviceMesh, *, experts: DeviceMesh | None, expert_divisor: int
 ) -> None:
     """Shard each block, then the rest, over `mesh` (1-D, or 2-D for HSDP: replicate × shard).
 
     `experts` is the mesh of ranks that hold the same experts, which are sharded over it alone; with
     `None` under expert parallelism they stay as they are. `expert_divisor` is what their summed
-    gradients are divided by. `reshard` is FSDP2's `reshard_after_forward`.
+    gradients are divided by.
     """
-    options = _options(config, mesh.device_type)
+    knobs, reshard = config[FsdpConfig], _reshard(config)
+    options = _options(knobs, mesh.device_type)
     blocks = list(model.blocks.values())
     local: set[nn.Parameter] = set()
     for module in _expert_modules(model):
@@ -43,8 +54,17 @@ def apply(
         sharded.set_gradient_divide_factor(float(expert_divisor))
     for part in [*blocks, model]:
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, ignored_params=local, **options)
-    if config.prefetch:
-        _prefetch([block for block in blocks if isinstance(block, FSDPModule)], config.prefetch)
+    if knobs.prefetch:
+        _prefetch([block for block in blocks if isinstance(block, FSDPModule)], knobs.prefetch)
+
+
+def _reshard(config: TrainConfig) -> bool | int | None:
+    """FSDP2's `reshard_after_forward`: as configured; else parameters stay unsharded under ZeRO-2 and where
+    each micro-batch of a pipeline would gather them again."""
+    wanted = config[FsdpConfig].reshard_after_forward
+    if wanted is None and (config.parallel.data == "zero2" or config.parallel.size(PP.name) > 1):
+        return False
+    return wanted
 
 
 def _options(config: FsdpConfig, device_type: str) -> dict[str, Any]:

@@ -11,12 +11,14 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.distributed.tensor.placement_types import Placement
 
 from gpuscope.instrumented_runtime.train.model.gpt import GPT
-from gpuscope.instrumented_runtime.train.settings.config import TensorConfig
+from gpuscope.instrumented_runtime.train.parallel.build import Build
+from gpuscope.instrumented_runtime.train.settings.parallelisms.tensor import TP, TensorConfig
 
 
 class ReplicatedNorm(ParallelStyle):
@@ -46,8 +48,17 @@ def _gathered(between: Placement) -> PrepareModuleInput:
     return PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
 
 
-def apply(model: GPT, config: TensorConfig, mesh: DeviceMesh) -> None:
-    """Shard `model` (or a pipeline stage of it) over `mesh`, in place.
+def apply(build: Build) -> None:
+    """Shard the layers of each model, and the loss."""
+    config, mesh = build.config[TensorConfig], build.mesh.of(TP)
+    for model in build.models:
+        _shard(model, config, mesh)
+    if config.loss_parallel:
+        build.contexts.append(loss_parallel)
+
+
+def _shard(model: GPT, config: TensorConfig, mesh: DeviceMesh) -> None:
+    """Shard a model or a pipeline stage, in place.
 
     Between layers the activations are whole on each rank, or with sequence parallelism each rank's
     slice of the sequence: then an all-gather and a reduce-scatter replace each all-reduce.

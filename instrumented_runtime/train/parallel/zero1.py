@@ -10,19 +10,22 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from gpuscope.instrumented_runtime.train.optimizer import adamw_options
 from gpuscope.instrumented_runtime.train.parallel import ddp
-from gpuscope.instrumented_runtime.train.settings.config import DdpConfig, OptimizerConfig
+from gpuscope.instrumented_runtime.train.parallel.build import Build
+from gpuscope.instrumented_runtime.train.settings.config import OptimizerConfig
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def apply(model: nn.Module, config: DdpConfig, mesh: DeviceMesh, device_type: str) -> DistributedDataParallel:
-    """The model is wrapped as in DDP; only the optimizer differs."""
-    return ddp.apply(model, config, mesh, device_type)
+def apply(build: Build) -> None:
+    """Each model is wrapped as in DDP; only the optimizer differs."""
+    ddp.apply(build)
+    mesh = build.mesh.averaged
+    assert mesh is not None
+    build.make_optimizer = lambda part: make_optimizer(part.parameters(), build.config.optimizer, mesh)
 
 
 def make_optimizer(

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError, UsageError
-from gpuscope.instrumented_runtime.train.settings.config import TrainConfig, from_dict
+from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 from gpuscope.instrumented_runtime.train.settings.parallel_spec import parse_parallel
 from gpuscope.instrumented_runtime.train.settings.presets import PRESETS, Sections
+from gpuscope.instrumented_runtime.train.settings.sections import from_dict
 
 
 def assemble(

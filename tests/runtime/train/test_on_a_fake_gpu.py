@@ -20,6 +20,7 @@ from gpuscope.instrumented_runtime.train.data import make_dataset, make_loader
 from gpuscope.instrumented_runtime.train.faults import parse_faults
 from gpuscope.instrumented_runtime.train.parallel.compiled import apply_cuda_graphs
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
+from gpuscope.instrumented_runtime.train.settings.sections import from_dict
 from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 STEPS = 6
@@ -48,7 +49,7 @@ class Model(torch.nn.Module):
 
 def train_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch, *, graphs: bool) -> Path:
     """Blocks forward, step by step, as graphs or not."""
-    config = TrainConfig().replace("train", cuda_graph=graphs)
+    config = from_dict({}).replace("train", cuda_graph=graphs)
     with fake_gpu(monkeypatch) as gpu, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # autocast, on a torch without CUDA
         model = Model(config)
@@ -68,7 +69,7 @@ def train_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch, *, graphs: bool)
 
 def test_each_step_launches_a_graph_per_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = judges.cuda_graphs(train_blocks(tmp_path, monkeypatch, graphs=True))
-    assert told.startswith(f"{TrainConfig().model.layers} graph launches per step")
+    assert told.startswith(f"{from_dict({}).model.layers} graph launches per step")
 
 
 def test_graphs_take_the_launches_from_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def test_a_graph_can_hold_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def copy_batches(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str | None) -> FakeGpu:
     """The trainer's own copies of batches to the device, from what its loader would give it."""
-    config = TrainConfig().replace("data", batch=64, sequence=1024)
+    config = from_dict({}).replace("data", batch=64, sequence=1024)
     if fault:
         config = parse_faults([fault])[0].configure(config, 1)
     pins = make_loader(make_dataset(config), config, 0, 1, pin=True).pin_memory

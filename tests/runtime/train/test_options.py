@@ -8,10 +8,12 @@ import pytest
 
 from gpuscope.errors import InputError, UsageError
 from gpuscope.instrumented_runtime.train.settings.assemble import assemble
-from gpuscope.instrumented_runtime.train.settings.config import TrainConfig, from_dict, options
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import Degrees, parse_parallel, validate
+from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import parse_parallel, refuse_unused, validate
+from gpuscope.instrumented_runtime.train.settings.parallelisms.ddp import DdpConfig
+from gpuscope.instrumented_runtime.train.settings.parallelisms.fsdp import FsdpConfig
 from gpuscope.instrumented_runtime.train.settings.presets import PRESETS
-from gpuscope.instrumented_runtime.train.settings.unused import refuse_unused
+from gpuscope.instrumented_runtime.train.settings.sections import from_dict, options
 
 
 def assembled(parallel: str = "single", world_size: int = 1, *settings: str, preset: str = "tiny") -> TrainConfig:
@@ -21,18 +23,20 @@ def assembled(parallel: str = "single", world_size: int = 1, *settings: str, pre
 @pytest.mark.parametrize(
     ("parallel", "world_size", "expected"),
     [
-        ("single", 1, Degrees(1, 1, 1, 1, 1, 1)),
-        ("ddp", 4, Degrees(pp=1, replicate=4, shard=1, cp=1, ep=1, tp=1)),
-        ("fsdp", 4, Degrees(pp=1, replicate=1, shard=4, cp=1, ep=1, tp=1)),
-        ("hsdp", 4, Degrees(pp=1, replicate=2, shard=2, cp=1, ep=1, tp=1)),
-        ("tp", 4, Degrees(pp=1, replicate=1, shard=1, cp=1, ep=1, tp=4)),
-        ("pp=2+tp=2+fsdp", 8, Degrees(pp=2, replicate=1, shard=2, cp=1, ep=1, tp=2)),
-        ("3d", 8, Degrees(pp=2, replicate=1, shard=2, cp=1, ep=1, tp=2)),
-        ("cp=2+ddp=3", 6, Degrees(pp=1, replicate=3, shard=1, cp=2, ep=1, tp=1)),
+        ("single", 1, {}),
+        ("ddp", 4, {"replicate": 4}),
+        ("fsdp", 4, {"shard": 4}),
+        ("hsdp", 4, {"replicate": 2, "shard": 2}),
+        ("tp", 4, {"tp": 4}),
+        ("pp=2+tp=2+fsdp", 8, {"pp": 2, "shard": 2, "tp": 2}),
+        ("3d", 8, {"pp": 2, "shard": 2, "tp": 2}),
+        ("cp=2+ddp=3", 6, {"replicate": 3, "cp": 2}),
     ],
 )
-def test_parallel_words_become_a_mesh(parallel: str, world_size: int, expected: Degrees) -> None:
-    assert validate(assembled(parallel, world_size), world_size) == expected
+def test_parallel_words_become_a_mesh(parallel: str, world_size: int, expected: dict[str, int]) -> None:
+    sizes = validate(assembled(parallel, world_size), world_size).as_dict()
+    assert list(sizes) == ["pp", "replicate", "shard", "cp", "ep", "tp"]
+    assert {name: size for name, size in sizes.items() if size > 1} == expected
 
 
 @pytest.mark.parametrize(
@@ -88,9 +92,10 @@ def test_wrong_settings_are_named(setting: str, named: str) -> None:
 
 def test_text_becomes_the_options_type() -> None:
     config = assembled("ddp", 2, "ddp.bucket_cap_mb=0.5", "ddp.static_graph=true", "ddp.comm_hook=none")
-    assert (config.ddp.bucket_cap_mb, config.ddp.static_graph, config.ddp.comm_hook) == (0.5, True, "none")
-    assert assembled("fsdp", 2, "fsdp.reshard_after_forward=2").fsdp.reshard_after_forward == 2
-    assert assembled("fsdp", 2, "fsdp.reshard_after_forward=none").fsdp.reshard_after_forward is None
+    ddp = config[DdpConfig]
+    assert (ddp.bucket_cap_mb, ddp.static_graph, ddp.comm_hook) == (0.5, True, "none")
+    assert assembled("fsdp", 2, "fsdp.reshard_after_forward=2")[FsdpConfig].reshard_after_forward == 2
+    assert assembled("fsdp", 2, "fsdp.reshard_after_forward=none")[FsdpConfig].reshard_after_forward is None
 
 
 def test_later_words_win(tmp_path: Path) -> None:

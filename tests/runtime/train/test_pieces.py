@@ -19,10 +19,10 @@ from gpuscope.instrumented_runtime.train.model.moe import MoE
 from gpuscope.instrumented_runtime.train.optimizer import clip_gradients
 from gpuscope.instrumented_runtime.train.parallel.compiled import apply_compile
 from gpuscope.instrumented_runtime.train.parallel.context_parallel import positions
-from gpuscope.instrumented_runtime.train.parallel.pipeline_parallel import layers_of_stages
 from gpuscope.instrumented_runtime.train.settings.assemble import assemble
 from gpuscope.instrumented_runtime.train.settings.config import ModelConfig, TrainConfig
 from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.settings.parallelisms.pipeline import layers_of_stages
 from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuscope.instrumented_runtime.train.faults import StepContext, StepFault, require
+from gpuscope.instrumented_runtime.train.settings.sections import MODEL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,11 +33,10 @@ class UnevenSequences(StepFault):
         return None if self.rank < 0 else [self.rank]
 
     def configure(self, config: TrainConfig, world_size: int) -> TrainConfig:
-        parallel = config.parallel
         require(0 < self.short < 1, self.name, "short", f"must lie between 0 and 1, not {self.short}")
         require(self.rank < world_size, self.name, "rank", f"{self.rank} is not below the {world_size} processes")
         require(
-            parallel.tp == parallel.pp == parallel.cp == parallel.ep == 1,
+            all(config.parallel.size(one.axis.name) == 1 for one in MODEL),
             self.name,
             "rank",
             "needs ranks that each run their own sequences",

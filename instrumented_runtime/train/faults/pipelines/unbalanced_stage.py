@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuscope.instrumented_runtime.train.faults import StepContext, StepFault, require
+from gpuscope.instrumented_runtime.train.settings.parallelisms.pipeline import PP
 
 if TYPE_CHECKING:
     from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
@@ -26,12 +27,12 @@ class UnbalancedStage(StepFault):
 
     def ranks(self, config: TrainConfig, world_size: int) -> list[int]:
         # The mesh's outermost dimension is the pipeline: a stage's ranks lie side by side.
-        pp = config.parallel.pp
+        pp = config.parallel.size(PP.name)
         width = world_size // pp
         return [self.stage % pp * width + rank for rank in range(width)]
 
     def configure(self, config: TrainConfig, world_size: int) -> TrainConfig:  # noqa: ARG002
-        pp = config.parallel.pp
+        pp = config.parallel.size(PP.name)
         require(pp > 1, self.name, "stage", "needs a pipeline", "--parallel pp")
         require(-1 <= self.stage < pp, self.name, "stage", f"{self.stage} is not one of the {pp} pipeline ranks")
         require(self.times >= 1, self.name, "times", "must be at least 1")

@@ -16,8 +16,10 @@ from gpuscope.instrumented_runtime.train.faults.communication.slow_rank import S
 from gpuscope.instrumented_runtime.train.faults.communication.uneven_sequences import UnevenSequences
 from gpuscope.instrumented_runtime.train.mesh import World
 from gpuscope.instrumented_runtime.train.model.gpt import GPT
-from gpuscope.instrumented_runtime.train.settings.config import TrainConfig, from_dict
+from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.settings.parallelisms.pipeline import PipelineConfig
+from gpuscope.instrumented_runtime.train.settings.sections import from_dict
 from gpuscope.instrumented_runtime.train.trainer import Trainer
 from gpuscope.trace.naming import kinds
 
@@ -176,7 +178,7 @@ def test_few_micro_batches_as_the_schedule_allows() -> None:
     (fault,) = parse_faults(["few_micro_batches"])
     for schedule, count, bubble in (("gpipe", 1, 1 / 2), ("1f1b", 2, 1 / 3)):  # (p-1)/(m+p-1), p = 2
         configured = fault.configure(config(parallel={"pp": 2}, pipeline={"schedule": schedule}), 2)
-        assert configured.pipeline.micro_batches == count
+        assert configured[PipelineConfig].micro_batches == count
         assert fault.truth(configured, 2)["ideal_bubble_frac"] == pytest.approx(bubble)
 
 

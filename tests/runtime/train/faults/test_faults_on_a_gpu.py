@@ -13,7 +13,7 @@ from helpers.kineto import write
 
 import gpuscope
 from gpuscope.instrumented_runtime.train.faults import Fault, StepContext, parse_faults
-from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
+from gpuscope.instrumented_runtime.train.settings.sections import from_dict
 
 STEPS, BLOCKS, PRODUCTS = 8, 8, 12
 
@@ -37,7 +37,7 @@ class Rank:
     def __init__(self, gpu: FakeGpu, fault: Fault | None, number: int, size: int) -> None:
         self.fault = fault
         self.blocks = [Block() for _ in range(BLOCKS)]
-        self.context = StepContext(number, size, torch.device("cuda"), TrainConfig(), parts=[*self.blocks])
+        self.context = StepContext(number, size, torch.device("cuda"), from_dict({}), parts=[*self.blocks])
         self.x = torch.ones(64, 64, device="cuda")
         if fault is not None:
             fault.on_model(self.context)

@@ -1,0 +1,1 @@
+"""One file per parallelism, each with a `PARALLELISM`. No torch: the launcher reads them too."""

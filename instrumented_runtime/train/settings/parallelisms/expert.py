@@ -1,0 +1,33 @@
+"""Expert parallelism: each rank holds some of the experts, and tokens are sent to theirs."""
+
+from __future__ import annotations
+
+from gpuscope.instrumented_runtime.train.settings.option import check
+from gpuscope.instrumented_runtime.train.settings.parallelism import Axis, ModelParallelism, Plan
+from gpuscope.instrumented_runtime.train.settings.parallelisms.pipeline import PP
+from gpuscope.instrumented_runtime.train.settings.parallelisms.tensor import TP
+
+EP = Axis("ep", 50, own_sequences=True, averages_gradients=True)
+
+
+def _check(plan: Plan) -> None:
+    degrees = plan.degrees
+    if degrees[EP] == 1:
+        return
+    check(plan.config.model.experts > 0, "model.experts", "expert parallelism needs experts", "--preset tiny-moe")
+    check(degrees[TP] == 1, "parallel.ep", "not together with tp: experts would be cut twice")
+    check(degrees[PP] == 1, "parallel.ep", "not together with pp")
+    check(plan.data.kind != "zero1", "parallel.data", "zero1 shards no expert-parallel optimizer", "use ddp")
+
+
+PARALLELISM = ModelParallelism(
+    place=90,
+    names=("ep",),
+    axis=EP,
+    size="expert-parallel ranks",
+    about="experts over ranks, uneven all-to-all; needs `--preset tiny-moe` or `model.experts`",
+    file="expert_parallel",
+    divides=("model.experts",),
+    check=_check,
+    waits=lambda _: "in trainer",
+)
