@@ -5,14 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 
 from gpuscope.hardware.link_rates import Link
-from gpuscope.instrumented_runtime.bench.collectives_bench import CollectivesReport
-from gpuscope.instrumented_runtime.bench.copies_bench import TransfersReport
-from gpuscope.instrumented_runtime.bench.scaling_bench import ScalingReport
 from gpuscope.instrumented_runtime.bench.sizes import format_size
-from gpuscope.instrumented_runtime.bench.topology_links import TopologyReport
-from gpuscope.instrumented_runtime.bench.tuning_bench import TuningReport
 from gpuscope.report.terminal.columns import Columns
 from gpuscope.report.terminal.screen import Writer
+from gpuscope.schema.bench_documents import BenchCollectives, BenchScaling, BenchTopology, BenchTransfers, BenchTune
 from gpuscope.words import units
 
 
@@ -30,11 +26,11 @@ def _gbps(value: float | None) -> str:
     return "?" if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
-def _of_peak(value: float, peak: float | None) -> str:
-    return f"{value / peak:.0%}" if peak else ""
+def _of_peak(value: float | None, peak: float | None) -> str:
+    return f"{value / peak:.0%}" if value is not None and peak else ""
 
 
-def print_collectives(report: CollectivesReport, console: Console, link: Link | None) -> None:
+def print_collectives(report: BenchCollectives, console: Console, link: Link | None) -> None:
     """Time, algbw and busbw per operation and size; beside a link's peak where one was named."""
     writer = Writer(console)
     columns = [">size", ">count", ">time (µs)", ">algbw (GB/s)", ">busbw (GB/s)"]
@@ -49,7 +45,7 @@ def print_collectives(report: CollectivesReport, console: Console, link: Link | 
     writer.show(table)
 
 
-def print_tuning(report: TuningReport, console: Console) -> None:
+def print_tuning(report: BenchTune, console: Console) -> None:
     """Every candidate's time beside the default's, and what is best per size."""
     best = {id(row) for row in report.best() if row.certain}
     writer = Writer(console)
@@ -78,7 +74,7 @@ def _than_default(gain_frac: float) -> str:
     return "equal" if share == "0 %" else f"{share} {'faster' if gain_frac > 0 else 'slower'}"
 
 
-def print_transfers(report: TransfersReport, console: Console) -> None:
+def print_transfers(report: BenchTransfers, console: Console) -> None:
     """Bandwidth per kind of copy; states first if only host memory could be measured."""
     writer = Writer(console)
     if report.note:
@@ -105,7 +101,7 @@ def print_transfers(report: TransfersReport, console: Console) -> None:
     writer.show(table)
 
 
-def print_topology(report: TopologyReport, console: Console) -> None:
+def print_topology(report: BenchTopology, console: Console) -> None:
     """Pairs of GPUs with what their link should give, then NUMA nodes, GPUs on the bus and network ports."""
     writer = Writer(console)
     if report.pairs:
@@ -122,7 +118,7 @@ def print_topology(report: TopologyReport, console: Console) -> None:
         writer.line(f"Note: {note}.", hang=2)
 
 
-def print_scaling(report: ScalingReport, console: Console) -> None:
+def print_scaling(report: BenchScaling, console: Console) -> None:
     """Throughput, speed-up and efficiency per number of processes."""
     writer = Writer(console)
     table = _table(
@@ -148,7 +144,7 @@ def print_scaling(report: ScalingReport, console: Console) -> None:
         writer.line(f"Note: {report.note}.", hang=2)
 
 
-def _print_machine(report: TopologyReport, writer: Writer) -> None:
+def _print_machine(report: BenchTopology, writer: Writer) -> None:
     if report.numa:
         table = _table(writer, "NUMA nodes", "<node", "<CPUs", "<distance to each node")
         for node in report.numa:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -13,6 +12,7 @@ from gpuscope.collective_costs.bus_bandwidth import algbw, busbw
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.bench.processes import default_backend, run_processes
 from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS, Prepared
+from gpuscope.schema.bench_documents import BenchCollectives, CollectiveRow
 
 DTYPES = {
     "float32": torch.float32,
@@ -43,44 +43,7 @@ class CollectiveOptions:
             raise UsageError("--iterations must be at least 1 and --warmup at least 0")
 
 
-@dataclass(frozen=True)
-class CollectiveRow:
-    """One operation at one size. Times are the average of one call, over iterations and then over ranks;
-    `fastest_rank_ns` and `slowest_rank_ns` span the ranks. Bandwidths are GB/s; `wrong` counts elements
-    that came out wrong on any rank (None: not checked)."""
-
-    op: str
-    ranks: int
-    nbytes: int
-    count: int
-    dtype: str
-    time_ns: int
-    fastest_rank_ns: int
-    slowest_rank_ns: int
-    algbw_gbps: float
-    busbw_gbps: float
-    wrong: int | None
-
-
-@dataclass(frozen=True)
-class CollectivesReport:
-    """All rows with what they ran on."""
-
-    backend: str
-    device: str
-    world_size: int
-    torch_version: str
-    nccl_version: str | None
-    iterations: int
-    warmup: int
-    rows: tuple[CollectiveRow, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of `--json`."""
-        return {"schema_version": 1, "tool": "collectives", **asdict(self)}
-
-
-def run(options: CollectiveOptions, nprocs: int, backend: str | None = None) -> CollectivesReport | None:
+def run(options: CollectiveOptions, nprocs: int, backend: str | None = None) -> BenchCollectives | None:
     """Measure on `nprocs` processes started here, or as one rank of a launcher's job.
 
     None on every rank but the first of a launcher's job. Raises `UsageError` for fewer than two ranks and
@@ -91,7 +54,7 @@ def run(options: CollectiveOptions, nprocs: int, backend: str | None = None) -> 
     return run_processes(measure, nprocs, backend or default_backend(), options)
 
 
-def measure(options: CollectiveOptions) -> CollectivesReport:
+def measure(options: CollectiveOptions) -> BenchCollectives:
     """Measure inside a process group that is already set up; every rank takes part and gets the report."""
     if dist.get_world_size() < 2:
         raise UsageError("a collective needs at least two ranks", hint="start two or more")
@@ -99,7 +62,7 @@ def measure(options: CollectiveOptions) -> CollectivesReport:
     on_gpu = backend == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     rows = [_row(op, size, options, device) for op in options.ops for size in options.sizes]
-    return CollectivesReport(
+    return BenchCollectives(
         backend=backend,
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
         world_size=dist.get_world_size(),

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,37 +17,8 @@ from torch import Tensor
 from gpuscope.collective_costs.bus_bandwidth import algbw
 from gpuscope.errors import UsageError
 from gpuscope.hardware.link_rates import gpu_pcie
+from gpuscope.schema.bench_documents import BenchTransfers, TransferRow
 from gpuscope.words import units
-
-
-@dataclass(frozen=True)
-class TransferRow:
-    """One direction at one size. `time_ns` is the median of the copies; `peak_gbps` the link's, if known."""
-
-    kind: str
-    source: str
-    target: str
-    nbytes: int
-    time_ns: int
-    bandwidth_gbps: float
-    traffic_gbps: float
-    peak_gbps: float | None
-    note: str
-
-
-@dataclass(frozen=True)
-class TransfersReport:
-    """All rows; `devices` is empty if only host memory could be measured, and `note` says so."""
-
-    devices: tuple[str, ...]
-    torch_version: str
-    threads: int
-    rows: tuple[TransferRow, ...]
-    note: str
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of `--json`."""
-        return {"schema_version": 1, "tool": "transfers", **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -66,7 +36,7 @@ class _Copy:
 NO_GPU = "no GPU: these are copies within host memory, not host-device transfers"
 
 
-def measure(nbytes: int, iterations: int = 20, warmup: int = 3) -> TransfersReport:
+def measure(nbytes: int, iterations: int = 20, warmup: int = 3) -> BenchTransfers:
     """Measure every kind of copy that this machine can make, `nbytes` each.
 
     Raises `UsageError` for a size or number of iterations below one.
@@ -75,7 +45,7 @@ def measure(nbytes: int, iterations: int = 20, warmup: int = 3) -> TransfersRepo
         raise UsageError("--size and --iterations must be at least 1")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     copies = _device_copies(nbytes, count) if count else _host_copies(nbytes)
-    return TransfersReport(
+    return BenchTransfers(
         devices=tuple(torch.cuda.get_device_name(i) for i in range(count)),
         torch_version=torch.__version__,
         threads=torch.get_num_threads(),

@@ -6,44 +6,15 @@ Everything is read from sysfs below a given root, so that a test can pass a smal
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscope.hardware.link_rates import Link, network, pcie
+from gpuscope.schema.bench_documents import NetworkPort, NumaNode, PciGpu
 
 _DISPLAY_CLASSES = ("0x0300", "0x0302")
 _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 # GT/s of a lane to the PCIe generation.
 _GENERATIONS = {"8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
-
-
-@dataclass(frozen=True)
-class NumaNode:
-    """One NUMA node: its CPUs as Linux lists them, and the distance to every node (10 is local)."""
-
-    node: int
-    cpus: str
-    distances: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class PciGpu:
-    """One GPU on the PCI bus. `link` is what it runs at now; `best` what device and slot could do."""
-
-    bus_id: str
-    vendor: str
-    numa: int | None
-    link: Link | None
-    best: Link | None
-
-
-@dataclass(frozen=True)
-class Port:
-    """One network port with its NUMA node, and its link where the rate is known."""
-
-    name: str
-    numa: int | None
-    link: Link | None
 
 
 def _read(path: Path) -> str | None:
@@ -95,23 +66,23 @@ def _pci_link(folder: Path, which: str) -> Link | None:
     return pcie(_GENERATIONS[speed[1]], int(width)) if 0 < int(width) <= 32 else None
 
 
-def ports(sysfs: Path = Path("/sys")) -> tuple[Port, ...]:
+def ports(sysfs: Path = Path("/sys")) -> tuple[NetworkPort, ...]:
     """InfiniBand and RoCE ports, then Ethernet interfaces with a device behind them (no `lo`)."""
     return (*_rdma_ports(sysfs), *_ethernet_ports(sysfs))
 
 
-def _rdma_ports(sysfs: Path) -> list[Port]:
+def _rdma_ports(sysfs: Path) -> list[NetworkPort]:
     found = []
     for device in sorted((sysfs / "class/infiniband").glob("*")):
         for port in sorted((device / "ports").glob("*")):
             rate = re.match(r"([\d.]+) Gb/sec", _read(port / "rate") or "")
             kind = "roce" if _read(port / "link_layer") == "Ethernet" else "infiniband"
             link = network(kind, float(rate[1])) if rate else None
-            found.append(Port(f"{device.name}:{port.name}", _node(device / "device/numa_node"), link))
+            found.append(NetworkPort(f"{device.name}:{port.name}", _node(device / "device/numa_node"), link))
     return found
 
 
-def _ethernet_ports(sysfs: Path) -> list[Port]:
+def _ethernet_ports(sysfs: Path) -> list[NetworkPort]:
     found = []
     for interface in sorted((sysfs / "class/net").glob("*")):
         if not (interface / "device").exists():
@@ -119,5 +90,5 @@ def _ethernet_ports(sysfs: Path) -> list[Port]:
         speed = _read(interface / "speed")
         # Mbit/s; virtual ports answer -1 or nothing.
         link = network("ethernet", int(speed) / 1000) if speed and speed.isdecimal() and int(speed) > 0 else None
-        found.append(Port(interface.name, _node(interface / "device/numa_node"), link))
+        found.append(NetworkPort(interface.name, _node(interface / "device/numa_node"), link))
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
 from gpuscope.instrumented_runtime.train.settings.parallelism import Degrees
 from gpuscope.instrumented_runtime.train.trainer import Trainer
+from gpuscope.schema.bench_documents import BenchScaling, ScalingRow
 
 
 @dataclass(frozen=True)
@@ -44,43 +45,13 @@ class ScalingOptions:
             raise UsageError("--steps and --warmup must be at least 1: the first step is never typical")
 
 
-@dataclass(frozen=True)
-class ScalingRow:
-    """One number of processes. `step_ns` is the mean over the timed steps, of the slowest rank."""
-
-    processes: int
-    mesh: str
-    tokens_per_step: int
-    step_ns: int
-    tokens_per_s: float
-    speedup: float
-    efficiency: float
-
-
-@dataclass(frozen=True)
-class ScalingReport:
-    """All rows with what they ran on; `note` says what a reader must know to read them."""
-
-    parallel: str
-    preset: str
-    scaling: str
-    device: str
-    threads_per_process: int
-    rows: tuple[ScalingRow, ...]
-    note: str
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of `--json`."""
-        return {"schema_version": 1, "tool": "scaling", **asdict(self)}
-
-
 SHARED_CPU = (
     "the processes share one CPU, its caches and its memory, so this shows the software's share of the loss "
     "and the machine's limits together"
 )
 
 
-def measure(options: ScalingOptions) -> ScalingReport:
+def measure(options: ScalingOptions) -> BenchScaling:
     """Train on each number of processes in turn. Raises `UsageError` for invalid options."""
     if under_torchrun():
         raise UsageError("scaling starts its own processes", hint="run it without torchrun")
@@ -93,7 +64,7 @@ def measure(options: ScalingOptions) -> ScalingReport:
         step_ns = run_processes(time_steps, n, backend, config, degrees, options.warmup, threads)
         assert step_ns is not None  # only other ranks of a launcher's job get None
         timed.append((n, degrees.describe(), tokens_per_step(config, degrees), step_ns))
-    return ScalingReport(
+    return BenchScaling(
         parallel=options.parallel,
         preset=options.preset,
         scaling="strong" if options.strong else "weak",

@@ -8,14 +8,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpuscope.errors import InputError
 from gpuscope.hardware.link_rates import Link, gpu_nvlink, gpu_pcie, links, pcie
 from gpuscope.hardware.topology_matrix import PATHS, Topology, parse_topology
-from gpuscope.instrumented_runtime.bench.machine import NumaNode, PciGpu, Port, numa_nodes, pci_gpus, ports
+from gpuscope.instrumented_runtime.bench.machine import numa_nodes, pci_gpus, ports
+from gpuscope.schema.bench_documents import BenchTopology, PairRow
 
 _QUERY = "index,name,pcie.link.gen.max,pcie.link.width.max,pcie.link.width.current"
 # Beyond several PCIe switches NCCL prefers copying through host memory by default (NCCL_P2P_LEVEL).
@@ -29,35 +29,6 @@ class Gpu:
     name: str
     pcie: Link | None
     note: str = ""
-
-
-@dataclass(frozen=True)
-class PairRow:
-    """The path between two devices. `peak` and `usable` are GB/s per direction; None where not known."""
-
-    a: str
-    b: str
-    path: str
-    link: str
-    peak_gbps: float | None
-    usable_gbps: float | None
-    note: str
-
-
-@dataclass(frozen=True)
-class TopologyReport:
-    """Pairs of GPUs, each GPU's nearest network port, and the machine around them."""
-
-    gpus: Mapping[str, str]
-    pairs: tuple[PairRow, ...]
-    numa: tuple[NumaNode, ...]
-    pci_gpus: tuple[PciGpu, ...]
-    ports: tuple[Port, ...]
-    notes: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of `--json`."""
-        return {"schema_version": 1, "tool": "topology", **asdict(self)}
 
 
 def read_matrix(path: Path | None) -> str | None:
@@ -110,7 +81,7 @@ def report(
     gpus: Mapping[str, Gpu],
     gpu_name: str | None = None,
     sysfs: Path | None = Path("/sys"),
-) -> TopologyReport:
+) -> BenchTopology:
     """Join the matrix with the GPUs' names and the machine.
 
     `gpu_name` replaces missing names; `sysfs` is None for a matrix of another machine.
@@ -122,7 +93,7 @@ def report(
     notes = [f"{gpu}: {known[gpu].note}" for gpu in known if known[gpu].note]
     if topology is None:
         notes.append("no nvidia-smi on this machine: no pair of GPUs to report")
-    return TopologyReport(
+    return BenchTopology(
         gpus={gpu: known[gpu].name for gpu in known},
         pairs=tuple(_pairs(topology, known)) if topology else (),
         numa=numa_nodes(sysfs) if sysfs else (),

@@ -11,10 +11,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +24,7 @@ from gpuscope.instrumented_runtime.bench.collectives_bench import CollectiveOpti
 from gpuscope.instrumented_runtime.bench.processes import default_backend, run_processes, under_torchrun
 from gpuscope.instrumented_runtime.bench.tested_collectives import Prepared
 from gpuscope.instrumented_runtime.bench.tuning_candidates import DEFAULT, candidates
+from gpuscope.schema.bench_documents import BenchTune, TuningRow
 from gpuscope.sources.nccl.log_facts import Facts
 from gpuscope.sources.nccl.log_lines import Line, hosts, separate
 
@@ -55,54 +55,7 @@ class TuningOptions:
             raise UsageError("--rounds must be at least 2: a gain is judged by how rounds differ")
 
 
-@dataclass(frozen=True)
-class TuningRow:
-    """One candidate at one size: ns of one operation per round, median first, and whether it beats the default for
-    certain. `algorithm`, `protocol` and `channels` are NCCL's where known."""
-
-    op: str
-    ranks: int
-    nbytes: int
-    candidate: str
-    settings: Mapping[str, str]
-    time_ns: int
-    rounds_ns: tuple[int, ...]
-    gain_frac: float
-    certain: bool
-    algorithm: str | None
-    protocol: str | None
-    channels: int | None
-
-
-@dataclass(frozen=True)
-class TuningReport:
-    """All rows with what they ran on; what could not run, with why."""
-
-    backend: str
-    torch_version: str
-    rounds: int
-    iterations: int
-    rows: tuple[TuningRow, ...]
-    failed: Mapping[str, str]
-
-    def best(self) -> list[TuningRow]:
-        """Per operation, ranks and size the fastest certain gain; where there is none, the default."""
-        found: dict[tuple[str, int, int], TuningRow] = {}
-        for row in self.rows:
-            key = row.op, row.ranks, row.nbytes
-            now = found.get(key)
-            if now is None or (row.certain and (not now.certain or row.time_ns < now.time_ns)):
-                found[key] = row
-        return list(found.values())
-
-    def as_json(self) -> dict[str, Any]:
-        """The document of `--json`: the proof."""
-        return {"schema_version": 1, "tool": "tune", **asdict(self)}
-
-
-def tune(
-    targets: Sequence[Target], options: TuningOptions, begun: Callable[[str], None] = lambda _: None
-) -> TuningReport:
+def tune(targets: Sequence[Target], options: TuningOptions, begun: Callable[[str], None] = lambda _: None) -> BenchTune:
     """Measure every candidate of every target; `begun` is told each one as it begins.
 
     Raises `UsageError` under a launcher, whose processes have one environment, and where nothing is to be tuned.
@@ -121,7 +74,7 @@ def tune(
         times = _all_rounds(target, backend, options, failed, begun)
         known = _default_choices(target, backend) if backend == "nccl" else {}
         rows += _rows(target, backend, times, known)
-    return TuningReport(backend, torch.__version__, options.rounds, options.iterations, tuple(rows), failed)
+    return BenchTune(backend, torch.__version__, options.rounds, options.iterations, tuple(rows), failed)
 
 
 Times = dict[tuple[str, int], list[int]]
@@ -235,7 +188,7 @@ def _rows(
             )  # fmt: skip
 
 
-def tuner_text(report: TuningReport) -> str:
+def tuner_text(report: BenchTune) -> str:
     """The rows for NCCL's tuner plugin: at each size the certain gain, else what NCCL chose; LL128 becomes Simple.
 
     Raises `UsageError` on another backend, or where NCCL's log did not tell choices or channels.

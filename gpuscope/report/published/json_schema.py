@@ -7,15 +7,15 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from itertools import pairwise
 from typing import Any, get_args, get_type_hints, is_typeddict
 
 import msgspec
 
 from gpuscope.errors import UsageError
-from gpuscope.report.published import bench_documents
 from gpuscope.report.published.info_document import Info, StoredRun
+from gpuscope.schema import bench_documents
 from gpuscope.schema.diff_document import DIFF_VERSION, Diff
 from gpuscope.schema.document import SCHEMA_VERSION, Report
 from gpuscope.schema.plan_document import PLAN_VERSION, Plan
@@ -80,8 +80,8 @@ def _without_links(value: Any) -> Any:
 
 
 def _meanings(kind: Any, seen: set[Any]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Of every TypedDict below `kind`: its name, and the docstrings of its keys."""
-    if is_typeddict(kind):
+    """Of every TypedDict and dataclass below `kind`: its name, and the docstrings of its keys."""
+    if _has_keys(kind):
         if kind in seen:
             return
         seen.add(kind)
@@ -92,8 +92,12 @@ def _meanings(kind: Any, seen: set[Any]) -> Iterator[tuple[str, dict[str, str]]]
         yield from _meanings(inner, seen)
 
 
+def _has_keys(kind: Any) -> bool:
+    return is_typeddict(kind) or is_dataclass(kind)
+
+
 def _of_keys(kind: type) -> dict[str, str]:
-    """The strings that stand below the keys of a TypedDict, its bases' too."""
+    """The strings that stand below the keys of a TypedDict or dataclass, its bases' too."""
     try:
         [body] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except (OSError, TypeError, ValueError, SyntaxError):
@@ -103,7 +107,7 @@ def _of_keys(kind: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in (base.id for base in body.bases if isinstance(base, ast.Name)):
         base = vars(inspect.getmodule(kind))[name]  # Python 3.11 forgets the bases of a TypedDict
-        found |= _of_keys(base) if is_typeddict(base) else {}
+        found |= _of_keys(base) if _has_keys(base) else {}
     for key, below in pairwise(body.body):
         if (
             isinstance(key, ast.AnnAssign)

@@ -124,17 +124,16 @@ def test_the_bench_tools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 def test_the_bench_tools_that_take_long(capsys: pytest.CaptureFixture[str]) -> None:
     """Their documents from rows made up: each field of the report, whose times no test can wait for."""
     pytest.importorskip("torch")
-    from gpuscope.instrumented_runtime.bench.scaling_bench import ScalingReport, ScalingRow
-    from gpuscope.instrumented_runtime.bench.tuning_bench import TuningReport, TuningRow
     from gpuscope.instrumented_runtime.commands.bench import _print_json
+    from gpuscope.schema.bench_documents import BenchScaling, BenchTune, ScalingRow, TuningRow
 
     row = ScalingRow(2, "dp2", 4096, 1_000, 1e6, math.nan, math.nan)
     tuning = TuningRow(
         "all_reduce", 2, 4096, "ring", {"NCCL_ALGO": "Ring"}, 900, (900, 910), 0.1, True, "Ring", None, 2
     )
     for kind, report in (
-        ("bench-scaling", ScalingReport("ddp", "tiny", "weak", "cpu", 1, (row,), "")),
-        ("bench-tune", TuningReport("gloo", "2.11", 3, 20, (tuning,), {"tree": "refused"})),
+        ("bench-scaling", BenchScaling("ddp", "tiny", "weak", "cpu", 1, (row,), "")),
+        ("bench-tune", BenchTune("gloo", "2.11", 3, 20, (tuning,), {"tree": "refused"})),
     ):
         _print_json(report.as_json())
         fits(json.loads(capsys.readouterr().out), kind)

@@ -7,21 +7,22 @@ from helpers import needs
 from gpuscope.cli import main
 from gpuscope.collective_costs.bus_bandwidth import busbw_factor
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.bench.collectives_bench import CollectiveOptions, CollectivesReport, run
+from gpuscope.instrumented_runtime.bench.collectives_bench import CollectiveOptions, run
 from gpuscope.instrumented_runtime.bench.copies_bench import measure
 from gpuscope.instrumented_runtime.bench.sizes import format_size, parse_size, sweep
 from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS
+from gpuscope.schema.bench_documents import BenchCollectives
 
 
 @pytest.fixture(scope="module")
-def report() -> CollectivesReport:
+def report() -> BenchCollectives:
     options = CollectiveOptions(ops=tuple(OPERATIONS), sizes=(1001, 64 * 1024), iterations=3, warmup=1)
     found = run(options, nprocs=2, backend="gloo")
     assert found is not None
     return found
 
 
-def test_every_operation_at_every_size_is_right(report: CollectivesReport) -> None:
+def test_every_operation_at_every_size_is_right(report: BenchCollectives) -> None:
     assert [(row.op, row.nbytes) for row in report.rows] == [
         # 1001 bytes are 250 float32, 125 per rank.
         (op, nbytes)
@@ -31,7 +32,7 @@ def test_every_operation_at_every_size_is_right(report: CollectivesReport) -> No
     assert {row.wrong for row in report.rows} == {0}
 
 
-def test_bandwidths_follow_from_size_and_time(report: CollectivesReport) -> None:
+def test_bandwidths_follow_from_size_and_time(report: BenchCollectives) -> None:
     for row in report.rows:
         # Over two ranks the factors are 1 or a half.
         factor = {"all_gather": 0.5, "reduce_scatter": 0.5, "all_to_all": 0.5}.get(row.op, 1.0)

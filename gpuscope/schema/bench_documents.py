@@ -1,17 +1,29 @@
-"""What the tools of `gpuscope bench` print with `--json`. Times are ns, sizes bytes, bandwidths GB/s (1e9 bytes)."""
+"""What the tools of `gpuscope bench` measure and print with `--json`. Times are ns, sizes bytes, bandwidths GB/s (1e9
+bytes)."""
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from gpuscope.hardware.link_rates import Link
 
 
-class BenchDocument(TypedDict):
+@dataclass(frozen=True)
+class BenchDocument:
     """What all of them have."""
 
-    schema_version: int
+    schema_version: int = field(default=1, init=False)
+    tool: str = field(init=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        return asdict(self)
 
 
-class CollectiveRow(TypedDict):
+@dataclass(frozen=True)
+class CollectiveRow:
     """One operation at one size."""
 
     op: str
@@ -32,10 +44,11 @@ class CollectiveRow(TypedDict):
     """Elements that came out wrong on any rank; null where not checked."""
 
 
+@dataclass(frozen=True)
 class BenchCollectives(BenchDocument):
     """`gpuscope bench collectives`."""
 
-    tool: Literal["collectives"]
+    tool: Literal["collectives"] = field(default="collectives", init=False)
     backend: str
     device: str
     world_size: int
@@ -43,10 +56,11 @@ class BenchCollectives(BenchDocument):
     nccl_version: str | None
     iterations: int
     warmup: int
-    rows: list[CollectiveRow]
+    rows: tuple[CollectiveRow, ...]
 
 
-class TransferRow(TypedDict):
+@dataclass(frozen=True)
+class TransferRow:
     """One direction at one size."""
 
     kind: str
@@ -63,19 +77,21 @@ class TransferRow(TypedDict):
     note: str
 
 
+@dataclass(frozen=True)
 class BenchTransfers(BenchDocument):
     """`gpuscope bench transfers`."""
 
-    tool: Literal["transfers"]
-    devices: list[str]
+    tool: Literal["transfers"] = field(default="transfers", init=False)
+    devices: tuple[str, ...]
     """Empty where only host memory could be measured."""
     torch_version: str
     threads: int
-    rows: list[TransferRow]
+    rows: tuple[TransferRow, ...]
     note: str
 
 
-class ScalingRow(TypedDict):
+@dataclass(frozen=True)
+class ScalingRow:
     """One number of processes."""
 
     processes: int
@@ -88,32 +104,34 @@ class ScalingRow(TypedDict):
     efficiency: float | None
 
 
+@dataclass(frozen=True)
 class BenchScaling(BenchDocument):
     """`gpuscope bench scaling`."""
 
-    tool: Literal["scaling"]
+    tool: Literal["scaling"] = field(default="scaling", init=False)
     parallel: str
     preset: str
     scaling: str
     device: str
     threads_per_process: int
-    rows: list[ScalingRow]
+    rows: tuple[ScalingRow, ...]
     note: str
 
 
-class TuningRow(TypedDict):
+@dataclass(frozen=True)
+class TuningRow:
     """One candidate at one size."""
 
     op: str
     ranks: int
     nbytes: int
     candidate: str
-    settings: dict[str, str]
+    settings: Mapping[str, str]
     time_ns: int
     """The median of the rounds."""
-    rounds_ns: list[int]
+    rounds_ns: tuple[int, ...]
     """One call in each round."""
-    gain_frac: float | None
+    gain_frac: float
     certain: bool
     """Whether it beats the default beyond what rounds differ by."""
     algorithm: str | None
@@ -121,32 +139,32 @@ class TuningRow(TypedDict):
     channels: int | None
 
 
+@dataclass(frozen=True)
 class BenchTune(BenchDocument):
     """`gpuscope bench tune`, and the file of `--proof`."""
 
-    tool: Literal["tune"]
+    tool: Literal["tune"] = field(default="tune", init=False)
     backend: str
     torch_version: str
     rounds: int
     iterations: int
-    rows: list[TuningRow]
-    failed: dict[str, str]
+    rows: tuple[TuningRow, ...]
+    failed: Mapping[str, str]
     """Candidates that could not run, with why."""
 
-
-class LinkRate(TypedDict):
-    """A link with so many units (lanes, NVLinks, ports) in use; rates per direction over all of them."""
-
-    key: str
-    name: str
-    kind: str
-    units: int
-    peak: float
-    usable: float
-    latency_ns: int
+    def best(self) -> list[TuningRow]:
+        """Per operation, ranks and size the fastest certain gain; where there is none, the default."""
+        found: dict[tuple[str, int, int], TuningRow] = {}
+        for row in self.rows:
+            key = row.op, row.ranks, row.nbytes
+            now = found.get(key)
+            if now is None or (row.certain and (not now.certain or row.time_ns < now.time_ns)):
+                found[key] = row
+        return list(found.values())
 
 
-class PairRow(TypedDict):
+@dataclass(frozen=True)
+class PairRow:
     """The path between two devices."""
 
     a: str
@@ -160,39 +178,43 @@ class PairRow(TypedDict):
     note: str
 
 
-class NumaNode(TypedDict):
+@dataclass(frozen=True)
+class NumaNode:
     """A NUMA node: its CPUs as Linux lists them, and the distance to every node (10 is local)."""
 
     node: int
     cpus: str
-    distances: list[int]
+    distances: tuple[int, ...]
 
 
-class PciGpu(TypedDict):
+@dataclass(frozen=True)
+class PciGpu:
     """A GPU on the PCI bus: the link it runs at now, and the best that device and slot could do."""
 
     bus_id: str
     vendor: str
     numa: int | None
-    link: LinkRate | None
-    best: LinkRate | None
+    link: Link | None
+    best: Link | None
 
 
-class NetworkPort(TypedDict):
+@dataclass(frozen=True)
+class NetworkPort:
     """A network port."""
 
     name: str
     numa: int | None
-    link: LinkRate | None
+    link: Link | None
 
 
+@dataclass(frozen=True)
 class BenchTopology(BenchDocument):
     """`gpuscope bench topology`."""
 
-    tool: Literal["topology"]
-    gpus: dict[str, str]
-    pairs: list[PairRow]
-    numa: list[NumaNode]
-    pci_gpus: list[PciGpu]
-    ports: list[NetworkPort]
-    notes: list[str]
+    tool: Literal["topology"] = field(default="topology", init=False)
+    gpus: Mapping[str, str]
+    pairs: tuple[PairRow, ...]
+    numa: tuple[NumaNode, ...]
+    pci_gpus: tuple[PciGpu, ...]
+    ports: tuple[NetworkPort, ...]
+    notes: tuple[str, ...]
