@@ -8,11 +8,11 @@ import dash_mantine_components as dmc
 from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import ids, parts, theme
+from gpuscope.dashboards import ids, theme, ui
 from gpuscope.dashboards.data.open_runs import NoSuchRunError, Runs
 from gpuscope.dashboards.page import Page, Shown, pages
-from gpuscope.dashboards.parts import attributes
 from gpuscope.dashboards.state import MalformedStateError, View, parse, text
+from gpuscope.dashboards.ui import attributes
 from gpuscope.words import units
 
 _log = logging.getLogger(__name__)
@@ -172,9 +172,9 @@ def draw(path: str, shown: Shown) -> Component:
     """The page at `path`, or a placeholder if there is none."""
     page = next((one for one in pages() if one.path == path), None)
     if page is None:
-        return parts.empty(f"There is no page {path}", "Choose one on the left.")
+        return ui.empty(f"There is no page {path}", "Choose one on the left.")
     notes = [
-        parts.ignored(key, why)
+        ui.ignored(key, why)
         for key, why in shown.view.wrong.items()
         if key not in ("ranks", "steps")  # their fields show it themselves
     ]
@@ -188,7 +188,7 @@ def _no_run(path: str, view: View, runs: Runs, error: NoSuchRunError) -> Compone
         html.Li(dmc.Anchor(f"Run {run.key}: {units.clean(run.label)}", href=View(run.key).link(path), size="sm"))
         for run in runs.values()
     ]
-    note = parts.empty(error.what, html.Ul(links, className="links"))
+    note = ui.empty(error.what, html.Ul(links, className="links"))
     return html.Div(note, key=path + view.query(), **attributes(data_page=path))
 
 
@@ -197,7 +197,7 @@ def _drawn(page: Page, shown: Shown) -> Component:
         return page.layout(shown)
     except Exception as error:  # an error in one page must not hide others or look like an empty page
         _log.exception("the page %s can't be drawn", page.path)
-        return parts.empty(f"The page «{page.title}» can't be drawn", f"{type(error).__name__}: {error}")
+        return ui.empty(f"The page «{page.title}» can't be drawn", f"{type(error).__name__}: {error}")
 
 
 def _unknown(view: View, shown: Shown) -> list[Component]:
@@ -206,7 +206,7 @@ def _unknown(view: View, shown: Shown) -> list[Component]:
     present = set(shown.run.report["trace"]["ranks_present"])
     if view.ranks is not None and present and not view.ranks & present:
         notes.append(
-            parts.empty(
+            ui.empty(
                 f"This run has no rank {units.ranks(view.ranks)}",
                 f"It has ranks {units.ranks(present)}: change the filter.",
             )

@@ -23,7 +23,7 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.plugins import listed
 from gpuscope.problems.problem import Problem, ProblemKind
 from gpuscope.schema.document import Evidence, FindingEntry
-from gpuscope.trace.columns.table import Table, Times, parts
+from gpuscope.trace.columns.table import Table, Times, blocks
 from gpuscope.trace.intervals import Spans, measure_within
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -189,9 +189,10 @@ EVIDENCE = 5
 
 def longest(spans: Spans, count: int = EVIDENCE) -> Times:
     """Indices of the longest spans, the longest first; of equal ones the first."""
-    pieces = [part.start + _longest(spans.start[part] - spans.end[part], count) for part in parts(0, len(spans.start))]
+    start, end = spans.start, spans.end
+    pieces = [block.start + _longest(start[block] - end[block], count) for block in blocks(0, len(start))]
     candidates = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
-    return candidates[_longest(spans.start[candidates] - spans.end[candidates], count)]
+    return candidates[_longest(start[candidates] - end[candidates], count)]
 
 
 def _longest(missing: Times, count: int) -> Times:

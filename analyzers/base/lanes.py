@@ -11,7 +11,7 @@ from gpuscope.analyzers.base.step_roles import Role, StepFacts, roles
 from gpuscope.errors import UsageError
 from gpuscope.trace.breakdown import Breakdown, Parts, split
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Times, parts, rows_of_rank, rows_where
+from gpuscope.trace.columns.table import Times, blocks, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Kind
@@ -86,8 +86,8 @@ def computing(trace: Trace, view: LaneView) -> Times:
     device, steps = trace["device_events"], view.judged_steps
     begins, ends = bounds(steps)
     found: list[Times] = [view.rows[:0]]
-    for part in parts(0, len(view.rows)):
-        rows = view.rows[part]
+    for block in blocks(0, len(view.rows)):
+        rows = view.rows[block]
         inside = step_at(begins, ends, device["start"][rows]) != NA
         found.append(rows[inside & (device["kind"][rows] == Kind.COMPUTE)])
     return np.concatenate(found)
@@ -132,7 +132,7 @@ def _compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[flo
     """Share of each step that host threads of the rank spent compiling, loading modules or autotuning."""
     host = trace["host_events"]
     compiles = trace.names.matching(kinds.is_compilation)
-    rows = rows_where(*rows_of_rank(host, rank), lambda part: compiles[host["name"][part]])
+    rows = rows_where(*rows_of_rank(host, rank), lambda block: compiles[host["name"][block]])
     start, end = bounds(steps)
     spent = measure_within(union(host["start"][rows], host["end"][rows]), start, end)
     return [float(share) for share in spent / np.maximum(end - start, 1)]

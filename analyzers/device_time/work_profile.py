@@ -16,7 +16,7 @@ from gpuscope.analyzers.base.lanes import LaneView, computing
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, parts
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.shaped_operators import computes
 from gpuscope.trace.schema import NA, SCHEMAS
@@ -50,9 +50,9 @@ def _by_name(trace: Trace, rows: Times, width: int) -> tuple[Times, Array, Times
     """As `_by_shape`, where no shapes were recorded: every kernel is a piece of work of its own."""
     device = trace["device_events"]
     spent, count = np.zeros(width), np.zeros(width, np.int64)
-    for part in parts(0, len(rows)):
-        place = device["name"][rows[part]] - NO_NAME  # from 0 on, where a name is absent
-        spent += np.bincount(place, device["end"][rows[part]] - device["start"][rows[part]], width)
+    for block in blocks(0, len(rows)):
+        place = device["name"][rows[block]] - NO_NAME  # from 0 on, where a name is absent
+        spent += np.bincount(place, device["end"][rows[block]] - device["start"][rows[block]], width)
         count += np.bincount(place, minlength=width)
     places = np.flatnonzero(count)
     return places * width + NO_NAME + 1, spent[places], count[places]

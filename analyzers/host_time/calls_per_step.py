@@ -18,7 +18,7 @@ from gpuscope.analyzers.host_time.judged_windows import Judged, judged
 from gpuscope.schema.host_calls_section import HostCallsEntry
 from gpuscope.trace.columns.distinct import counted
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Mask, Times, parts, rows_of_rank, rows_where
+from gpuscope.trace.columns.table import Mask, Times, blocks, rows_of_rank, rows_where
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category, Kind
@@ -37,7 +37,7 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[HostCallsEntry]:
     steps = judged(view)
     rows = rows_of_rank(host, view.lane.rank)
     called = np.zeros(len(names) + 1, np.int64)  # the first place is that of absent names
-    for piece in parts(*rows):
+    for piece in blocks(*rows):
         places = host["name"][piece][host["category"][piece] == Category.RUNTIME] - NO_NAME
         called += np.bincount(places, minlength=len(called))
     called = called[1:]
@@ -75,7 +75,7 @@ def _calls(trace: Trace, rows: tuple[int, int], wanted: Mask) -> Times:
     host = trace["host_events"]
     if not wanted.any():
         return np.empty(0, np.int64)
-    return rows_where(*rows, lambda part: wanted[host["name"][part]] & (host["category"][part] == Category.RUNTIME))
+    return rows_where(*rows, lambda block: wanted[host["name"][block]] & (host["category"][block] == Category.RUNTIME))
 
 
 def _per_step(trace: Trace, rows: tuple[int, int], pattern: re.Pattern[str], steps: Judged) -> Times:
@@ -104,7 +104,7 @@ def _passes(trace: Trace, rank: int) -> int | None:
     code = trace.names.find(DDP_FORWARD)
     if code == NO_NAME:
         return None
-    forward = host["start"][rows_where(*rows_of_rank(host, rank), lambda part: host["name"][part] == code)]
+    forward = host["start"][rows_where(*rows_of_rank(host, rank), lambda block: host["name"][block] == code)]
     begins = np.sort(steps["start"][steps["rank"] == rank])
     step = np.searchsorted(begins, forward, "right") - 1
     if not len(begins) or not (step >= 0).any():
@@ -118,7 +118,7 @@ def _kernels(trace: Trace, view: LaneView, steps: Judged) -> tuple[float, float 
     device, count = trace["device_events"], 0
 
     def pieces() -> Iterator[tuple[Times, Times]]:
-        for piece in parts(0, len(view.rows)):
+        for piece in blocks(0, len(view.rows)):
             rows = view.rows[piece]
             rows = rows[device["kind"][rows] == Kind.COMPUTE]
             place = steps.place(device["start"][rows])

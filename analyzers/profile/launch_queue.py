@@ -15,7 +15,7 @@ from gpuscope.analyzers.profile.recorded_ranks import of_lane, on_stream, stream
 from gpuscope.schema.profile_sections import LaunchEntry, QueueEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Times, parts
+from gpuscope.trace.columns.table import Array, Times, blocks
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 
@@ -63,10 +63,10 @@ def _launches(trace: Trace, view: LaneView, rows: Times) -> Iterator[LaunchEntry
     del calls, call
     kernel = device.at("end", rows) - device.at("start", rows)
     delay, short = np.empty(len(rows), np.int64), 0
-    for part in parts(0, len(rows)):
-        begin, end = host["start"][launch[part]], host["end"][launch[part]]
-        delay[part] = np.maximum(device.at("start", rows[part]) - end, 0)
-        short += int((kernel[part] < end - begin).sum())
+    for block in blocks(0, len(rows)):
+        begin, end = host["start"][launch[block]], host["end"][launch[block]]
+        delay[block] = np.maximum(device.at("start", rows[block]) - end, 0)
+        short += int((kernel[block] < end - begin).sum())
     late = int((delay >= LATE_START).sum())
     del launch
     yield {
@@ -88,8 +88,8 @@ def _queues(trace: Trace, view: LaneView, rows: Times) -> Iterator[QueueEntry]:
         own = on_stream(device, rows, streams[place], len(streams))
         start = device.at("start", own)
         issue = np.empty(len(own), np.int64)
-        for part in parts(0, len(own)):
-            issue[part] = np.minimum(host["end"][device.at("launch", own[part])], start[part])
+        for block in blocks(0, len(own)):
+            issue[block] = np.minimum(host["end"][device.at("launch", own[block])], start[block])
         issue.sort(kind="stable")  # nearly in order
         yield _queue(view, streams[place], issue, start)  # a lane's rows are in order of start
 
@@ -103,8 +103,8 @@ def _queue(view: LaneView, stream: int, issue: Times, start: Times) -> QueueEntr
     # Whatever is in the queue longest, it is longest just after something is issued; of one instant, what starts leaves
     # first. It is empty from the start of one until the next is issued, since each is issued before it starts.
     length = np.empty(len(issue), np.int32)
-    for part in parts(0, len(issue)):
-        length[part] = np.arange(part.start + 1, part.stop + 1) - places(start, issue[part], "right")
+    for block in blocks(0, len(issue)):
+        length[block] = np.arange(block.start + 1, block.stop + 1) - places(start, issue[block], "right")
     idle = issue[1:] - start[:-1]
     np.maximum(idle, 0, out=idle)
     first, last = int(issue[0]), int(start[-1])

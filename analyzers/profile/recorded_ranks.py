@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.distinct import counted
-from gpuscope.trace.columns.table import Mask, Table, Times, parts, rows_of_rank, rows_where
+from gpuscope.trace.columns.table import Mask, Table, Times, blocks, rows_of_rank, rows_where
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -30,8 +30,8 @@ class RecordedRank:
     has_device: bool
 
     def host_rows(self, host: Table, wanted: Callable[[slice], Mask]) -> Times:
-        """Rows of its host events that begin in the window and for which `wanted` holds, asked part by part."""
-        return rows_where(*self.bounds, lambda part: self.began(host["start"][part]) & wanted(part))
+        """Rows of its host events that begin in the window and for which `wanted` holds, asked block by block."""
+        return rows_where(*self.bounds, lambda block: self.began(host["start"][block]) & wanted(block))
 
     def began(self, start: Times) -> Mask:
         """Which of these instants lie in the window."""
@@ -70,8 +70,8 @@ def of_lane(trace: Trace, view: LaneView) -> Times:
 def streams_of(device: Table, rows: Times) -> tuple[list[int], Times]:
     """The streams that device events ran on, ascending, and how many ran on each."""
     counts: Counter[int] = Counter()
-    for part in parts(0, len(rows)):
-        found, number = counted(device.at("stream", rows[part]))
+    for block in blocks(0, len(rows)):
+        found, number = counted(device.at("stream", rows[block]))
         counts.update(dict(zip(found.tolist(), number.tolist(), strict=True)))
     streams = sorted(counts)
     return streams, np.array([counts[stream] for stream in streams], np.int64)
@@ -81,5 +81,5 @@ def on_stream(device: Table, rows: Times, stream: int, streams: int) -> Times:
     """Those of the device events that ran on a stream, where they ran on so many."""
     if streams == 1:
         return rows
-    pieces = (rows[part] for part in parts(0, len(rows)))
+    pieces = (rows[block] for block in blocks(0, len(rows)))
     return np.concatenate([piece[device.at("stream", piece) == stream] for piece in pieces])

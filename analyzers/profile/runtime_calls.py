@@ -14,7 +14,7 @@ from gpuscope.analyzers.host_time.blocking_sites import plain
 from gpuscope.analyzers.profile.recorded_ranks import RecordedRank, recorded_ranks
 from gpuscope.schema.profile_sections import ApiCallEntry
 from gpuscope.trace.columns.grouped_durations import grouped_parts
-from gpuscope.trace.columns.table import Times, parts
+from gpuscope.trace.columns.table import Times, blocks
 from gpuscope.trace.schema import Category
 from gpuscope.trace.trace import Trace
 
@@ -32,7 +32,7 @@ def _of_rank(trace: Trace, recorded: RecordedRank) -> list[ApiCallEntry]:
     host = trace["host_events"]
 
     def calls() -> Iterator[Times]:
-        for rows in parts(*recorded.bounds):
+        for rows in blocks(*recorded.bounds):
             own = (host["category"][rows] == Category.RUNTIME) & recorded.began(host["start"][rows])
             yield np.flatnonzero(own) + rows.start
 

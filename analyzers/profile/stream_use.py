@@ -10,7 +10,7 @@ from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import STREAMS
 from gpuscope.analyzers.profile.recorded_ranks import of_lane, on_stream, streams_of
 from gpuscope.schema.profile_sections import StreamEntry
-from gpuscope.trace.columns.table import Times, parts
+from gpuscope.trace.columns.table import Times, blocks
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 
@@ -28,8 +28,8 @@ def _of_stream(trace: Trace, view: LaneView, rows: Times) -> StreamEntry:
     device, host = trace["device_events"], trace["host_events"]
     idle = waited = queueing = longest = 0
     spent, reach = dict.fromkeys(Kind, 0), int(device["start"][rows[0]])
-    for part in parts(0, len(rows)):
-        own = rows[part]
+    for block in blocks(0, len(rows)):
+        own = rows[block]
         start, end, launch = device["start"][own], device["end"][own], device.at("launch", own)
         reached = np.maximum.accumulate(np.maximum(end, reach))
         before = np.concatenate((np.array([reach], np.int64), reached[:-1]))

@@ -13,7 +13,7 @@ from dash.development.base_component import Component
 from gpuscope.analyzers.watching.alerts import alerts, common_steps, unmeasured
 from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
 from gpuscope.analyzers.watching.measures import RunWatcher, Seen
-from gpuscope.dashboards import ids, parts, theme
+from gpuscope.dashboards import ids, theme, ui
 from gpuscope.dashboards.app import new_app, protect
 from gpuscope.dashboards.live import live_figures as figures
 from gpuscope.schema.document import Report
@@ -63,11 +63,11 @@ def _layout(folder: Path) -> Component:
         ], className="filters"),
     ]  # fmt: skip
     body = [
-        html.Div(id=STATE, **parts.attributes(aria_live="polite")),
-        parts.card("Step time", parts.figure({}, "steps", 280, id=STEPS), note="By rank, as each measured it."),
-        parts.card("Exposed communication", parts.figure({}, "exposed", 240, id=EXPOSED),
+        html.Div(id=STATE, **ui.attributes(aria_live="polite")),
+        ui.card("Step time", ui.figure({}, "steps", 280, id=STEPS), note="By rank, as each measured it."),
+        ui.card("Exposed communication", ui.figure({}, "exposed", 240, id=EXPOSED),
                    note="Share of the step, by rank, in the steps in which it is measured (docs/dashboard.md)."),
-        parts.card("Who is waited for", parts.figure({}, "waited-for", 320, id=LATE),
+        ui.card("Who is waited for", ui.figure({}, "waited-for", 320, id=LATE),
                    note="What each rank needs itself (its step without exposed communication), against the median "
                         "of the step: the slow one is brown, and the others wait for it."),
     ]  # fmt: skip
@@ -106,4 +106,4 @@ def _state(seen: Seen, verdict: str, recorded: Report | None) -> Component:
     if missing := unmeasured(seen):
         pairs.append(("not measured", missing))
     calm = [] if found else [dmc.Text("No alert.", fw=600, mb="xs")]
-    return html.Div([*raised, *calm, parts.card("Now", parts.facts(pairs))])
+    return html.Div([*raised, *calm, ui.card("Now", ui.facts(pairs))])

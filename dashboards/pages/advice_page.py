@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 
 from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.prediction_sentences import nothing_gains, setting_words, step_change
-from gpuscope.dashboards import ids, parts
+from gpuscope.dashboards import ids, ui
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, Slider, chosen
 from gpuscope.dashboards.figures import gains_figure
@@ -23,28 +23,28 @@ from gpuscope.words import units
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return parts.page(*_suggestions(shown), *_in_vain(shown), *_not_estimated(shown), *_whatif(shown))
+    return ui.page(*_suggestions(shown), *_in_vain(shown), *_not_estimated(shown), *_whatif(shown))
 
 
 def _suggestions(shown: Shown) -> Iterator[Component]:
     report = shown.run.report
     found = report["suggestions"]
     if not found:
-        yield parts.empty("Nothing to change", units.clean(report["advice"]["why"]).capitalize() + ".")
+        yield ui.empty("Nothing to change", units.clean(report["advice"]["why"]).capitalize() + ".")
         return
     drawn = [
         gains_figure.Step(one["action"], *(one["predicted"][key] for key in ("step_ns_after", "low_ns", "high_ns")))
         for one in found
     ]
     fig = gains_figure.steps(found[0]["predicted"]["step_ns_before"], drawn, shown.dark)
-    yield parts.card(
+    yield ui.card(
         "What to change",
-        html.Div(parts.step_time(report)),
+        html.Div(ui.step_time(report)),
         _plan(report["advice"].get("plan")),
-        parts.figure(fig, "advice", 120 + 40 * len(drawn)),
+        ui.figure(fig, "advice", 120 + 40 * len(drawn)),
         *[_suggestion(one) for one in found],
         note="Bars: each change alone; gains don't add up, since findings overlap.",
-        corner=parts.csv_link(shown.run.key, "suggestions"),
+        corner=ui.csv_link(shown.run.key, "suggestions"),
     )
 
 
@@ -76,13 +76,13 @@ def _suggestion(one: SuggestionEntry) -> Component:
 
 def _titled(action: str, finding: str, pairs: list[tuple[str, Any]]) -> Component:
     head = dmc.Group([dmc.Text(units.clean(action), fw=600), dmc.Code(finding)], gap="xs")
-    return html.Div([head, parts.facts(pairs)], className="finding", style={"marginBottom": 14})
+    return html.Div([head, ui.facts(pairs)], className="finding", style={"marginBottom": 14})
 
 
 def _not_estimated(shown: Shown) -> Iterator[Component]:
     unpredicted: list[UnpredictedEntry] = shown.run.report["advice"]["unpredicted"]
     if unpredicted:
-        yield parts.card(
+        yield ui.card(
             "May help, gain not estimated",
             *[_titled(one["action"], one["finding"], _reasons(one)) for one in unpredicted],
         )
@@ -96,22 +96,22 @@ def _reasons(one: UnpredictedEntry) -> list[tuple[str, Any]]:
 def _in_vain(shown: Shown) -> Iterator[Component]:
     found = shown.run.report["advice"].get("nothing_gains", [])
     if found:
-        yield parts.card("Costly, and nothing tried gains", parts.sentences([nothing_gains(one) for one in found]))
+        yield ui.card("Costly, and nothing tried gains", ui.sentences([nothing_gains(one) for one in found]))
 
 
 def _whatif(shown: Shown) -> Iterator[Component]:
     what_if = shown.run.what_if
     if what_if is None:
-        yield parts.empty("What-if needs the trace", shown.run.why_no_events)
+        yield ui.empty("What-if needs the trace", shown.run.why_no_events)
         return
     impossible = what_if.impossible()
-    yield parts.card(
+    yield ui.card(
         "What if",
         *[_slider(slider, shown, impossible) for slider in SLIDERS],
         _chips(shown, impossible),
         _rank(shown),
         html.Div(list(_outcome(shown.run, shown.view, shown.dark)), id=ids.ADVICE_OUTCOME,
-                 **parts.attributes(aria_live="polite")),
+                 **ui.attributes(aria_live="polite")),
         _why_not(impossible),
         note="Replays the trace with the selected changes; the address keeps every switch.",
     )  # fmt: skip
@@ -182,11 +182,11 @@ def _outcome(run: OpenRun, view: View, dark: bool) -> Iterator[Component]:
     good = [(label, one) for label, one in outcomes if isinstance(one, Predicted)]
     if good:
         drawn = [gains_figure.Step(label, one.after, one.low, one.high) for label, one in good]
-        yield parts.figure(gains_figure.steps(good[0][1].before, drawn, dark), "what-if", 120 + 40 * len(drawn))
-        yield parts.facts([(label, _sentence(one)) for label, one in good])
+        yield ui.figure(gains_figure.steps(good[0][1].before, drawn, dark), "what-if", 120 + 40 * len(drawn))
+        yield ui.facts([(label, _sentence(one)) for label, one in good])
     for label, outcome in outcomes:
         if isinstance(outcome, Refused):
-            yield parts.empty(f"Can't be predicted: {label}", units.clean(outcome.why))
+            yield ui.empty(f"Can't be predicted: {label}", units.clean(outcome.why))
 
 
 def _sentence(one: Predicted) -> str:

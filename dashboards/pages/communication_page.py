@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import parts
+from gpuscope.dashboards import ui
 from gpuscope.dashboards.figures import bandwidth_figure, traffic_figure, waiting_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
@@ -19,7 +19,7 @@ BARS = 20
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return parts.page(*_bandwidth(shown), _waiting(shown), _traffic(shown), _nccl(shown), *_topology(shown))
+    return ui.page(*_bandwidth(shown), _waiting(shown), _traffic(shown), _nccl(shown), *_topology(shown))
 
 
 def _section(shown: Shown, key: str) -> Any:
@@ -30,21 +30,21 @@ def _bandwidth(shown: Shown) -> Iterator[Component]:
     rows: list[BandwidthEntry] = _section(shown, "bandwidth") or []
     fits: list[FitEntry] = _section(shown, "fits") or []
     if not any(row["busbw_gbps"] for row in rows):
-        yield parts.empty(
+        yield ui.empty(
             "No bus bandwidth to draw",
             "Sizes of messages are not recorded: torch 2.4 and later write them into its traces, nsys exports NCCL's "
             "with --include-blobs=true; `gpuscope bench collectives` measures them.",
         )
         return
-    yield parts.card(
+    yield ui.card(
         "Bus bandwidth against message size",
-        parts.figure(bandwidth_figure.against_size(rows, fits, shown.dark), "bandwidth", 420),
+        ui.figure(bandwidth_figure.against_size(rows, fits, shown.dark), "bandwidth", 420),
         note="Points: measured (open: at least that, since the time holds waiting). "
         "Dashed, where there is one: the fit T(S) = α + S·factor/B. Dotted: the link's peak.",
-        corner=parts.csv_link(shown.run.key, "bandwidth"),
+        corner=ui.csv_link(shown.run.key, "bandwidth"),
     )
     if fits:
-        yield parts.card("Fits", *_fits(fits, shown.dark))
+        yield ui.card("Fits", *_fits(fits, shown.dark))
 
 
 def _fits(fits: list[FitEntry], dark: bool) -> Iterator[Component]:
@@ -55,7 +55,7 @@ def _fits(fits: list[FitEntry], dark: bool) -> Iterator[Component]:
     missing = [fit for fit in fits if fit not in fitted]
     if missing:
         names = (f"{fit['op']} · {fit['group']}" if fit["group"] else fit["op"] for fit in missing)
-        yield parts.sentences([f"{name}: {fit['why']}" for name, fit in zip(names, missing, strict=True)])
+        yield ui.sentences([f"{name}: {fit['why']}" for name, fit in zip(names, missing, strict=True)])
 
 
 def _fit_table(fits: list[FitEntry], dark: bool) -> Component:
@@ -69,12 +69,12 @@ def _fit_table(fits: list[FitEntry], dark: bool) -> Component:
         for fit in fits
     ]  # fmt: skip
     columns = [
-        parts.column("op", "operation"), parts.column("group", "group"),
-        parts.column("sizes", "distinct sizes", type="rightAligned"),
-        parts.number("alpha", "α, fixed cost", "alpha_text"),
-        parts.number("busbw", "B, busbw without it", "busbw_text"),
+        ui.column("op", "operation"), ui.column("group", "group"),
+        ui.column("sizes", "distinct sizes", type="rightAligned"),
+        ui.number("alpha", "α, fixed cost", "alpha_text"),
+        ui.number("busbw", "B, busbw without it", "busbw_text"),
     ]  # fmt: skip
-    return parts.grid(rows, columns, "fits", dark)
+    return ui.grid(rows, columns, "fits", dark)
 
 
 def _with_error(value: str, error: str) -> str:
@@ -84,18 +84,18 @@ def _with_error(value: str, error: str) -> str:
 def _waiting(shown: Shown) -> Component:
     rows = sorted(shown.run.report["collectives"], key=lambda row: -row["dur_ns"])
     if not rows:
-        return parts.empty(
+        return ui.empty(
             "No collectives", "This run recorded none: a single rank, or communication that was not captured."
         )
     drawn = rows[:BARS]
     note = "Sums over instances and ranks of the whole run."
     if len(rows) > BARS:
         note += f" The {BARS} longest of {len(rows)}; the CSV has all."
-    return parts.card(
+    return ui.card(
         "Waiting and transferring",
-        parts.figure(waiting_figure.bars(drawn, shown.dark), "waiting", 110 + 30 * len(drawn)),
+        ui.figure(waiting_figure.bars(drawn, shown.dark), "waiting", 110 + 30 * len(drawn)),
         note=note,
-        corner=parts.csv_link(shown.run.key, "collectives"),
+        corner=ui.csv_link(shown.run.key, "collectives"),
     )
 
 
@@ -103,22 +103,22 @@ def _traffic(shown: Shown) -> Component:
     rows: list[TrafficEntry] = _section(shown, "traffic") or []
     rows = [row for row in rows if shown.view.has_rank(row["rank"]) or shown.view.has_rank(row["peer"])]
     if not rows:
-        return parts.empty(
+        return ui.empty(
             "No point-to-point traffic",
             "No sends and receives with known peers in this run (pipeline parallelism has them).",
         )
     count = len({rank for row in rows for rank in (row["rank"], row["peer"])})
-    return parts.card(
+    return ui.card(
         "Point-to-point traffic",
-        parts.figure(traffic_figure.matrix(rows, shown.dark), "traffic", min(200 + 24 * count, 720)),
-        corner=parts.csv_link(shown.run.key, "traffic"),
+        ui.figure(traffic_figure.matrix(rows, shown.dark), "traffic", min(200 + 24 * count, 720)),
+        corner=ui.csv_link(shown.run.key, "traffic"),
     )
 
 
 def _nccl(shown: Shown) -> Component:
     nccl: Nccl | None = _section(shown, "nccl")
     if nccl is None:
-        return parts.empty(
+        return ui.empty(
             "No NCCL log",
             "Record with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING,ENV (gpuscope record does) and "
             "open the log with the traces: it records algorithm, protocol, channels and transports.",
@@ -144,14 +144,14 @@ def _nccl(shown: Shown) -> Component:
         for one in nccl["choices"]
     ]  # fmt: skip
     columns = [
-        parts.column("op", "operation"), parts.number("bytes", "size", "size"), parts.column("algorithm", "algorithm"),
-        parts.column("protocol", "protocol"), parts.column("channels", "channels", type="rightAligned"),
-        parts.column("count", "times", type="rightAligned"),
+        ui.column("op", "operation"), ui.number("bytes", "size", "size"), ui.column("algorithm", "algorithm"),
+        ui.column("protocol", "protocol"), ui.column("channels", "channels", type="rightAligned"),
+        ui.column("count", "times", type="rightAligned"),
     ]  # fmt: skip
-    body: list[Component] = [parts.facts(pairs)]
+    body: list[Component] = [ui.facts(pairs)]
     if choices:
-        body.append(parts.grid(choices, columns, "nccl-choices", shown.dark))
-    return parts.card("What NCCL says", *body)
+        body.append(ui.grid(choices, columns, "nccl-choices", shown.dark))
+    return ui.card("What NCCL says", *body)
 
 
 def _where(same_node: bool | None) -> str:
@@ -161,18 +161,18 @@ def _where(same_node: bool | None) -> str:
 def _topology(shown: Shown) -> Iterator[Component]:
     rows: list[TopologyEntry] = _section(shown, "topology") or []
     if not rows:
-        yield parts.empty(
+        yield ui.empty(
             "The topology was not recorded",
             "Open the output of `nvidia-smi topo -m`, or the file of NCCL_TOPO_DUMP_FILE, with the traces "
             "(gpuscope record keeps it in the run folder).",
         )
     for source in dict.fromkeys(row["source"] for row in rows):
         own = [row for row in rows if row["source"] == source]
-        yield parts.card(
+        yield ui.card(
             "Topology",
-            parts.figure(traffic_figure.topology(own, shown.dark), "topology", 460),
+            ui.figure(traffic_figure.topology(own, shown.dark), "topology", 460),
             note=units.clean(source),
-            corner=parts.csv_link(shown.run.key, "topology"),
+            corner=ui.csv_link(shown.run.key, "topology"),
         )
 
 

@@ -14,7 +14,7 @@ from dash.development.base_component import Component
 from gpuscope.analyzers.comparison.compare import Side, compare
 from gpuscope.analyzers.comparison.same_job import is_alike, shared_work
 from gpuscope.catalogue.cause_table import cause_label
-from gpuscope.dashboards import parts
+from gpuscope.dashboards import ui
 from gpuscope.dashboards.data import run_history
 from gpuscope.dashboards.data.open_runs import OpenRun
 from gpuscope.dashboards.data.typical_step import typical_step
@@ -40,7 +40,7 @@ COLOURS = {"improvement": "green", "regression": "red", "neutral": "yellow", "di
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return parts.page(*_compared(shown), *_history(shown))
+    return ui.page(*_compared(shown), *_history(shown))
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ def _compared(shown: Shown) -> Iterator[Component]:
     if other is None and others:
         yield _choice(shown, others, None, False)
         why = "The other open runs are of other jobs than this one. Choose one above to see both side by side."
-        yield parts.empty("No run of the same job", why)
+        yield ui.empty("No run of the same job", why)
         return
     if other is None:
-        yield parts.empty("Nothing to compare with", "Open two runs: gpuscope dashboard BEFORE AFTER.")
+        yield ui.empty("Nothing to compare with", "Open two runs: gpuscope dashboard BEFORE AFTER.")
         return
     own = _Other(shown.run.key, shown.run.label, shown.run.report, shown.run)
     order = list(shown.runs)
@@ -94,23 +94,23 @@ def _compared(shown: Shown) -> Iterator[Component]:
         color=COLOURS[diff["verdict"]["result"]], variant="light", mb="md",
     )  # fmt: skip
     if diff["caveats"]:
-        yield parts.card("What makes them unlike", parts.sentences(diff["caveats"]))
+        yield ui.card("What makes them unlike", ui.sentences(diff["caveats"]))
     if diff["breakdown"]:
-        yield parts.card("Where the time went", parts.figure(figures.parts(diff, shown.dark), "compare", 220))
+        yield ui.card("Where the time went", ui.figure(figures.parts(diff, shown.dark), "compare", 220))
     yield from _aligned(before, after, shown.dark)
     yield _causes(diff, shown.dark)
     yield _kernels(diff, shown.dark)
     if diff["suggestions"]:
-        yield parts.card("Predicted and gained", parts.sentences([_proof(one) for one in diff["suggestions"]]))
+        yield ui.card("Predicted and gained", ui.sentences([_proof(one) for one in diff["suggestions"]]))
 
 
 def _ignored(shown: Shown, others: Sequence[_Other]) -> Iterator[Component]:
     """A word on a run to compare with that there is not."""
     named, past = shown.view.extra.get(WITH, ""), shown.view.extra.get(PAST, "")
     if named and named not in [one.key for one in others]:
-        yield parts.ignored(WITH, f"no other run {units.crop(named, 40)} is open")
+        yield ui.ignored(WITH, f"no other run {units.crop(named, 40)} is open")
     if past and _stored(shown) is None:
-        yield parts.ignored(PAST, f"the run store holds no run {units.crop(past, 40)}")
+        yield ui.ignored(PAST, f"the run store holds no run {units.crop(past, 40)}")
 
 
 def shown_one(others: Sequence[_Other], key: str, own: Report) -> _Other | None:
@@ -124,9 +124,9 @@ def _aligned(before: _Other, after: _Other, dark: bool) -> Iterator[Component]:
     strips = [(word, typical_step(side.run)) for word, side in (("before", before), ("after", after)) if side.run]
     drawn = [(word, strip) for word, strip in strips if strip is not None]
     if len(drawn) == 2:
-        yield parts.card(
+        yield ui.card(
             "A step of each, aligned",
-            parts.figure(figures.aligned(drawn, dark), "aligned", 90 + 34 * sum(len(one.busy) for _, one in drawn)),
+            ui.figure(figures.aligned(drawn, dark), "aligned", 90 + 34 * sum(len(one.busy) for _, one in drawn)),
             note="The steady step closest to the median, on the first rank: how busy it is by kind of device work.",
         )
 
@@ -156,38 +156,39 @@ def _sides(diff: Diff) -> Component:
 def _causes(diff: Diff, dark: bool) -> Component:
     moved = [row for row in diff["causes"] if row["change_ns"]]
     if not moved:
-        return parts.empty("No cause moved", "Time that is not compute has the same causes with the same durations.")
+        return ui.empty("No cause moved", "Time that is not compute has the same causes with the same durations.")
     rows = [
         {"cause": cause_label(row["cause"]), **_times(row["before_ns"], row["after_ns"])} for row in moved
     ]  # fmt: skip
-    return parts.card(
-        "Causes that moved", parts.grid(rows, [parts.column("cause", "cause", minWidth=240), *_COLUMNS], "causes", dark)
+    return ui.card(
+        "Causes that moved",
+        ui.grid(rows, [ui.column("cause", "cause", minWidth=240), *_COLUMNS], "causes", dark),
     )
 
 
 def _kernels(diff: Diff, dark: bool) -> Component:
     if not diff["kernels"]:
-        return parts.empty("No kernels to compare", "Neither run recorded device events.")
+        return ui.empty("No kernels to compare", "Neither run recorded device events.")
     rows = [
         {"name": units.clean(row["name"]), "short": units.clean(short), "category": row["category"],
          **_times(row["before_ns"], row["after_ns"])}
         for row, short in zip(diff["kernels"], short_kernels([row["name"] for row in diff["kernels"]]), strict=True)
     ]  # fmt: skip
     columns = [
-        parts.column("short", "kernel", flex=2, minWidth=240, tooltipField="name"),
-        parts.column("category", "category"),
+        ui.column("short", "kernel", flex=2, minWidth=240, tooltipField="name"),
+        ui.column("category", "category"),
         *_COLUMNS,
     ]
-    return parts.card(
+    return ui.card(
         "Kernels that moved",
-        parts.grid(rows, columns, "kernels-compared", dark, defaultColDef={"suppressHeaderFilterButton": True}),
+        ui.grid(rows, columns, "kernels-compared", dark, defaultColDef={"suppressHeaderFilterButton": True}),
     )
 
 
 _COLUMNS = (
-    parts.number("before", "before", "before_text"),
-    parts.number("after", "after", "after_text"),
-    parts.number("change", "change", "change_text"),
+    ui.number("before", "before", "before_text"),
+    ui.number("after", "after", "after_text"),
+    ui.number("change", "change", "change_text"),
 )
 
 
@@ -213,28 +214,26 @@ def _history(shown: Shown) -> Iterator[Component]:
     store = shown.runs.store
     how = "`gpuscope analyze` keeps every run in a store; choose another with --store."
     if store is None or not store.exists():
-        yield parts.empty("No history", how)
+        yield ui.empty("No history", how)
         return
     try:
         names = run_history.jobs(store)
         job = shown.view.extra.get(JOB) or _own(shown, store)
         if job not in names:
             words = [f"The store {store} holds no run of it. {how}", _jobs(shown, names, job)]
-            yield parts.empty("No history of this run", words)
+            yield ui.empty("No history of this run", words)
             return
         points = run_history.trend_of(store, job)
     except GpuscopeError as error:
-        yield parts.empty("The run store can't be read", units.clean(str(error)))
+        yield ui.empty("The run store can't be read", units.clean(str(error)))
         return
     extra = {key: value for key, value in shown.view.extra.items() if key != WITH}
     places = [shown.view.link("/compare", extra={**extra, PAST: str(point.number)}) for point in points]
-    body: list[Any] = [
-        parts.figure(figures.trend(points, shown.dark, places), "history", 360, id=parts.lead("history"))
-    ]
+    body: list[Any] = [ui.figure(figures.trend(points, shown.dark, places), "history", 360, id=ui.lead("history"))]
     body.append(_jobs(shown, names, job))
     note = f"{units.clean(job)}: step time of its stored runs with the 95 % interval; marks show changes. "
     note += "Click a run to compare with it."
-    yield parts.card("History", *body, note=note)
+    yield ui.card("History", *body, note=note)
 
 
 def _jobs(shown: Shown, names: Sequence[str], job: str) -> Component | None:

@@ -8,7 +8,7 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import parts
+from gpuscope.dashboards import ui
 from gpuscope.dashboards.data.event_details import Details, Event
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.kernel_rows import WITHIN
@@ -64,11 +64,11 @@ def panel(found: Details, events: Events, view: View) -> Component:
     short = units.clean(short_kernel(event.name))
     if short != units.clean(event.name):
         rows.append(("whole name", event.name))
-    body: list[Component] = [html.H3(short, className="drawer-title"), parts.facts(rows)]
+    body: list[Component] = [html.H3(short, className="drawer-title"), ui.facts(rows)]
     if found.collective:
         of_all = [(key.replace("_", " "), _value(key, value)) for key, value in found.collective]
         of_all.append(("on other ranks", _partners(found, events, view)))
-        body += [html.H4("Collective", className="drawer-title"), parts.facts(of_all)]
+        body += [html.H4("Collective", className="drawer-title"), ui.facts(of_all)]
     return html.Div(body)
 
 

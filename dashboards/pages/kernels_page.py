@@ -11,7 +11,7 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import ids, parts
+from gpuscope.dashboards import ids, ui
 from gpuscope.dashboards.data.kernel_rows import WITHIN, filtered, kernel_rows, window_of
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.figures import kernels_figure as drawing
@@ -34,11 +34,11 @@ def layout(shown: Shown) -> Component:
     """The page."""
     kernels = shown.run.report["kernels"]
     if not kernels:
-        return parts.empty(
+        return ui.empty(
             "No kernels in this run",
             "Record the device's activity: ProfilerActivity.CUDA under torch.profiler, or nsys profile -t cuda.",
         )
-    return parts.page(_categories(shown), _table(shown), *_places(shown), _rates(shown))
+    return ui.page(_categories(shown), _table(shown), *_places(shown), _rates(shown))
 
 
 def _scope(shown: Shown) -> str:
@@ -70,9 +70,9 @@ def _categories(shown: Shown) -> Component:
     kernels = shown.run.report["kernels"]
     whole = " Over all ranks and steps: the filters apply to the table." if filtered(shown.view) else ""
     height = 130 + 30 * len({one["category"] for one in kernels})
-    return parts.card(
+    return ui.card(
         "By category",
-        parts.figure(drawing.categories(kernels, shown.dark), "categories", height),
+        ui.figure(drawing.categories(kernels, shown.dark), "categories", height),
         note="Device time of all ranks; concurrent kernels count in full each." + whole,
     )
 
@@ -83,7 +83,7 @@ def _places(shown: Shown) -> list[Component]:
     if not entries:
         return []
     note = "Width: device time launched there and idle time while the launching thread was there, of all ranks."
-    return [parts.card("By place in the program", parts.figure(icicle(entries, shown.dark), "places", 460), note=note)]
+    return [ui.card("By place in the program", ui.figure(icicle(entries, shown.dark), "places", 460), note=note)]
 
 
 def _table(shown: Shown) -> Component:
@@ -91,32 +91,32 @@ def _table(shown: Shown) -> Component:
     ranks = sorted({rank for one in found for rank in one["by_rank"]})
     ranks = ranks if 1 < len(ranks) <= MOST_RANKS else []
     columns = [
-        parts.column("short", "kernel", flex=1, minWidth=240, tooltipField="name"),
-        parts.number("share", "share", "share_text", width=85),
-        parts.number("dur", "time", "dur_text", width=95, sort="desc"),
-        parts.column("count", "count", type="rightAligned", filter="agNumberColumnFilter", width=85),
-        *(parts.number(key, key, f"{key}_text", width=90) for key in TIMES[1:]),
-        *([parts.number("uneven", "most on", "uneven_text", width=125)] if ranks else []),
-        *(parts.number(f"rank{rank}", f"rank {rank}", f"rank{rank}_text", width=90) for rank in ranks),
-        parts.column("operator", "launched by", width=150, tooltipField="operator"),
-        parts.column("category", "category", width=120),
-        parts.number("rate", "rate", "rate_text", width=120),
+        ui.column("short", "kernel", flex=1, minWidth=240, tooltipField="name"),
+        ui.number("share", "share", "share_text", width=85),
+        ui.number("dur", "time", "dur_text", width=95, sort="desc"),
+        ui.column("count", "count", type="rightAligned", filter="agNumberColumnFilter", width=85),
+        *(ui.number(key, key, f"{key}_text", width=90) for key in TIMES[1:]),
+        *([ui.number("uneven", "most on", "uneven_text", width=125)] if ranks else []),
+        *(ui.number(f"rank{rank}", f"rank {rank}", f"rank{rank}_text", width=90) for rank in ranks),
+        ui.column("operator", "launched by", width=150, tooltipField="operator"),
+        ui.column("category", "category", width=120),
+        ui.number("rate", "rate", "rate_text", width=120),
     ]
     whole = "Hover over a name for all of it"
     note = whole + ("; click or press Enter to find the kernel in the timeline." if shown.run.events else ".")
     if ranks:
         note += " «Most on»: the rank with most time in it, against the median; in a collective, who waits."
     query = shown.view.query() if filtered(shown.view) and shown.run.trace is not None else ""
-    return parts.card(
+    return ui.card(
         "Kernels",
         _switch(shown),
-        parts.grid(
+        ui.grid(
             [_row(number, one, ranks) for number, one in enumerate(found)], columns, "kernels", shown.dark,
             id=ids.KERNELS_GRID, columnSize=None, getRowId="params.data.id",
             defaultColDef={"suppressHeaderFilterButton": True},
         ),
         note=note + _scope(shown),
-        corner=parts.csv_link(shown.run.key, "kernels", query),
+        corner=ui.csv_link(shown.run.key, "kernels", query),
     )  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def _row(number: int, one: Mapping[str, Any], ranks: Sequence[int]) -> dict[str,
 def _rates(shown: Shown) -> Component:
     kernels = shown.run.report["kernels"]
     if not any(one["flops_per_s"] for one in kernels):
-        return parts.empty(
+        return ui.empty(
             "No floating-point rates",
             "FLOPs are counted from the operators' shapes: torch.profiler.profile(record_shapes=True), or under nsys "
             "torch.autograd.profiler.emit_nvtx(record_shapes=True). Only matrix products, convolutions and "
@@ -161,7 +161,7 @@ def _rates(shown: Shown) -> Component:
         else "The device's peak is not drawn: its model is not recorded, or not in the table. "
     )
     note += "The trace does not record the bytes a kernel moves, so there is no memory roof: use Nsight Compute."
-    return parts.card("Achieved rate", parts.figure(drawing.rates(kernels, known, shown.dark), "rates", 380), note=note)
+    return ui.card("Achieved rate", ui.figure(drawing.rates(kernels, known, shown.dark), "rates", 380), note=note)
 
 
 def peaks(report: Report) -> dict[str, float]:

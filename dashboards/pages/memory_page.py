@@ -9,7 +9,7 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import parts
+from gpuscope.dashboards import ui
 from gpuscope.dashboards.data.memory.memory_stacks import memory_over_time
 from gpuscope.dashboards.data.memory.segments import segments_of
 from gpuscope.dashboards.figures import memory_figure as figures
@@ -27,7 +27,7 @@ def layout(shown: Shown) -> Component:
     memory: list[MemoryEntry] = cast("dict[str, Any]", shown.run.report).get("memory") or []
     entries = [entry for entry in memory if shown.view.has_rank(entry["rank"])]
     if not entries:
-        return parts.empty(
+        return ui.empty(
             "No record of the allocator",
             "Open an allocator snapshot (torch.cuda.memory._dump_snapshot; gpuscope record --memory writes them), or "
             "record with profile_memory=True."
@@ -37,8 +37,8 @@ def layout(shown: Shown) -> Component:
     chosen = shown.view.extra.get(PICK, "0")
     known = chosen in map(str, range(len(entries)))
     entry = entries[int(chosen)] if known else entries[0]
-    return parts.page(
-        None if known else parts.ignored(PICK, f"the snapshots are numbered 0 to {len(entries) - 1}"),
+    return ui.page(
+        None if known else ui.ignored(PICK, f"the snapshots are numbered 0 to {len(entries) - 1}"),
         _choice(entries, entry, shown), _facts(entry), _over_time(entry, shown), _peak(entry, shown), _cut(shown),
         *_segments(entry, shown), *_failures(entry),
     )  # fmt: skip
@@ -90,7 +90,7 @@ def _facts(entry: MemoryEntry) -> Component:
                     f"{units.memory(best['peak_reserved_bytes'])} reserved at peak",
                 )
             )
-    return parts.card("Memory", parts.facts(pairs), note="Reserved above allocated is mostly cache: it is wasted only "
+    return ui.card("Memory", ui.facts(pairs), note="Reserved above allocated is mostly cache: it is wasted only "
                       "where a request could not use it.")  # fmt: skip
 
 
@@ -107,23 +107,19 @@ def _fragmentation(entry: MemoryEntry) -> str:
 
 def _over_time(entry: MemoryEntry, shown: Shown) -> Component:
     if not entry["timeline"]:
-        return parts.empty(
+        return ui.empty(
             "No memory over time",
             "The snapshot holds no history: call torch.cuda.memory._record_memory_history() before training "
             "(gpuscope record --memory does).",
         )
     by_kind = memory_over_time(shown.run.trace, entry) if shown.run.trace is not None else None
     note = "In use by kind of allocation, judged by its stack." if by_kind is not None else ""
-    return parts.card(
-        "Over time", parts.figure(figures.over_time(entry, shown.dark, by_kind), "memory", 340), note=note
-    )
+    return ui.card("Over time", ui.figure(figures.over_time(entry, shown.dark, by_kind), "memory", 340), note=note)
 
 
 def _peak(entry: MemoryEntry, shown: Shown) -> Component:
     if not entry["at_peak"]:
-        return parts.empty(
-            "What is in use at the peak is not known", "The record holds totals, not single allocations."
-        )
+        return ui.empty("What is in use at the peak is not known", "The record holds totals, not single allocations.")
     held = entry["at_peak"]
     note = "By the line of your own code that asked for it; hover or click for the stack."
     if left := memory_sentences.lines_left(entry, figures.STACKS):
@@ -131,10 +127,10 @@ def _peak(entry: MemoryEntry, shown: Shown) -> Component:
     if kinds := memory_sentences.kinds(entry):
         note += f" By kind: {kinds}."
     drawn = min(len(held), figures.STACKS)
-    return parts.card(
+    return ui.card(
         "In use at the peak",
-        parts.figure(figures.at_peak(held, shown.dark), "peak", 100 + 28 * drawn, id=parts.told("peak")),
-        html.Pre(id=parts.telling("peak"), className="told", **parts.attributes(aria_live="polite")),
+        ui.figure(figures.at_peak(held, shown.dark), "peak", 100 + 28 * drawn, id=ui.told("peak")),
+        html.Pre(id=ui.telling("peak"), className="told", **ui.attributes(aria_live="polite")),
         note=note,
     )
 
@@ -142,7 +138,7 @@ def _peak(entry: MemoryEntry, shown: Shown) -> Component:
 def _cut(shown: Shown) -> Component | None:
     """What was cut of the names, where any was."""
     said = [one["message"] for one in shown.run.report["problems"] if one["code"] == "frame_name_cut"]
-    return parts.sentences(said) if said else None
+    return ui.sentences(said) if said else None
 
 
 def _segments(entry: MemoryEntry, shown: Shown) -> Iterator[Component]:
@@ -150,16 +146,16 @@ def _segments(entry: MemoryEntry, shown: Shown) -> Iterator[Component]:
     if entry["kind"] != "snapshot":
         return
     if trace is None:
-        yield parts.empty("Segments can't be drawn", shown.run.why_no_events)
+        yield ui.empty("Segments can't be drawn", shown.run.why_no_events)
         return
     drawn, left = segments_of(trace, entry["path"], entry["device"])
     if not drawn:
-        yield parts.empty("No segments", "At the time of the snapshot the allocator held none.")
+        yield ui.empty("No segments", "At the time of the snapshot the allocator held none.")
         return
-    yield parts.card(
+    yield ui.card(
         "Segments and holes",
-        parts.figure(figures.segments(drawn, shown.dark), "segments", 120 + 22 * len(drawn), id=parts.told("segments")),
-        html.Pre(id=parts.telling("segments"), className="told", **parts.attributes(aria_live="polite")),
+        ui.figure(figures.segments(drawn, shown.dark), "segments", 120 + 22 * len(drawn), id=ui.told("segments")),
+        html.Pre(id=ui.telling("segments"), className="told", **ui.attributes(aria_live="polite")),
         note="At the time of the snapshot, largest first"
         + (f"; {left} smaller ones are left out." if left else ".")
         + " Click a block for its stack.",
@@ -175,7 +171,7 @@ def _failures(entry: MemoryEntry) -> Iterator[Component]:
         ]
         if left := entry.get("failures_left"):
             lines.append(f"and {units.plural(left, 'more failed request')}")
-        yield parts.card("Out of memory", parts.sentences(lines))
+        yield ui.card("Out of memory", ui.sentences(lines))
 
 
 PAGE = Page("/memory", "Memory", 7, layout)

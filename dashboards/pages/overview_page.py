@@ -8,7 +8,7 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import parts, theme
+from gpuscope.dashboards import theme, ui
 from gpuscope.dashboards.figures import breakdown_figure, steps_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.page_links import evidence_link, meanwhile_link, timeline_view
@@ -25,7 +25,7 @@ MOST_BARS = 64
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return parts.page(
+    return ui.page(
         _verdict(shown),
         _breakdown(shown),
         _steps(shown),
@@ -43,7 +43,7 @@ def _verdict(shown: Shown) -> Component:
     body: list[Any] = [] if abstained else [dmc.Text(said.verdict)]
     if (place := _costliest(shown)) is not None:
         body.append(place)
-    body.append(html.Div(parts.step_time(report)))
+    body.append(html.Div(ui.step_time(report)))
     if said.limits:
         body.append(dmc.Text([html.B("Caveats: "), units.clean(said.limits)], size="sm"))
     if not abstained:  # else the sentence says it
@@ -74,7 +74,7 @@ def _costliest(shown: Shown) -> Component | None:
 def _breakdown(shown: Shown) -> Component:
     ranks = [entry for entry in shown.run.report["ranks"] if shown.view.has_rank(entry["rank"])]
     if not ranks:
-        return parts.empty(
+        return ui.empty(
             "No device time to break down",
             "Record the device's activity: ProfilerActivity.CUDA, or nsys profile -t cuda,nvtx,osrt.",
         )
@@ -88,11 +88,11 @@ def _breakdown(shown: Shown) -> Component:
         ranks = [entry for entry in ranks if any(entry is one for one in chosen)]
     fig = breakdown_figure.bars(ranks, shown.dark, lambda entry, code: _place(shown, entry, code))
     height = 176 + 34 * len(ranks)
-    return parts.card(
+    return ui.card(
         "Where the time goes",
-        parts.figure(fig, "breakdown", max(height, 200), id=parts.lead("breakdown")),
+        ui.figure(fig, "breakdown", max(height, 200), id=ui.lead("breakdown")),
         note=note,
-        corner=parts.csv_link(shown.run.key, "ranks"),
+        corner=ui.csv_link(shown.run.key, "ranks"),
     )
 
 
@@ -122,23 +122,23 @@ def _steps(shown: Shown) -> Component:
         if step["step"] is not None and shown.view.has_rank(step["rank"]) and shown.view.has_step(step["step"])
     ]  # fmt: skip
     if not chosen:
-        return parts.empty(
+        return ui.empty(
             "No steps to draw",
             "Call prof.step() once per iteration under torch.profiler, or put an NVTX range «step N» around it."
             if not report["steps"]
             else "The filters exclude all steps of this run.",
         )
     basis = f"Steps from {units.clean(report['steps_basis'])}." if report["steps_basis"] else ""
-    return parts.card(
+    return ui.card(
         "Step time",
-        parts.figure(
+        ui.figure(
             steps_figure.series(chosen, shown.dark, lambda step: _step_place(shown, step)),
             "steps",
             280,
-            id=parts.lead("steps"),
+            id=ui.lead("steps"),
         ),
         note=f"{basis} {LEADS}".strip(),
-        corner=parts.csv_link(shown.run.key, "steps"),
+        corner=ui.csv_link(shown.run.key, "steps"),
     )
 
 
@@ -148,13 +148,13 @@ def _findings(shown: Shown) -> Component:
         if shown.view.ranks is None or not finding["ranks"] or shown.view.ranks & set(finding["ranks"])
     ]  # fmt: skip
     if not found:
-        return parts.empty(
+        return ui.empty(
             "No findings", "No cause in this run costs enough time to report, or no analysis could determine it."
         )
     body: list[Component] = [_finding(number, finding, shown) for number, finding in found[:FINDINGS_SHOWN]]
     if len(found) > FINDINGS_SHOWN:
         body.append(dmc.Text(f"and {len(found) - FINDINGS_SHOWN} more (CSV)", size="sm", c="dimmed"))
-    return parts.card("Findings", *body, corner=parts.csv_link(shown.run.key, "findings"))
+    return ui.card("Findings", *body, corner=ui.csv_link(shown.run.key, "findings"))
 
 
 def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
@@ -165,7 +165,7 @@ def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
         units.rank_words(finding["ranks"]) if finding["ranks"] else "",
     ]
     head = dmc.Group([
-        parts.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
+        ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
         dmc.Code(finding["code"]),
         dmc.Text(" · ".join(cost for cost in costs if cost), size="sm", c="dimmed"),
     ], gap="xs")  # fmt: skip
@@ -180,15 +180,15 @@ def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
 def _uncertainties(shown: Shown) -> Component:
     found = arrangement.doubts(shown.run.report)
     if not found:
-        return parts.card("What is uncertain", dmc.Text("Nothing was lost or is missing."))
+        return ui.card("What is uncertain", dmc.Text("Nothing was lost or is missing."))
     rows = [
-        dmc.TableTr([dmc.TableTd(parts.severity(kind, "gray")), dmc.TableTd(units.clean(sentence))])
+        dmc.TableTr([dmc.TableTd(ui.severity(kind, "gray")), dmc.TableTd(units.clean(sentence))])
         for kind, sentence in found
     ]
-    return parts.card(
+    return ui.card(
         "What is uncertain",
         dmc.Table(dmc.TableTbody(rows), withRowBorders=False),
-        corner=parts.csv_link(shown.run.key, "problems"),
+        corner=ui.csv_link(shown.run.key, "problems"),
     )
 
 

@@ -6,7 +6,7 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import parts, theme
+from gpuscope.dashboards import theme, ui
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.page import Shown
 from gpuscope.dashboards.page_links import FINDING, timeline_view
@@ -22,7 +22,7 @@ def pinned(shown: Shown, events: Events) -> Component | None:
     asked = shown.view.extra.get(FINDING, "")
     found = arrangement.findings(shown.run.report)
     if asked not in map(str, range(len(found))):
-        return parts.ignored(FINDING, "this run has no such finding") if asked else None
+        return ui.ignored(FINDING, "this run has no such finding") if asked else None
     finding = found[int(asked)]
     links = [
         dmc.Anchor(
@@ -34,9 +34,9 @@ def pinned(shown: Shown, events: Events) -> Component | None:
     back = {key: value for key, value in shown.view.extra.items() if key not in (FINDING, "mark", "range", "find")}
     return html.Section([
         dmc.Group([
-            parts.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
+            ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
             dmc.Text(units.clean(finding["message"]), size="sm", fw=600),
             dmc.Anchor("Back to the overview", size="xs", href=shown.view.link("/", window=None, event="", extra=back)),
         ], gap="xs"),
         dmc.Group([dmc.Text("Evidence", size="xs", c="dimmed"), *links], gap="sm") if links else None,
-    ], className="pinned", **parts.attributes(aria_label="The finding that led here"))  # fmt: skip
+    ], className="pinned", **ui.attributes(aria_label="The finding that led here"))  # fmt: skip

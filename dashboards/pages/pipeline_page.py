@@ -8,7 +8,7 @@ from typing import Any, cast
 from dash.development.base_component import Component
 
 from gpuscope.catalogue.prediction_sentences import with_basis
-from gpuscope.dashboards import parts
+from gpuscope.dashboards import ui
 from gpuscope.dashboards.figures import pipeline_figure as figures
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.page_links import around
@@ -21,12 +21,12 @@ def layout(shown: Shown) -> Component:
     """The page."""
     pipeline: Pipeline | None = cast("dict[str, Any]", shown.run.report).get("pipeline")
     if pipeline is None:
-        return parts.empty(
+        return ui.empty(
             "No pipeline",
             "No pipeline stages were found. If the run has some, record all ranks of a pipeline, with ranges that "
             "name stage and micro-batch (gpuscope train and gpuscope.span write them).",
         )
-    return parts.page(_facts(pipeline), *_drawn(pipeline, shown), *_bubbles(pipeline, shown))
+    return ui.page(_facts(pipeline), *_drawn(pipeline, shown), *_bubbles(pipeline, shown))
 
 
 def _facts(pipeline: Pipeline) -> Component:
@@ -51,7 +51,7 @@ def _facts(pipeline: Pipeline) -> Component:
         pairs.append(("with stages of equal cost", with_basis(pipeline["even_split"])))
     if pipeline.get("steps_left_out"):
         pairs.append(("left out", f"{pipeline['steps_left_out']} steps without all computations"))
-    return parts.card("The pipeline", parts.facts(pairs))
+    return ui.card("The pipeline", ui.facts(pairs))
 
 
 def _ranks(pipeline: Pipeline, stage: int) -> list[int]:
@@ -60,7 +60,7 @@ def _ranks(pipeline: Pipeline, stage: int) -> list[int]:
 
 def _drawn(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
     if "timeline" not in pipeline or not pipeline["timeline"]["computations"]:
-        yield parts.empty(
+        yield ui.empty(
             "No stages × time to draw", units.clean(pipeline["incomplete"]) or "No step holds all computations."
         )
         return
@@ -73,17 +73,17 @@ def _drawn(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
     for title, name, computations in drawings:
         recorded = computations is timeline["computations"] and shown.run.events is not None
         places = [_place(one, shown) for one in computations] if recorded else []
-        yield parts.card(
+        yield ui.card(
             title,
-            parts.figure(
+            ui.figure(
                 figures.schedule(computations, max(spans), shown.dark, places),
                 name,
                 120 + 44 * stages,
-                id=parts.lead(name),
+                id=ui.lead(name),
             ),
             note=f"Step {timeline['step']}, the one whose bubble is the median; numbers are micro-batches; "
             "what is empty is bubble." + (" Click a computation to see it in the timeline." if recorded else ""),
-            corner=parts.csv_link(shown.run.key, name.replace("-", "_")),
+            corner=ui.csv_link(shown.run.key, name.replace("-", "_")),
         )
 
 
@@ -108,11 +108,11 @@ def _bubbles(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
     if not rows:
         return
     stages = len({row["stage"] for row in rows})
-    yield parts.card(
+    yield ui.card(
         "Bubble by stage",
-        parts.figure(figures.bubbles(rows, shown.dark), "bubbles", 130 + 30 * stages),
+        ui.figure(figures.bubbles(rows, shown.dark), "bubbles", 130 + 30 * stages),
         note="Mean over steps and pipelines; the four parts sum to the bubble.",
-        corner=parts.csv_link(shown.run.key, "pipeline_bubbles"),
+        corner=ui.csv_link(shown.run.key, "pipeline_bubbles"),
     )
 
 

@@ -9,7 +9,7 @@ from dash import ClientsideFunction, Dash, Input, Output
 from dash.development.base_component import Component
 
 from gpuscope.catalogue.straggler_sentences import CAUSED_WAIT
-from gpuscope.dashboards import ids, parts
+from gpuscope.dashboards import ids, ui
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.figures.heatmap_figure import heatmap
 from gpuscope.dashboards.page import Page, Shown
@@ -27,7 +27,7 @@ MEANS = {
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return parts.page(_heatmap(shown), _stragglers(shown), _clocks(shown), _ranks(shown))
+    return ui.page(_heatmap(shown), _stragglers(shown), _clocks(shown), _ranks(shown))
 
 
 def cells(report: Report, measure: str) -> Mapping[tuple[int, int], int]:
@@ -56,21 +56,21 @@ def _heatmap(shown: Shown) -> Component:
     body: Component
     if chosen:
         ranks = len({rank for rank, _ in chosen})
-        body = parts.figure(
+        body = ui.figure(
             heatmap(chosen, MEASURES[measure], shown.dark, measure == "step_ns"), measure,
             min(max(60 + 28 * ranks, 220), 900), id=ids.RANKS_HEATMAP,
         )  # fmt: skip
     elif every:
-        body = parts.empty("The filters exclude every cell", "Choose other ranks or steps.")
+        body = ui.empty("The filters exclude every cell", "Choose other ranks or steps.")
     elif measure == "step_ns":
-        body = parts.empty("No steps", "Call prof.step() once per iteration, or put an NVTX range «step N» around it.")
+        body = ui.empty("No steps", "Call prof.step() once per iteration, or put an NVTX range «step N» around it.")
     else:
-        body = parts.empty(
+        body = ui.empty(
             "No waits between ranks",
             "Waits are known where the same collective is seen on several ranks and the steps are known: open the "
             "traces of all ranks of one run together, recorded with steps (prof.step() or an NVTX range).",
         )
-    return parts.card("Rank by step", switch, body, note=MEANS[measure] + " Click a cell to see it in the timeline.")
+    return ui.card("Rank by step", switch, body, note=MEANS[measure] + " Click a cell to see it in the timeline.")
 
 
 def _stragglers(shown: Shown) -> Component:
@@ -78,7 +78,7 @@ def _stragglers(shown: Shown) -> Component:
     found = [one for one in report["stragglers"] if shown.view.has_rank(one["rank"])]
     if not found:
         several = len(report["trace"]["ranks_present"]) > 1
-        return parts.empty(
+        return ui.empty(
             "No rank that others waited for",
             "No rank came last in a matched collective, or none could be matched: see «What is uncertain»."
             if several
@@ -95,19 +95,19 @@ def _stragglers(shown: Shown) -> Component:
         for one in found
     ]  # fmt: skip
     columns = [
-        parts.column("rank", "rank", type="rightAligned", minWidth=70, maxWidth=100),
-        parts.number("caused", "caused wait", "caused_text"),
-        parts.number("each", "per step", "each_text"),
-        parts.number("root", "root cause of", "root_text"),
-        parts.column("recurrent", "recurrent", maxWidth=150),
-        parts.column("phase", "late in"),
-        parts.column("operation", "operation"),
+        ui.column("rank", "rank", type="rightAligned", minWidth=70, maxWidth=100),
+        ui.number("caused", "caused wait", "caused_text"),
+        ui.number("each", "per step", "each_text"),
+        ui.number("root", "root cause of", "root_text"),
+        ui.column("recurrent", "recurrent", maxWidth=150),
+        ui.column("phase", "late in"),
+        ui.column("operation", "operation"),
     ]
-    return parts.card(
+    return ui.card(
         "Ranks that others waited for",
-        parts.grid(rows, columns, "stragglers", shown.dark),
+        ui.grid(rows, columns, "stragglers", shown.dark),
         note=f"{CAUSED_WAIT} «Root cause of» follows waits back to their first cause.",
-        corner=parts.csv_link(shown.run.key, "stragglers"),
+        corner=ui.csv_link(shown.run.key, "stragglers"),
     )
 
 
@@ -125,15 +125,13 @@ def _clocks(shown: Shown) -> Component:
         note = (
             f"Times of different ranks compare to within {units.duration(error)}; differences below that mean nothing."
         )
-    return parts.card("Clocks", dmc.Text(note))
+    return ui.card("Clocks", dmc.Text(note))
 
 
 def _ranks(shown: Shown) -> Component:
     entries = [entry for entry in shown.run.report["ranks"] if shown.view.has_rank(entry["rank"])]
     if not entries:
-        return parts.empty(
-            "No device work was recorded", "Record the device's activity (torch.profiler, nsys -t cuda)."
-        )
+        return ui.empty("No device work was recorded", "Record the device's activity (torch.profiler, nsys -t cuda).")
     rows = []
     for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True):
         step = arrangement.rank_step_ns(shown.run.report, entry)
@@ -145,17 +143,15 @@ def _ranks(shown: Shown) -> Component:
             "overlap": entry["overlap_frac"], "overlap_text": units.share(entry["overlap_frac"]),
         })  # fmt: skip
     columns = [
-        parts.column("rank", "rank", minWidth=90, maxWidth=130),
-        parts.column("device", "device"),
-        parts.number("window", "window", "window_text"),
-        parts.column("steps", "steps", type="rightAligned", minWidth=80, maxWidth=100),
-        parts.number("step", "step time", "step_text"),
-        parts.number("compute", "compute", "compute_text"),
-        parts.number("overlap", "overlapped comm.", "overlap_text"),
+        ui.column("rank", "rank", minWidth=90, maxWidth=130),
+        ui.column("device", "device"),
+        ui.number("window", "window", "window_text"),
+        ui.column("steps", "steps", type="rightAligned", minWidth=80, maxWidth=100),
+        ui.number("step", "step time", "step_text"),
+        ui.number("compute", "compute", "compute_text"),
+        ui.number("overlap", "overlapped comm.", "overlap_text"),
     ]
-    return parts.card(
-        "Ranks", parts.grid(rows, columns, "ranks", shown.dark), corner=parts.csv_link(shown.run.key, "ranks")
-    )
+    return ui.card("Ranks", ui.grid(rows, columns, "ranks", shown.dark), corner=ui.csv_link(shown.run.key, "ranks"))
 
 
 def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001

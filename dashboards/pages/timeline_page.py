@@ -8,7 +8,7 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import ids, parts
+from gpuscope.dashboards import ids, ui
 from gpuscope.dashboards.data import event_details
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.flows import flows
@@ -51,7 +51,7 @@ def layout(shown: Shown) -> Component:
     """The page."""
     events = shown.run.events
     if events is None:
-        return parts.empty("No timeline", units.clean(shown.run.why_no_events))
+        return ui.empty("No timeline", units.clean(shown.run.why_no_events))
     view = shown.view
     found = event_details.details(events, view.event) if view.event else None
     return html.Div([
@@ -65,13 +65,13 @@ def layout(shown: Shown) -> Component:
             html.Div(id=ids.TIMELINE),
             html.Aside([
                 html.Button(
-                    html.Span("×", **parts.attributes(aria_hidden="true")), className="close",
-                    **parts.attributes(aria_label="Close", data_act="close"),
+                    html.Span("×", **ui.attributes(aria_hidden="true")), className="close",
+                    **ui.attributes(aria_label="Close", data_act="close"),
                 ),
                 html.Div(_selected(events, view, found), id=ids.TIMELINE_SELECTED, className="for-event"),
                 html.Div(_chosen(events, view), id=ids.TIMELINE_CHOSEN, className="for-range"),
                 html.Div(_found(events, view), id=ids.TIMELINE_FOUND, className="for-find"),
-            ], id=ids.TIMELINE_DRAWER, **parts.attributes(data_show=_opened(view), aria_label="Details")),
+            ], id=ids.TIMELINE_DRAWER, **ui.attributes(data_show=_opened(view), aria_label="Details")),
         ], className="timeline-main"),
         _legend(events, view),
     ], className="timeline-page")  # fmt: skip
@@ -128,20 +128,20 @@ def _steps(shown: Shown, events: Events) -> list[dict[str, Any]]:
 
 def _tools(run: OpenRun, view: View) -> Component:
     buttons = [
-        html.Button(label, title=title, className="tool", **parts.attributes(data_act=act, aria_label=title))
+        html.Button(label, title=title, className="tool", **ui.attributes(data_act=act, aria_label=title))
         for act, label, title in BUTTONS
     ]
     by_name = view.extra.get("colour") == "name"
     return html.Div([
         dmc.TextInput(
             id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=300, size="xs", w=240,
-            placeholder="Search by name  ( / )", **parts.attributes(aria_label="Search by name"),
+            placeholder="Search by name  ( / )", **ui.attributes(aria_label="Search by name"),
         ),
         html.Div(buttons, className="tools"),
-        html.Button("Colour by name", className="tool", **parts.attributes(
+        html.Button("Colour by name", className="tool", **ui.attributes(
             data_act="colour", aria_pressed="true" if by_name else "false")),
         html.Button("Save for Perfetto", className="tool", title="The window, on the common clock, for ui.perfetto.dev",
-                    **parts.attributes(data_act="export", data_href=f"/download/{run.key}/perfetto.json.gz")),
+                    **ui.attributes(data_act="export", data_href=f"/download/{run.key}/perfetto.json.gz")),
         html.Details([
             html.Summary("Keys ( ? )"),
             html.Dl([part for key, what in KEYS for part in (html.Dt(key), html.Dd(what))]),
@@ -178,7 +178,7 @@ def _selected(events: Events, view: View, found: event_details.Details | None) -
     if not view.event:
         return None
     if found is None:
-        return parts.empty("No such event in this run", "Click an event of the timeline.")
+        return ui.empty("No such event in this run", "Click an event of the timeline.")
     return event_panel.panel(found, events, view)
 
 
@@ -200,7 +200,7 @@ def _found(events: Events, view: View) -> Component | None:
     begin = view.window[0] if view.window is not None else events.first
     found = search(events, wanted, begin, view.ranks)
     if not found.count:
-        return parts.empty(
+        return ui.empty(
             f"No event is called «{units.clean(wanted)}»", "Part of a name is enough; case does not matter."
         )
     lines = [html.Li(event_panel.link(one, events, view)) for one in found.events]

@@ -9,7 +9,7 @@ import numpy as np
 from gpuscope import native
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, looked_up, parts, rows_of_rank
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks, looked_up, rows_of_rank
 from gpuscope.trace.schema import NA, Category, Kind
 
 _ROOM = 16
@@ -68,12 +68,12 @@ def _listed_launches(device: Table, host: Table) -> Times | None:
             return None
         least, row_of = calls
         low, high = rows_of_rank(device, rank)
-        for part in parts(low, high):
-            ids = device.at("correlation", part)
+        for block in blocks(low, high):
+            ids = device.at("correlation", block)
             inside = (ids >= least) & (ids < least + len(row_of))
             if inside.any():
                 row = row_of[np.where(inside, ids - least, 0)].astype(np.int64)
-                result[part] = np.where(inside & (row >= 0), row, NA)
+                result[block] = np.where(inside & (row >= 0), row, NA)
     return result
 
 
@@ -82,11 +82,11 @@ def _calls_by_id(host: Table, low: int, high: int) -> tuple[int, Array] | None:
     where there is none."""
 
     def calls() -> Iterator[tuple[Times, Times]]:
-        for part in parts(low, high):
-            ids = host.at("correlation", part)
-            own = np.flatnonzero((host["category"][part] == Category.RUNTIME) & (ids != NA))
+        for block in blocks(low, high):
+            ids = host.at("correlation", block)
+            own = np.flatnonzero((host["category"][block] == Category.RUNTIME) & (ids != NA))
             if len(own):
-                yield ids[own], own + part.start
+                yield ids[own], own + block.start
 
     bounds = [(len(ids), int(ids.min()), int(ids.max())) for ids, _ in calls()]
     if not bounds:
@@ -124,8 +124,8 @@ def unmatched(device: Table, host: Table, launching: Mask, cut_off: bool) -> tup
     if not cut_off:
         calls &= host["end"] < int(device["start"].max(initial=NA))
     linked, has_launch = np.zeros(len(host), np.bool_), device.known("launch")
-    for part in parts(0, len(device)):
-        linked[device.at("launch", part)[has_launch[part]]] = True
+    for block in blocks(0, len(device)):
+        linked[device.at("launch", block)[has_launch[block]]] = True
     return kernel, kernel & ~has_launch, calls, calls & ~linked
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.trace.columns.name_pool import NamePool
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, parts
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks
 from gpuscope.trace.range_families import steps_of_families
 from gpuscope.trace.schema import NA, Category, Kind
 
@@ -200,8 +200,8 @@ def device_steps(
     """
     launched = not on_device and bool(device.known("launch")[events].any())
     first = np.full(len(steps), _NEVER)
-    for part in parts(0, len(events)):
-        _begin_first(first, steps, device, host, events[part], launched)
+    for block in blocks(0, len(events)):
+        _begin_first(first, steps, device, host, events[block], launched)
     low, high = window
     tiles: list[tuple[int, int]] = []
     for step, start in zip(steps["step"].tolist(), first.tolist(), strict=True):

@@ -14,7 +14,7 @@ from gpuscope.trace.breakdown import Breakdown, break_down
 from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.row_order import is_sorted, select_rows
-from gpuscope.trace.columns.table import Table, Times, absent, is_constant, parts
+from gpuscope.trace.columns.table import Table, Times, absent, blocks, is_constant
 from gpuscope.trace.intervals import EMPTY, Spans, union
 from gpuscope.trace.schema import NA, SCHEMAS, Column, Kind
 
@@ -254,8 +254,8 @@ def _below(table: Table, column: Column, limit: int) -> bool:
         return True
     if is_constant(table.columns[column.name]):
         return all(value == absent(column) or 0 <= value < limit for value in table.at(column.name, slice(1)).tolist())
-    for part in parts(0, len(table)):
-        values = table.at(column.name, part)
+    for block in blocks(0, len(table)):
+        values = table.at(column.name, block)
         if int(values.max()) >= limit or (
             int(values.min()) < 0 and bool(((values < 0) & (values != absent(column))).any())
         ):

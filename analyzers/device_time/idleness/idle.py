@@ -36,7 +36,7 @@ from gpuscope.catalogue.cause_table import COVERING, SHOWN_BY_NAME
 from gpuscope.schema.profile_sections import GapEntry
 from gpuscope.trace.columns.distinct import among, distinct, distinct_values
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, compact, parts, rows_of_rank, rows_where
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks, compact, rows_of_rank, rows_where
 from gpuscope.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, subtract, union
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.schema import NA, Category
@@ -134,14 +134,14 @@ def find_gaps(trace: Trace, view: LaneView) -> tuple[Gaps, Spans]:
     main = most_launching(trace, view)
     launched, thread = np.zeros(len(idle.end), np.bool_), np.full(len(idle.end), main, host["thread"].dtype)
     issue = np.array(idle.end)  # the end of the launch call, or the gap's own end if that is earlier
-    for part in parts(0, len(idle.end)):
-        event = ending(begins, view.rows, idle.end[part])
+    for block in blocks(0, len(idle.end)):
+        event = ending(begins, view.rows, idle.end[block])
         launch = np.where(event == NA, NA, device.at("launch", np.maximum(event, 0)))
         known = np.flatnonzero(launch != NA)
         launch = launch[known]
-        launched[known + part.start] = True
-        thread[part][known] = host["thread"][launch]
-        issue[part][known] = np.minimum(host["end"][launch], idle.end[part][known])
+        launched[known + block.start] = True
+        thread[block][known] = host["thread"][launch]
+        issue[block][known] = np.minimum(host["end"][launch], idle.end[block][known])
     gaps = Gaps(idle.start, idle.end, launched, compact(thread), begins, view.rows)
     queued_from = np.maximum(issue, idle.start, out=issue)
     keep = idle.end > queued_from
@@ -185,7 +185,7 @@ def _named(trace: Trace, view: LaneView, categories: Sequence[Category], predica
         return np.empty(0, np.int64)
     return rows_where(
         *rows_of_rank(host, view.lane.rank),
-        lambda part: wanted[host["name"][part]] & among(host["category"][part], categories),
+        lambda block: wanted[host["name"][block]] & among(host["category"][block], categories),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.distinct import among, counted, distinct_values
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Table, Times, parts, rows_of_rank, rows_where
+from gpuscope.trace.columns.table import Array, Table, Times, blocks, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, join, union
 from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming import kinds
@@ -103,8 +103,8 @@ def most_launching(trace: Trace, view: LaneView) -> int:
     host, device = trace["host_events"], trace["device_events"]
     thread = host["thread"]
     counts = np.zeros(int(thread.max(initial=0)) + 1, np.int64)
-    for part in parts(0, len(view.rows)):
-        launch = device.at("launch", view.rows[part])
+    for block in blocks(0, len(view.rows)):
+        launch = device.at("launch", view.rows[block])
         counts += np.bincount(thread[launch[launch != NA]], minlength=len(counts))
     if not counts.any():
         counts = np.bincount(thread[slice(*rows_of_rank(host, view.lane.rank))])
@@ -115,12 +115,12 @@ def blocking_calls(trace: Trace, view: LaneView) -> Times:
     """Host calls of a lane's rank that return only when device work is done: outermost synchronisations,
     synchronous copies, asynchronous copies with a pageable side. Rows of `host_events`, ordered by end."""
     host, device = trace["host_events"], trace["device_events"]
-    blocks = trace.names.matching(kinds.is_blocking_call)
+    blocking = trace.names.matching(kinds.is_blocking_call)
     named = np.empty(0, np.int64)
-    if blocks.any():
+    if blocking.any():
         named = rows_where(
             *rows_of_rank(host, view.lane.rank),
-            lambda part: blocks[host["name"][part]] & (host["category"][part] == Category.RUNTIME),
+            lambda block: blocking[host["name"][block]] & (host["category"][block] == Category.RUNTIME),
         )
     copies = view.rows[device.known("copy_kind")[view.rows]]
     copies = copies[device.at("launch", copies) != NA]
@@ -158,9 +158,9 @@ def queue_length(trace: Trace, view: LaneView, calls: Times) -> Array:
     host = trace["host_events"]
     issued, done = _issued_and_done(trace, view)
     found = np.empty(len(calls), np.int32)
-    for part in parts(0, len(calls)):
-        at = host["start"][calls[part]]
-        found[part] = places(issued, at) - places(done, at, "right")
+    for block in blocks(0, len(calls)):
+        at = host["start"][calls[block]]
+        found[block] = places(issued, at) - places(done, at, "right")
     return found
 
 

@@ -19,7 +19,7 @@ from gpuscope.schema.profile_sections import KernelRankEntry
 from gpuscope.trace.columns.distinct import distinct, distinct_values, mapped
 from gpuscope.trace.columns.grouped_durations import Grouped, grouped
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Times, is_constant, parts, picked
+from gpuscope.trace.columns.table import Array, Times, blocks, is_constant, picked
 from gpuscope.trace.naming.communication_kernels import Rule, known_by
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -46,11 +46,11 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     of_lanes: list[KernelRankEntry] = []
     first = 0
     for view, own in zip(lanes, inside, strict=True):
-        part = slice(first, first + len(own))
+        block = slice(first, first + len(own))
         first += len(own)
         if len(lanes) > 1:
-            stats = grouped(duration[part], group[part], len(unique))
-            launched_by = _main_operators(group[part], duration[part], operator[part], len(unique))
+            stats = grouped(duration[block], group[block], len(unique))
+            launched_by = _main_operators(group[block], duration[block], operator[block], len(unique))
         of_lanes += _of_lane(trace, view, unique, stats, launched_by)
     if of_lanes:
         result.sections[KERNEL_RANKS] = of_lanes
@@ -69,8 +69,8 @@ def _groups(trace: Trace, rows: Times, category: Labels) -> tuple[Times, Array]:
     its own among these."""
     name = trace["device_events"]["name"]
     key = np.empty(len(rows), np.int32 if len(trace.names) * _ROOM < 2**31 else np.int64)
-    for part in parts(0, len(rows)):
-        key[part] = name[rows[part]].astype(np.int64) * _ROOM + category[rows[part]]
+    for block in blocks(0, len(rows)):
+        key[block] = name[rows[block]].astype(np.int64) * _ROOM + category[rows[block]]
     unique = distinct_values(key).astype(np.int64)
     return unique, mapped(key, unique, np.arange(len(unique), dtype=np.int32))
 

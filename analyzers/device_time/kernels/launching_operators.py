@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool, PerName
-from gpuscope.trace.columns.table import Times, constant, looked_up, parts
+from gpuscope.trace.columns.table import Times, blocks, constant, looked_up
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kernel_categories import (
     CATEGORIES,
@@ -48,16 +48,16 @@ def categories(trace: Trace, rows: Times) -> Labels:
     device, result = trace["device_events"], np.empty(len(rows), np.int8)
     by_name = PerName(trace.names, lambda text: _CODE[kernel_category(text)])
     by_operator = _by_operator(trace, rows)
-    for part in parts(0, len(rows)):
-        kind, name = device["kind"][rows[part]], device["name"][rows[part]]
+    for block in blocks(0, len(rows)):
+        kind, name = device["kind"][rows[block]], device["name"][rows[block]]
         compute = np.flatnonzero(kind == Kind.COMPUTE)
         said = by_name(name[compute])
         if by_operator is not None:
-            found = by_operator[part][compute]
+            found = by_operator[block][compute]
             kept = (said == _CODE[TRITON]) & (found != _CODE[OPTIMIZER])
             said = np.where((found == NO_NAME) | kept, said, found)
         kind[compute] = said
-        result[part] = kind
+        result[block] = kind
     return result
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gpuscope.trace.columns.table import Array, Mask, Times, ascends, constant, is_constant, looked_up, parts
+from gpuscope.trace.columns.table import Array, Mask, Times, ascends, blocks, constant, is_constant, looked_up
 
 _TABLE = 1 << 22
 """Values that lie no further apart than this are counted in a table rather than sorted."""
@@ -24,8 +24,8 @@ def distinct_values(values: Array) -> Array:
     low, high = int(values.min()), int(values.max())
     if high - low < min(_TABLE, _SPREAD * len(values)):
         present = np.zeros(high - low + 1, np.bool_)
-        for part in parts(0, len(values)):
-            present[np.subtract(values[part], low, dtype=np.int64)] = True
+        for block in blocks(0, len(values)):
+            present[np.subtract(values[block], low, dtype=np.int64)] = True
         return np.asarray(np.flatnonzero(present) + low, values.dtype)
     ordered = values if bool((values[1:] >= values[:-1]).all()) else np.sort(values)
     return np.asarray(ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))])
@@ -59,8 +59,8 @@ def mapped(values: Array, known: Array, to: Array) -> Array:
     low, span = int(known[0]), int(known[-1]) - int(known[0]) + 1
     if span > _TABLE:
         found = np.empty(len(values), to.dtype)
-        for part in parts(0, len(values)):
-            found[part] = to[np.searchsorted(known, values[part])]
+        for block in blocks(0, len(values)):
+            found[block] = to[np.searchsorted(known, values[block])]
         return found
     if 0 <= low < span:  # then the values themselves are places
         low, span = 0, span + low

@@ -121,14 +121,14 @@ def picked(array: Array, rows: Array) -> Array:
 
 
 def looked_up(values: Array, places: Array) -> Array:
-    """`values[places]`, by parts: numpy makes places of 32 bits into ones of 64 before it looks."""
+    """`values[places]`, block by block: numpy makes places of 32 bits into ones of 64 before it looks."""
     found = np.empty(len(places), values.dtype)
-    for part in parts(0, len(places)):
-        found[part] = values[places[part]]
+    for block in blocks(0, len(places)):
+        found[block] = values[places[block]]
     return found
 
 
-def parts(low: int, high: int) -> Iterator[slice]:
+def blocks(low: int, high: int) -> Iterator[slice]:
     """The rows from `low` on and before `high`, so many at once that what is made of them stays in the processor's
     cache."""
     return (slice(first, min(first + _AT_ONCE, high)) for first in range(low, high, _AT_ONCE))
@@ -145,18 +145,18 @@ def as_slice(rows: Array | slice) -> Array | slice:
 
 
 def ascends(values: Array) -> bool:
-    """Whether each value is larger than the one before, looked at part by part."""
-    return all(bool((values[part][1:] > values[part][:-1]).all()) for part in overlapping(len(values)))
+    """Whether each value is larger than the one before, looked at block by block."""
+    return all(bool((values[block][1:] > values[block][:-1]).all()) for block in overlapping(len(values)))
 
 
 def overlapping(count: int) -> Iterator[slice]:
-    """`parts(0, count)`, each with the first row of the next."""
-    return (slice(part.start, part.stop + 1) for part in parts(0, count))
+    """`blocks(0, count)`, each with the first row of the next."""
+    return (slice(block.start, block.stop + 1) for block in blocks(0, count))
 
 
 def rows_where(low: int, high: int, wanted: Callable[[slice], Mask]) -> Times:
-    """The rows from `low` on and before `high` for which `wanted` holds, asked part by part."""
-    found = [np.flatnonzero(wanted(part)) + part.start for part in parts(low, high)]
+    """The rows from `low` on and before `high` for which `wanted` holds, asked block by block."""
+    found = [np.flatnonzero(wanted(block)) + block.start for block in blocks(low, high)]
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
@@ -225,6 +225,8 @@ class Table:
                 raise ValueError(f"{self.schema.name}.{column.name}: {found.dtype} of shape {found.shape}")
 
     def __getitem__(self, name: str) -> Array:
+        """A whole column, shape (rows,). One kept in 32 bits of which some may be absent is given out as a new array of
+        64: where only some rows are wanted, `at` makes no more than those."""
         return widened(self.columns[name])
 
     def at(self, name: str, rows: Array | slice) -> Array:
