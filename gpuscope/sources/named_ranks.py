@@ -9,25 +9,28 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-_ENGINE = re.compile(r"-TP-(?P<tp>\d+)(?:-DP-(?P<dp>\d+))?(?:-PP-(?P<pp>\d+))?(?:-EP-\d+)?(?=\.|$)")
-"""SGLang's names: `1722…-TP-1-DP-0.trace.json.gz`; expert parallelism divides the same ranks anew."""
+_ENGINE = re.compile(r"(?:.*-|^)TP-?(?P<tp>\d+)(?:-DP-?(?P<dp>\d+))?(?:-PP-?(?P<pp>\d+))?(?:-EP-?\d+)?(?=\.|$)")
+"""SGLang's names: `1722…-TP-1-DP-0.trace.json.gz`, and `TP01-DP00` within a merged file; expert parallelism divides the
+same ranks anew."""
 _NUMBER = re.compile(r"\d+")
 
 
 def by_names(paths: Sequence[Path]) -> dict[Path, int]:
     """The rank of each file, for all or for none of them: the parallel ranks in an engine's names, tensor within data
     within pipeline parallelism; else the one number in which the names differ, if these are 0 … n−1."""
-    return _of_engine(paths) or _bare(paths)
+    engine = engine_ranks([path.name for path in paths])
+    return dict(zip(paths, engine, strict=True)) if engine else _bare(paths)
 
 
-def _of_engine(paths: Sequence[Path]) -> dict[Path, int]:
-    found = [match for path in paths if (match := _ENGINE.search(path.name))]
-    if len(found) < len(paths) or not paths:
-        return {}
+def engine_ranks(names: Sequence[str]) -> list[int]:
+    """The rank of each name by its places in the parallel groups; empty where a name has none, or two have the same."""
+    found = [match for name in names if (match := _ENGINE.match(name))]
+    if len(found) < len(names) or not names:
+        return []
     places = [tuple(int(match[axis] or 0) for axis in ("pp", "dp", "tp")) for match in found]
     _, data, tensor = (1 + max(place[axis] for place in places) for axis in range(3))
     ranks = [(pp * data + dp) * tensor + tp for pp, dp, tp in places]
-    return dict(zip(paths, ranks, strict=True)) if len(set(ranks)) == len(ranks) else {}
+    return ranks if len(set(ranks)) == len(ranks) else []
 
 
 def _bare(paths: Sequence[Path]) -> dict[Path, int]:

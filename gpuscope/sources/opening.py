@@ -31,6 +31,7 @@ from gpuscope.sources.source import (
     Files,
     ReadOptions,
     Role,
+    SeveralRanks,
     Source,
     all_sources,
     check_readable,
@@ -123,7 +124,7 @@ def _one_window(
     folders: Sequence[Path], files: list[Path], asked: int | None
 ) -> tuple[list[Path], tuple[str, str, str] | None]:
     """The files without those of other windows, and what was left out, where one folder with several is named."""
-    nested = len(folders) == 1 and any(path.parent != folders[0] for path in files)
+    nested = len(folders) == 1 and all(path.is_relative_to(folders[0]) for path in files)
     found = windows.windows(folders[0], _timelines(files), _rank_of) if nested else None
     if found is None:
         if asked is not None:
@@ -353,6 +354,8 @@ def _read(item: Input, options: ReadOptions) -> Trace:
     builder = TraceBuilder()
     try:
         item.source.read(item.path, builder, replace(options, first_rank=item.first_rank))
+    except SeveralRanks as apart:
+        return merge([one.finish() for one in apart.builders])
     except InputError as error:
         if not item.beside:
             raise

@@ -67,6 +67,14 @@ class Files:
     """Of records: what they are good for where there is no timeline, and what to add."""
 
 
+class SeveralRanks(Exception):  # noqa: N818 - nothing is wrong
+    """A file turned out to hold several ranks: a builder for each."""
+
+    def __init__(self, builders: list[TraceBuilder]) -> None:
+        super().__init__(f"{len(builders)} ranks")
+        self.builders = builders
+
+
 @runtime_checkable
 class Source(Protocol):
     """A reader of one format."""
@@ -86,7 +94,7 @@ class Source(Protocol):
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read the file into the builder, and report what was lost.
 
-        Raises `InputError` where nothing of it can be used.
+        Raises `InputError` where nothing of it can be used, `SeveralRanks` where it holds several recordings.
         """
         ...
 

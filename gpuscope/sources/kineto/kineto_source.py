@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.event_columns import EventColumns
 from gpuscope.sources.kineto.graph_nodes import flows_of
+from gpuscope.sources.kineto.merged_file import Apart, processes
 from gpuscope.sources.kineto.recorded_run import RecordedRun
 from gpuscope.sources.kineto.text.chrome_json import Document, Losses
-from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, SeveralRanks, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 
 _RANK_IN_HEADER = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)')
 _KINETO_HEAD = re.compile(rb'"(schemaVersion|traceEvents|deviceProperties|baseTimeNanoseconds)"\s*:')
 _HEAD, _LONG_HEAD = 1 << 16, 8 << 20
+_MERGED = re.compile(rb'"pid"\s*:\s*"\[|"pid_raw"\s*:')
 _CHROME_EVENT = re.compile(rb'\{\s*"(ph|name|cat|ts|pid|tid|args|dur)"\s*:')
 
 
@@ -44,6 +47,8 @@ class KinetoSource:
         )
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:
+        if _MERGED.search(head):
+            return None  # several, and the header is that of the first
         match = _RANK_IN_HEADER.search(head)
         return int(match[1]) if match else rank_in_name(path)
 
@@ -57,11 +62,25 @@ class KinetoSource:
             raise InputError(losses.truncated, hint="copy it again, or pass --partial to analyse what is left")
         if not losses.events:
             raise InputError(f"{path}: contains no events", hint="was the profiler stopped before it was exported?")
+        if len(working := processes(columns)) > 1:
+            raise SeveralRanks(_apart(path, working))
         report_losses(builder, losses, path)
         if columns.has_short_nodes:
             columns.join(flows_of(path))
         run = RecordedRun(builder, columns, path, document.header, named_rank=options.first_rank)
         run.finish(losses.events)
+
+
+def _apart(path: Path, working: set[Any]) -> list[TraceBuilder]:
+    """A builder for each rank of a merged file, each filled as if the rank had a file of its own."""
+    apart = Apart(path, working)
+    ranks = apart.read()
+    for rank, key in ranks.items():
+        run = RecordedRun(apart.builders[key], apart.columns[key], path, apart.header_of(rank), named_rank=rank)
+        run.finish(apart.events[key])
+    builders = [apart.builders[key] for key in ranks.values()]
+    report_losses(builders[0], apart.losses, path)
+    return builders
 
 
 def report_losses(builder: TraceBuilder, losses: Losses, path: Path) -> None:
