@@ -38,6 +38,17 @@ class UsageError(GpuscopeError):
     exit_code = 2
 
 
+class SeveralRoles(UsageError):  # noqa: N818 - the question is which
+    """A folder holds jobs of several roles, and none was chosen."""
+
+    def __init__(self, folder: str, roles: list[str]) -> None:
+        self.roles = roles
+        super().__init__(
+            f"{folder}: holds jobs of several roles: {', '.join(roles)}",
+            hint="gpuscope analyze judges each; elsewhere name the folder of one",
+        )
+
+
 EXTRA_OF = {
     "torch": "train",
     "nvtx": "train",

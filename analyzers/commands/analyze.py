@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import click
 
 from gpuscope.commands.options import StepRange, inputs
 from gpuscope.commands.report_options import print_report, report_options
-from gpuscope.errors import AnalysisError, UsageError
+from gpuscope.errors import AnalysisError, GpuscopeError, SeveralRoles, UsageError
 from gpuscope.store.location import store_option
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ SHARED_AS = (".html", ".json")
 @click.option("--steps", type=StepRange(), metavar="A-B", help="Only these steps, e.g. 3-8.")
 @click.option("--window", type=click.IntRange(min=0), metavar="N",
               help="Of windows of one run (iteration_10/, iteration_20/) this one, not the latest.")  # fmt: skip
+@click.option("--role", metavar="NAME", help="Of jobs by role (actor_update/, rollout/) this one alone.")
+@click.option("--world-size", type=click.IntRange(min=1), metavar="N",
+              help="Ranks of the whole job, where the files don't say.")  # fmt: skip
 @report_options
 @click.option("-v", "--verbose", is_flag=True, help="Say on stderr what was read, and how long it took.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else, on stdout.")
@@ -66,6 +69,33 @@ def command(**given: Any) -> int:
     gpuscope analyze rank0.json.gz rank1.json.gz --html report.html
     """
     asked = Asked(**given)
+    try:
+        return _judge(asked)
+    except SeveralRoles as several:
+        return _judge_each(asked, several.roles)
+
+
+def _judge_each(asked: Asked, roles: Sequence[str]) -> int:
+    """Judge the job of each role by itself, and give the largest of their exit codes."""
+    documents: list[dict[str, Any]] = []
+    codes: list[int] = []
+    for role in roles:
+        if not asked.as_json:
+            click.echo(f"{chr(10) if codes else ''}== {role} ==")
+        try:
+            codes.append(_judge(asked.for_role(role), documents))
+        except GpuscopeError as error:
+            click.echo(f"Error: {role}: {error}", err=True)
+            codes.append(error.exit_code)
+    if asked.as_json:
+        from gpuscope.report.json_report import dumps_jobs
+
+        click.echo(dumps_jobs(documents))
+    return max(codes)
+
+
+def _judge(asked: Asked, documents: list[dict[str, Any]] | None = None) -> int:
+    """Judge one job; its JSON goes to `documents`, where given, instead of standard output."""
     asked.check()
     began = monotonic()
     found = _found(asked)
@@ -74,7 +104,9 @@ def command(**given: Any) -> int:
         _say_read(report, monotonic() - began)
     _write(asked, found)  # first: who reads standard output may stop early (`| head`)
     run = None if asked.no_store else _kept(asked, found)
-    if asked.as_json:
+    if asked.as_json and documents is not None:
+        documents.append({"role": asked.role, **report})
+    elif asked.as_json:
         click.echo(found.text)
     else:
         print_report(report, asked.full, asked.top, asked.quiet, asked.by)
@@ -99,6 +131,8 @@ class Asked:
     nsys: str | None
     steps: tuple[int, int] | None
     window: int | None
+    role: str | None
+    world_size: int | None
     full: bool
     top: int | None
     by: Shown | None
@@ -122,8 +156,20 @@ class Asked:
     def question(self) -> dict[str, Any]:
         """What of it the report depends on, besides the files."""
         ranks = sorted(self.ranks) if self.ranks is not None else None
-        window = {} if self.window is None else {"window": self.window}
-        return {"ranks": ranks, "steps": self.steps, "partial": self.partial, **window}
+        chosen = {"window": self.window, "role": self.role, "world_size": self.world_size}
+        given = {key: value for key, value in chosen.items() if value is not None}
+        return {"ranks": ranks, "steps": self.steps, "partial": self.partial, **given}
+
+    def for_role(self, role: str) -> Asked:
+        """The same for the job of one role; the names of files to be written hold it."""
+
+        def named(path: Path | None) -> Path | None:
+            return None if path is None else path.with_stem(f"{path.stem}-{role}")
+
+        label = None if self.label is None else f"{self.label} {role}"
+        return replace(
+            self, role=role, html=named(self.html), csv=named(self.csv), share=named(self.share), label=label
+        )
 
     def check(self) -> None:
         """Raise `UsageError` for options that contradict each other, and where an output is in the way of something."""
@@ -189,13 +235,14 @@ def _analyse(asked: Asked, cached: bool) -> tuple[Analysis, list[Input]]:
     from gpuscope.sources.source import ReadOptions
 
     chosen = executor_named(asked.executor)
-    items = find_inputs(asked.paths, asked.ranks, asked.window)
+    items = find_inputs(asked.paths, asked.ranks, asked.window, asked.role)
     with reading(total_size(items), "reading", files=len(items)) as progress:
         read = ReadOptions(asked.partial, asked.nsys, progress, cache=cached, status=progress.say)
         advice, workers = not asked.no_advice, asked.jobs or os.cpu_count() or 1
         options = Options(
-            asked.ranks, asked.steps, workers, read, advice, replay=advice, skip_unreadable=asked.skip_unreadable
-        )
+            asked.ranks, asked.steps, workers, read, advice, replay=advice, world_size=asked.world_size,
+            skip_unreadable=asked.skip_unreadable,
+        )  # fmt: skip
         return run(items, options, begun=progress.file, executor=chosen), items
 
 

@@ -42,6 +42,8 @@ class Options:
     """Whether the run is replayed, without which no change can be tried nor predicted."""
     files: int = 1
     """Files of the run: what each may keep for the replay depends on it."""
+    world_size: int | None = None
+    """Ranks of the job, whatever the files record; None to take what they do."""
     skip_unreadable: bool = False
     """Leave out a file that can't be read, rather than refuse the run."""
 

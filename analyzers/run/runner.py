@@ -23,7 +23,7 @@ from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by_side
 from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part, analyze_file
 from gpuscope.analyzers.run.reporting import build
-from gpuscope.errors import GpuscopeError, InputError
+from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.problems import job, reading
 from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, numbered, total_size
 from gpuscope.sources.restarts import left_out
@@ -31,6 +31,7 @@ from gpuscope.sources.run_manifest import ended, mesh, refused_files, run_folder
 from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
+from gpuscope.trace.world import with_world_size
 
 PARALLEL_FROM = 64 << 20
 """Bytes of input from which further processes pay for their start."""
@@ -47,6 +48,8 @@ def analyze(
     replay: bool | None = None,
     cache: bool = False,
     window: int | None = None,
+    role: str | None = None,
+    world_size: int | None = None,
 ) -> Analysis:
     """Analyse files, folders or globs as one run: `gpuscope.analyze`.
 
@@ -56,15 +59,18 @@ def analyze(
     `if __name__ == "__main__"`. `advice` says whether changes are tried; without, the report holds no suggestions, and
     the run is not replayed unless `replay` asks for that: then `predict` answers. Both take about a third of the time.
     `cache` looks for large files in the user's cache directory, and keeps there what is found in them. `window` is the
-    one to analyse of a folder with several of one run (`iteration_10/`, `iteration_20/`); by default the latest.
+    one to analyse of a folder with several of one run (`iteration_10/`, `iteration_20/`); by default the latest. `role`
+    is the one to analyse of a folder with jobs of several roles (`actor_update/`, `rollout/`). `world_size` is the
+    number of ranks of the whole job, where the files don't record it or are wrong.
 
     Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables` are DataFrames;
     times are int ns. Raises `InputError` for what is missing or can't be read, `UsageError` where files claim one rank
-    or are of different jobs, or no such step is recorded. An analysis that fails is in `Analysis.failed`.
+    or are of different jobs or roles, or no such step is recorded. An analysis that fails is in `Analysis.failed`.
     """
     read = ReadOptions(partial=partial, nsys=nsys, cache=cache)
     replayed = advice if replay is None else replay or advice
-    return run(inputs(paths, ranks, window), Options(ranks, steps, workers, read, advice, replayed))
+    options = Options(ranks, steps, workers, read, advice, replayed, world_size=world_size)
+    return run(inputs(paths, ranks, window, role), options)
 
 
 def run(
@@ -140,8 +146,9 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     results = [result for part in parts for result in part.results]
     recorded = [entry for part in parts for entry in part.recorded]
     parts.clear()  # of thousands each holds tables that are merged here
-    facts = RunFacts(with_members(merge(traces)), lanes, attributed(results), options.steps is not None)
-    del traces
+    whole = _of_size(merge(traces), options.world_size)
+    facts = RunFacts(with_members(whole), lanes, attributed(results), options.steps is not None)
+    del traces, whole
     replayer, replayed = _replay(facts, recorded if options.replay else not_recorded(facts.trace.ranks))
     what_if: WhatIf = _NotReplayed() if replayer is None else replayer
     results += _of_run(facts, what_if)
@@ -150,11 +157,24 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     if options.ranks is not None:
         results += _ranks_absent(options.ranks, facts.trace.ranks)
     results += _left_out(without)
-    results += _other_windows(items)
+    if unread := next((item.left_out for item in items if item.left_out), ()):
+        results.append(Result("windows", problems=list(unread)))
     results.append(replayed)
     named = mesh(folders[0]) if len(folders) == 1 else {}
     report = build(facts, results, what_if if options.advice else None, named)
     return Analysis(report, replayer, _hosts(facts.trace))
+
+
+def _of_size(trace: Trace, size: int | None) -> Trace:
+    """The trace with the number of ranks that was asked for. Raises `UsageError` for one below those at hand."""
+    if size is None:
+        return trace
+    if size < len(trace.ranks):
+        raise UsageError(
+            f"--world-size {size}: {len(trace.ranks)} ranks are at hand",
+            hint="give the number of ranks of the whole job",
+        )
+    return with_world_size(trace, size, "asked")
 
 
 def _hosts(trace: Trace) -> tuple[str, ...]:
@@ -230,17 +250,6 @@ def _left_out(files: Sequence[LeftOut]) -> list[Result]:
     result = Result("files")
     for file in files:
         result.problem(job.FILE_LEFT_OUT, 1, file=file.name, why=file.why)
-    return [result]
-
-
-def _other_windows(items: Sequence[Input]) -> list[Result]:
-    """Windows of the run that were not read."""
-    found = next((item.left_out for item in items if item.left_out is not None), None)
-    if found is None:
-        return []
-    folder, read, others = found
-    result = Result("windows")
-    result.problem(job.OTHER_WINDOWS, 1, run=folder, read=read, others=others)
     return [result]
 
 

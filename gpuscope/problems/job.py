@@ -41,6 +41,12 @@ OTHER_WINDOWS = RESTARTS_LEFT_OUT.saying(
     "{run}: several windows of one run; this is {read}. Left out: {others}; --window chooses another, gpuscope diff "
     "compares two"
 )
+OTHER_ROLES = ProblemKind(
+    "other_roles", "info",
+    "{run}: jobs of several roles; this is {read}. Left out: {others}; --role chooses another",
+    about="The folder holds jobs of several roles (`actor_update/`, `rollout/` …), each in its own folder. Each is "
+    "judged by itself; the message says which one this report is of.",
+)  # fmt: skip
 
 FILE_LEFT_OUT = ProblemKind(
     "file_left_out", "data_loss",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from gpuscope.schema.document import Report
+from gpuscope.schema.document import SCHEMA_VERSION, Report
 
 
 def dumps(report: Report) -> str:
@@ -18,7 +19,16 @@ def dumps(report: Report) -> str:
     a name leaves it, stays as its escape, so the text is always plain ASCII.
     """
     ordered = {key: report[key] for key in Report.__annotations__ if key in report}  # type: ignore[literal-required]
-    finite = _finite(ordered | report)  # keys of a later schema follow
+    return _text(ordered | report)  # keys of a later schema follow
+
+
+def dumps_jobs(documents: Sequence[Mapping[str, Any]]) -> str:
+    """The document of `--json` for a folder with jobs of several roles: `documents` are reports with their `role`."""
+    return _text({"schema_version": SCHEMA_VERSION, "jobs": list(documents)})
+
+
+def _text(document: dict[str, Any]) -> str:
+    finite = _finite(document)
     # Indented by msgspec, since Python's own encoder is several times slower with `indent`.
     try:
         return msgspec.json.format(json.dumps(finite, allow_nan=False), indent=2)

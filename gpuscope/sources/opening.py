@@ -9,14 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from gpuscope import archives
 from gpuscope.cache import file_cache
 from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
-from gpuscope.problems import reading
-from gpuscope.sources import named_ranks, rank_numbers, remote, run_manifest, windows
+from gpuscope.problems import job, reading
+from gpuscope.problems.problem import Problem
+from gpuscope.sources import named_ranks, rank_numbers, remote, roles, run_manifest, windows
 from gpuscope.sources.companion_files import (
     files_below,
     files_of,
@@ -40,9 +39,9 @@ from gpuscope.sources.source import (
     suffixes_of,
 )
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.table import Array, Table
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
+from gpuscope.trace.world import with_world_size
 
 PathLike = str | os.PathLike[str]
 
@@ -72,8 +71,8 @@ class Input:
     url_bytes: int = 0
     url_version: str = ""
     """What its storage says of its content; empty where nothing."""
-    left_out: tuple[str, str, str] | None = None
-    """Where its run has several windows: the run's folder, the window it is of, and the others."""
+    left_out: tuple[Problem, ...] = ()
+    """What of its folder is not read: jobs of other roles, other windows of its run."""
     in_archive: Path | None = None
     """Its archive's path and its own in there, where `path` is the unpacked file."""
 
@@ -93,19 +92,25 @@ class Input:
         return self.url_bytes if self.url else self.path.stat().st_size
 
 
-def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None, window: int | None = None) -> list[Input]:
+def inputs(
+    paths: Sequence[PathLike],
+    ranks: Collection[int] | None = None,
+    window: int | None = None,
+    role: str | None = None,
+) -> list[Input]:
     """What to read for `paths`: each a file, a folder of ranks, or a glob.
 
-    Files whose rank is known by name or head and not in `ranks` are left out unread. Of a folder with several windows
-    of one run `window` is taken, else the latest that all ranks share. Raises `InputError` where a path is missing or
-    nothing in it is a trace, `UsageError` where no folder has that window.
+    Files whose rank is known by name or head and not in `ranks` are left out unread. Of a folder with jobs of several
+    roles those of `role` are taken, of one with several windows of one run `window`, else the latest that all ranks
+    share. Raises `InputError` where a path is missing or nothing in it is a trace, `roles.SeveralRoles` where none is
+    chosen, `UsageError` where no folder has that role or window.
     """
     found = [item for named in paths if remote.is_url(named) for item in _remote(str(named), ranks)]
     paths = [named for named in paths if not remote.is_url(named)]
     outright = {Path(named) for named in paths}
     files = list(dict.fromkeys(file for named in paths for file in _expand(named)))
-    files, left_out = _one_window([folder for folder in outright if folder.is_dir()], files, window)
     paths = [archives.folder_of(Path(named)) or named for named in paths]
+    files, left_out = _of_one_job(paths, files, window, role)
     found += [Input(others[0], Unrecognised(others), None, beside=True) for others in _unrecognised(paths, files)]
     for path in files:
         source, head = source_for(path)
@@ -120,21 +125,33 @@ def inputs(paths: Sequence[PathLike], ranks: Collection[int] | None = None, wind
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
 
 
-def _one_window(
-    folders: Sequence[Path], files: list[Path], asked: int | None
-) -> tuple[list[Path], tuple[str, str, str] | None]:
-    """The files without those of other windows, and what was left out, where one folder with several is named."""
-    nested = len(folders) == 1 and all(path.is_relative_to(folders[0]) for path in files)
-    found = windows.windows(folders[0], _timelines(files), _rank_of) if nested else None
+def _of_one_job(
+    paths: Sequence[PathLike], files: list[Path], window: int | None, role: str | None
+) -> tuple[list[Path], tuple[Problem, ...]]:
+    """The files without those of other roles and windows, and what was left out, where one folder is named."""
+    folder = Path(paths[0]) if len(paths) == 1 and os.path.isdir(paths[0]) else None
+    timelines = _timelines(files) if folder is not None and len(files) > 1 else []
+    told: list[Problem] = []
+    if folder is None or not timelines or not all(path.is_relative_to(folder) for path in files):
+        if window is not None or role is not None:
+            option = "--role" if window is None else "--window"
+            raise UsageError(f"{option}: no folder with several of them is named", hint="name the folder above them")
+        return files, ()
+    if (of_role := roles.chosen(folder, timelines, role)) is not None:
+        told.append(job.OTHER_ROLES.of(1, run=folder.name, read=of_role.role, others=", ".join(of_role.others)))
+        files = [path for path in files if path not in of_role.gone]
+        folder, timelines = of_role.folder, [path for path in timelines if path not in of_role.gone]
+    found = windows.windows(folder, timelines, _rank_of)
     if found is None:
-        if asked is not None:
-            raise UsageError("--window: no folder with several windows of one run is named")
-        return files, None
-    taken = found.chosen(asked, _rank_of)
+        if window is not None:
+            raise UsageError(f"--window: {folder} does not hold several windows of one run", hint="leave it out")
+        return files, tuple(told)
+    taken = found.chosen(window, _rank_of)
     others = [number for number in sorted(found.files) if number != taken]
     gone = {path for number in others for path in found.files[number]}
-    left_out = (found.folder.name, found.names[taken], ", ".join(found.names[number] for number in others))
-    return [path for path in files if path not in gone], left_out
+    named = ", ".join(found.names[number] for number in others)
+    told.append(job.OTHER_WINDOWS.of(1, run=found.folder.name, read=found.names[taken], others=named))
+    return [path for path in files if path not in gone], tuple(told)
 
 
 def _timelines(files: Iterable[Path]) -> list[Path]:
@@ -369,11 +386,7 @@ def _with_manifest(trace: Trace, path: Path) -> Trace:
     ranks = trace["ranks"]
     if not len(ranks) or bool(ranks.known("world_size").any()) or (size := run_manifest.world_size(path)) is None:
         return trace
-    columns: dict[str, Array] = {
-        "world_size": np.full(len(ranks), size, np.int64),
-        "world_basis": np.full(len(ranks), trace.names.code("manifest"), np.int32),
-    }
-    return trace.with_table(Table(ranks.schema, {**ranks.columns, **columns}))
+    return with_world_size(trace, size, "manifest")
 
 
 def total_size(items: Iterable[Input]) -> int:

@@ -1,7 +1,8 @@
-"""Recordings of the same ranks at several times of one run, a folder each (torchtitan's `iteration_10/` and so on).
+"""Recordings of the same ranks at several times of one run: a folder each (torchtitan's `iteration_10/` and so on), or
+several files of a rank side by side (a schedule of torch.profiler that repeats).
 
-They are windows of one run where their steps go on from one to the next; else they may be different runs, and are not
-chosen among. Definitions: «Ranks of a file and of a folder».
+They are windows of one run where their steps go on from one to the next, or where they are of one process; else they
+may be different runs, and are not chosen among. Definitions: «Ranks of a file and of a folder».
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 from gpuscope.errors import InputError, UsageError
@@ -19,6 +20,9 @@ from gpuscope.sources import stream
 _NUMBERED = re.compile(r"(?P<before>.*?)(?P<number>\d+)(?P<after>\D*)")
 _STEP = re.compile(rb"ProfilerStep#(\d+)")
 _TEXTS = (".json", ".json.gz")
+_HANDLER = re.compile(r"(?P<process>.+_\d+)\.\d{10,}\.pt\.trace\.json(\.gz)?")
+"""Files of torch's `tensorboard_trace_handler`: host, process id, time of writing."""
+_PROCESS = re.compile(rb'"cat"\s*:\s*"(?:cpu_op|user_annotation|cuda_runtime)"[^{}]*?"pid"\s*:\s*(\d+)')
 
 Rank = Callable[[Path], int | None]
 
@@ -29,7 +33,7 @@ class Windows:
 
     folder: Path
     files: dict[int, list[Path]]
-    """By the number in their folder's name."""
+    """By the number in their folder's name, else 1, 2 … as they were recorded."""
     names: dict[int, str]
 
     def chosen(self, asked: int | None, ranks: Rank) -> int:
@@ -44,6 +48,8 @@ class Windows:
 
 def windows(folder: Path, files: Sequence[Path], ranks: Rank) -> Windows | None:
     """The windows that the traces below a folder are; None where they are none."""
+    if all(path.parent == folder for path in files):
+        return _side_by_side(folder, files, ranks)
     by_number: dict[int, list[Path]] = defaultdict(list)
     names: dict[int, str] = {}
     for path in files:
@@ -62,6 +68,37 @@ def windows(folder: Path, files: Sequence[Path], ranks: Rank) -> Windows | None:
     steps = [_steps(next(path for path in by_number[number] if ranks(path) == rank)) for number in sorted(by_number)]
     goes_on = all(one and other and max(one) < min(other) for one, other in pairwise(steps))
     return Windows(folder, dict(by_number), names) if goes_on else None
+
+
+def _side_by_side(folder: Path, files: Sequence[Path], ranks: Rank) -> Windows | None:
+    """Files of one folder, as many of each rank."""
+    own: dict[object, list[Path]] = defaultdict(list)
+    for path in sorted(files, key=lambda path: (len(path.name), path.name)):
+        rank = ranks(path)
+        own[rank if rank is not None else _process(path)].append(path)
+    counts = {len(of_one) for of_one in own.values()}
+    if len(counts) != 1 or counts == {1} or None in own:
+        return None
+    for of_one in own.values():
+        steps = {path: _steps(path) for path in of_one}
+        if any(one & other for one, other in combinations(steps.values(), 2)):
+            return None  # runs of their own
+        if not all(steps.values()) and len({_process(path) for path in of_one}) > 1:
+            return None
+        of_one.sort(key=lambda path, first=steps: min(first[path], default=0))  # type: ignore[misc]
+    by_number = {number: list(at_once) for number, at_once in enumerate(zip(*own.values(), strict=True), 1)}
+    return Windows(folder, by_number, {number: at_once[0].name for number, at_once in by_number.items()})
+
+
+def _process(path: Path) -> str | None:
+    """The process that a trace of torch.profiler is of, by its name, else by its first events."""
+    if named := _HANDLER.fullmatch(path.name):
+        return named["process"]
+    try:
+        found = _PROCESS.search(stream.head(path))
+    except InputError:
+        return None
+    return found[1].decode() if found else None
 
 
 def _steps(path: Path) -> set[int]:

@@ -134,7 +134,7 @@ RANKS = TableSchema(
         Column(
             "world_basis",
             "name",
-            "where world_size was recorded: distributed_info (also where absent), communicators, environment, manifest",
+            "where world_size is from: asked, distributed_info (or absent), communicators, environment, manifest",
             True,
         ),
         Column("device_id", "name", "identifies the device: its UUID, else its PCI address", True),

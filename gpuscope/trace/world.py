@@ -8,14 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Array, Table
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
-WorldBasis = Literal["distributed_info", "communicators", "environment", "manifest", "assumed"]
-"""Where a world size comes from, the most trustworthy first."""
+WorldBasis = Literal["asked", "distributed_info", "communicators", "environment", "manifest", "assumed"]
+"""Where a world size comes from, the most trustworthy first; `asked`: from the user."""
 _RECORDED: tuple[WorldBasis, ...] = get_args(WorldBasis)[:-1]
 _SOURCE = {
+    "asked": "--world-size",
     "distributed_info": "distributedInfo",
     "communicators": "the largest recorded communicator",
     "environment": "the environment of the recorded program (WORLD_SIZE)",
@@ -42,6 +46,16 @@ class World:
 NOT_RECORDED = World(None, None, "the number of ranks of the job is not recorded")
 
 
+def with_world_size(trace: Trace, size: int, basis: WorldBasis) -> Trace:
+    """The trace with this number of ranks as that of its job."""
+    ranks = trace["ranks"]
+    columns: dict[str, Array] = {
+        "world_size": np.full(len(ranks), size, np.int64),
+        "world_basis": np.full(len(ranks), trace.names.code(basis), np.int32),
+    }
+    return trace.with_table(Table(ranks.schema, {**ranks.columns, **columns}))
+
+
 def recorded_world(trace: Trace) -> World:
     """The first of distributedInfo, communicator records, environment and manifest that gives the size.
 
@@ -52,7 +66,7 @@ def recorded_world(trace: Trace) -> World:
     launched = max(found.get("environment", 0), found.get("manifest", 0))
     for provenance in _RECORDED:
         size = found.get(provenance)
-        if size is None or (provenance != "distributed_info" and size < len(trace.ranks)):
+        if size is None or (provenance not in ("asked", "distributed_info") and size < len(trace.ranks)):
             continue
         if provenance != "communicators" or size >= launched:
             return World(size, provenance, f"the world size, {size}, is from {_SOURCE[provenance]}")

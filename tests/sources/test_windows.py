@@ -80,5 +80,39 @@ def test_folders_of_nodes_are_no_windows(tmp_path: Path) -> None:
 
 
 def test_a_window_of_what_has_none_is_an_error(run: Path) -> None:
-    with pytest.raises(UsageError, match="no folder with several windows"):
+    with pytest.raises(UsageError, match="does not hold several windows"):
         gpuscope.analyze(run / "iteration_10", window=10)
+
+
+def handled(folder: Path, rank: int | None, first: int, stamp: int, kernel_us: int = 100) -> None:
+    """As `tensorboard_trace_handler` names them, of one process per rank."""
+    name = f"node-a_{4000 + (rank or 0)}.{1_700_000_000_000 + stamp}.pt.trace.json"
+    events = []
+    for step in range(3):
+        at = 1000 * step + 100_000 * first
+        events += [note(at, 990, f"ProfilerStep#{first + step}"), call(at + 5, 5, step + 1)]
+        events += [kernel(at + 20, kernel_us, step + 1)]
+    write(folder / name, *events, rank=rank, world_size=2)
+
+
+def test_a_schedule_that_repeats_leaves_windows_side_by_side(tmp_path: Path) -> None:
+    for first, kernel_us in ((3, 100), (11, 500)):
+        for rank in (0, 1):
+            handled(tmp_path, rank, first, 1000 * first + rank, kernel_us)
+    report = gpuscope.analyze(tmp_path).report
+    assert compute(report) == [1500, 1500]
+    assert "restarts_left_out" in {problem["code"] for problem in report["problems"]}
+    assert compute(gpuscope.analyze(tmp_path, window=1).report) == [300, 300]
+
+
+def test_windows_of_a_process_without_a_rank(tmp_path: Path) -> None:
+    handled(tmp_path, None, 3, 1000, 100)
+    handled(tmp_path, None, 11, 2000, 500)
+    assert compute(gpuscope.analyze(tmp_path).report) == [1500]
+
+
+def test_the_same_steps_twice_are_two_runs(tmp_path: Path) -> None:
+    handled(tmp_path, 0, 3, 1000)
+    handled(tmp_path, 0, 3, 2000)
+    with pytest.raises(UsageError, match="both hold rank 0"):
+        gpuscope.analyze(tmp_path)
