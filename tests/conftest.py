@@ -77,9 +77,11 @@ def _name_groups(items: list[pytest.Item]) -> None:
     """Write `xdist_group` into the ids, which is how pytest-xdist knows that tests share a worker.
 
     pytest-xdist 3.8 does so itself, in an attribute that pytest 9.2 no longer reads: groups would silently be ignored,
-    and every run that tests share be recorded once per worker.
+    and every run that tests share be recorded once per worker. Tests that record with nsys are a group too: two of its
+    sessions at once can end one of them.
     """
     for item in items:
-        groups = "_".join(sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")}))
+        named = {str(mark.args[0]) for mark in item.iter_markers("xdist_group")}
+        groups = "_".join(sorted(named or {mark.name for mark in item.iter_markers("nsys")}))
         if groups and hasattr(item, "_id") and not item.nodeid.endswith(f"@{groups}"):
             item._id = type(item._id).parse(f"{item.nodeid}@{groups}")

@@ -140,8 +140,8 @@ def _of_one_job(
     if (of_role := roles.chosen(folder, timelines, role)) is not None:
         told.append(job.OTHER_ROLES.of(1, run=folder.name, read=of_role.role, others=", ".join(of_role.others)))
         files = [path for path in files if path not in of_role.gone]
-        folder, timelines = of_role.folder, [path for path in timelines if path not in of_role.gone]
-    found = windows.windows(folder, timelines, _rank_of)
+        timelines = [path for path in timelines if path not in of_role.gone]
+    found = windows.windows(timelines, _rank_of)
     if found is None:
         if window is not None:
             raise UsageError(f"--window: {folder} does not hold several windows of one run", hint="leave it out")

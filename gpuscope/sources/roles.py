@@ -22,8 +22,6 @@ class Chosen:
     """The files of one role."""
 
     role: str
-    folder: Path
-    """The folder all of them lie in: the role's own where there is only one."""
     gone: frozenset[Path]
     """The timelines of the other roles."""
     others: tuple[str, ...]
@@ -55,9 +53,7 @@ def chosen(folder: Path, timelines: Sequence[Path], role: str | None) -> Chosen 
     if role not in found:
         raise UsageError(f"{folder}: has no role {role!r}", hint=f"its roles: {', '.join(sorted(found))}")
     others = tuple(sorted(set(found) - {role}))
-    own = folder / role
-    lie_in = own if all(path.is_relative_to(own) for path in found[role]) else folder
-    return Chosen(role, lie_in, frozenset(path for other in others for path in found[other]), others)
+    return Chosen(role, frozenset(path for other in others for path in found[other]), others)
 
 
 def _is_role(name: str) -> bool:

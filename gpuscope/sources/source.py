@@ -172,12 +172,15 @@ def _like(path: Path) -> str | None:
     return f"did you mean {path.parent / close[0]}?" if close else None
 
 
-_RANK_IN_NAME = re.compile(r"(?:rank|worker|dump|proc|procid)[-_.=]?(\d+)(?![\d.]*\d{6})", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(
+    r"rank[-_.=]?(\d{1,6})(?!\d)|(?:worker|dump|proc|procid)[-_.=]?(\d+)(?![\d.]*\d{6})", re.IGNORECASE
+)
+"""The number of a worker or process may also be its process id: then a time follows it."""
 
 
 def rank_in_name(path: Path) -> int | None:
     """The labelled rank in a file's name (`rank3`, `worker2`), else in its folder's name; `gpu3` is none."""
     for part in (path.name, path.parent.name):
         if match := _RANK_IN_NAME.search(part):
-            return int(match[1])
+            return int(match[1] or match[2])
     return None

@@ -7,6 +7,7 @@ may be different runs, and are not chosen among. Definitions: «Ranks of a file 
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -46,8 +47,9 @@ class Windows:
         return max(self.files, key=lambda number: (len({ranks(path) for path in self.files[number]}), number))
 
 
-def windows(folder: Path, files: Sequence[Path], ranks: Rank) -> Windows | None:
-    """The windows that the traces below a folder are; None where they are none."""
+def windows(files: Sequence[Path], ranks: Rank) -> Windows | None:
+    """The windows that the traces of a folder are; None where they are none."""
+    folder = Path(os.path.commonpath([path.parent for path in files]))
     if all(path.parent == folder for path in files):
         return _side_by_side(folder, files, ranks)
     by_number: dict[int, list[Path]] = defaultdict(list)
