@@ -16,10 +16,11 @@ from gpuscope.commands.options import StepRange, inputs
 @click.option("--steps", type=StepRange(), metavar="A-B", help="Only these steps, e.g. 3-8.")
 @click.option("--of", "files", type=click.IntRange(min=1), metavar="N",
               help="Traces of the whole run, which share the replay's size.  [default: as the trace says]")  # fmt: skip
+@click.option("--share", is_flag=True, help="Replace the names of folders, hosts and users, to give the parts away.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def command(
     paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, out: Path,
-    steps: tuple[int, int] | None, files: int | None, force: bool,
+    steps: tuple[int, int] | None, files: int | None, share: bool, force: bool,
 ) -> None:  # fmt: skip
     """Write what the analysis of a whole run needs of each trace: steps, breakdown, collectives, replay graph.
 
@@ -46,7 +47,7 @@ def command(
     check_free([out] if one else [], force, paths)
     with reading(total_size(items), "reducing", files=len(items)) as progress:
         read = ReadOptions(partial=partial, nsys=nsys, advance=progress, status=progress.say)
-        written = reduced(items, Options(ranks, steps, 1, read, files=files or 0), out, force, progress.file)
+        written = reduced(items, Options(ranks, steps, 1, read, files=files or 0), out, force, progress.file, share)
     size, before = sum(path.stat().st_size for path in written), total_size(items)
     click.echo(
         f"{units.plural(len(written), 'part')} of {units.size(size)} from {units.size(before)}: "

@@ -25,7 +25,7 @@ from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part, analyze_f
 from gpuscope.analyzers.run.reporting import build
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.problems import job, reading
-from gpuscope.sources.opening import Input, PathLike, check_one_run, inputs, numbered, total_size
+from gpuscope.sources.opening import Input, PathLike, check_one_run, check_ranks_present, inputs, numbered, total_size
 from gpuscope.sources.restarts import left_out
 from gpuscope.sources.run_manifest import ended, mesh, refused_files, run_folders
 from gpuscope.sources.source import ReadOptions
@@ -147,6 +147,7 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     recorded = [entry for part in parts for entry in part.recorded]
     parts.clear()  # of thousands each holds tables that are merged here
     whole = _of_size(merge(traces), options.world_size)
+    check_ranks_present(items, options.ranks, whole.ranks)
     facts = RunFacts(with_members(whole), lanes, attributed(results), options.steps is not None)
     del traces, whole
     replayer, replayed = _replay(facts, recorded if options.replay else not_recorded(facts.trace.ranks))
@@ -162,7 +163,7 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     results.append(replayed)
     named = mesh(folders[0]) if len(folders) == 1 else {}
     report = build(facts, results, what_if if options.advice else None, named)
-    return Analysis(report, replayer, _hosts(facts.trace))
+    return Analysis(report, replayer, facts.trace.hosts)
 
 
 def _of_size(trace: Trace, size: int | None) -> Trace:
@@ -175,11 +176,6 @@ def _of_size(trace: Trace, size: int | None) -> Trace:
             hint="give the number of ranks of the whole job",
         )
     return with_world_size(trace, size, "asked")
-
-
-def _hosts(trace: Trace) -> tuple[str, ...]:
-    ranks = trace["ranks"]
-    return tuple(sorted({trace.names[code] for code in ranks["host"][ranks.known("host")].tolist()}))
 
 
 def _replay(facts: RunFacts, recorded: Sequence[Recorded]) -> tuple[Replayer | None, Result]:

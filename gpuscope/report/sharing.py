@@ -5,8 +5,9 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any, cast
 
 from gpuscope.schema.document import Report, SharedEntry
@@ -28,7 +29,7 @@ def share(report: Report, hosts: Iterable[str] = ()) -> Report:
     modules and functions stay: they are what the report is about.
     """
     named = [source["path"] for source in report["trace"]["sources"]]
-    replacing = Replacing(_texts(report), hosts, named)
+    replacing = Replacing(texts(report), hosts, named)
     replaced = cast(Report, replacing.all(report))
     return cast(Report, {**replaced, "shared": replacing.counted()})
 
@@ -36,13 +37,18 @@ def share(report: Report, hosts: Iterable[str] = ()) -> Report:
 class Replacing:
     """Replaces what names people, machines and folders."""
 
-    def __init__(self, texts: Iterable[str], hosts: Iterable[str], paths: Iterable[str]) -> None:
-        """`texts` are all texts there are, `hosts` the names that the files record, `paths` the files as named."""
+    def __init__(
+        self, own_texts: Iterable[str], hosts: Iterable[str], paths: Iterable[str],
+        named: Callable[[set[str], str], dict[str, str]] | None = None,
+    ) -> None:  # fmt: skip
+        """`own_texts` are all texts there are, `hosts` the names that the files record, `paths` the files as given;
+        `named` chooses what stands instead of a host or user."""
         users, machines = _own_users(), {*hosts, *_own_hosts()}
-        for text in texts:
+        for text in own_texts:
             users |= set(_HOME.findall(text))
             machines |= set(_ADDRESS.findall(text))
-        self._instead = _numbered(machines, "host") | _numbered(users, "user")
+        named = named or _numbered
+        self._instead = named(machines, "host") | named(users, "user")
         self._named = {path: _last(path) for path in paths if _last(path) != path}
         words = "|".join(map(re.escape, sorted(self._instead, key=len, reverse=True)))
         self._words = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])") if words else None
@@ -93,6 +99,11 @@ def _numbered(names: set[str], kind: str) -> dict[str, str]:
     return {name: f"{kind}-{number}" for number, name in enumerate(sorted(n for n in names if len(n) >= _SHORTEST), 1)}
 
 
+def hashed(names: set[str], kind: str) -> dict[str, str]:
+    """What stands instead of each name: alike in every file that it occurs in."""
+    return {name: f"{kind}-{sha256(name.encode()).hexdigest()[:8]}" for name in names if len(name) >= _SHORTEST}
+
+
 def _own_users() -> set[str]:
     with suppress(KeyError, OSError, ImportError):  # no user of that number, as in some containers
         return {getpass.getuser()} - {"root"}
@@ -104,13 +115,14 @@ def _own_hosts() -> set[str]:
     return {name, name.partition(".")[0]} - {"localhost"}
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts(value: Any) -> Iterator[str]:
+    """Every text in a value of JSON, keys of objects too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _texts(key)
-            yield from _texts(inner)
+            yield from texts(key)
+            yield from texts(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts(inner)
+            yield from texts(inner)

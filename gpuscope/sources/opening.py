@@ -115,13 +115,15 @@ def inputs(
     for path in files:
         source, head = source_for(path)
         rank = source.peek_rank(path, head)
-        if ranks is None or rank is None or rank in ranks:
+        # One file alone may be a merged one, whose head is that of its first rank: reading it tells.
+        if ranks is None or rank is None or rank in ranks or len(files) == 1:
             beside = source.files.role is Role.RECORD and path not in outright and len(files) > 1
             found.append(Input(path, source, rank, beside=beside, left_out=left_out, in_archive=archives.shown(path)))
     if not found:
         named = ", ".join(os.fspath(path) for path in paths) or "the URLs"
-        raise InputError(f"{named}: contains none of the requested ranks" if ranks else f"{named}: no traces")
-    found = [item for item in _named(found) if ranks is None or item.rank is None or item.rank in ranks]
+        raise _none_of_the_ranks(named) if ranks else InputError(f"{named}: no traces")
+    if len(files) > 1:
+        found = [item for item in _named(found) if ranks is None or item.rank is None or item.rank in ranks]
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
 
 
@@ -425,7 +427,19 @@ def open_inputs(
         begun(item.path.name)
         traces.append(as_shown(read_file(item, options), item))
     check_one_run([trace.ranks_by_file() for trace in traces])
-    return merge(traces, ranks)
+    whole = merge(traces, ranks)
+    check_ranks_present(items, ranks, whole.ranks)
+    return whole
+
+
+def check_ranks_present(items: Iterable[Input], asked: Collection[int] | None, present: Collection[int]) -> None:
+    """Raise `InputError` where ranks were asked for and what was read of these files holds none of them."""
+    if asked is not None and not set(asked) & set(present):
+        raise _none_of_the_ranks(", ".join(item.shown for item in items))
+
+
+def _none_of_the_ranks(named: str) -> InputError:
+    return InputError(f"{named}: contains none of the requested ranks")
 
 
 RanksByFile = list[tuple[Path, str, list[int], int | None]]

@@ -88,6 +88,12 @@ class Trace:
         return f"Trace({ranks} rank{plural[0]} from {files} file{plural[1]} ({formats}), {counts})"
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the hosts that ranks are known to have run on, sorted."""
+        ranks = self["ranks"]
+        return tuple(sorted({self.names[code] for code in ranks["host"][ranks.known("host")].tolist()}))
+
+    @property
     def ranks(self) -> list[int]:
         """The ranks present, ascending."""
         return [int(rank) for rank in np.unique(self["ranks"]["rank"])]

@@ -11,8 +11,14 @@ import pytest
 from click.testing import CliRunner
 from helpers.kineto import call, kernel, note, python, write
 
+from gpuscope.analyzers.run.file_part import Options
+from gpuscope.analyzers.run.reduction.packing import pack
+from gpuscope.analyzers.run.reduction.reduced_file import read_part
+from gpuscope.analyzers.run.reduction.reducing import reduced
+from gpuscope.analyzers.run.runner import analyze
 from gpuscope.plugins import COMMANDS, load
 from gpuscope.report.sharing import Replacing
+from gpuscope.sources.opening import inputs
 
 SECRETS = ("alice", "gpu-node-17", "secret_project", "10.1.2.3")
 
@@ -42,6 +48,42 @@ def test_a_shared_report_names_nobody(trace: Path, tmp_path: Path, suffix: str) 
         assert json.loads(text)["shared"]["paths"] >= 1
     else:
         assert "names replaced for sharing" in text
+
+
+def test_a_shared_part_names_nobody_and_says_the_same(trace: Path, tmp_path: Path) -> None:
+    said = {}
+    for name, flags in (("own", []), ("shared", ["--share"])):
+        out = tmp_path / f"{name}.gsr"
+        CliRunner().invoke(load(COMMANDS, "reduce"), [str(trace), "-o", str(out), *flags], standalone_mode=False)
+        said[name] = analyze(out).report
+    head, part = read_part(tmp_path / "shared.gsr")
+    text = json.dumps([head, pack(part, [])], default=str, ensure_ascii=False)
+    assert not [secret for secret in SECRETS if secret in text]
+    assert "gpu-node-17" in json.dumps(pack(read_part(tmp_path / "own.gsr")[1], []), default=str)
+    assert said["shared"]["verdict"] == said["own"]["verdict"]
+    assert [rank["breakdown_ns"] for rank in said["shared"]["ranks"]] == [
+        rank["breakdown_ns"] for rank in said["own"]["ranks"]
+    ]
+
+
+def test_hosts_of_shared_parts_stay_apart_or_together(tmp_path: Path) -> None:
+    hosts = []
+    for rank, host in enumerate(["gpu-node-17", "gpu-node-17", "gpu-node-18"]):
+        events = [note(0, 1000, "ProfilerStep#0"), call(10, 5, 1), kernel(20, 100, 1)]
+        write(tmp_path / f"rank{rank}.json", *events, rank=rank, host_name=host)
+        reduced(inputs([tmp_path / f"rank{rank}.json"]), Options(), tmp_path / f"{rank}.gsr", False, share=True)
+        hosts.append(read_part(tmp_path / f"{rank}.gsr")[1].trace.hosts)
+    assert hosts[0] == hosts[1] != hosts[2]
+
+
+def test_names_that_become_alike_stay_apart(tmp_path: Path) -> None:
+    stacks = [python(150 + 10 * n, 5, f"/home/alice/{folder}/train.py(12): forward") for n, folder in enumerate("ab")]
+    events = [note(0, 1000, "ProfilerStep#0"), call(10, 5, 1), kernel(20, 100, 1), *stacks]
+    write(tmp_path / "rank0.json", *events, rank=0)
+    reduced(inputs([tmp_path / "rank0.json"]), Options(), tmp_path / "part.gsr", False, share=True)
+    names = read_part(tmp_path / "part.gsr")[1].trace.names.names
+    own = [name for name in names if "train.py(12)" in name]
+    assert own == ["…/train.py(12): forward", "…/train.py(12): forward (2)"]
 
 
 def test_the_report_itself_keeps_its_names(trace: Path, tmp_path: Path) -> None:

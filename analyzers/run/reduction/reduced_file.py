@@ -22,6 +22,7 @@ from numpy.lib.format import read_array
 
 from gpuscope.analyzers.run.file_part import Options, Part
 from gpuscope.analyzers.run.reduction.packing import UnpackableError, fingerprint, pack, unpack
+from gpuscope.analyzers.run.reduction.shared_part import shared_tree
 from gpuscope.errors import InputError, UsageError
 from gpuscope.output import write
 from gpuscope.sources.source import Files, ReadOptions, Role
@@ -46,10 +47,13 @@ _DAMAGED = (
 """numpy parses a member's header as Python, and twice where it looks like one of Python 2."""
 
 
-def write_part(path: Path, part: Part, steps: tuple[int, int] | None) -> None:
-    """Write a part, whole or not at all. Raises `InputError` where that can't be done."""
+def write_part(path: Path, part: Part, steps: tuple[int, int] | None, share: bool = False) -> None:
+    """Write a part, whole or not at all; with `share`, without what names people, machines and folders. Raises
+    `InputError` where that can't be done."""
     arrays: list[Array] = []
     tree = pack(part, arrays)
+    if share:
+        tree = shared_tree(part, tree)
     columns, places = _joined(arrays)
     members = {TREE: _text({"part": tree, "arrays": places}), **columns}
     head = {

@@ -10,13 +10,15 @@ from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part, analyze_f
 from gpuscope.analyzers.run.reduction.reduced_file import SUFFIX, write_part
 from gpuscope.errors import InputError, UsageError
 from gpuscope.output import check_free
-from gpuscope.sources.opening import Input, check_one_run, numbered
+from gpuscope.sources.opening import Input, check_one_run, check_ranks_present, numbered
 
 
 def reduced(
-    items: Sequence[Input], options: Options, out: Path, force: bool, begun: Callable[[str], None] = lambda _: None
-) -> list[Path]:
-    """Write the part of each input: to `out` if that ends in `.gsr`, else into the folder `out`.
+    items: Sequence[Input], options: Options, out: Path, force: bool, begun: Callable[[str], None] = lambda _: None,
+    share: bool = False,
+) -> list[Path]:  # fmt: skip
+    """Write the part of each input: to `out` if that ends in `.gsr`, else into the folder `out`. With `share` names of
+    hosts, users and folders are replaced in them.
 
     With `options.files` 0 what each part keeps for the replay follows from the world size that its trace records.
     Raises `InputError` for what can't be read, `UsageError` where several traces would go into one file.
@@ -33,7 +35,8 @@ def reduced(
         path = out if one else out / _name(item.path, paths)
         check_free([path], force)
         part = analyze_file(item, replace(options, files=options.files or _files(item, len(items))))
-        write_part(path, part, options.steps)
+        check_ranks_present([item], options.ranks, part.trace.ranks)
+        write_part(path, part, options.steps, share)
         parts.append(part)
         paths.append(path)
     check_one_run([part.trace.ranks_by_file() for part in parts])

@@ -131,6 +131,18 @@ def test_a_rank_without_dump_is_under_suspicion_only(tmp_path: Path) -> None:
     assert found["hang"]["without_dump"] == [2]
 
 
+def test_dumps_of_some_ranks_stay_those_ranks(tmp_path: Path) -> None:
+    """Of a job of 16 the dumps of four are at hand; rank 9 never came."""
+    group: Group = ("0", "default_pg", list(range(16)))
+    for rank in (3, 7, 9, 12):
+        late = [] if rank == 9 else [entry(group, 2)]
+        dump(tmp_path, rank, [group], [entry(group, 1, done=True), *late])
+    found = report(tmp_path)
+    assert found["trace"]["ranks_present"] == [3, 7, 9, 12]
+    assert causes(found)[0] == (9, "never_arrived")
+    assert found["hang"]["only_waited"] == [3, 7, 12]
+
+
 def test_a_missing_dump_excuses_nobody_who_is_known_to_be_absent(tmp_path: Path) -> None:
     dump(tmp_path, 0, [FOUR], [entry(FOUR, 1, done=True), entry(FOUR, 2)])
     dump(tmp_path, 1, [FOUR], [entry(FOUR, 1, done=True)])

@@ -111,10 +111,14 @@ def test_a_merged_file_gives_the_report_of_the_separate_ones(merge: Merge, separ
     assert found == expected
 
 
-def test_ranks_of_a_merged_file_can_be_chosen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("merge", MERGES, ids=lambda merge: merge.__name__)
+def test_ranks_of_a_merged_file_can_be_chosen(merge: Merge, tmp_path: Path) -> None:
     merged = tmp_path / "merged.json"
-    merged.write_text(json.dumps(sglang(documents(write_pair(tmp_path / "pair")))))
+    merged.write_text(json.dumps(merge(documents(write_pair(tmp_path / "pair")))))
     assert gpuscope.open_trace(merged, ranks=[1]).ranks == [1]
+    for read in (gpuscope.open_trace, gpuscope.analyze):
+        with pytest.raises(InputError, match="contains none of the requested ranks"):
+            read(merged, ranks=[5])
 
 
 def test_events_mixed_by_time_are_refused_where_nothing_tells_whose_a_kernel_is(tmp_path: Path) -> None:
