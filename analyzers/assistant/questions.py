@@ -19,8 +19,9 @@ from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.catalogue.prediction_sentences import gain_share, plan, setting_words, step_change
 from gpuscope.report.terminal.diff_text import side_line, verdict_line
 from gpuscope.report.view import arrangement
+from gpuscope.report.view.first_lines import first_lines
 from gpuscope.report.view.headline import context_line, whole
-from gpuscope.report.view.summary import sentence, summary
+from gpuscope.report.view.summary import summary
 from gpuscope.schema.diff_document import Diff
 from gpuscope.schema.document import FindingEntry, Report
 from gpuscope.schema.replay_section import Prediction
@@ -50,16 +51,21 @@ def runs(opened: OpenRuns) -> str:
 
 
 def opening(run: OpenRun) -> str:
-    """A run that was just opened: its name, what was analysed, its verdict in a sentence."""
+    """A run that was just opened: its name, what was analysed, its first lines."""
     report = run.analysis.report
-    return answer([f"run: {run.name}", context_line(report), sentence(report), *_problems(report)[:5]])
+    return answer([f"run: {run.name}", context_line(report), *_first_lines(report), *_problems(report)[:5]])
+
+
+def _first_lines(report: Report) -> list[str]:
+    lines = first_lines(report)
+    return [lines.what, *(f"{label}: {text}" for label, text in lines.below())]
 
 
 def verdict(run: OpenRun) -> str:
     """What bounds the run and how sure that is, where each rank's time goes, the largest causes."""
     report = run.analysis.report
     first = summary(report)
-    lines = [first.sentence, first.verdict, *([f"limits: {first.limits}"] if first.limits else [])]
+    lines = [*_first_lines(report), first.verdict, *([f"limits: {first.limits}"] if first.limits else [])]
     if report["verdict"]["why"]:
         lines.append(f"why: {report['verdict']['why']}")
     for line in first.ranks:
@@ -211,7 +217,7 @@ def _gain(predicted: Prediction) -> str:
 
 
 def _brief(report: Report) -> str:
-    return units.crop(sentence(report), 160)
+    return units.crop(first_lines(report).one_line(), 160)
 
 
 def _problems(report: Report) -> list[str]:

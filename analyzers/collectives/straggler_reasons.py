@@ -153,11 +153,10 @@ def _larger(trace: Trace, work: WorkOfRanks, longer: Longer, place: int) -> str:
     worst = int(longer.worst[place])
     name = units.clean(trace.names[worst])
     if longer.alone[place]:
-        nobody = "no other rank runs" if len(work.ranks) > 2 else "the other rank doesn't run"
-        return f"{count:.0f} {name} per step, which {nobody}"
+        return f"{count:.0f} {name} that only it runs"
     if abs(count - usual) > SAME_WORK * max(count, usual):
         return f"{count:.0f} {name} per step vs. {usual:.0f} on its peers"
     mine, others = work.elements(worst, int(work.ranks[place]))
     if mine and others:
-        return f"{name} on inputs {mine / max(others, 1):.1f} times as large as on its peers"
+        return f"{name} on inputs {mine / max(others, 1):.1f} times as large as its peers'"
     return name

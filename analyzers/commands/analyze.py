@@ -109,7 +109,7 @@ def _judge(asked: Asked, documents: list[dict[str, Any]] | None = None) -> int:
     elif asked.as_json:
         click.echo(found.text)
     else:
-        print_report(report, asked.full, asked.top, asked.quiet, asked.by)
+        print_report(report, asked.full, asked.top, asked.quiet, asked.by, asked.why)
     _say_written(asked, found)
     if run is not None and (asked.verbose or not (asked.as_json or asked.quiet)):
         click.echo(f"Stored as run {run}: gpuscope open {run}, gpuscope runs show {run} --full", err=True)
@@ -136,6 +136,7 @@ class Asked:
     full: bool
     top: int | None
     by: Shown | None
+    why: bool
     quiet: bool
     verbose: bool
     as_json: bool

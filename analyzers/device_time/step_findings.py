@@ -9,12 +9,12 @@ from gpuscope.analyzers.base.lanes import RECORDING, HostWork, LaneSummary
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.step_roles import Role
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.verdict.verdict import VERDICT_SHARE
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings.steps import OutlierSteps, Startup, StepTimeShift, Warmup
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.schema import NA
 from gpuscope.words import units
+from gpuscope.words.vocabulary import VERDICT_SHARE
 
 MOST = 0.5
 """Share of the idle time from which a recording without steady steps is start-up."""

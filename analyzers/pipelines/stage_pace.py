@@ -15,13 +15,13 @@ from gpuscope.analyzers.collectives.stragglers import judged_core_times
 from gpuscope.analyzers.collectives.work_of_ranks import WorkOfRanks
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.verdict.verdict import VERDICT_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import WorkOutsidePipeline
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.schema.pipeline_section import PipelineRow
 from gpuscope.trace.columns.table import Table
 from gpuscope.words import units
+from gpuscope.words.vocabulary import VERDICT_SHARE
 
 SIGNIFICANT = 3.0
 """Standard errors by which a rank's steps must hold more work than the others'."""

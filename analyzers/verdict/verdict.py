@@ -12,10 +12,8 @@ from gpuscope.catalogue.cause_table import cause_label, class_of
 from gpuscope.problems.problem import ProblemKind
 from gpuscope.schema.document import AbstainReason, Class, ProblemEntry, Slowdown, Verdict
 from gpuscope.words import units
-from gpuscope.words.vocabulary import CLASSES
+from gpuscope.words.vocabulary import CLASSES, VERDICT_SHARE
 
-VERDICT_SHARE = 0.10
-"""A class must hold this share of the window to bound the run (definitions: «Verdict»)."""
 LOST_WORK = 0.5
 """If lost kernels of average length could fill this share of the idle time, the device may not have been idle."""
 MAX_CONFIDENCE = 0.95
@@ -189,21 +187,19 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
         )
         return "hung", why, ""
     cut = "the file is" if evidence.timelines_cut == 1 else f"{evidence.timelines_cut} files are"
-    again = "Copy the whole file again, or record again and let the profiler finish"
+    again = "copy the whole file again, or record again and let the profiler finish"
     if not evidence.events and evidence.timelines_cut:
         lacks = "and what is left holds no device events; they may be in the missing part"
-        return "cut_off", f"{cut} cut off, {lacks}. {again}", ""
+        return "cut_off", f"{cut} cut off, {lacks}", again
     if evidence.window <= 0 or not evidence.events:
         record = "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
         return "no_device_events", "no device events", evidence.why_no_device or record
     if evidence.thinned:
         why = (
-            f"events are missing from this recording ({evidence.thinned}), as if it were sampled or filtered: "
-            "operators, launches and kernels can't be matched, so causes and gains can't be determined, and the shares "
-            "are of the events that are left. Record again and keep every event (torch.profiler: activities=[CPU, "
-            "CUDA], and don't filter its file; nsys: --trace=cuda,nvtx)"
+            f"{evidence.thinned}, as if the recording were sampled or filtered; shares are of the events that are left"
         )
-        return "thinned", why, ""
+        record = "keep every event (activities=[CPU, CUDA], the file unfiltered; nsys: --trace=cuda,nvtx)"
+        return "thinned", why, record
     unattributed = evidence.causes.get(UNATTRIBUTED, 0)
     sums = class_sums(evidence.causes)
     idle_dominates = evidence.idle >= max(VERDICT_SHARE * evidence.window, *sums.values())
@@ -215,8 +211,8 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
         )
         return "kernels_lost", why, "record fewer steps, or with larger profiler buffers"
     if idle_dominates and evidence.timelines_cut:
-        why = f"{cut} cut off, so where the device seems idle, its work may be in the missing part. {again}"
-        return "cut_off", why, ""
+        why = f"{cut} cut off, so where the device seems idle, its work may be in the missing part"
+        return "cut_off", why, again
     if unattributed >= VERDICT_SHARE * evidence.window and unattributed > max(sums.values()):
         why = (
             f"the device is idle {units.share(unattributed / evidence.window)} of the time and no host events are "
@@ -281,10 +277,6 @@ def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> 
     return doubts
 
 
-_IS: dict[Class, str] = {"cpu": " (idle time that the host causes)"}
-"""What a class of stalls is called in the breakdown, where that is another word."""
-
-
 def _lead(evidence: Evidence, top: Class, share: float) -> Doubt:
     """How far the next class, or the 10 % line, is from changing the verdict."""
     sums = class_sums(evidence.causes)
@@ -294,8 +286,7 @@ def _lead(evidence: Evidence, top: Class, share: float) -> Doubt:
     line = units.whole_share(VERDICT_SHARE)
     if top == "compute":
         lead = 1 - max(sums.values()) / (VERDICT_SHARE * evidence.window)
-        stalls = f"{CLASSES[next_one]} stalls{_IS.get(next_one, '')}"
-        why = f"{stalls} take {taken}; at {line} the run would count as {CLASSES[next_one]}-bound"
+        why = f"{CLASSES[next_one]} stalls take {taken}; from {line} on it is {CLASSES[next_one]}-bound"
     else:
         to_runner_up = 1 - others[next_one] / sums[top]
         to_line = (share - VERDICT_SHARE) / VERDICT_SHARE + 0.1
@@ -303,7 +294,7 @@ def _lead(evidence: Evidence, top: Class, share: float) -> Doubt:
         why = (
             f"{CLASSES[next_one]} stalls also take {taken}"
             if to_runner_up <= to_line
-            else f"{CLASSES[top]} stalls take {units.share(share)}; below {line} the run would count as compute-bound"
+            else f"{CLASSES[top]} stalls take {units.share(share)}; below {line} it is compute-bound"
         )
     return Doubt(0.5 + 0.5 * min(max(lead, 0.0), 1.0), why)
 

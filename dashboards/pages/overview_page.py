@@ -12,7 +12,7 @@ from gpuscope.dashboards import theme, ui
 from gpuscope.dashboards.figures import breakdown_figure, steps_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.page_links import evidence_link, meanwhile_link, timeline_view
-from gpuscope.report.view import arrangement, blame, headline, summary
+from gpuscope.report.view import arrangement, blame, headline, summary, why_verdict
 from gpuscope.schema.document import FindingEntry, RankEntry, StepEntry
 from gpuscope.words import units
 
@@ -35,40 +35,44 @@ def layout(shown: Shown) -> Component:
 
 
 def _verdict(shown: Shown) -> Component:
-    """The first screen of the terminal report: the same sentence, verdict and caveats."""
+    """The first screen of the terminal report: the same lines and caveats."""
     report = shown.run.report
     verdict, said = report["verdict"], summary.summary(report)
     abstained = verdict["abstained"] or verdict["bound_by"] is None
     colour = "yellow" if abstained else "green" if verdict["bound_by"] == "compute" else "red"
-    body: list[Any] = [] if abstained else [dmc.Text(said.verdict)]
-    if (place := _costliest(shown)) is not None:
-        body.append(place)
+    lines = [html.Div([html.B(label), html.Span(units.clean(text))]) for label, text in said.lines.below()]
+    body: list[Any] = [html.Div(lines, className="first-lines"), *([] if abstained else [dmc.Text(said.verdict)])]
+    if (largest := _largest(shown)) is not None:
+        body.append(largest)
     body.append(html.Div(ui.step_time(report)))
     if said.limits:
         body.append(dmc.Text([html.B("Caveats: "), units.clean(said.limits)], size="sm"))
-    if not abstained:  # else the sentence says it
-        body.append(html.Details([html.Summary("Why"), dmc.Text(units.clean(verdict["why"]), size="sm")]))
     body.append(dmc.Text(units.clean(headline.context_line(report)), size="sm", c="dimmed", mt="xs"))
     if shown.view.ranks is not None or shown.view.steps is not None:
         body.append(
             dmc.Text("The verdict is for the whole run; the filters apply to the figures below.", size="sm", mt="xs")
         )
-    title = html.H2(units.clean(said.sentence), className="verdict")
+    title = html.H2(units.clean(said.lines.what), className="verdict")
     return dmc.Alert(body, title=title, color=colour, variant="light", mb="md")
 
 
-def _costliest(shown: Shown) -> Component | None:
-    """A link to where the verdict's cause costs most; None where there is no such place."""
-    main = blame.main_finding(shown.run.report)
-    if main is None or not main["evidence"] or shown.run.events is None:
+def _largest(shown: Shown) -> Component | None:
+    """The largest places that the first lines rest on, each leading to the timeline; None where there are none."""
+    report = shown.run.report
+    places = why_verdict.largest(report)
+    if not places:
         return None
-    number = next(i for i, one in enumerate(arrangement.findings(shown.run.report)) if one is main)
-    longest = max(main["evidence"], key=lambda one: one["dur_ns"])
-    late = [one for one in main["ranks"] if one != longest["rank"]] if main["code"] == "straggler" else []
-    lines = [html.Div(["Costliest place: ", evidence_link(longest, shown, number)])]
-    if len(late) == 1 and (found := meanwhile_link(longest, late[0], shown, number)) is not None:
+    main = blame.main_finding(report)
+    number = next(i for i, one in enumerate(arrangement.findings(report)) if one is main)
+    lines = [html.Div(evidence_link(place.evidence, shown, number)) for place in places]
+    late = main["ranks"] if main is not None and main["code"] == "straggler" else []
+    others = [rank for rank in late if rank != places[0].evidence["rank"]]
+    if len(others) == 1 and (found := meanwhile_link(places[0].evidence, others[0], shown, number)) is not None:
         lines.append(html.Div(["Meanwhile: ", found]))
-    return html.Div(lines, className="costliest")
+    tipping = why_verdict.tipping(report)
+    if tipping:
+        lines.append(dmc.Text(f"Else {tipping}", size="sm", c="dimmed"))
+    return html.Details([html.Summary("Why this verdict"), *lines], className="why-verdict", open=True)
 
 
 def _breakdown(shown: Shown) -> Component:

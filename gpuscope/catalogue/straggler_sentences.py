@@ -102,26 +102,14 @@ def _doing(entry: StragglerEntry) -> str:
     return f"; it falls behind{where}" if where else ""
 
 
-SHOWS = {
-    "device": "measured: its device is slower",
-    "data": "measured: more work, not a slower device",
-    "host": "measured: its host is late, not its device",
-    "cores": "no sign that the rank itself is slow",
-}
-"""What each reason of a late rank comes to."""
-
-
-def why_late(entry: StragglerEntry, compute: tuple[float, float] | None) -> str:
-    """Why a rank is late and what shows it, one clause; `compute` is its own and its median peer's, ns per step."""
-    rank, reason, why = f"rank {entry['rank']}", entry["reason"], entry["reason_why"]
-    if reason is None:
-        return f"why {rank} is late is not known: {why}" if why else ""
+def reason_words(late: Sequence[StragglerEntry]) -> str:
+    """Why ranks are late, of several the reason that they share; empty where that is not known."""
+    if not late or len({entry["reason"] for entry in late}) > 1:
+        return ""
+    entry = late[0]
     more = entry.get("more_work")
-    told = f"{rank}: {why}" if more is None else f"{rank} computes {more}"
-    if reason == "device" and compute is not None and compute[0] > compute[1] > 0:
-        own, peers = map(units.duration, compute)
-        told += f": {own} of compute vs. {peers}, {compute[0] / compute[1]:.1f} times"
-    return f"{told} ({SHOWS[reason]})"
+    told = f"it computes {more}" if more is not None else entry["reason_why"]
+    return told if len(late) == 1 or not told else f"rank {entry['rank']}: {told}"
 
 
 def late_in(entry: StragglerEntry, longest: int | None = None) -> str:

@@ -18,7 +18,7 @@ TOP = 3
 
 
 def report_options(command: Command) -> Command:
-    """`--full`, `--by`, `--top` and `--quiet`."""
+    """`--full`, `--why`, `--by`, `--top` and `--quiet`."""
     for decorate in (
         click.option("-q", "--quiet", is_flag=True, help="Print the verdict in one sentence, nothing else."),
         click.option(
@@ -26,24 +26,29 @@ def report_options(command: Command) -> Command:
             help="Causes and changes on the screen (3), or rows of each table with --full (10) or --by (20).",
         ),
         click.option("--by", type=click.Choice(BY), help="Print where in the program time goes, instead."),
+        click.option("--why", is_flag=True, help="Print what the verdict rests on, and what would tip it."),
         click.option("--full", is_flag=True, help="Print everything instead of one screen."),
     ):  # fmt: skip
         command = decorate(command)
     return command
 
 
-def print_report(report: Report, full: bool, top: int | None, quiet: bool, by: Shown | None = None) -> None:
+def print_report(
+    report: Report, full: bool, top: int | None, quiet: bool, by: Shown | None = None, why: bool = False
+) -> None:
     """Print `report` on stdout, as much of it as asked for."""
     from gpuscope.report.terminal import first_screen, report_text
     from gpuscope.report.terminal.screen import ReportConsole, Writer
     from gpuscope.report.terminal.sections import places_text
-    from gpuscope.report.view.summary import sentence
+    from gpuscope.report.view.first_lines import first_lines
 
     console = ReportConsole()
     if quiet:
-        click.echo(Writer(console).safe(sentence(report)))  # one line, however narrow the terminal
+        click.echo(Writer(console).safe(first_lines(report).one_line()))  # one line, however narrow the terminal
     elif by is not None:
         places_text.render(report, Writer(console), by, top)
+    elif why:
+        first_screen.why(report, Writer(console), top)
     elif full:
         report_text.render(report, console, top or report_text.ROWS_SHOWN)
     else:

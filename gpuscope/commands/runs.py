@@ -64,8 +64,8 @@ def command(
 @click.option("--json", "as_json", is_flag=True, help="Print the stored report as JSON.")
 @click.pass_context
 def show(
-    ctx: click.Context, run: int, store: Path | None, full: bool, top: int | None, by: Shown | None, quiet: bool,
-    as_json: bool,
+    ctx: click.Context, run: int, store: Path | None, full: bool, top: int | None, by: Shown | None, why: bool,
+    quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Show the report of the run of that number, as `gpuscope analyze` showed it."""
     from gpuscope.store.store import opened
@@ -77,7 +77,7 @@ def show(
 
         click.echo(dumps(report))
         return
-    print_report(report, full, top, quiet, by)
+    print_report(report, full, top, quiet, by, why)
 
 
 @command.command(short_help="Delete runs.")

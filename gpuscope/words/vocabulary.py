@@ -36,4 +36,7 @@ BOUND = {
     "compute": "Compute-bound",
 }
 
+VERDICT_SHARE = 0.10
+"""A class must hold this share of the window to bound the run (definitions: «Verdict»)."""
+
 CLASSES = {"cpu": "CPU", "communication": "communication", "memory": "memory", "compute": "compute"}

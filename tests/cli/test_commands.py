@@ -38,7 +38,7 @@ def test_json_is_the_document_and_nothing_else(trace: Path) -> None:
 def test_text_says_the_verdict_first(trace: Path) -> None:
     done = in_a_process("analyze", trace)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("The host launches kernels more slowly than the device runs them")
+    assert done.stdout.startswith("The host launches kernels more slowly than they run")
 
 
 def test_files_are_written_though_nobody_reads_the_report(trace: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ MOST_CLICKS = 2
 def test_from_the_verdict_to_the_late_ranks_kernel_and_back(browser: Browser, served: str, slow_rank: OpenRun) -> None:
     """One click leads to what rank 1 computes while rank 0 waits for it, one leads back; with both ranks in sight."""
     browser.open(f"{served}/?run=1", "/")
-    sentence = units.clean(summary(slow_rank.report).sentence)
+    sentence = units.clean(summary(slow_rank.report).lines.what)
     assert browser.text("h2.verdict") == sentence
     clicks, begun = 0, time.monotonic()
 
@@ -51,7 +51,7 @@ def test_from_the_verdict_to_the_late_ranks_kernel_and_back(browser: Browser, se
 def test_the_overview_says_the_terminals_sentence(browser: Browser, served: str, slow_rank: OpenRun) -> None:
     said = summary(slow_rank.report)
     browser.open(f"{served}/?run=1", "/")
-    assert browser.text("h2.verdict") == units.clean(said.sentence)
+    assert browser.text("h2.verdict") == units.clean(said.lines.what)
     assert said.verdict in browser.text("main")
 
 

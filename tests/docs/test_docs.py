@@ -21,7 +21,7 @@ import gpuscope
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import kinds
-from gpuscope.report.view.summary import sentence
+from gpuscope.report.view.first_lines import first_lines
 from gpuscope.schema.document import Report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def test_picture_shows_the_report_of_today(generate: ModuleType) -> None:
     drawn = re.sub(r"<[^>]*>", "", generate.PICTURE.read_text(encoding="utf-8"))
     shown = "".join(unescape(drawn).split())  # a sentence may be wrapped
     report = gpuscope.analyze(ROOT / generate.PICTURED).report
-    assert "".join(sentence(report).split()) in shown
+    assert "".join(first_lines(report).what.split()) in shown
     assert generate.PICTURE.stat().st_size < 150_000
 
 

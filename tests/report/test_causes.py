@@ -72,7 +72,7 @@ def test_messages_say_what_the_facts_add() -> None:
         "rank": 3, "caused_wait_ns": 5, "root_wait_ns": 5, "phase": "forward", "operation": None, "recurrent": True,
         "reason": None,
     }  # type: ignore[typeddict-item]  # fmt: skip
-    assert BY_CODE["gc"].text(FindingFacts(0.25)).endswith("idles: 25.0 % of the time")
+    assert BY_CODE["gc"].text(FindingFacts(0.25)).endswith("idle: 25.0 % of the time")
     assert (
         BY_CODE["copy"]
         .text(FindingFacts(0.5, operations=1200, busy_ns=3_000_000))

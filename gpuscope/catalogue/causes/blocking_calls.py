@@ -14,7 +14,7 @@ CAUSE = Cause(
         "the device is idle because a blocking call (`.item()`, `cudaStreamSynchronize`, a pageable copy…) "
         "let the launch queue run dry"
     ),
-    message="Blocking calls drain the launch queue and leave the device idle",
+    message="Blocking calls leave the device idle",
     look=Look(palette.YELLOW),
     idle=True,
     about=(

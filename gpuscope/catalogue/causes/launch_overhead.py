@@ -14,7 +14,7 @@ CAUSE = Cause(
         "the device is idle while that thread issues one launch after the other and is slower than the "
         "device: launch overhead"
     ),
-    message="The host launches kernels more slowly than the device runs them",
+    message="The host launches kernels more slowly than they run",
     look=Look(palette.SKY),
     located=False,
     idle=True,

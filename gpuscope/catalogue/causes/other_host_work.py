@@ -21,8 +21,8 @@ CAUSE = Cause(
         "anything else on the launching thread: checkpoint, logging, lock, file or network call, compilation, "
         "or one host operation that computes for long without launching"
     ),
-    message="The launching thread does other work while the device idles",
-    on_cpu="The training thread runs host code other than operators",
+    message="Other host work leaves the device idle",
+    on_cpu="Host code other than operators holds the training thread",
     look=Look(palette.GREEN, "/"),
     idle=True,
     precedence=40,

@@ -14,7 +14,7 @@ CAUSE = Cause(
         "exposed communication that can't be divided into waiting and transfer: ranks or sizes are missing; "
         "`unattributed` within its class"
     ),
-    message=("Communication is not hidden behind compute, and these files do not show whether ranks wait or transfer"),
+    message=("Communication is not hidden behind compute"),
     look=Look(palette.ORANGE, "x"),
     finding="exposed_communication",
     about=(

@@ -69,7 +69,7 @@ class UnfusedKernels(Reducible):
     a tenth of the memory-bound time, the model is compiled and there is no finding."""
     helps = "`torch.compile`; fused modules of libraries (RMSNorm, rotary embedding, SwiGLU)."
     misleads = "independent kernels that stand beside each other by chance; graph breaks between them."
-    said = "Memory-bound kernels follow each other, each reading what the one before it wrote"
+    said = "Memory-bound kernels each read what the last one wrote"
 
 
 @dataclass(frozen=True)

@@ -34,17 +34,19 @@ class Startup(Finding):
 
     def message(self) -> str:
         if self.alone:
-            return f"{self.headline()}; record steps after the first ones"
+            return f"{self.headline()} ({self.shows()}); record steps after the first ones"
         return f"Set-up before the first step takes {units.duration(self.set_up_ns)} on the device, once per run"
 
     def headline(self) -> str:
         if not self.alone:
             return self.message()
+        return f"The recording is start-up, not steady state: {units.whole_share(self.share)} of it"
+
+    def shows(self) -> str:
+        if not self.alone:
+            return self.message()
         names = ", ".join(f"{name} {units.share(share)}" for name, share in self.first_use)
-        return (
-            "The recording is start-up, not steady state: compiling, loading modules and first launches take "
-            f"{units.share(self.share)} of it ({names})"
-        )
+        return f"compiling, loading modules and first launches: {names}"
 
     @property
     def alone(self) -> bool:

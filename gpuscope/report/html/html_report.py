@@ -18,7 +18,7 @@ from gpuscope.report.html.evidence_drawing import Moments
 from gpuscope.report.html.flame_drawing import flame
 from gpuscope.report.terminal import diff_text
 from gpuscope.report.terminal.sections import memory_text, pipeline_text, stragglers_text
-from gpuscope.report.view import arrangement, headline, ideal_sentences, memory_sentences
+from gpuscope.report.view import arrangement, headline, ideal_sentences, memory_sentences, why_verdict
 from gpuscope.report.view.summary import Summary, summary
 from gpuscope.schema.diff_document import Diff
 from gpuscope.schema.document import Evidence, KernelEntry, RankEntry, Report, StepEntry
@@ -59,6 +59,8 @@ def render(report: Report) -> str:
         script=script,
         policy=_policy(css, script),
         first=(first := summary(report)),
+        places=why_verdict.largest(report),
+        tipping=why_verdict.tipping(report),
         suggestions=report["suggestions"],
         first_ranks=[_bar(line.label, line.entry, line.step_ns, note=line.note) for line in first.ranks],
         linked={rank for rank, _, _ in _steps_by_rank(report)},

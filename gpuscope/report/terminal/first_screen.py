@@ -9,12 +9,15 @@ from gpuscope.catalogue.prediction_sentences import gain_cell
 from gpuscope.catalogue.straggler_sentences import slowest_ranks
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text
+from gpuscope.report.view import why_verdict
 from gpuscope.report.view.headline import context_line, whole
 from gpuscope.report.view.summary import SHOWN, ChangeLine, RankLine, Summary, summary
 from gpuscope.schema.document import Report
 from gpuscope.words import units
 from gpuscope.words.vocabulary import PARTS
 
+LABEL = 6
+"""Cells of the labels of the first lines."""
 RECORDS_LINES = 26
 """Of sections on records without a timeline (NCCL logs, snapshots, dumps), so many lines."""
 
@@ -39,14 +42,42 @@ def render(report: Report, writer: Writer, top: int = SHOWN) -> None:
 
 
 def headline(report: Report, found: Summary, writer: Writer) -> None:
-    """The sentence, and the verdict in figures."""
+    """The first lines, and what adds up to the verdict's class."""
     bound_by = None if report["verdict"]["abstained"] else report["verdict"]["bound_by"]
     style = "bold yellow" if bound_by is None else "bold green" if bound_by == "compute" else "bold red"
-    writer.line(writer.text(found.sentence, style))
+    writer.line(writer.text(found.lines.what, style))
+    for label, text in found.lines.below():
+        writer.line(writer.text(f"{label:{LABEL}}", "bold"), text, hang=LABEL)
     if bound_by is not None:
+        writer.line("")
         writer.line(found.verdict)
-    if found.evidence:
-        writer.line(writer.text("Evidence  ", "bold"), found.evidence, hang=10)
+
+
+def why(report: Report, writer: Writer, shown: int | None) -> None:
+    """Print the first lines, the largest places that they rest on, and what would tip the verdict."""
+    found = summary(report)
+    headline(report, found, writer)
+    places(report, writer, shown or why_verdict.SHOWN)
+    if tipping := why_verdict.tipping(report):
+        writer.line("")
+        writer.line(writer.text("Else  ", "bold"), tipping, hang=LABEL)
+    if found.limits:
+        writer.line("")
+        writer.line(writer.text("Caveats  ", "bold"), found.limits, hang=9)
+
+
+def places(report: Report, writer: Writer, shown: int) -> None:
+    """The largest places that the first lines rest on, one line each."""
+    found = why_verdict.largest(report, shown)
+    if not found:
+        return
+    writer.line("")
+    stepped = ["<step"] if any(place.step for place in found) else []
+    table = writer.table("<rank", *stepped, ">at", ">lasts", "~what the trace shows there")
+    for place in found:
+        cells = [place.rank, *([place.step] if stepped else []), place.into, place.lasts]
+        table.add_row(*map(writer.text, cells), writer.cell(place.said))
+    writer.show(table)
 
 
 def rank_bars(found: Summary, writer: Writer) -> None:
@@ -112,13 +143,14 @@ def _causes(report: Report, found: Summary, writer: Writer) -> None:
 
 def _changes(report: Report, found: Summary, writer: Writer) -> None:
     if not found.changes:
+        _beside_changes(found, writer)
         return
     writer.line("")
     if any(line.saves for line in found.changes):
         _savings(found, writer)
         return
     if all(line.predicted is None for line in found.changes):
-        tried = writer.table("~What to try (gain unknown)")
+        tried = writer.table(f"~{'Also' if found.first_row > 1 else 'What'} to try (gain unknown)")
         for line in found.changes:
             tried.add_row(writer.words(line.setting))
         writer.show(tried)
@@ -126,8 +158,9 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
             writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
         return
     numbered = [">"] if found.together or found.order else []
-    table = writer.table(*numbered, "~What to change", f">new {whole(report)}", ">gain", ">90 % range")
-    for i, line in enumerate(found.changes, 1):
+    title = "Other changes" if found.first_row > 1 else "What to change"
+    table = writer.table(*numbered, f"~{title}", f">new {whole(report)}", ">gain", ">90 % range")
+    for i, line in enumerate(found.changes, found.first_row):
         table.add_row(
             *(writer.text(cell) for cell in ([str(i)] * len(numbered))),
             writer.words(line.setting),
@@ -142,10 +175,21 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
         writer.line(writer.text("Together  ", "bold"), found.together, hang=10)
 
 
+def _beside_changes(found: Summary, writer: Writer) -> None:
+    """Where no other change has a row: the best combination, and how many there are."""
+    if found.together or found.more_changes:
+        writer.line("")
+    if found.together:
+        writer.line(writer.text("Together  ", "bold"), found.together, hang=10)
+    if found.more_changes:
+        writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
+
+
 def _savings(found: Summary, writer: Writer) -> None:
     """What shrinks the peak of memory, and by how much at most."""
-    whose = found.changes[0].whose
-    table = writer.table("~What would shrink the peak" + (f" of {whose}" if whose else ""), ">saves at most")
+    whose, more = found.changes[0].whose, "else " if found.first_row > 1 else ""
+    title = f"~What {more}would shrink the peak" + (f" of {whose}" if whose else "")
+    table = writer.table(title, ">saves at most")
     for line in found.changes:
         table.add_row(writer.words(line.setting), writer.text(line.saves or "time"))
     writer.show(table)

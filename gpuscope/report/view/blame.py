@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.report.view import arrangement
-from gpuscope.schema.document import Diagnosis, FindingEntry, SuggestionEntry, UnpredictedEntry
+from gpuscope.schema.document import Diagnosis, FindingEntry, Report, SuggestionEntry, UnpredictedEntry
 
 EXPLAINED_BY = {
     "pipeline_bubble": ("few_micro_batches", "pipeline_imbalance"),
@@ -48,14 +48,27 @@ def in_order(report: Diagnosis, suggestions: Sequence[SuggestionEntry]) -> list[
     return [one for one in suggestions if one is first] + [one for one in suggestions if one is not first]
 
 
+def first_answer(report: Report) -> SuggestionEntry | None:
+    """The change that the first lines name: what answers what is wrong, a certain gain if there is one; where compute
+    alone takes the time, the first. None where no change with a figure answers it."""
+    suggestions = report["suggestions"]
+    if main_finding(report) is None:
+        return suggestions[0] if suggestions else None
+    answering = [one for one in suggestions if answers(report, one)]
+    certain = [one for one in answering if one.get("certain", True)]
+    return max(certain or answering, key=lambda one: answers(report, one), default=None)
+
+
 def answering_first(report: Diagnosis, unpredicted: Sequence[UnpredictedEntry]) -> list[UnpredictedEntry]:
     """Changes whose gain is not estimated, those first that answer what is wrong."""
     return sorted(unpredicted, key=lambda one: not answers(report, one))
 
 
 def answers(report: Diagnosis, one: SuggestionEntry | UnpredictedEntry) -> int:
-    """How closely a change answers what is wrong: 2 what makes it, 1 the finding itself, 0 something else."""
+    """How closely a change answers what is wrong: 2 what makes it most, 1 the finding itself or what else makes it, 0
+    something else."""
     why, main = reason(report), main_finding(report)
     if why is not None and one["finding"] == why["code"]:
         return 2
-    return int(main is not None and one["finding"] == main["code"])
+    makes = EXPLAINED_BY.get(report["verdict"]["cause"] or "", ()) if why is not None else ()
+    return int((main is not None and one["finding"] == main["code"]) or one["finding"] in makes)

@@ -12,8 +12,6 @@ from gpuscope.words.vocabulary import BOUND
 
 SUMMANDS = 2
 """Causes of a class that are named one by one."""
-LOW = 0.5
-"""A lower confidence is called so."""
 LEAST_SUMMAND = 0.01
 """The share from which they are."""
 FEW = 10
@@ -37,10 +35,7 @@ def verdict_line(report: Report) -> str:
 
 
 def verdict_words(report: Report) -> str:
-    """`CPU-bound: 28.6 % of the time = data loader 26.0 % + other host work 2.6 %; confidence 0.94 in this class`.
-
-    So one sees what the share adds up, and what the confidence is in.
-    """
+    """`CPU-bound: 28.6 % of the time = data loader 26.0 % + other host work 2.6 %`, so that one sees what adds up."""
     verdict = report["verdict"]
     bound_by = verdict["bound_by"]
     if verdict["abstained"] or bound_by is None:
@@ -49,8 +44,7 @@ def verdict_words(report: Report) -> str:
     takes = f"{share} of the time{_sum(report)}"
     if not report["ranks"] and "slowdown" in report:
         takes = f"stragglers make the step {report['slowdown']['total']:.3f} times as long ({share} of it)"
-    low = "low " if verdict["confidence"] < LOW else ""
-    return f"{BOUND[bound_by]}: {takes}; {low}confidence {verdict['confidence']:.2g} in this class"
+    return f"{BOUND[bound_by]}: {takes}"
 
 
 def _sum(report: Report) -> str:

@@ -97,14 +97,24 @@ def short_where(held: HeldEntry) -> str:
 
 
 def peak_sentence(entry: MemoryEntry) -> str:
-    """`at the peak 23,091 MiB are in use: softmax (nn_utils.py:6) holds 6,144 MiB of it, 26.6 % (attention scores)`."""
+    """`at the peak 23,091 MiB of GPU memory are in use: 6,144 MiB (26.6 %) by softmax (nn_utils.py:6)`."""
+    held = holders(entry)
+    return peak_words(entry) + (f": {held}" if held else "")
+
+
+def peak_words(entry: MemoryEntry) -> str:
+    """`at the peak 23,091 MiB of GPU memory are in use`."""
+    return f"at the peak {units.memory(entry['peak_allocated_bytes'])} of GPU memory are in use"
+
+
+def holders(entry: MemoryEntry) -> str:
+    """`6,144 MiB (26.6 %) by softmax (nn_utils.py:6), attention scores`: what holds most of the peak."""
     peak, held = entry["peak_allocated_bytes"], entry["at_peak"]
-    start = f"at the peak {units.memory(peak)} of GPU memory are in use"
     if not held:
-        return start
+        return ""
     named = [one for one in held if one.get("line") or one["frames"]]
     first = [held[0], *(one for one in named[:1] if one is not held[0] and one["bytes"] >= LEAST_NAMED * peak)]
-    return f"{start}: {', '.join(_holds(one, peak) for one in first)}"
+    return ", ".join(_holds(one, peak) for one in first)
 
 
 def _holds(held: HeldEntry, peak: int) -> str:
@@ -116,21 +126,17 @@ def _holds(held: HeldEntry, peak: int) -> str:
     return f"{amount} by {short_where(held)}" + (f", {said}" if said else "")
 
 
-def headline(report: Report) -> str:
-    """What the first screen of a run of snapshots alone says; empty for other runs."""
+def leading_peak(report: Report) -> tuple[str, str] | None:
+    """The peak of memory and what holds most of it, of a run of snapshots alone; None for other runs."""
     finding = next((one for one in report["findings"] if one["code"] == "memory_peak"), None)
     entry = leading(report.get("memory", []))
     if finding is None or entry is None:
-        return ""
+        return None
     failed = failures(entry)
     lead = f"{units.plural(failed, 'request')} for memory failed; " if failed else ""
     whose = f"{units.crop(label(entry), NAME)}: " if len(snapshots(report)) > 1 else ""
-    sentence = f"{whose}{lead}{peak_sentence(entry)}."
-    best = next((one for one in report["advice"]["unpredicted"] if "memory_bound" in one), None)
-    sentence = sentence[:1].upper() + sentence[1:] if not whose else sentence
-    if best is None:
-        return sentence
-    return f"{sentence} To try: {best['action'][:1].lower()}{best['action'][1:]}: at most {saving(best)} less."
+    sentence = lead + peak_words(entry)
+    return whose + (sentence if whose else sentence[:1].upper() + sentence[1:]), holders(entry)
 
 
 def saving(one: UnpredictedEntry) -> str:

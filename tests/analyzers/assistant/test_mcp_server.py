@@ -65,7 +65,7 @@ def test_an_assistant_finds_the_late_rank_and_proves_the_gain(samples: Path) -> 
         assert "Rank 1 is late" in await ask("open_run", path="ddp_slow_rank")
         verdict = await ask("verdict", run="ddp_slow_rank")
         assert units.share(slow.report["verdict"]["share_frac"]) in verdict
-        assert f"confidence {slow.report['verdict']['confidence']:.2g}" in verdict
+        assert f"sure: {slow.report['verdict']['confidence']:.2g}" in verdict
         found = await ask("findings", run="ddp_slow_rank", code="straggler")
         cost = units.duration(straggler["per_step_ns"])
         assert found.startswith(f"straggler (high) · rank 1 · {cost} per step")
@@ -81,7 +81,7 @@ def test_an_assistant_finds_the_late_rank_and_proves_the_gain(samples: Path) -> 
         assert ms[1] > 1.5 * ms[0]
         # What if it were like its peer?
         suggested = await ask("what_if", run="ddp_slow_rank")
-        assert "suggestion own_work (for straggler): Find the code that only rank 1 runs" in suggested
+        assert "suggestion own_work (for straggler): Remove the aten::mm that only rank 1 runs" in suggested
         assert "replaced_rank(rank)" in suggested
         outcome = await ask("what_if", run="ddp_slow_rank", changes=[{"change": "replaced_rank", "rank": 1}])
         assert outcome.startswith("step {} → {} ({} to {}), -".format(*times))

@@ -107,7 +107,7 @@ def test_an_operation_that_no_other_rank_runs_is_named(tmp_path: Path) -> None:
     rank(tmp_path, 1, begin=95, dur=100, rows=64, extra=60)
     (entry,) = gpuscope.analyze(tmp_path).report["stragglers"]
     assert (entry["reason"], entry.get("own_operation")) == ("data", "aten::bmm")
-    assert "1 aten::bmm per step, which the other rank doesn't run" in entry["reason_why"]
+    assert "1 aten::bmm that only it runs" in entry["reason_why"]
 
 
 def test_what_a_second_rank_runs_too_is_not_the_first_ones_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from helpers.analysed import report as analysed
 
 from gpuscope.report.html import drawing, html_report
 from gpuscope.report.html.evidence_drawing import Moments
-from gpuscope.report.view.summary import sentence
+from gpuscope.report.view.first_lines import first_lines
 from gpuscope.schema.document import Report
 
 EXAMPLES = ["healthy", "input_bound", "abstained", "many_ranks", "hostile"]
@@ -180,11 +180,15 @@ def test_hang_and_bandwidth_stand_in_the_page_without_markup_of_theirs(healthy: 
 
 
 def test_the_page_begins_as_the_terminal_does(input_bound: Report) -> None:
-    """The same sentence, limits and changes, a setting to copy, and the details behind links."""
+    """The same first lines, the places they rest on, a setting to copy, and the details behind links."""
     page = Page(html_report.render(input_bound))
     text = " ".join("".join(page.text).split())
-    assert text.index(sentence(input_bound)) < text.index("Caveats") < text.index("Where the time goes")
-    assert [one["data-copy"] for one in page.of("button")] == ["DataLoader(num_workers)=4"] * 2
+    places = [
+        text.index(line) for line in (first_lines(input_bound).what, *dict(first_lines(input_bound).below()).values())
+    ]
+    assert places == sorted(places)
+    assert places[-1] < text.index("Why this verdict") < text.index("Where the time goes")
+    assert [one["data-copy"] for one in page.of("button")] == ["DataLoader(num_workers)=4"]
     assert {"#findings", "#suggestions", "#by-step", "#rank-0"} <= {one["href"] for one in page.of("a")}
     details = page.of("details")
     assert all("open" not in one for one in details)

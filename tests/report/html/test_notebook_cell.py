@@ -11,7 +11,7 @@ from helpers.reports import report
 
 import gpuscope
 from gpuscope.analyzers.run.analysis import Analysis
-from gpuscope.report.view.summary import sentence
+from gpuscope.report.view.first_lines import first_lines
 
 VOID = {"br"}
 
@@ -49,7 +49,7 @@ def test_the_first_screen_of_a_run(samples: Path) -> None:
     analysis = gpuscope.analyze(samples / "ddp_slow_rank")
     html = analysis._repr_html_()
     shown = parsed(html)
-    assert sentence(analysis.report) in shown.text
+    assert first_lines(analysis.report).what in shown.text
     assert not shown.tags & {"script", "style", "link", "img", "iframe"}
     assert "http" not in html
     assert len(html) < 20_000
@@ -63,7 +63,7 @@ def test_the_first_screen_of_a_run(samples: Path) -> None:
 def test_every_kind_of_run_has_a_cell(samples: Path, sample: str) -> None:
     """With certain and uncertain gains, without changes, with a pipeline."""
     analysis = gpuscope.analyze(samples / sample)
-    assert sentence(analysis.report) in parsed(analysis._repr_html_()).text
+    assert first_lines(analysis.report).what in parsed(analysis._repr_html_()).text
 
 
 def test_names_are_text_and_a_run_without_steps_is_shown() -> None:

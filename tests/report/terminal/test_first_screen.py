@@ -19,7 +19,8 @@ from gpuscope.catalogue.prediction_sentences import setting_words
 from gpuscope.report.terminal import first_screen
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view.blame import in_order
-from gpuscope.report.view.summary import sentence, summary
+from gpuscope.report.view.first_lines import first_lines
+from gpuscope.report.view.summary import summary
 from gpuscope.schema.document import FindingEntry, Report, SuggestionEntry
 from gpuscope.schema.pipeline_section import PipelineGain
 
@@ -28,11 +29,13 @@ NOT_TRIED: PipelineGain = {"micro_batches": 4, "predicted": None, "why_not": "a 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 
 INPUT_BOUND = """\
-The device waits for the data loader (_MultiProcessingDataLoaderIter.__next__):
-31.00 ms per step, 31.0 % of the time, mean over ranks. Fix: load batches in
-worker processes; predicted 100.0 → 69.00 ms (-31.0 %).
+The device waits for the data loader: 31 % of every step
+why   most of it in _MultiProcessingDataLoaderIter.__next__
+fix   DataLoader(num_workers)=4: 100.0 → 69.00 ms (69.00–80.00 ms)
+sure  0.8; kernels without a launch in run/rank1.json.gz
+
 CPU-bound: 34.5 % of the time = data loader 31.0 % + kernel launch overhead
-3.5 %; confidence 0.8 in this class
+3.5 %
 
 2 files (kineto) · 2 ranks · NVIDIA A100-SXM4-80GB · 10 steps, median 100.0 ms ·
 steps from ProfilerStep
@@ -46,11 +49,6 @@ Non-compute, rank mean  part   per step   share
 data loader             idle   31.00 ms  31.0 %  _MultiProcessingDa…ter.__next__
 link bandwidth          comm.  7.500 ms   7.5 %
 kernel launch overhead  idle   3.500 ms   3.5 %
-
-What to change             new step    gain      90 % range
-DataLoader(num_workers)=4  69.00 ms  31.0 %  69.00–80.00 ms
-
-Caveats  kernels without a launch in run/rank1.json.gz
 
 More: --full. In a browser: --html FILE, or gpuscope dashboard PATH.
 """
@@ -95,10 +93,7 @@ def test_a_late_rank_is_named_and_has_its_bar(many_ranks: Report) -> None:
         }
     ]  # fmt: skip
     many_ranks["verdict"]["cause"] = "straggler"
-    assert sentence(many_ranks).startswith(
-        "Rank 7 is late, and the other 63 wait for it in collectives: 92.12 ms per step, 36.9 % of the time, mean over "
-        "ranks."
-    )
+    assert first_lines(many_ranks).what == "Rank 7 is late, the others wait for it: 37 % of every step"
     assert [line.label for line in summary(many_ranks).ranks if line.note == "late"] == ["7"]
 
 
@@ -108,19 +103,33 @@ def test_top_asks_for_more_or_less(input_bound: Report) -> None:
 
 def test_what_lowers_the_confidence_is_told_and_no_more_than_three_things(input_bound: Report) -> None:
     input_bound["verdict"]["limits"] = ["one", "two", "three", "four"]
-    assert summary(input_bound).limits == "one; two; three; and 2 more"
+    assert first_lines(input_bound).sure == "0.8; one"
+    assert summary(input_bound).limits == "two; three; four; and 1 more"
+
+
+def test_what_speaks_for_it_where_nothing_limits_it(input_bound: Report) -> None:
+    input_bound["verdict"]["limits"] = []
+    input_bound["problems"] = []
+    assert first_lines(input_bound).sure == "0.8; the 10 steps agree, both ranks are here"
+    assert input_bound["step_time"] is not None
+    input_bound["step_time"]["p90_ns"] = 2 * input_bound["step_time"]["median_ns"]
+    input_bound["verdict"]["confidence"] = 0.4
+    assert first_lines(input_bound).sure == "0.4 (low); both ranks are here"
 
 
 def test_without_a_verdict_it_says_what_to_record(abstained: Report) -> None:
-    assert sentence(abstained) == (
-        "No verdict: the trace holds no device events, so nothing can be said about the GPU. "
-        "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
-    )
+    lines = first_lines(abstained)
+    assert lines.what == "No verdict"
+    assert lines.why.startswith("the trace holds no device events, so nothing can be said about the GPU. Record with")
+    abstained["verdict"] |= {"abstain_reason": "no_device_events", "record": "record the device too"}
+    lines = first_lines(abstained)
+    assert lines.what == "No verdict: no device events are recorded"
+    assert lines.below() == [("next", "record the device too")]
 
 
 def test_an_older_report_is_still_shown(input_bound: Report) -> None:
     del input_bound["verdict"]["limits"]  # type: ignore[misc]
-    assert "Caveats  kernels without a launch" in written(input_bound)
+    assert "sure  0.8; kernels without a launch" in written(input_bound)
 
 
 def test_on_a_sample_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,11 +138,25 @@ def test_on_a_sample_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert told
     shown = run(capsys, "analyze", SAMPLES / "ddp_slow_rank", "--no-store").stdout
     assert len(shown.splitlines()) <= LINES
-    first = " ".join(shown.split("Communication-bound")[0].split())
-    assert first.startswith("Rank 1 is late, and rank 0 waits for it in collectives: ")
-    assert "find the code that only rank 1 runs (aten::mm before forward), and remove it or move it out" in first
+    what, why, *rest = shown.splitlines()
+    assert what == "Rank 1 is late, rank 0 waits for it: 26 % of every step"
+    assert why.endswith("ms per step more: 24 aten::mm that only it runs")
+    fix = " ".join("".join(rest[:2]).split())
+    assert fix.startswith("fix remove the aten::mm that only rank 1 runs before forward, or share it: ")
     quiet = run(capsys, "analyze", SAMPLES / "ddp_slow_rank", "--no-store", "--quiet")
-    assert (quiet.stdout, quiet.stderr) == (first + "\n", "")
+    assert quiet.stdout.startswith(f"{what}. Fix: remove the aten::mm that only rank 1 runs before forward")
+    assert (quiet.stdout.count("\n"), quiet.stderr) == (1, "")
+
+
+def test_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """The largest places of the verdict, each at its place, and what would tip it."""
+    shown = run(capsys, "analyze", SAMPLES / "ddp_slow_rank", "--no-store", "--why").stdout
+    rows = [line for line in shown.splitlines() if " ms  gloo:all_reduce: waits" in line]
+    assert len(rows) == 3
+    assert all(row.startswith("0  ") for row in rows)  # rank 0 waits
+    assert "Else  compute-bound below 10 %: communication stalls take 28.6 %" in shown
+    more = run(capsys, "analyze", SAMPLES / "ddp_slow_rank", "--no-store", "--why", "--top", "5").stdout
+    assert more.count("gloo:all_reduce: waits") == 5
 
 
 # ---- which cause, which change ----
@@ -168,7 +191,7 @@ def bubble(report: Report) -> Report:
 
 
 def test_the_change_that_answers_the_reason_comes_first(input_bound: Report) -> None:
-    """Though an even split gains more: what the sentence says is wrong, and what it says to do, belong together."""
+    """Though an even split gains more: what is said to be wrong, and what to do, belong together."""
     report = bubble(input_bound)
     changes = [
         change("even_stages", "pipeline_imbalance", 80),
@@ -176,25 +199,28 @@ def test_the_change_that_answers_the_reason_comes_first(input_bound: Report) -> 
         change("compile", "unfused_kernels", 70),
     ]
     report["suggestions"] = in_order(report, changes)
-    assert sentence(report) == (
-        "With 2 micro-batches on 2 stages (1F1B), pipeline stages wait for their neighbours: 10.00 ms per step, 10.0 % "
-        "of the time, mean over ranks. Fix: do micro_batches; predicted 100.0 → 90.00 ms (-10.0 %)."
-    )
-    assert [line.setting for line in summary(report).changes] == ["micro_batches=1", "even_stages=1", "compile=1"]
+    lines = first_lines(report)
+    assert lines.what == "Pipeline stages wait for their neighbours: 10 % of every step"
+    assert lines.why == "2 micro-batches on 2 stages (1F1B)"
+    assert (lines.label, lines.fix) == ("fix", "micro_batches=1: 100.0 → 90.00 ms (90.00–90.00 ms)")
+    assert [line.setting for line in summary(report).changes] == ["even_stages=1", "compile=1"]
 
 
 def test_what_answers_something_else_is_no_fix(input_bound: Report) -> None:
     report = bubble(input_bound)
     report["suggestions"] = [change("compile", "unfused_kernels", 70)]
-    assert "Largest gain: do compile;" in sentence(report)
+    assert first_lines(report).fix == "none known; elsewhere compile=1: 100.0 → 70.00 ms (70.00–70.00 ms)"
+    report["suggestions"] = [change("collect", "gc", 70)]
+    assert first_lines(report).fix.startswith("none known; against Python garbage collection collect=1: ")
 
 
-def test_an_uncertain_answer_stands_behind_a_certain_gain(input_bound: Report) -> None:
+def test_an_uncertain_answer_is_to_be_tried(input_bound: Report) -> None:
     report = bubble(input_bound)
     report["suggestions"] = [
         change("compile", "unfused_kernels", 70), change("micro_batches", "few_micro_batches", 90, certain=False),
     ]  # fmt: skip
-    assert "Largest gain: do compile;" in sentence(report)
+    assert (first_lines(report).label, first_lines(report).fix[:13]) == ("try", "micro_batches")
+    assert [line.setting for line in summary(report).changes] == ["compile=1"]
 
 
 def test_of_operations_alone_the_slow_stage_is_named_and_not_the_schedule(input_bound: Report) -> None:
@@ -208,16 +234,15 @@ def test_of_operations_alone_the_slow_stage_is_named_and_not_the_schedule(input_
     ]
     changes = [change("pipeline_schedule", "few_micro_batches", 80), change("even_stages", "slow_stage", 85)]
     report["suggestions"] = in_order(report, changes)
-    assert sentence(report) == (
-        "Pipeline stage 3 (the last) is slow, which costs 20.0 % of the time. Fix: do even_stages; predicted "
-        "100.0 → 85.00 ms (-15.0 %)."
-    )
+    lines = first_lines(report)
+    assert lines.what == "Pipeline stage 3 (the last) is slow: 20 % of the window"
+    assert lines.fix == "even_stages=1: 100.0 → 85.00 ms (85.00–85.00 ms)"
     report["slowdown"] = {
         "total": 1.25, "provenance": "measured", "by_operation": {}, "by_rank": {"0": 1.005, "7": 1.2},
         "by_stage": {"0": 1.0, "3": 1.25},
     }  # fmt: skip
     shown = written(report)
-    assert "Communication-bound: stragglers make the step 1.250 times as long (34.5 % of\nit); confidence" in shown
+    assert "Communication-bound: stragglers make the step 1.250 times as long (34.5 % of it)\n" in shown
     assert "What each rank's slowness alone costs of the step: rank 7 16.7 %\n" in shown
 
 

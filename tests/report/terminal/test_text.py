@@ -15,9 +15,11 @@ from gpuscope.report.terminal.screen import apportion
 from gpuscope.schema.document import Report
 
 HEALTHY = """\
-Compute takes 95.0 % of the time; no class of stalls reaches 10 %. No change
-tried is predicted to help.
-Compute-bound: 95.0 % of the time; confidence 0.9 in this class
+Compute-bound: kernels run 95 % of every step
+fix   no change tried is predicted to help
+sure  0.9; the 5 steps agree
+
+Compute-bound: 95.0 % of the time
 
 run/rank0.json.gz (kineto) · 1 rank · NVIDIA A100-SXM4-80GB · 5 steps, median
 100.0 ms · steps from ProfilerStep

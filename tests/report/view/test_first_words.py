@@ -12,8 +12,10 @@ from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import FewMicroBatches, PipelineImbalance, SlowStage
 from gpuscope.catalogue.prediction_sentences import gain_cell, setting_words
 from gpuscope.report.view.blame import in_order
+from gpuscope.report.view.first_lines import first_lines
 from gpuscope.report.view.headline import context_line, verdict_words
-from gpuscope.report.view.summary import sentence, summary
+from gpuscope.report.view.summary import summary
+from gpuscope.report.view.why_line import why_it_is_so
 from gpuscope.schema.document import FindingEntry, Report, Setting, StragglerEntry, SuggestionEntry
 from gpuscope.schema.pipeline_section import PipelineGain
 
@@ -69,58 +71,52 @@ def test_the_parts_add_up_to_the_share_of_the_class(input_bound: Report, shares:
     adds = sum(figures) == pytest.approx(float(re.findall(r"([\d.]+) %", total)[0]), abs=1e-6)
     assert adds != ("(rounded)" in parts)
     assert ("smaller" in parts) == (len(shares) > 2 and "(rounded)" not in parts)
-    assert said.endswith("; confidence 0.8 in this class")
 
 
 def test_the_step_of_the_header_is_a_median(input_bound: Report) -> None:
     assert "10 steps, median 100.0 ms" in context_line(input_bound)
 
 
-def test_the_rank_that_loses_most_stands_beside_a_mean_that_hides_it(input_bound: Report) -> None:
-    assert "31.00 ms per step, 31.0 % of the time, mean over ranks." in sentence(input_bound)
-    first, other = input_bound["ranks"]
-    first["stall_ns"]["cpu"]["input"] = round(0.58 * first["window_ns"])
-    other["stall_ns"]["cpu"]["input"] = round(0.04 * other["window_ns"])
-    assert "31.0 % of the time, mean over ranks (rank 0: 58.00 ms, 58.0 %)." in sentence(input_bound)
-
-
-@pytest.mark.parametrize(
-    ("reason", "why", "words"),
-    [
-        ("data", "it computes 9.000 ms per step more", "measured: more work, not a slower device"),
-        ("device", "the same operations take longer", "measured: its device is slower"),
-        ("host", "its host keeps its device idle", "measured: its host is late, not its device"),
-        ("cores", "its training thread had no core", "no sign that the rank itself is slow"),
-    ],
-)
-def test_an_accusation_has_its_evidence(many_ranks: Report, reason: str, why: str, words: str) -> None:
+@pytest.mark.parametrize("reason", ["data", "device", "host", "cores", None])
+def test_an_accusation_has_its_evidence(many_ranks: Report, reason: str | None) -> None:
     many_ranks["findings"] = [finding("straggler", 0.3, ranks=[7])]
     many_ranks["verdict"]["cause"] = "straggler"
-    many_ranks["stragglers"] = [late(7, reason, why)]
-    shown = summary(many_ranks).evidence
-    assert shown.startswith("rank 7")
-    assert why.removeprefix("it ") in shown
-    assert shown.endswith(f" ({words})")
+    many_ranks["stragglers"] = [late(7, reason, "it computes 9.000 ms per step more")]
+    assert why_it_is_so(many_ranks) == "it computes 9.000 ms per step more"
+    many_ranks["stragglers"][0]["more_work"] = "9.000 ms per step more: 24 aten::mm that only it runs"
+    assert why_it_is_so(many_ranks) == "it computes 9.000 ms per step more: 24 aten::mm that only it runs"
 
 
-def test_a_late_rank_without_a_reason_is_not_accused_of_one(many_ranks: Report) -> None:
-    many_ranks["findings"] = [finding("straggler", 0.3, ranks=[7])]
+def test_of_several_late_ranks_the_reason_that_they_share(many_ranks: Report) -> None:
+    many_ranks["findings"] = [finding("straggler", 0.3, ranks=[7, 9])]
     many_ranks["verdict"]["cause"] = "straggler"
-    many_ranks["stragglers"] = [late(7, None, "no shapes")]
-    assert summary(many_ranks).evidence == "why rank 7 is late is not known: no shapes"
+    many_ranks["stragglers"] = [late(7, "device", "slower"), late(9, "device", "slower too")]
+    assert why_it_is_so(many_ranks) == "rank 7: slower"
+    many_ranks["stragglers"][1]["reason"] = "host"
+    assert why_it_is_so(many_ranks) == ""
+
+
+def test_where_ranks_take_turns_each_ones_share_of_the_waiting(many_ranks: Report) -> None:
+    many_ranks["findings"] = [finding("straggler", 0.3)]
+    many_ranks["verdict"]["cause"] = "straggler"
+    many_ranks["stragglers"] = [late(7, None, ""), late(9, None, "")]
+    many_ranks["stragglers"][0]["root_wait_ns"] = 3
+    assert first_lines(many_ranks).what == "Ranks take turns being late, the others wait: 30 % of every step"
+    assert why_it_is_so(many_ranks) == "rank 7 75 %, rank 9 25 % of the waiting"
 
 
 def test_what_a_rule_infers_is_said_to_be_inferred(input_bound: Report) -> None:
-    assert summary(input_bound).evidence == ""
+    assert why_it_is_so(input_bound) == "most of it in _MultiProcessingDataLoaderIter.__next__"
     input_bound["suggestions"][0]["grounds"] = "inferred: no cache"
-    assert summary(input_bound).evidence == "inferred: no cache"
+    assert why_it_is_so(input_bound) == "inferred: no cache"
 
 
 def test_why_the_first_change_is_first(input_bound: Report) -> None:
     changes = [change("compile", "unfused_kernels", 60), change("loader", "input", 70)]
     input_bound["suggestions"] = in_order(input_bound, changes)
     found = summary(input_bound)
-    assert [line.typed for line in found.changes] == ["loader=1", "compile=1"]
+    assert found.lines.fix.startswith("loader=1: ")
+    assert [line.typed for line in found.changes] == ["compile=1"]
     assert found.order.startswith("Row 2 gains more")
     input_bound["suggestions"] = [change("loader", "input", 60), change("compile", "unfused_kernels", 70)]
     assert summary(input_bound).order == ""
@@ -131,15 +127,15 @@ def test_an_unknown_gain_stands_only_where_nothing_else_answers(input_bound: Rep
         "kind": "config", "name": "try", "value": "1"}}  # fmt: skip
     input_bound["advice"]["unpredicted"] = [aside]  # type: ignore[list-item]
     input_bound["suggestions"] = [change("loader", "input", 70)]
-    assert ([line.typed for line in summary(input_bound).changes], summary(input_bound).more_changes) == (
-        ["loader=1"], 1,
-    )  # fmt: skip
+    assert (summary(input_bound).changes, summary(input_bound).more_changes) == ([], 1)
     input_bound["suggestions"] = [change("compile", "unfused_kernels", 70)]
-    assert [line.typed for line in summary(input_bound).changes] == ["compile=1", "try=1"]
-    aside["finding"] = "latency"
+    assert first_lines(input_bound).fix == "try=1 (gain unknown)"
     assert [line.typed for line in summary(input_bound).changes] == ["compile=1"]
+    aside["finding"] = "latency"
+    assert first_lines(input_bound).fix.startswith("none known; elsewhere compile=1: ")
+    assert (summary(input_bound).changes, summary(input_bound).more_changes) == ([], 1)
     input_bound["suggestions"] = []
-    assert [line.typed for line in summary(input_bound).changes] == ["try=1"]
+    assert first_lines(input_bound).fix == "try=1 (gain unknown)"
 
 
 def test_a_gain_that_may_be_none_says_so() -> None:
@@ -175,17 +171,19 @@ def test_a_setting_shows_the_present_value_and_is_copied_without_it(setting: Set
     assert (setting_words(one), setting_words(one, now=True)) == (typed, shown)
 
 
-def test_what_the_sentence_begins_with_is_no_evidence_of_its_own(input_bound: Report) -> None:
-    """A stage with more work explains the bubble, and the change answers it; with few micro-batches it is evidence."""
+def test_what_makes_the_bubble_is_why(input_bound: Report) -> None:
+    """A stage with more work, or few micro-batches if these cost more; a change against either is a fix."""
     uneven = made(UNEVEN, ranks=[1], share=0.2)
     input_bound["verdict"] |= {"bound_by": "communication", "cause": "pipeline_bubble"}  # type: ignore[typeddict-item]
     input_bound["findings"] = [finding("pipeline_bubble", 0.3), uneven]
     input_bound["suggestions"] = [change("even_stages", "pipeline_imbalance", 80)]
-    assert summary(input_bound).evidence == ""
+    assert why_it_is_so(input_bound) == (
+        "pipeline stage 1 (the last) computes 75.00 ms per micro-batch, the other one 37.00 ms"
+    )
     few = FewMicroBatches(2, 2, "1f1b", 10_000_000, 0.3, NOT_TRIED)
     input_bound["findings"].append(made(few, ranks=[0, 1], share=0.3))
-    shown = summary(input_bound).evidence
-    assert shown == "pipeline stage 1 (the last) computes 75.00 ms per micro-batch, the other one 37.00 ms"
+    assert why_it_is_so(input_bound) == "2 micro-batches on 2 stages (1F1B)"
+    assert first_lines(input_bound).fix.startswith("even_stages=1: ")
 
 
 def test_a_slow_stage_says_what_is_measured_and_what_is_calculated(input_bound: Report) -> None:
@@ -193,15 +191,21 @@ def test_a_slow_stage_says_what_is_measured_and_what_is_calculated(input_bound: 
     input_bound["verdict"] |= {"bound_by": "communication", "cause": "straggler"}  # type: ignore[typeddict-item]
     input_bound["ranks"], input_bound["steps"] = [], []
     input_bound["findings"] = [made(slow, ranks=[6, 7], share=0.2)]
-    found = summary(input_bound)
-    assert found.sentence.startswith("Pipeline stage 3 is slow (ranks 6-7), which costs 20.0 % of the time.")
-    assert found.evidence == "forward of rank 6: 144.0 ms vs. 85.00 ms of its peers (measured)"
+    assert first_lines(input_bound).what == "Pipeline stage 3 is slow (ranks 6-7): 20 % of the window"
+    assert why_it_is_so(input_bound) == "forward of rank 6: 144.0 ms vs. 85.00 ms of its peers (measured)"
     input_bound["findings"] = [made(replace(slow, slowest=None), ranks=[6, 7], share=0.2)]
-    assert summary(input_bound).evidence.endswith("(calculated)")
+    assert why_it_is_so(input_bound).endswith("(calculated)")
 
 
-def test_an_uncertain_change_against_another_cause_says_against_which(input_bound: Report) -> None:
-    input_bound["suggestions"] = [change("collect", "gc", 90, high_ms=120)]
-    assert "May help against Python garbage collection: do collect; expected 100.0 → 90.00 ms" in sentence(input_bound)
-    input_bound["suggestions"] = [change("loader", "input", 90, high_ms=120)]
-    assert "May help: do loader" in sentence(input_bound)
+def test_each_cause_says_what_a_figure_shows_of_it(input_bound: Report) -> None:
+    input_bound["suggestions"], input_bound["verdict"]["cause"] = [], "launch"
+    input_bound["findings"] = [finding("launch", 0.3, ranks=[0])]
+    input_bound["launches"] = [
+        {"rank": 0, "device": 0, "launches": 760, "call_ns": 1, "call_median_ns": 1, "call_max_ns": 1,
+         "delay_median_ns": 1, "delay_max_ns": 1, "kernel_median_ns": 10_080, "short_kernels": 0, "slow_calls": 0,
+         "late_starts": 0},
+    ]  # type: ignore[typeddict-item]  # fmt: skip
+    assert why_it_is_so(input_bound) == "760 launches in the window, the median runs 10.08 µs"
+    input_bound["verdict"] |= {"bound_by": "communication", "cause": "latency"}  # type: ignore[typeddict-item]
+    input_bound["findings"] = [finding("latency", 0.3)]
+    assert why_it_is_so(input_bound) == "40 all_reduce in the recording, of 26.21 MB each on average"

@@ -39,9 +39,7 @@ class GatheredAhead(Suggestion):
     answers = _COSTS
     sets = """FSDP2 `set_modules_to_forward_prefetch` with lists of two and more (one is what it does anyway), \
 DeepSpeed `stage3_prefetch_bucket_size`"""
-    action = (
-        "Gather parameters {modules} modules ahead, in forward and in backward (set_modules_to_backward_prefetch too)"
-    )
+    action = "Gather parameters {modules} modules ahead, in forward and backward"
     why = "{cost}; an all-gather issued earlier hides behind more compute"
     risk = "holds up to {modules} further modules' parameters unsharded"
     verify = VERIFY

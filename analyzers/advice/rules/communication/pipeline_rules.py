@@ -81,7 +81,7 @@ class EvenSplit(Suggestion):
     code = "even_stages"
     answers = ("pipeline_bubble", "pipeline_imbalance", "slow_stage")
     sets = "another split of the layers"
-    action = "Split the model so that all stages take equally long"
+    action = "Split the model into stages of equal length"
     why = "{cost}; every micro-batch waits for the slowest stage, whose extra work moves to the others"
     risk = "layers can't be cut: the real split is less even than the predicted one"
     verify = VERIFY

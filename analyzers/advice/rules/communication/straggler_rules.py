@@ -66,7 +66,7 @@ class EvenData(OfRank):
     code = "even_data"
     answers = ("straggler",)
     sets = "a sampler by length, packed sequences: where the late rank has more data"
-    action = "Give every rank the same amount of work (rank {rank} has more)"
+    action = "Give every rank equal work (rank {rank} has more)"
     why = "{cost}; {reason}"
     risk = "the order of the samples changes; padding to one length would make every rank as slow as this one"
     verify = "record again: the input shapes of rank {rank} are those of the others"
@@ -82,7 +82,7 @@ class OwnWork(OfRank):
     code = "own_work"
     answers = ("straggler",)
     sets = "code that the late rank alone runs: removed, less often, or shared by all"
-    action = "Find the code that only rank {rank} runs ({operation} {phase}), and remove it or move it out of the step"
+    action = "Remove the {operation} that only rank {rank} runs {phase}, or share it"
     why = "{cost}; {reason}"
     risk = "the result may be needed (metrics, checks): then compute it less often, or give each rank a part of it"
     verify = "record again with with_stack=True to see what calls it; after the change rank {rank} no longer runs it"

@@ -68,8 +68,8 @@ class Place:
         many = self.per_rank >= 2
         often = f"{self.per_rank:.0f}" if many else "a" if self.per_rank >= 1 else "now and then a"
         return (
-            f"each rank makes {often} host-to-device {'copies' if many else 'copy'}{self._moved('from')}"
-            f"{' per step' if self.steady else ''}, and waits in each until the device has caught up"
+            f"{often} host-to-device {'copies' if many else 'copy'}{self._moved('from')}"
+            f"{' per step' if self.steady else ''}, each a wait for the device"
         )
 
     def _what(self) -> str:
@@ -187,13 +187,13 @@ class CopiedAsynchronously(NoBlocking):
 class OrderOfStream(NoBlocking):
     """A wait of a program that calls CUDA itself."""
 
-    action = "Remove {call}: kernels of one stream run in order; wait once per step where the host reads"
+    action = "Remove {call}, and wait once per step where the host reads"
 
 
 class OrderOfStreamForEach(NoBlocking):
     """A wait behind each kernel."""
 
-    action = "Remove {call} after each kernel: kernels of one stream run in order; wait once per step"
+    action = "Remove {call} after each kernel, and wait once per step"
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:

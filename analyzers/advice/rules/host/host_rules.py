@@ -61,7 +61,7 @@ class MovedAside(_HostWork):
 
     code = "host_work_aside"
     sets = "asynchronous checkpoints, other work in a thread or less often"
-    action = "Move {first} off the launching thread, or do it less often"
+    action = "Run {first} in another thread, or less often"
     risk = (
         "an asynchronous checkpoint needs a copy of the state in host memory; another thread or process needs a free "
         "CPU core"

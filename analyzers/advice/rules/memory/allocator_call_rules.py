@@ -65,7 +65,7 @@ and frees for each tensor"""
         "{cost}; {calls}, in every step, as it is where {variables} is set or a pluggable allocator caches "
         "nothing{workspaces}"
     )
-    grounds = "inferred: with {calls}, in every step, tensors come from the driver and from no cache"
+    grounds = "{calls}: no cache (inferred)"
     risk = "tools that look for reads behind the end of a tensor need it switched off: then it is slow on purpose"
     verify = "record again: no {runtime}Malloc and Free within a step; torch.cuda.memory_reserved() is above 0"
 

@@ -65,7 +65,7 @@ class OwnCopyStream(Suggestion):
     code = "copy_stream"
     answers = ("copy",)
     sets = "`torch.cuda.Stream` for copies from pinned memory, `jax.device_put` ahead"
-    action = "Copy the next batch on a stream of its own while this one computes"
+    action = "Copy the next batch on its own stream, beside compute"
     why = "{cost}; a copy on the stream of the kernels runs between them, not beside them"
     risk = (
         "the next batch needs device memory as well; batch.record_stream() keeps that memory from being reused too "

@@ -1,0 +1,236 @@
+"""The first four lines of every front: what costs the time, why, what to change, and how sure that is.
+
+One number each that matters; sums, means over ranks and the other changes follow below them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpuscope.catalogue.cause_table import BY_CODE
+from gpuscope.catalogue.finding import headline
+from gpuscope.catalogue.prediction_sentences import setting_words
+from gpuscope.report.view import blame, memory_sentences
+from gpuscope.report.view.headline import whole
+from gpuscope.report.view.why_line import few, lower, why_it_is_so
+from gpuscope.schema.document import AbstainReason, FindingEntry, Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.words import units
+from gpuscope.words.vocabulary import BOUND
+
+LOW = 0.5
+"""A lower confidence is called so."""
+AGREE = 1.1
+"""Steps agree where nine in ten take at most this many times the median."""
+FEWEST_STEPS = 3
+"""Of fewer steps nobody can say whether they agree."""
+_NO_VERDICT: dict[AbstainReason, str] = {
+    "contradiction": "the analysis contradicts itself",
+    "hung": "the job hung",
+    "cut_off": "the recording is cut off",
+    "no_device_events": "no device events are recorded",
+    "thinned": "events are missing from this recording",
+    "kernels_lost": "kernels were launched that were not recorded",
+    "no_host_events": "the device idles, and no host events are recorded",
+}
+_BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
+
+Label = Literal["fix", "try", "next"]
+"""`fix`: a gain for certain, against what is wrong; `try`: perhaps none, or unknown; `next`: what to record."""
+
+
+@dataclass(frozen=True)
+class FirstLines:
+    """Each without a full stop; empty where there is nothing to say."""
+
+    what: str
+    why: str
+    fix: str
+    label: Label
+    """What the line `fix` is."""
+    sure: str
+    told: SuggestionEntry | UnpredictedEntry | None
+    """The change that the line `fix` is about; None where it is about none."""
+    limits: tuple[str, ...]
+    """What else limits the verdict, beside what `sure` says."""
+
+    def below(self) -> list[tuple[str, str]]:
+        """The lines below the first, each with its label."""
+        lines: tuple[tuple[str, str], ...] = (("why", self.why), (self.label, self.fix), ("sure", self.sure))
+        return [(label, text) for label, text in lines if text]
+
+    def text(self) -> str:
+        """All of them, a line each."""
+        return "\n".join([self.what, *(f"{label:6}{text}" for label, text in self.below())])
+
+    def one_line(self) -> str:
+        """What is wrong and what to change, for a log."""
+        return self.what + (f". {self.label.capitalize()}: {self.fix}" if self.fix else "")
+
+
+def first_lines(report: Report) -> FirstLines:
+    """The first four lines of `report`."""
+    if "hang" in report and report["hang"]["hung"]:
+        return _hung(report)
+    if (memory := memory_sentences.leading_peak(report)) is not None:
+        what, why = memory
+        best = next((one for one in report["advice"]["unpredicted"] if "memory_bound" in one), None)
+        fix = "" if best is None else f"{lower(best['action'])}: at most {memory_sentences.saving(best)} less"
+        return FirstLines(what, why, fix, "try", "", best, tuple(_limits(report)))
+    label, fix, told = _fix(report)
+    sure, limits = _sure(report)
+    return FirstLines(_what(report), why_it_is_so(report), fix, label, sure, told, tuple(limits))
+
+
+def _hung(report: Report) -> FirstLines:
+    causes = report["hang"]["first_cause"]
+    ranks = [cause["rank"] for cause in causes]
+    if not ranks:
+        what = "The job hung"
+    elif all(cause["certain"] for cause in causes):
+        what = f"The job hung: {units.rank_words(ranks)} {units.be(ranks)} the first cause"
+    else:
+        what = f"The job hung, perhaps through {units.rank_words(ranks)}"
+    return FirstLines(what, causes[0]["why"] if causes else "", "", "fix", "", None, tuple(_limits(report)))
+
+
+# -- what
+
+
+def _what(report: Report) -> str:
+    verdict = report["verdict"]
+    if verdict["abstained"] or verdict["bound_by"] is None:
+        reason = verdict.get("abstain_reason")
+        return f"No verdict: {_NO_VERDICT[reason]}" if reason else "No verdict"
+    if startup := blame.startup(report):
+        return headline(startup)
+    share = f"{units.whole_share(verdict['share_frac'])} of {_of_what(report)}"
+    if verdict["bound_by"] == "compute":
+        return f"Compute-bound: {'operators' if on_cpu(report) else 'kernels'} run {share}"
+    finding = blame.main_finding(report)
+    if finding is None:
+        return f"{BOUND[verdict['bound_by']]}: {share}"
+    return f"{_blame(report, finding)}: {_cost(report, finding)}"
+
+
+def _blame(report: Report, finding: FindingEntry) -> str:
+    """Who or what costs the time."""
+    if finding["code"] == "straggler":
+        return _late(report, finding["ranks"])
+    if finding["code"] == "slow_stage" and finding["ranks"]:
+        return f"{headline(finding)} ({units.rank_words(finding['ranks'])})"
+    cause = next((one for one in BY_CODE.values() if one.finding_code == finding["code"]), None)
+    return headline(finding) if cause is None else cause.said(on_cpu=on_cpu(report))
+
+
+def _late(report: Report, late: Sequence[int]) -> str:
+    if not few(report, late):
+        return "Ranks take turns being late, the others wait"
+    others = sorted(set(report["trace"]["ranks_present"]) - set(late))
+    who = f"{units.rank_words(others)} waits" if len(others) == 1 else "the others wait"
+    them = "it" if len(late) == 1 else "them"
+    return f"{units.rank_words(late).capitalize()} {units.be(late)} late, {who} for {them}"
+
+
+def on_cpu(report: Report) -> bool:
+    """Whether no rank has a device: then its training thread counts as one."""
+    return bool(report["ranks"]) and all(entry["device"] is None for entry in report["ranks"])
+
+
+def _cost(report: Report, finding: FindingEntry) -> str:
+    return f"{units.whole_share(finding['share_frac'])} of {_of_what(report)}"
+
+
+def _of_what(report: Report) -> str:
+    return "every step" if whole(report) == "step" else "the window"
+
+
+# -- what to change
+
+
+def _fix(report: Report) -> tuple[Label, str, SuggestionEntry | UnpredictedEntry | None]:
+    verdict, advice = report["verdict"], report["advice"]
+    if blame.startup(report):
+        return "next", "record steps after the first ones", None
+    suggestions, untried = report["suggestions"], advice["unpredicted"]
+    if (first := blame.first_answer(report)) is not None:
+        return "fix" if first.get("certain", True) else "try", _change(first), first
+    if verdict["abstained"] or verdict["cause_abstained"]:
+        record = verdict.get("record") or ""
+        return ("next", record.rstrip("."), None) if record or not suggestions else _elsewhere(suggestions[0])
+    answering = next((one for one in untried if blame.answers(report, one)), None)
+    if answering is not None or (untried and not suggestions):
+        one = answering or untried[0]
+        return "try", f"{_named(one)} (gain unknown)", one
+    if suggestions:
+        return _elsewhere(suggestions[0])
+    return "fix", "no change tried is predicted to help" if advice.get("asked", True) else "", None
+
+
+def _elsewhere(one: SuggestionEntry) -> tuple[Label, str, SuggestionEntry]:
+    """A change that answers something else than what the first line says."""
+    other = next((cause.label for cause in BY_CODE.values() if cause.finding_code == one["finding"]), "")
+    return "fix", f"none known; {f'against {other}' if other else 'elsewhere'} {_change(one)}", one
+
+
+def _change(one: SuggestionEntry) -> str:
+    """`NCCL_ALGO=Ring: 119.6 → 60.10 ms (54.10–66.00 ms)`."""
+    predicted = one["predicted"]
+    if not predicted["step_ns_before"]:
+        return _named(one)
+    after = units.span(predicted["step_ns_before"], predicted["step_ns_after"], " → ")
+    return f"{_named(one)}: {after} ({units.span(predicted['low_ns'], predicted['high_ns'], '–')})"
+
+
+def _named(one: SuggestionEntry | UnpredictedEntry) -> str:
+    """A change as it is typed, where it is something to type; else in words."""
+    typed = setting_words(one, now=True).split("  #")[0]
+    return typed if is_typed(typed) else lower(one["action"]).rstrip(".")
+
+
+def is_typed(setting: str) -> bool:
+    """Whether a setting is code, a variable or an option, rather than words."""
+    while (outer := _BRACKETS.sub("", setting)) != setting:
+        setting = outer
+    return len(setting.split()) <= (2 if setting.startswith("-") else 1)
+
+
+# -- how sure
+
+
+def _sure(report: Report) -> tuple[str, list[str]]:
+    """The confidence with what lowers it most, or what speaks for it; and the other limits."""
+    verdict = report["verdict"]
+    limits = _limits(report)
+    if verdict["abstained"] or verdict["bound_by"] is None:
+        return "", limits
+    low = " (low)" if verdict["confidence"] < LOW else ""
+    grounds = limits[:1] or _speaking_for(report)
+    return "; ".join([f"{verdict['confidence']:.2g}{low}", *([", ".join(grounds)] if grounds else [])]), limits[1:]
+
+
+def _speaking_for(report: Report) -> list[str]:
+    spread, trace = report["step_time"], report["trace"]
+    found = []
+    if spread is not None and spread["steps"] >= FEWEST_STEPS and spread["p90_ns"] <= AGREE * spread["median_ns"]:
+        found.append(f"the {spread['steps']} steps agree")
+    present = len(trace["ranks_present"])
+    if present > 1 and trace["world_size"] == present:
+        found.append(f"{'both' if present == 2 else f'all {present}'} ranks are here")
+    return found
+
+
+def _limits(report: Report) -> list[str]:
+    """What lowers the confidence, and what was lost."""
+    verdict = report["verdict"]
+    limits: list[str] = verdict.get("limits", [])  # reports of gpuscope 0.1.0 lack the key
+    of_memory = memory_sentences.leading_peak(report) is not None
+    found = [*limits, *([memory_sentences.NO_TIME] if of_memory else [])]
+    lost = [problem["message"] for problem in report["problems"] if problem["severity"] in ("error", "data_loss")]
+    found += [message for message in lost[:1] if of_memory or not verdict["abstained"]]
+    failed = [one["name"] for one in report["analyzers"] if one["status"] == "failed"]
+    return found + (
+        [f"{units.plural(len(failed), 'analysis', 'analyses')} failed: {', '.join(failed)}"] if failed else []
+    )

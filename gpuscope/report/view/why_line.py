@@ -1,0 +1,139 @@
+"""The second of the first lines: what shows that the fault lies where the first line says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from gpuscope.catalogue.cause_table import BY_CODE
+from gpuscope.catalogue.finding import headline, shows
+from gpuscope.catalogue.straggler_sentences import reason_words
+from gpuscope.report.view import blame
+from gpuscope.schema.document import FindingEntry, Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.words import units
+from gpuscope.words.short_kernels import plain_kernel
+
+TELLING = 2 / 3
+"""Share of the evidence that a name has which stands for all of it."""
+TURNS = 3
+"""Ranks that are named where none is late more often than the others."""
+UNNAMED = "idle"
+"""The name of evidence beside which nothing was recorded."""
+LOADER = "enumerate(DataLoader)#"
+"""How torch.profiler begins the names of all loaders."""
+
+
+def why_it_is_so(report: Report) -> str:
+    """Without a full stop; empty where nothing is known."""
+    verdict, main = report["verdict"], blame.main_finding(report)
+    if verdict["abstained"] or verdict["bound_by"] is None:
+        return "" if verdict.get("abstain_reason") == "no_device_events" else lower(verdict["why"]).rstrip(".")
+    if startup := blame.startup(report):
+        return shows(startup)
+    if verdict["cause_abstained"]:
+        return "these files do not show whether ranks wait or transfer"
+    if main is not None and main["code"] == "straggler":
+        return _late(report, main)
+    if reason := blame.reason(report):
+        return shows(reason) if reason is main else lower(headline(reason))
+    if found := _of_the_first_change(report, main):
+        return found
+    if main is None:
+        return ""
+    return _WORDS.get(main["code"], _beside)(report, main)
+
+
+def few(report: Report, ranks: Sequence[int]) -> bool:
+    """Whether these are few enough of the ranks to blame."""
+    return 0 < len(ranks) <= max(len(report["trace"]["ranks_present"]) // 2, 1)
+
+
+def most_beside(finding: FindingEntry, least: float = 0.0) -> str:
+    """The name beside which most of a finding's time is lost; empty where that has less than this share of it."""
+    spent: dict[str, int] = defaultdict(int)
+    for evidence in finding["evidence"]:
+        spent[evidence["name"]] += evidence["dur_ns"]
+    spent.pop(UNNAMED, None)
+    most = max(spent, key=lambda name: spent[name], default="")
+    in_all = sum(spent.values())
+    # The longest spans are evidence; of many short ones they need not be like the others.
+    like_all = len(spent) == 1 or not finding["cost_ns"] or in_all >= finding["cost_ns"] / 2
+    if not most or (least and (spent[most] < least * in_all or not like_all)):
+        return ""
+    return plain_kernel(most).removeprefix(LOADER)  # its cause says that it is a loader
+
+
+def lower(text: str) -> str:
+    """A sentence within another; `DDP` and `NCCL_ALGO` stay."""
+    first = text.split(" ")[0]
+    return text if first[1:] != first[1:].lower() else text[:1].lower() + text[1:]
+
+
+def _late(report: Report, main: FindingEntry) -> str:
+    if few(report, main["ranks"]):
+        return reason_words([one for one in report["stragglers"] if one["rank"] in main["ranks"]])
+    caused = {one["rank"]: one["root_wait_ns"] for one in report["stragglers"]}
+    in_all = sum(caused.values())
+    first = sorted(caused, key=lambda rank: -caused[rank])[:TURNS]
+    shares = [f"rank {rank} {units.whole_share(caused[rank] / in_all)}" for rank in first if caused[rank]]
+    return f"{', '.join(shares)} of the waiting" if shares else ""
+
+
+def _of_the_first_change(report: Report, main: FindingEntry | None) -> str:
+    """What the first change rests on, where it answers what is wrong, or nothing but compute is."""
+    untried: list[SuggestionEntry | UnpredictedEntry] = [
+        one for one in report["advice"]["unpredicted"] if main is None or blame.answers(report, one)
+    ]
+    first = blame.first_answer(report) or next(iter(untried), None)
+    if first is None:
+        return ""
+    if grounds := first.get("grounds", ""):
+        return grounds
+    answered = next((one for one in report["findings"] if one["code"] == first["finding"]), None)
+    return "" if answered is None or answered["code"] in BY_CODE else lower(shows(answered))
+
+
+def _beside(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of `_WORDS`
+    cause = next((one for one in BY_CODE.values() if one.finding_code == main["code"]), None)
+    if cause is None or not cause.located:
+        return ""
+    where = most_beside(main, TELLING)
+    return f"most of it {'in' if cause.idle else 'is'} {where}" if where else ""
+
+
+def _launched(report: Report, main: FindingEntry) -> str:
+    """`76 kernels per step, the median runs 10.08 µs`."""
+    launches = [one for one in report.get("launches", []) if one["rank"] in main["ranks"]]
+    if not launches:
+        return ""
+    most = max(launches, key=lambda one: one["launches"])
+    per_step = {one["rank"]: one["kernels_per_step"] for one in report.get("host_calls", []) if one["steps"]}
+    number = per_step.get(most["rank"])
+    many = f"{number:,.0f} kernels per step" if number else f"{most['launches']:,} launches in the window"
+    return f"{many}, the median runs {units.duration(most['kernel_median_ns'])}"
+
+
+def _small(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of `_WORDS`
+    """`84 all_reduce in the recording, of 85.3 KiB each on average`."""
+    found = max(report["collectives"], key=lambda one: one["transfer_ns"] or 0, default=None)
+    if found is None or not found["bytes"] or not found["count"]:
+        return ""
+    each = units.size(round(found["bytes"] / found["count"]))
+    return f"{found['count']:,} {found['op']} in the recording, of {each} each on average"
+
+
+def _transferred(report: Report, main: FindingEntry) -> str:
+    """`all_reduce reaches 19.82 of 450 GB/s (18 × NVLink 4)`."""
+    entries = [one for one in report.get("bandwidth", []) if one["busbw_gbps"] and one["peak_gbps"]]
+    found = max(entries, key=lambda one: one["dur_ns"] or 0, default=None)
+    if found is None:
+        return _beside(report, main)
+    link = f" ({found['link']})" if found["link"] else ""
+    peak = units.bandwidth(found["peak_gbps"])
+    return f"{found['op']} reaches {units.bandwidth(found['busbw_gbps'])} of {peak}{link}"
+
+
+_WORDS: dict[str, Callable[[Report, FindingEntry], str]] = {
+    "launch": _launched, "latency": _small, "bandwidth": _transferred,
+}  # fmt: skip
+"""Causes of which a figure says more than a name."""

@@ -1,0 +1,75 @@
+"""Why this verdict: the largest places that it rests on, and what would tip it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpuscope.report.view import arrangement, blame
+from gpuscope.schema.document import Evidence, Report
+from gpuscope.words import units
+from gpuscope.words.short_kernels import plain_kernel
+from gpuscope.words.vocabulary import BOUND, VERDICT_SHARE
+
+SHOWN = 3
+_CLASSES: tuple[Literal["cpu", "communication", "memory"], ...] = ("cpu", "communication", "memory")
+_CALLED = {"cpu": "CPU stalls", "communication": "communication stalls", "memory": "memory stalls"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of the largest places."""
+
+    rank: str
+    step: str
+    into: str
+    """Time from the step's start, without steps from the window's."""
+    lasts: str
+    said: str
+    """What ran there, and why it is evidence."""
+    evidence: Evidence
+
+
+def largest(report: Report, shown: int = SHOWN) -> list[Place]:
+    """The largest places of what the first line says, the longest first; empty where nothing is said."""
+    main = blame.main_finding(report)
+    if main is None or report["verdict"]["abstained"]:
+        return []
+    longest = sorted(main["evidence"], key=lambda one: -one["dur_ns"])[:shown]
+    return [_place(report, evidence) for evidence in longest]
+
+
+def _place(report: Report, evidence: Evidence) -> Place:
+    number, into = "", arrangement.place_ns(evidence, arrangement.starts(report))
+    for step in report["steps"]:
+        since = evidence["start_ns"] - step["start_ns"]
+        if step["rank"] == evidence["rank"] and step["step"] is not None and 0 <= since < step["dur_ns"]:
+            number, into = str(step["step"]), since
+    note = f": {evidence['note']}" if evidence["note"] else ""
+    return Place(
+        rank=str(evidence["rank"]),
+        step=number,
+        into=units.NONE if into is None else f"+{units.duration(into)}",
+        lasts=units.duration(evidence["dur_ns"]),
+        said=plain_kernel(evidence["name"]) + note,
+        evidence=evidence,
+    )
+
+
+def tipping(report: Report) -> str:
+    """What would make it another verdict; empty where there is none, or only operations are known."""
+    verdict = report["verdict"]
+    window = sum(entry["window_ns"] for entry in report["ranks"])
+    if verdict["abstained"] or verdict["bound_by"] is None or not window:
+        return ""
+    taken = {name: sum(sum(entry["stall_ns"][name].values()) for entry in report["ranks"]) for name in _CLASSES}
+    line = units.whole_share(VERDICT_SHARE)
+    others = [name for name in _CLASSES if name != verdict["bound_by"]]
+    following = max(others, key=lambda name: taken[name])
+    share = taken[following] / window
+    if verdict["bound_by"] == "compute":
+        return f"{BOUND[following]} from {line} on: {_CALLED[following]} take {units.share(share)}"
+    own = f"{_CALLED[verdict['bound_by']]} take {units.share(verdict['share_frac'])}"
+    if share < VERDICT_SHARE:
+        return f"compute-bound below {line}: {own}"
+    return f"{BOUND[following]} below {units.share(share)}: {own}"
