@@ -13,7 +13,7 @@ from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import BY_CODE, cause_label
 from gpuscope.catalogue.finding import headline, shows
 from gpuscope.catalogue.prediction_sentences import gain_share, setting_words
-from gpuscope.catalogue.straggler_sentences import late_in, why_late
+from gpuscope.catalogue.straggler_sentences import late_in, ranks_of, why_late
 from gpuscope.report.view import arrangement, blame, memory_sentences
 from gpuscope.report.view.headline import verdict_words
 from gpuscope.report.view.per_step import per_step_ns
@@ -388,7 +388,7 @@ def _evidence(report: Report) -> str:
     if report["verdict"]["abstained"] or blame.startup(report):
         return ""
     if main is not None and main["code"] == "straggler":
-        late = next((one for one in report["stragglers"] if [one["rank"]] == main["ranks"]), None)
+        late = next((one for one in report["stragglers"] if sorted(ranks_of(one)) == main["ranks"]), None)
         return why_late(late, _compute_per_step(report, late["rank"])) if late is not None else ""
     open_ = report["advice"]["unpredicted"] if not suggestions else []
     if grounds := next((one.get("grounds", "") for one in (*suggestions[:1], *open_[:1])), ""):
