@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.analyzers.base.step_roles import Role
 from gpuscope.analyzers.collectives.recurrence import MIN_RANKS, MIN_STEPS, recurrence
 from gpuscope.analyzers.collectives.root_cause import TracedWaits
 from gpuscope.analyzers.collectives.work_of_ranks import medians_of_others
@@ -21,30 +22,37 @@ from gpuscope.trace.schema import NA
 
 @dataclass(frozen=True)
 class Lateness:
-    """Per judged step and rank, shape (steps, ranks)."""
+    """Per step and rank, shape (steps, ranks)."""
 
     numbers: Times
-    """The steps'."""
+    """The steps': the judged ones, outliers and those of the warm-up."""
     delay: Array
     """By how much longer than the median of those that do the same it took itself to come to the step's collectives,
     ns, less the time beyond its peers' rate for which its training thread had no core: that is none of its own."""
     roles: Sequence[Sequence[int]]
     """The ranks present, by what they do: those of a pipeline's stage, or all."""
     step_ns: int | None
+    looks: Sequence[Mask]
+    """Which steps are tested, one mask after the other: first the judged ones. In the others only lateness with a
+    period is looked for, since steps that are long for that alone are outliers, or end the warm-up late."""
 
     @property
     def testable(self) -> bool:
         """Whether there is enough to test for a rank that is late again and again."""
-        return len(self.numbers) >= MIN_STEPS and any(len(role) >= MIN_RANKS for role in self.roles)
+        judged = self.looks[0].sum() if self.looks else 0
+        return bool(judged >= MIN_STEPS) and any(len(role) >= MIN_RANKS for role in self.roles)
 
     def recurrent(self) -> dict[int, Late]:
         """The ranks that are late again and again, each compared with those that do the same."""
         tested = sum(len(role) for role in self.roles if len(role) >= MIN_RANKS)
         found: dict[int, Late] = {}
         for role in self.roles:
-            compared = recurrence(self.numbers, self.delay[:, list(role)], float(self.step_ns or 0), tested)
-            for place in np.flatnonzero(compared.late).tolist():
-                found[role[place]] = Late(round(float(compared.usual[place])), int(compared.period[place]))
+            for look, which in enumerate(self.looks):
+                delay = self.delay[which][:, list(role)]
+                compared = recurrence(self.numbers[which], delay, float(self.step_ns or 0), tested)
+                for place in np.flatnonzero(compared.late & ((look == 0) | (compared.period > 1))).tolist():
+                    late = Late(round(float(compared.usual[place])), int(compared.period[place]))
+                    found.setdefault(role[place], late)
         return found
 
 
@@ -58,22 +66,30 @@ class Late:
     """In every how-manieth step; 1 for all."""
 
 
-def lateness(facts: RunFacts, steps: Times, judged: Mask) -> Lateness:
-    """The lateness of a run; `steps` and `judged` are per row of `collectives`."""
+def lateness(facts: RunFacts, steps: Times) -> Lateness:
+    """The lateness of a run; `steps` is the step of each row of `collectives`."""
     table = facts.trace["collectives"]
     ranks = int(table["rank"].max(initial=0)) + 1
-    numbers = np.unique(steps[judged & (steps != NA)])
+    steady = facts.steady
+    roles_of_steps = {step: steady.role(step) for step in np.unique(steps[steps != NA]).tolist()}
+    whole = [
+        step for step, role in roles_of_steps.items() if steady.judged(step) or role in (Role.OUTLIER, Role.WARMUP)
+    ]
+    numbers = np.array(whole, np.int64)
     place = np.searchsorted(numbers, steps)
     roles = [[rank for rank in role if rank < ranks] for role in roles_of(facts).values()]
     rows, group = _compared(facts, roles)
-    inside = judged[rows] & np.isin(steps[rows], numbers)
+    inside = np.isin(steps[rows], numbers)
     key = place[rows[inside]] * ranks + table["rank"][rows[inside]]
     by_step = (
         np.bincount(key, _beyond_median(table["rank"], taken, rows, group)[inside], len(numbers) * ranks)
         for taken in _taken(facts, steps)
     )
     delay = np.minimum(*by_step).reshape(len(numbers), ranks)
-    return Lateness(numbers, delay - _without_core(facts, numbers, ranks), roles, facts.step_ns)
+    judged = np.array([steady.judged(step) for step in whole], np.bool_)
+    outlier = np.array([roles_of_steps[step] == Role.OUTLIER for step in whole], np.bool_)
+    looks = (judged, judged | outlier, judged | True)
+    return Lateness(numbers, delay - _without_core(facts, numbers, ranks), roles, facts.step_ns, looks)
 
 
 def _compared(facts: RunFacts, roles: Sequence[Sequence[int]]) -> tuple[Times, Times]:

@@ -40,7 +40,7 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
     direct, own = np.where(judged, traced.direct, 0), np.where(judged, traced.own, 0)
     caused = np.bincount(table["rank"], weights=direct, minlength=ranks)
     root = np.bincount(table["rank"], weights=own, minlength=ranks)
-    measured = lateness(facts, steps, judged)
+    measured = lateness(facts, steps)
     recurrent = measured.recurrent()
     exposed = _exposed(facts, traced, judged, ranks)
     waiting, waited_in = _waiting_ranks(facts, judged, ranks)

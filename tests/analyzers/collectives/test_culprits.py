@@ -151,11 +151,12 @@ def test_each_rank_is_compared_with_those_of_its_stage() -> None:
     """Four ranks as two stages, two steps of 100 µs: rank 3 takes 40 µs longer than rank 2, which is 20 more than their
     median; of all four ranks together, stage 1 would be late."""
     delay = np.array([[0.0, 0.0, -20.0, 20.0]] * 4) * 1_000
-    found = Lateness(np.arange(4), delay, [[0, 1], [2, 3]], 100_000)
+    every = [np.ones(4, np.bool_)]
+    found = Lateness(np.arange(4), delay, [[0, 1], [2, 3]], 100_000, every)
     assert {rank: (late.usual, late.period) for rank, late in found.recurrent().items()} == {3: (20_000, 1)}
     assert found.testable
-    assert not Lateness(np.arange(4), delay, [[0], [1], [2], [3]], 100_000).testable
-    assert not Lateness(np.arange(1), delay[:1], [[0, 1], [2, 3]], 100_000).testable
+    assert not Lateness(np.arange(4), delay, [[0], [1], [2], [3]], 100_000, every).testable
+    assert not Lateness(np.arange(1), delay[:1], [[0, 1], [2, 3]], 100_000, [every[0][:1]]).testable
 
 
 def communication(parts: list[Any]) -> Any:

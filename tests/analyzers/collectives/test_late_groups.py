@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulator.catalogue import COMPUTE
+from simulator.catalogue import COMPUTE, MS, READ_LOSS
 from simulator.job import MIB, Job
 from simulator.judged import Case
 from simulator.kineto_rows import Profiler
@@ -17,6 +17,7 @@ from gpuscope.analyzers.collectives.late_groups import Places, late_groups
 from gpuscope.analyzers.collectives.lateness import Late
 from gpuscope.report.view.summary import sentence
 from gpuscope.schema.document import Report
+from gpuscope.words.units import ordinal
 
 
 def told(folder: Path, job: Job, **profiler: Any) -> tuple[Report, float]:
@@ -101,3 +102,37 @@ def test_what_a_group_shares(usual: dict[int, int], places: Places, groups: list
 
 def test_other_periods_are_other_groups() -> None:
     assert late_groups({0: Late(9, 1), 1: Late(9, 4)}, Places({}, {}, {0: "host", 1: "host"})) == {}
+
+
+@pytest.mark.parametrize(("period", "steps", "ranks"), [(4, 14, 4), (5, 22, 4), (4, 14, 2), (3, 14, 4)])
+def test_a_period_has_its_name(tmp_path: Path, period: int, steps: int, ranks: int) -> None:
+    """Rank 1 writes a checkpoint in every so-manieth step, the first of which is warm-up; of every fifth step the late
+    ones are outliers."""
+    job = replace(READ_LOSS, parallel="fsdp", ranks=ranks, layers=2, host_work_ns=20 * MS, host_work_ranks=(1,))
+    job = replace(job, host_work_every=period, steps=steps, name="period")
+    report = gpuscope.analyze(Case(job, "").write(tmp_path)).report
+    assert {one["rank"]: one.get("period") for one in report["stragglers"] if one["recurrent"]} == {1: period}
+    (finding,) = [one for one in report["findings"] if one["code"] == "straggler"]
+    assert f"rank 1 is late in every {ordinal(period)} step" in finding["message"]
+
+
+@pytest.mark.parametrize(("workers", "items", "load"), [(1, 0, 24), (0, 1, 8)])
+def test_the_loader_of_one_rank_makes_it_late(tmp_path: Path, workers: int, items: int, load: int) -> None:
+    """Its advice comes first, whether most of the time is its own waiting for the loader or the others' for it."""
+    job = replace(COMPUTE, loader_ns=load * MS, workers=workers, loader_ranks=(0,), items=items, ranks=4, name="loader")
+    report, _ = told(tmp_path, job)
+    assert late(report) == [0]
+    (entry,) = [one for one in report["stragglers"] if one["rank"] == 0]
+    assert entry["reason"] == "host"
+    assert "data loader (input)" in entry["reason_why"]
+    assert report["suggestions"][0]["action"] == "Find out why batches come late on rank 0"
+
+
+@pytest.mark.parametrize(("prefetch", "workers", "load"), [(1, 1, 24), (0, 0, 12)])
+def test_a_loader_that_is_slow_everywhere_is_the_cause_and_no_rank(
+    tmp_path: Path, prefetch: int, workers: int, load: int
+) -> None:
+    job = replace(COMPUTE, parallel="fsdp", prefetch=prefetch, loader_ns=load * MS, workers=workers, name="everywhere")
+    report, _ = told(tmp_path, replace(job, items=1 - workers, ranks=4, layers=2))
+    assert report["verdict"]["cause"] == "input"
+    assert late(report) == []
