@@ -186,8 +186,7 @@ def _problem(report: Report) -> str:
 def _blame(report: Report, finding: FindingEntry) -> str:
     """Who or what costs the time."""
     if finding["code"] == "straggler":
-        ranks = finding["ranks"]
-        if _few(report, ranks):
+        if ranks := blame.late_ranks(report, finding):
             return f"{units.rank_words(ranks).capitalize()} {units.be(ranks)} late, and {_waiting(report, ranks)}"
         return "Ranks take turns being late, and the others wait in collectives"
     cause = next(one for one in BY_CODE.values() if one.finding_code == finding["code"])
@@ -211,11 +210,6 @@ def _waiting(report: Report, late: Sequence[int]) -> str:
     if len(others) > FEW_OTHERS:
         return f"the other {len(others)} wait for {them} in collectives"
     return f"{units.rank_words(others)} {'waits' if len(others) == 1 else 'wait'} for {them} in collectives"
-
-
-def _few(report: Report, ranks: Sequence[int]) -> bool:
-    """Whether these are few enough of the ranks to blame."""
-    return 0 < len(ranks) <= max(len(report["trace"]["ranks_present"]) // 2, 1)
 
 
 def _cost(report: Report, finding: FindingEntry) -> str:
@@ -326,7 +320,7 @@ def _where(report: Report, finding: FindingEntry, least: float = 0.0) -> str:
     share of the evidence."""
     if finding["code"] == "straggler":
         entry = next((one for one in report["stragglers"] if one["rank"] in finding["ranks"]), None)
-        if not _few(report, finding["ranks"]):
+        if not blame.late_ranks(report, finding):
             return "no single rank"
         doing = late_in(entry, LATE) if entry is not None and len(finding["ranks"]) == 1 else ""
         return units.rank_words(finding["ranks"]) + doing

@@ -11,7 +11,7 @@ import pytest
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import FewMicroBatches, PipelineImbalance, SlowStage
 from gpuscope.catalogue.prediction_sentences import gain_cell, setting_words
-from gpuscope.report.view.blame import in_order
+from gpuscope.report.view.blame import in_order, main_finding
 from gpuscope.report.view.headline import context_line, verdict_words
 from gpuscope.report.view.summary import sentence, summary
 from gpuscope.schema.document import FindingEntry, Report, Setting, StragglerEntry, SuggestionEntry
@@ -205,3 +205,31 @@ def test_an_uncertain_change_against_another_cause_says_against_which(input_boun
     assert "May help against Python garbage collection: do collect; expected 100.0 → 90.00 ms" in sentence(input_bound)
     input_bound["suggestions"] = [change("loader", "input", 90, high_ms=120)]
     assert "May help: do loader" in sentence(input_bound)
+
+
+@pytest.mark.parametrize(
+    ("open_part", "first"),
+    [(0.11, "straggler"), (0.022, "straggler"), (0.28, "straggler"), (0.5, "exposed_communication")],
+)
+def test_where_the_cause_is_open_the_largest_that_has_a_name_leads(
+    input_bound: Report, open_part: float, first: str
+) -> None:
+    """Late ranks may have lacked cores, so the cause stays open: that 2 to 11 % of the time is undivided is no reason
+    to begin with that."""
+    input_bound["verdict"] |= {"bound_by": "communication", "cause": None, "cause_abstained": True, "share_frac": 0.6}
+    input_bound["findings"] = [
+        finding("straggler", 0.28, ranks=[1]), finding("small_messages", 0.27), finding("input", 0.3),
+        finding("exposed_communication", open_part),
+    ]  # fmt: skip
+    main = main_finding(input_bound)
+    assert main is not None
+    assert main["code"] == first
+
+
+@pytest.mark.parametrize(("recurrent", "begins"), [(True, "Rank 1 is late"), (False, "Ranks take turns")])
+def test_only_who_is_late_again_and_again_is_named_first(input_bound: Report, recurrent: bool, begins: str) -> None:
+    input_bound["trace"]["ranks_present"] = [0, 1]
+    input_bound["verdict"] |= {"bound_by": "communication", "cause": "straggler", "share_frac": 0.28}
+    input_bound["findings"] = [finding("straggler", 0.28, ranks=[1])]
+    input_bound["stragglers"] = [{**late(1, None, ""), "recurrent": recurrent}]
+    assert sentence(input_bound).startswith(begins)
