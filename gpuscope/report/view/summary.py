@@ -188,7 +188,9 @@ def _blame(report: Report, finding: FindingEntry) -> str:
     if finding["code"] == "straggler":
         if ranks := blame.late_ranks(report, finding):
             return f"{units.rank_words(ranks).capitalize()} {units.be(ranks)} late, and {_waiting(report, ranks)}"
-        return "Ranks take turns being late, and the others wait in collectives"
+        if len(finding["ranks"]) > 1:
+            return "Ranks take turns being late, and the others wait in collectives"
+        return BY_CODE["straggler"].message  # once, or by chance
     cause = next(one for one in BY_CODE.values() if one.finding_code == finding["code"])
     message = cause.said(on_cpu=_on_cpu(report))
     if reason := blame.reason(report):

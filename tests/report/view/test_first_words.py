@@ -226,10 +226,16 @@ def test_where_the_cause_is_open_the_largest_that_has_a_name_leads(
     assert main["code"] == first
 
 
-@pytest.mark.parametrize(("recurrent", "begins"), [(True, "Rank 1 is late"), (False, "Ranks take turns")])
-def test_only_who_is_late_again_and_again_is_named_first(input_bound: Report, recurrent: bool, begins: str) -> None:
+@pytest.mark.parametrize(
+    ("recurrent", "ranks", "begins"),
+    [(True, [1], "Rank 1 is late"), (False, [1], "Collectives wait for the last rank"),
+     (False, [0, 1], "Ranks take turns")],
+)  # fmt: skip
+def test_only_who_is_late_again_and_again_is_named_first(
+    input_bound: Report, recurrent: bool, ranks: list[int], begins: str
+) -> None:
     input_bound["trace"]["ranks_present"] = [0, 1]
     input_bound["verdict"] |= {"bound_by": "communication", "cause": "straggler", "share_frac": 0.28}
-    input_bound["findings"] = [finding("straggler", 0.28, ranks=[1])]
-    input_bound["stragglers"] = [{**late(1, None, ""), "recurrent": recurrent}]
+    input_bound["findings"] = [finding("straggler", 0.28, ranks=ranks)]
+    input_bound["stragglers"] = [{**late(rank, None, ""), "recurrent": recurrent} for rank in ranks]
     assert sentence(input_bound).startswith(begins)
