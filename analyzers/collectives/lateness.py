@@ -1,92 +1,155 @@
-"""By how much each rank was late in each judged step, and whether one is late more often than by chance."""
+"""By how much each rank was late in each judged step, beside those that do the same."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log, log1p
 
 import numpy as np
 
+from gpuscope.analyzers.base.step_roles import Role
+from gpuscope.analyzers.collectives.recurrence import MIN_RANKS, MIN_STEPS, recurrence
 from gpuscope.analyzers.collectives.root_cause import TracedWaits
 from gpuscope.analyzers.collectives.work_of_ranks import medians_of_others
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
+from gpuscope.analyzers.facts.waits import rows_by_lane
+from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.intervals import measure_within
 from gpuscope.trace.schema import NA
-
-MIN_STEPS = 2
-"""Steps over which a rank must cause the largest wait to be recurrent."""
-MIN_RANKS = 2
-MAX_CHANCE = 0.05
-"""Probability by chance below which a rank that causes the largest wait of so many steps is recurrent."""
-SECOND_TEST = 2
-"""Factor on the probability from the steps with the longest waits alone (Bonferroni: the second look at one run)."""
 
 
 @dataclass(frozen=True)
 class Lateness:
-    """Per judged step and rank, shape (steps, ranks), ns per waiting rank."""
+    """Per step and rank, shape (steps, ranks)."""
 
-    caused: Array
-    """Exposed waiting where the rank came last; collectives that wait for one lateness together wait once."""
-    traced: Array
-    """The part of all of it that goes back to the rank."""
-    without_core: Array
-    """By how much longer than at its median peer's rate its training thread had no core; 0 where not counted."""
-    least: Times
-    """What counts as late in a step, ns; shape (steps,)."""
+    numbers: Times
+    """The steps': the judged ones, outliers and those of the warm-up."""
+    delay: Array
+    """By how much longer than the median of those that do the same it took itself to come to the step's collectives,
+    ns, less the time beyond its peers' rate for which its training thread had no core: that is none of its own."""
     roles: Sequence[Sequence[int]]
-    """The ranks present, by what they do: those of a pipeline's stage, or all. Stages differ in when they are done."""
+    """The ranks present, by what they do: those of a pipeline's stage, or all."""
+    step_ns: int | None
+    looks: Sequence[Mask]
+    """Which steps are tested, one mask after the other: first the judged ones. In the others only lateness with a
+    period is looked for, since steps that are long for that alone are outliers, or end the warm-up late."""
 
-    def chance(self) -> tuple[Array, float]:
-        """Per rank, the probability of causing the largest wait of its role in so many steps by chance, for as many
-        tries as there are ranks to compare with; and the least that a rank which always does could get. Alone in its
-        role a rank has nobody to be compared with.
+    @property
+    def testable(self) -> bool:
+        """Whether there is enough to test for a rank that is late again and again."""
+        judged = self.looks[0].sum() if self.looks else 0
+        return bool(judged >= MIN_STEPS) and any(len(role) >= MIN_RANKS for role in self.roles)
 
-        Waits caused directly and waits traced to it are tested each for itself, over all steps and over those that
-        wait longer than the mean one: a rank that is slow in every third step is lost among all of them, and which
-        steps wait long says nothing of who is late in them. Time without a core is no lateness of the rank's own.
-        """
-        chance, least = np.ones(self.caused.shape[1]), 1.0
-        roles = [np.array(role, np.int64) for role in self.roles if len(role) >= MIN_RANKS]
-        tries = sum(len(role) - 1 for role in roles)
-        for role in roles:
-            for weight in (self.caused, self.traced):
-                for found, lowest in _binomial(weight[:, role], self.without_core[:, role], self.least, tries):
-                    chance[role] = np.minimum(chance[role], found)
-                    least = min(least, lowest)
-        return chance, least
+    def recurrent(self) -> dict[int, Late]:
+        """The ranks that are late again and again, each compared with those that do the same."""
+        tested = sum(len(role) for role in self.roles if len(role) >= MIN_RANKS)
+        found: dict[int, Late] = {}
+        for role in self.roles:
+            for look, which in enumerate(self.looks):
+                delay = self.delay[which][:, list(role)]
+                compared = recurrence(self.numbers[which], delay, float(self.step_ns or 0), tested)
+                for place in np.flatnonzero(compared.late & ((look == 0) | (compared.period > 1))).tolist():
+                    late = Late(round(float(compared.usual[place])), int(compared.period[place]))
+                    found.setdefault(role[place], late)
+        return found
 
 
-def lateness(facts: RunFacts, traced: TracedWaits, steps: Times, judged: Mask) -> Lateness:
-    """The lateness of a run; `steps` and `judged` are per row of `collectives`."""
-    table, found, measured = facts.trace["collectives"], facts.matched.instances, facts.waits
+@dataclass(frozen=True)
+class Late:
+    """How a rank is late again and again."""
+
+    usual: int
+    """By how much in the steps in which it is, ns."""
+    period: int
+    """In every how-manieth step; 1 for all."""
+
+
+def lateness(facts: RunFacts, steps: Times) -> Lateness:
+    """The lateness of a run; `steps` is the step of each row of `collectives`."""
+    table = facts.trace["collectives"]
     ranks = int(table["rank"].max(initial=0)) + 1
-    present = len(facts.trace.ranks)
-    numbers = np.unique(steps[judged & (steps != NA)])
-    inside = judged & np.isin(steps, numbers)
+    steady = facts.steady
+    roles_of_steps = {step: steady.role(step) for step in np.unique(steps[steps != NA]).tolist()}
+    whole = [
+        step for step, role in roles_of_steps.items() if steady.judged(step) or role in (Role.OUTLIER, Role.WARMUP)
+    ]
+    numbers = np.array(whole, np.int64)
     place = np.searchsorted(numbers, steps)
-
-    def by_step(rows: Times, weight: Array) -> Array:
-        kept = inside[rows] & (weight > 0)
-        key = place[rows[kept]] * ranks + table["rank"][rows[kept]]
-        return np.bincount(key, weights=weight[kept], minlength=len(numbers) * ranks).reshape(len(numbers), ranks)
-
-    every = np.arange(len(table))
-    exposed = (
-        by_step(measured.last, late_instances(facts, traced, judged)) if len(found) else by_step(every, every * 0.0)
-    )
-    waited = by_step(every, np.where(inside, traced.direct, 0))
-    once = exposed.sum(1) / np.maximum(waited.sum(1), 1)
-    own = by_step(every, np.where(inside, traced.own, 0)) * once[:, None]
-    waiting = max(present - 1, 1)
     roles = [[rank for rank in role if rank < ranks] for role in roles_of(facts).values()]
-    without, counted = _without_core(facts, numbers, ranks)
-    durations = np.array([facts.steady.steps[int(step)].duration for step in numbers.tolist()], np.float64)
-    least = np.where(counted, MIN_SHARE * durations, 1.0)
-    return Lateness(exposed / waiting, own / waiting, without, least.astype(np.int64), roles)
+    rows, group = _compared(facts, roles)
+    inside = np.isin(steps[rows], numbers)
+    key = place[rows[inside]] * ranks + table["rank"][rows[inside]]
+    by_step = (
+        np.bincount(key, _beyond_median(table["rank"], taken, rows, group)[inside], len(numbers) * ranks)
+        for taken in _taken(facts, steps)
+    )
+    delay = np.minimum(*by_step).reshape(len(numbers), ranks)
+    judged = np.array([steady.judged(step) for step in whole], np.bool_)
+    outlier = np.array([roles_of_steps[step] == Role.OUTLIER for step in whole], np.bool_)
+    looks = (judged, judged | outlier, judged | True)
+    return Lateness(numbers, delay - _without_core(facts, numbers, ranks), roles, facts.step_ns, looks)
+
+
+def _compared(facts: RunFacts, roles: Sequence[Sequence[int]]) -> tuple[Times, Times]:
+    """(rows of `collectives` in order, the group of each): members of one collective that do the same. What a rank does
+    before a message, or before a collective without others of its role, counts for its next one."""
+    table, found = facts.trace["collectives"], facts.matched.instances
+    role_of = np.zeros(int(table["rank"].max(initial=0)) + 1, np.int64)
+    for number, role in enumerate(roles):
+        role_of[list(role)] = number
+    chosen = ~found.p2p[found.owner]
+    rows = found.rows[chosen]
+    _, group = distinct(found.owner[chosen] * max(len(roles), 1) + role_of[table["rank"][rows]])
+    several = np.bincount(group, minlength=1)[group] >= MIN_RANKS
+    order = np.argsort(rows[several])
+    return rows[several][order], distinct(group[several])[1][order]
+
+
+def _beyond_median(rank: Times, taken: Times, rows: Times, group: Times) -> Array:
+    """By how much longer than the median of its group each of `rows` took, ns: all that is `taken` since the one of
+    `rows` before it, per row of `collectives`."""
+    in_all = np.concatenate(([0], np.cumsum(taken)))
+    before = np.concatenate((rows[:1] * 0, rows[:-1] + 1))
+    own = in_all[rows + 1] - in_all[np.maximum(before, np.searchsorted(rank, rank[rows]))]
+    return np.asarray(own - _medians(own, group))
+
+
+def _taken(facts: RunFacts, steps: Times) -> tuple[Times, Times]:
+    """Per row of `collectives`, ns that its rank took before it, by two measures: since it left all before, and since
+    the one before began but for exposed communication. Both from the step's beginning on where the step before has
+    none.
+
+    The first is nothing for one that waits beside the computation, whoever is late; the second is no more than that for
+    a rank which computes longer beside a transfer that all wait for anyway. A late rank has both.
+    """
+    table = facts.trace["collectives"]
+    left_all, unexposed = (np.zeros(len(table), np.int64) for _ in range(2))
+    for lane, own in rows_by_lane(facts.trace, facts.lanes):
+        start, end, number = table["start"][own], table["end"][own], steps[own]
+        begins = {step.step: step.start for step in lane.steps}
+        begin = np.array([begins.get(one, NA) for one in number.tolist()], np.int64)
+        none = start[:1] * 0 + NA
+        earlier = np.concatenate((none, number[:-1]))
+        fresh = (begin != NA) & ((earlier == NA) | (number - earlier > 1))
+        for into, before in ((left_all, np.maximum.accumulate(end)), (unexposed, start)):
+            since = np.concatenate((none, before[:-1]))
+            since = np.where(fresh, np.maximum(since, begin), since)
+            into[own] = np.where(since == NA, 0, np.maximum(start - since, 0))
+        since = start - unexposed[own]
+        unexposed[own] -= measure_within(lane.exposed_communication, since, start)
+    return left_all, unexposed
+
+
+def _medians(values: Times, group: Times) -> Array:
+    """For each value the median of its group; of an even number the mean of the middle two."""
+    order = np.lexsort((values, group))
+    bounds = np.searchsorted(group[order], np.arange(int(group.max(initial=-1)) + 2))
+    size = np.diff(bounds)
+    ordered = values[order]
+    middle = (ordered[bounds[:-1] + (size - 1) // 2] + ordered[bounds[:-1] + size // 2]) / 2
+    return np.asarray(middle[group])
 
 
 def roles_of(facts: RunFacts) -> dict[int, list[int]]:
@@ -106,17 +169,18 @@ def late_instances(facts: RunFacts, traced: TracedWaits, judged: Mask) -> Array:
     return np.where(counted, suffered, 0).astype(np.float64)
 
 
-def _without_core(facts: RunFacts, numbers: Times, ranks: int) -> tuple[Array, bool]:
-    """`Lateness.without_core`, and whether it is counted on all ranks."""
+def _without_core(facts: RunFacts, numbers: Times, ranks: int) -> Array:
+    """By how much longer than at its median peer's rate each training thread had no core, ns, shape (steps, ranks); 0
+    where that is not counted on all ranks."""
     found = np.zeros((len(numbers), ranks))
     if set(facts.core_times) != set(facts.trace.ranks) or len(facts.trace.ranks) < MIN_RANKS:
-        return found, False
+        return found
     for place, step in enumerate(numbers.tolist()):
         for rank, ns in beyond_peers(
             {rank: own[step] for rank, own in facts.core_times.items() if step in own}
         ).items():
             found[place, rank] = ns
-    return found, True
+    return found
 
 
 def beyond_peers(times: Mapping[int, CoreTimes]) -> dict[int, float]:
@@ -130,40 +194,3 @@ def beyond_peers(times: Mapping[int, CoreTimes]) -> dict[int, float]:
     if len(known) > 1:
         usual[known] = medians_of_others(waited[known] / ran[known]) * ran[known]
     return dict(zip(times, np.maximum(waited - usual, 0.0).tolist(), strict=True))
-
-
-def _binomial(weight: Array, without_core: Array, least: Times, tries: int) -> list[tuple[Array, float]]:
-    """(probability per rank, the least possible) over all steps, and over those that wait longer than the mean.
-
-    `weight` and `without_core` have shape (steps, ranks of a role); `tries` multiplies the probability (Bonferroni). A
-    rank is the last one of a step if it is with the time without a core and without it: else it would be for what is
-    taken off its peers.
-    """
-    own = weight - without_core
-    most = own.max(axis=1, initial=0)
-    last = np.where(own.argmax(axis=1) == weight.argmax(axis=1), own.argmax(axis=1), NA)
-    trial = most >= least
-    long = trial & (most > most[trial].mean()) if trial.any() else trial
-    ranks = weight.shape[1]
-    return [_tested(last[trial], ranks, tries), _tested(last[long], ranks, SECOND_TEST * tries)]
-
-
-def _tested(last: Times, ranks: int, factor: int) -> tuple[Array, float]:
-    """`last` is the rank (its place) that came last in each step tried, NA where that is nobody."""
-    trials, by_chance = len(last), 1 / max(ranks, 1)
-    hits = np.bincount(last[last != NA], minlength=ranks)
-    chance = np.ones(ranks)
-    for one in np.flatnonzero(hits >= MIN_STEPS).tolist():
-        chance[one] = min(1.0, factor * probability(int(hits[one]), trials, by_chance))
-    return chance, min(1.0, factor * probability(trials, trials, by_chance)) if trials >= MIN_STEPS else 1.0
-
-
-def probability(hits: int, trials: int, chance: float) -> float:
-    """Probability of at least so many hits by chance (binomial); in logarithms, since thousands of trials
-    overflow."""
-    if hits <= 0 or chance >= 1:
-        return 1.0
-    k = np.arange(hits, trials + 1)
-    factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, trials + 1)))))
-    ways = factorial[trials] - factorial[k] - factorial[trials - k]
-    return float(min(1.0, np.exp(ways + k * log(chance) + (trials - k) * log1p(-chance)).sum()))

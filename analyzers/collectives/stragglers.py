@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneSummary, bounds, step_at
-from gpuscope.analyzers.collectives.lateness import MAX_CHANCE, late_instances, lateness, roles_of
+from gpuscope.analyzers.collectives.late_groups import Places, late_groups
+from gpuscope.analyzers.collectives.lateness import Late, late_instances, lateness, roles_of
 from gpuscope.analyzers.collectives.root_cause import Doing, TracedWaits
 from gpuscope.analyzers.collectives.straggler_reasons import Reasoned, reasons
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
@@ -25,7 +26,7 @@ from gpuscope.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Stragglers:
-    """The entries, the costliest first, and whether there were enough steps to test for a rank that is always last."""
+    """The entries, the costliest first, and whether there were enough steps to test for recurrent ones."""
 
     entries: list[StragglerEntry]
     testable: bool
@@ -39,17 +40,21 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
     direct, own = np.where(judged, traced.direct, 0), np.where(judged, traced.own, 0)
     caused = np.bincount(table["rank"], weights=direct, minlength=ranks)
     root = np.bincount(table["rank"], weights=own, minlength=ranks)
-    chance, least = lateness(facts, traced, steps, judged).chance()
+    measured = lateness(facts, steps)
+    recurrent = measured.recurrent()
     exposed = _exposed(facts, traced, judged, ranks)
     waiting, waited_in = _waiting_ranks(facts, judged, ranks)
     shared = waiting * max(len(facts.steady.durations), 1)
-    late, idle, cores = _per_step(facts, exposed), _host_idle(facts), judged_core_times(facts)
+    late, idle, cores = _per_step(facts, exposed, recurrent), _host_idle(facts), judged_core_times(facts)
     of_the_step = {lane.rank: facts.steady.of_the_step(lane) for lane in facts.lanes}
     why: dict[int, Reasoned] = {}
     for role in roles_of(facts).values():
         why |= reasons(facts.trace, role, late, idle, cores, facts.gpu_clocks, of_the_step)
+    reason_of = {rank: one.reason for rank, one in why.items() if one.reason is not None}
+    groups = late_groups(recurrent, Places(facts.placement.hosts, _stages(facts), reason_of))
     entries: list[StragglerEntry] = []
-    for rank in np.flatnonzero((caused > 0) | (root >= 1)).tolist():
+    named = np.isin(np.arange(ranks), list(recurrent))
+    for rank in np.flatnonzero((caused > 0) | (root >= 1) | named).tolist():
         most = doing.get(rank)
         entries.append({
             "rank": rank, "caused_wait_ns": round(caused[rank]),
@@ -57,15 +62,25 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
             "per_step_ns": per_step_ns(exposed[rank] / waited_in[rank] if waited_in[rank] else 0.0, facts.step_ns),
             "root_wait_ns": round(root[rank]),
             "phase": most.phase() if most else None, "operation": most.operation() if most else None,
-            "recurrent": bool(chance[rank] < MAX_CHANCE),
+            "recurrent": rank in recurrent,
             "reason": why[rank].reason if rank in why else None, "reason_why": why[rank].why if rank in why else "",
         })  # fmt: skip
+        if rank in recurrent and recurrent[rank].period > 1:
+            entries[-1]["period"] = recurrent[rank].period
+        if rank in groups:
+            group = groups[rank]
+            entries[-1]["group"] = {"ranks": list(group.ranks), "by": group.by, "name": group.name}
         if rank in why and why[rank].more_work:
             entries[-1]["more_work"] = why[rank].more_work
         if rank in why and why[rank].alone:
             entries[-1]["own_operation"] = why[rank].alone
     entries.sort(key=lambda entry: (-entry["caused_wait_ns"], -entry["root_wait_ns"], entry["rank"]))
-    return Stragglers(entries, least < MAX_CHANCE)
+    return Stragglers(entries, measured.testable)
+
+
+def _stages(facts: RunFacts) -> dict[int, int]:
+    """The stage of each rank of a pipeline."""
+    return {rank: place[1] for rank, place in facts.stages.places.items()} if facts.stages is not None else {}
 
 
 def _waiting_ranks(facts: RunFacts, judged: Mask, ranks: int) -> tuple[Times, Times]:
@@ -88,11 +103,14 @@ def _exposed(facts: RunFacts, traced: TracedWaits, judged: Mask, ranks: int) -> 
     return np.bincount(rank[last], weights=late_instances(facts, traced, judged), minlength=ranks)
 
 
-def _per_step(facts: RunFacts, exposed: Array) -> dict[int, int]:
-    """By how much each rank is late in a judged step, ns: the exposed waiting for it, per rank that could wait."""
+def _per_step(facts: RunFacts, exposed: Array, recurrent: Mapping[int, Late]) -> dict[int, int]:
+    """By how much each rank is late in a judged step, ns: the exposed waiting for it, per rank that could wait; of one
+    that others hide, late as they are, its own delay."""
     waiting = max(len(facts.trace.ranks) - 1, 1)
     steps = max(len(facts.steady.durations), 1)
-    return {one: round(exposed[one] / waiting / steps) for one in np.flatnonzero(exposed).tolist()}
+    waited = {one: round(exposed[one] / waiting / steps) for one in np.flatnonzero(exposed).tolist()}
+    own = {rank: late.usual // late.period for rank, late in recurrent.items()}
+    return {rank: max(waited.get(rank, 0), own.get(rank, 0)) for rank in {*waited, *own}}
 
 
 def waits_without_core(facts: RunFacts) -> float:

@@ -54,6 +54,11 @@ class Placement:
         bus_ids = tuple(seat.bus_id for seat in seats)
         return Placed(size, hosts, models, devices if hosts == 1 else (), bus_ids if all(bus_ids) else ())
 
+    @property
+    def hosts(self) -> dict[int, str]:
+        """By rank, where that is known."""
+        return {rank: seat.host for rank, seat in self._seats.items() if seat.host}
+
     def of_size(self, size: int) -> Placed:
         """Of a communicator of that size in NCCL's log or nccl-tests' table."""
         return self._logged.get(size, Placed(size, None, ()))

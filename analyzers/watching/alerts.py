@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import comb
 from statistics import median
 from typing import Literal
 
-from gpuscope.analyzers.collectives.lateness import probability
 from gpuscope.analyzers.watching.measures import MeasuredStep, Seen
 from gpuscope.schema.document import Report
 from gpuscope.words import units
@@ -15,7 +15,7 @@ from gpuscope.words import units
 RECENT = 20
 """Steps that an alert looks back."""
 CHANCE = 0.05
-"""As for recurrent stragglers (docs/definitions.md): a rank last in more steps than by chance, one-sided binomial."""
+"""Probability below which a rank that is the last of so many steps is that by more than chance, one-sided binomial."""
 NOTABLE = 0.05
 """Share of the step by which a rank must be late to be named."""
 SLOWER = 0.1
@@ -161,6 +161,11 @@ def _recurrent(seen: Seen, late: list[LateRank], steps: list[int]) -> list[tuple
         if often and own[-1].step in steps[-RECENT // 4 :]:
             found.append((rank, own))
     return found
+
+
+def probability(hits: int, trials: int, chance: float) -> float:
+    """Probability of at least so many hits by chance (binomial)."""
+    return sum(comb(trials, k) * chance**k * (1 - chance) ** (trials - k) for k in range(hits, trials + 1))
 
 
 def _behind(seen: Seen, steps: list[int], every: list[int]) -> list[Alert]:

@@ -70,9 +70,10 @@ def _named(report: Mapping[str, Any]) -> list[int]:
         if one["recurrent"] and one["root_wait_ns"] and one["reason"] != "cores"
     }
     found |= {
-        int(one["subject"].removeprefix("rank "))
+        rank
         for one in report["suggestions"]
-        if one["code"] in BLAMING and str(one.get("subject", "")).startswith("rank ")
+        if one["code"] in BLAMING and "rank" in one.get("facts", {})
+        for rank in one["facts"].get("ranks") or [one["facts"]["rank"]]
     }
     for one in report["findings"]:
         if one["code"] in ("slow_worker", "work_outside_pipeline"):

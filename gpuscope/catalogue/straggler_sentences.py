@@ -55,19 +55,33 @@ def slowest_ranks(slowdown: Slowdown) -> list[tuple[str, float]]:
     return [(name, 1 - 1 / min(own, slowdown["total"])) for name, own in by if min(own, slowdown["total"]) >= SLOWED]
 
 
+def ranks_of(entry: StragglerEntry) -> tuple[int, ...]:
+    """The rank, with those that are late with it."""
+    return tuple(entry["group"]["ranks"]) if "group" in entry else (entry["rank"],)
+
+
+def shared_words(entry: StragglerEntry) -> str:
+    """What the ranks of its group share, where that is a place; empty where not."""
+    if "group" not in entry or entry["group"]["by"] == "reason":
+        return ""
+    return f"{entry['group']['by']} {units.clean(entry['group']['name'])}"
+
+
 def culprits(entries: Sequence[StragglerEntry]) -> list[StragglerEntry]:
-    """The ranks that the waiting traces back to, the costliest first: the recurrent ones if there are any. Where it
-    traces back to none, the rank that was last at the highest cost."""
+    """The ranks that the waiting traces back to, the costliest first: the recurrent ones if there are any, each with
+    those that are late with it. Where it traces back to none, the rank that was last at the highest cost."""
     if not any(entry["root_wait_ns"] for entry in entries):
         return list(entries[:1])
     total = sum(entry["root_wait_ns"] for entry in entries)
-    worth = [entry for entry in entries if entry["root_wait_ns"] >= max(WORTH * total, 1)]
+    root = {entry["rank"]: entry["root_wait_ns"] for entry in entries}
+    whole = {entry["rank"]: sum(root.get(rank, 0) for rank in ranks_of(entry)) for entry in entries}
+    worth = [entry for entry in entries if whole[entry["rank"]] >= max(WORTH * total, 1)]
     steady = [entry for entry in worth if entry["recurrent"]]
-    return sorted(steady or worth, key=lambda entry: -entry["root_wait_ns"])
+    return sorted(steady or worth, key=lambda entry: (-whole[entry["rank"]], -entry["root_wait_ns"]))
 
 
 def whose(entries: Sequence[StragglerEntry], testable: bool, clock_error: int | None) -> str:
-    """The sentence of the finding; `testable` says whether there were enough collectives to recognise a steady one."""
+    """The sentence of the finding; `testable` says whether there were enough steps to recognise a steady one."""
     named = culprits(entries)
     if not named:
         return "the last rank is unknown" + _within(clock_error)
@@ -76,15 +90,15 @@ def whose(entries: Sequence[StragglerEntry], testable: bool, clock_error: int | 
     if not named[0]["root_wait_ns"]:
         words = f"{ranks} is last at the highest cost; no single rank explains its delay"
     elif named[0]["recurrent"]:
-        words = f"{ranks} {units.be(named)} consistently last"
+        words = _again_and_again(named)
     elif led:
-        words = f"{units.rank_words(led)} {units.be(led)} consistently last, delayed by {ranks}"
+        words = f"{units.rank_words(led)} {units.be(led)} consistently late, delayed by {ranks}"
     elif not testable:
-        words = f"too few collectives to test for a persistent straggler; most waiting traces back to {ranks}"
+        words = f"too few steps to test for a persistent straggler; most waiting traces back to {ranks}"
     elif len(named) > 1:
-        words = f"the last rank changes: none is last more often than by chance; the waiting traces back to {ranks}"
+        words = f"the last rank changes: none is late more often than by chance; the waiting traces back to {ranks}"
     else:
-        words = f"{ranks} {units.be(named)} last most often, though no more than by chance"
+        words = f"{ranks} {units.be(named)} late most often, though no more than by chance"
     held = [entry["rank"] for entry in named if entry["reason"] == "cores"]
     if held:
         words += f"; training threads of {units.rank_words(held)} waited for a core meanwhile"
@@ -94,6 +108,18 @@ def whose(entries: Sequence[StragglerEntry], testable: bool, clock_error: int | 
     if made:
         words += f"; {units.rank_words(made)} {units.be(made)} delayed by others"
     return words + _within(clock_error)
+
+
+def _again_and_again(named: Sequence[StragglerEntry]) -> str:
+    """`ranks 4-7 (host node1) are consistently late`; those of one place and period together."""
+    alike: dict[tuple[str, int], list[int]] = {}
+    for entry in named:
+        alike.setdefault((shared_words(entry), entry.get("period", 1)), []).append(entry["rank"])
+    said = []
+    for (shared, period), ranks in alike.items():
+        when = "consistently late" if period == 1 else f"late in every {units.ordinal(period)} step"
+        said.append(f"{units.rank_words(ranks)}{f' ({shared})' if shared else ''} {units.be(ranks)} {when}")
+    return " and ".join(said)
 
 
 def _doing(entry: StragglerEntry) -> str:
@@ -106,10 +132,14 @@ def reason_words(late: Sequence[StragglerEntry]) -> str:
     """Why ranks are late, of several the reason that they share; empty where that is not known."""
     if not late or len({entry["reason"] for entry in late}) > 1:
         return ""
-    entry = late[0]
+    entry, alone = late[0], len(late) == 1
     more = entry.get("more_work")
     told = f"it computes {more}" if more is not None else entry["reason_why"]
-    return told if len(late) == 1 or not told else f"rank {entry['rank']}: {told}"
+    shared = shared_words(entry) if len(ranks_of(entry)) == len(late) else ""
+    said = told if alone or not told else f"{shared or 'all alike'}; rank {entry['rank']}: {told}"
+    if (period := entry.get("period", 1)) > 1:
+        return f"in every {units.ordinal(period)} step" + (f": {said}" if said else "")
+    return said
 
 
 def late_in(entry: StragglerEntry, longest: int | None = None) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from gpuscope.schema.document import FindingEntry
@@ -72,13 +72,20 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class OfRank(Suggestion):
-    """What is done about one rank."""
+    """What is done about one rank, or about all of a group that is late alike: `ranks`, with `rank` as an example."""
 
     rank: int
+    ranks: tuple[int, ...] = field(default=(), kw_only=True)
+    shared: str = field(default="", kw_only=True)
+    """What they share, in words."""
 
     @property
     def subject(self) -> str:
-        return f"rank {self.rank}"
+        return units.rank_words(self.ranks or (self.rank,))
+
+    @property
+    def who(self) -> str:
+        return self.subject + (f" ({self.shared})" if self.shared else "")
 
 
 def places(kind: type[Suggestion]) -> Iterator[str]:

@@ -227,6 +227,15 @@ class CollectiveEntry(TypedDict):
     """Whether bandwidth is at least this: some instances are not matched, and their time may hold waiting."""
 
 
+class LateGroupEntry(TypedDict):
+    """Ranks that are late alike, and what they share."""
+
+    ranks: list[int]
+    by: Literal["host", "stage", "reason"]
+    name: str
+    """The host, the stage's number, or the reason."""
+
+
 class StragglerEntry(TypedDict):
     """Ranks that others waited for, over the judged steps."""
 
@@ -247,8 +256,12 @@ class StragglerEntry(TypedDict):
     """The operation, or what its host did while the device was `idle`, that made it late; null where no single one did.
     """
     recurrent: bool
-    """It causes the largest wait of a step in more steps than chance would give, over at least two steps
+    """It is late again and again, by itself and not for others, beyond what chance would give
     ([how](definitions.md#waiting-and-transferring))."""
+    period: NotRequired[int]
+    """Late in every how-manieth step; absent where it is late in all of them."""
+    group: NotRequired[LateGroupEntry]
+    """The recurrent ranks that are late with it; absent where it is late alone."""
     reason: Literal["device", "data", "host", "cores"] | None
     """Its device is slower at equal work, it has more work, its host is late, or other threads held its cores; None
     where the trace can't show it."""

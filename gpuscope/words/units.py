@@ -183,6 +183,12 @@ def rank_words(numbers: Iterable[int]) -> str:
     return f"{'rank' if len(some) == 1 else 'ranks'} {ranks(some)}"
 
 
+def ordinal(number: int) -> str:
+    """`2nd`, `13th`."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 not in (11, 12, 13) else "th"
+    return f"{number}{ending}"
+
+
 def be(some: Sized) -> str:
     """`is` of one, `are` of several."""
     return "is" if len(some) == 1 else "are"

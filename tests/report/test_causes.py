@@ -79,6 +79,6 @@ def test_messages_say_what_the_facts_add() -> None:
         .endswith(": 50.0 % of the time; 1,200 copies and memsets took 3.000 ms in all, hidden or not")
     )
     straggler, facts = BY_CODE["straggler"], FindingFacts(0.5, stragglers=[late])
-    assert straggler.text(facts).endswith("of the time; rank 3 is consistently last; it falls behind in forward")
+    assert straggler.text(facts).endswith("of the time; rank 3 is consistently late; it falls behind in forward")
     assert straggler.ranks is not None
     assert straggler.ranks(facts) == [3]

@@ -107,6 +107,8 @@ class Job:
     # What stalls.
     loader_ns: int = 0
     """What a batch costs to load; 0: no loader."""
+    loader_ranks: tuple[int, ...] | None = None
+    """Those whose loader is slow; that of the others takes a hundredth of it."""
     workers: int = 4
     """Loader processes; 0 loads on the training thread."""
     copy_bytes: int = 0
@@ -128,6 +130,8 @@ class Job:
     host_work: str = "save_checkpoint"
     """… within a range of this name; `Optimizer.step#…` names the optimizer's own."""
     host_work_ranks: tuple[int, ...] | None = None
+    host_work_every: int = 1
+    """In step k where it divides k."""
     allocations: int = 0
     allocation_ns: int = 150_000
     empty_cache: int = 0

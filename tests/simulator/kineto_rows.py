@@ -39,6 +39,8 @@ class Profiler:
     """Operators kept, with their calls and kernels, as by a tool that samples."""
     left_out: tuple[int, ...] = ()
     """Ranks that no file holds."""
+    per_host: int = 0
+    """Ranks on each host, whose name is recorded; 0: it is not."""
     clock_offsets: Mapping[int, int] = field(default_factory=dict)
     """How far a rank's clock is ahead, ns."""
 
@@ -79,6 +81,7 @@ def document(job: Job, recorded: Recorded, profiler: Profiler) -> dict[str, Any]
         ],
         "distributedInfo": world,
         "cuda_runtime_version": 12040, "record_shapes": int(profiler.shapes), "with_stack": 0,
+        **({"host_name": f"node{recorded.rank // profiler.per_host}"} if profiler.per_host else {}),
         "displayTimeUnit": "ms", "baseTimeNanoseconds": BASE_NS, "trace_id": f"{crc32(job.name.encode()):032X}",
         "traceEvents": rows,
     }  # fmt: skip

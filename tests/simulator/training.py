@@ -72,7 +72,11 @@ def _program(job: Job, rank: int) -> Script:
 def _input(script: Script) -> None:
     job = script.job
     if job.loader_ns:
-        load = round(job.loader_ns * job.noise(job.host_jitter, script.rank, script.step, "load"))
+        own = job.loader_ranks is None or script.rank in job.loader_ranks
+        load = round(
+            (job.loader_ns if own else job.loader_ns // 100)
+            * job.noise(job.host_jitter, script.rank, script.step, "load")
+        )
         kind = "_MultiProcessing" if job.workers else "_SingleProcess"
         script.add(Begin(f"enumerate(DataLoader)#{kind}DataLoaderIter.__next__", "user_annotation"))
         script.add(Batch(job.workers, 2, load) if job.workers else Host(load, Reason.INPUT))
@@ -87,6 +91,7 @@ def _between(script: Script) -> None:
     if job.gc_ns and (job.gc_ranks is None or script.rank in job.gc_ranks):
         script.held("Python GC", job.gc_ns, Reason.GC, "python_function")
     named = job.host_work_ranks is None or script.rank in job.host_work_ranks
+    named = named and script.step % job.host_work_every == 0
     if job.host_work_ns and named and not job.host_work.startswith("Optimizer"):
         script.held(job.host_work, job.host_work_ns, Reason.HOST_OTHER)
     if script.step == job.outlier_step:
@@ -303,6 +308,7 @@ def optimizer(script: Script) -> None:
     with script.range(name, "user_annotation"):
         script.add(Host(30_000))
         named = job.host_work_ranks is None or script.rank in job.host_work_ranks
+        named = named and script.step % job.host_work_every == 0
         if name == job.host_work and named:
             script.flush()
             script.add(Host(job.host_work_ns, Reason.HOST_OTHER))

@@ -40,7 +40,7 @@ CAUSE = Cause(
         "what answers the reason. `device`: its clocks, temperature and memory errors; drain or replace its "
         "node. `data`: batches of equal cost (bucketed or packed sequences, a balanced router). `host`: the "
         "cpu cause that is named, on that rank. A rank that is not recurrent is noise until more steps show "
-        "otherwise."
+        "otherwise. A group (four ranks of one host) is mended as a whole: the others wait for whoever is left."
     ),
     misleads=(
         "files of one side only (the cause abstains); clocks that nothing ties together: no claim is finer "

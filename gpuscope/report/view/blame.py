@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.report.view import arrangement
-from gpuscope.schema.document import Diagnosis, FindingEntry, Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.schema.document import Diagnosis, FindingEntry, Report, SuggestionEntry, UnpredictedEntry, Verdict
 
 EXPLAINED_BY = {
     "pipeline_bubble": ("few_micro_batches", "pipeline_imbalance"),
@@ -23,14 +23,31 @@ def startup(report: Diagnosis) -> FindingEntry | None:
 
 
 def main_finding(report: Diagnosis) -> FindingEntry | None:
-    """The finding of the verdict's cause; where only operations are known, what explains it, else the costliest."""
+    """The finding of the verdict's cause, where that is open the costliest of the class: what is named before what is
+    not, if both cost as much. Where only operations are known, what explains it, else the costliest."""
     verdict = report["verdict"]
-    cause = verdict["cause"] or (UNDIVIDED_COMMUNICATION if verdict["cause_abstained"] else "")
-    code = BY_CODE[cause].finding_code if cause in BY_CODE else cause
-    found = next((one for one in report["findings"] if one["code"] == code), None)
-    if found is not None or report["ranks"]:
-        return found
+    causes = [verdict["cause"]] if verdict["cause"] else _of_class(verdict) if verdict["cause_abstained"] else []
+    codes = [BY_CODE[cause].finding_code if cause in BY_CODE else cause for cause in causes]
+    found = [one for code in codes for one in report["findings"] if one["code"] == code]
+    if found or report["ranks"]:
+        return max(found, key=lambda one: one["share_frac"], default=None)
     return reason(report) or next(iter(arrangement.findings(report)), None)
+
+
+def _of_class(verdict: Verdict) -> list[str]:
+    """Codes of the causes of the verdict's class, what has no name behind all others."""
+    own = [cause.code for cause in BY_CODE.values() if cause.class_name == verdict["bound_by"]]
+    return sorted(own, key=lambda code: code == UNDIVIDED_COMMUNICATION)
+
+
+def late_ranks(report: Diagnosis, finding: FindingEntry) -> list[int]:
+    """Of the finding that ranks wait for late ones those to name: if they are few, and late again and again (of one
+    step nobody can tell). Else nobody: ranks take turns."""
+    ranks = finding["ranks"]
+    few = 0 < len(ranks) <= max(len(report["trace"]["ranks_present"]) // 2, 1)
+    by_chance = [not one["recurrent"] for one in report["stragglers"] if one["rank"] in ranks]
+    several_steps = any(entry["steps"] > 1 for entry in report["ranks"])
+    return [] if not few or (several_steps and by_chance and all(by_chance)) else ranks
 
 
 def reason(report: Diagnosis) -> FindingEntry | None:

@@ -6,7 +6,6 @@ One number each that matters; sums, means over ranks and the other changes follo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +14,7 @@ from gpuscope.catalogue.finding import headline
 from gpuscope.catalogue.prediction_sentences import setting_words
 from gpuscope.report.view import blame, memory_sentences
 from gpuscope.report.view.headline import whole
-from gpuscope.report.view.why_line import few, lower, why_it_is_so
+from gpuscope.report.view.why_line import lower, why_it_is_so
 from gpuscope.schema.document import AbstainReason, FindingEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.words import units
 from gpuscope.words.vocabulary import BOUND
@@ -118,16 +117,18 @@ def _what(report: Report) -> str:
 def _blame(report: Report, finding: FindingEntry) -> str:
     """Who or what costs the time."""
     if finding["code"] == "straggler":
-        return _late(report, finding["ranks"])
+        return _late(report, finding)
     if finding["code"] == "slow_stage" and finding["ranks"]:
         return f"{headline(finding)} ({units.rank_words(finding['ranks'])})"
     cause = next((one for one in BY_CODE.values() if one.finding_code == finding["code"]), None)
     return headline(finding) if cause is None else cause.said(on_cpu=on_cpu(report))
 
 
-def _late(report: Report, late: Sequence[int]) -> str:
-    if not few(report, late):
-        return "Ranks take turns being late, the others wait"
+def _late(report: Report, finding: FindingEntry) -> str:
+    late = blame.late_ranks(report, finding)
+    if not late:
+        turns = len(finding["ranks"]) > 1
+        return "Ranks take turns being late, the others wait" if turns else BY_CODE["straggler"].message
     others = sorted(set(report["trace"]["ranks_present"]) - set(late))
     who = f"{units.rank_words(others)} waits" if len(others) == 1 else "the others wait"
     them = "it" if len(late) == 1 else "them"

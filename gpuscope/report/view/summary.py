@@ -14,7 +14,7 @@ from gpuscope.catalogue.straggler_sentences import late_in
 from gpuscope.report.view import arrangement, blame, memory_sentences
 from gpuscope.report.view.first_lines import FirstLines, first_lines, on_cpu
 from gpuscope.report.view.headline import verdict_words
-from gpuscope.report.view.why_line import few, most_beside
+from gpuscope.report.view.why_line import most_beside
 from gpuscope.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.schema.replay_section import Prediction
 from gpuscope.words import units
@@ -153,7 +153,7 @@ def _where(report: Report, finding: FindingEntry) -> str:
     """By which ranks, or in which call, kernel or collective most of it is lost."""
     if finding["code"] == "straggler":
         entry = next((one for one in report["stragglers"] if one["rank"] in finding["ranks"]), None)
-        if not few(report, finding["ranks"]):
+        if not blame.late_ranks(report, finding):
             return "no single rank"
         doing = late_in(entry, LATE) if entry is not None and len(finding["ranks"]) == 1 else ""
         return units.rank_words(finding["ranks"]) + doing

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import headline, shows
 from gpuscope.catalogue.straggler_sentences import reason_words
@@ -15,6 +16,7 @@ from gpuscope.words.short_kernels import plain_kernel
 
 TELLING = 2 / 3
 """Share of the evidence that a name has which stands for all of it."""
+_OPEN = BY_CODE[UNDIVIDED_COMMUNICATION].finding_code
 TURNS = 3
 """Ranks that are named where none is late more often than the others."""
 UNNAMED = "idle"
@@ -30,7 +32,7 @@ def why_it_is_so(report: Report) -> str:
         return "" if verdict.get("abstain_reason") == "no_device_events" else lower(verdict["why"]).rstrip(".")
     if startup := blame.startup(report):
         return shows(startup)
-    if verdict["cause_abstained"]:
+    if verdict["cause_abstained"] and (main is None or main["code"] == _OPEN):
         return "these files do not show whether ranks wait or transfer"
     if main is not None and main["code"] == "straggler":
         return _late(report, main)
@@ -41,11 +43,6 @@ def why_it_is_so(report: Report) -> str:
     if main is None:
         return ""
     return _WORDS.get(main["code"], _beside)(report, main)
-
-
-def few(report: Report, ranks: Sequence[int]) -> bool:
-    """Whether these are few enough of the ranks to blame."""
-    return 0 < len(ranks) <= max(len(report["trace"]["ranks_present"]) // 2, 1)
 
 
 def most_beside(finding: FindingEntry, least: float = 0.0) -> str:
@@ -70,8 +67,10 @@ def lower(text: str) -> str:
 
 
 def _late(report: Report, main: FindingEntry) -> str:
-    if few(report, main["ranks"]):
-        return reason_words([one for one in report["stragglers"] if one["rank"] in main["ranks"]])
+    if late := blame.late_ranks(report, main):
+        return reason_words([one for one in report["stragglers"] if one["rank"] in late])
+    if len(main["ranks"]) == 1:
+        return f"most goes back to rank {main['ranks'][0]}, though no more often than by chance"
     caused = {one["rank"]: one["root_wait_ns"] for one in report["stragglers"]}
     in_all = sum(caused.values())
     first = sorted(caused, key=lambda rank: -caused[rank])[:TURNS]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
-from helpers.advice import finding, report, steady
+from helpers.advice import finding, report
 
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.changes import Change, EvenStages, Predicted, ReplacedRank, Schedule, SharedWork
-from gpuscope.schema.document import Report
+from gpuscope.schema.document import LateGroupEntry, Report
 
 
 def gains(changes: Sequence[Change]) -> Predicted:
@@ -143,28 +142,25 @@ def test_what_answers_a_late_stage_comes_before_what_gains_more_elsewhere() -> N
     assert codes()[:2] == ["even_stages", "pipeline_schedule"]
 
 
-@pytest.mark.parametrize(
-    ("reason", "caused", "blamed"),
-    [
-        ("data", {1: (5, 90), 2: (5, 90)}, True),  # the latest in both of two steps, too few for a test
-        ("data", {1: (90, 5), 2: (5, 90)}, False),
-        ("data", {1: (5, 90)}, False),
-        (None, {1: (5, 90), 2: (5, 90)}, False),
-    ],
-)
-def test_too_few_steps_for_a_test_of_chance(reason: str | None, caused: dict[int, Any], blamed: bool) -> None:
-    case = steady(late(reason, recurrent=False), 1, 2)
-    case["rank_steps"] = [{"rank": rank, "step": step, "step_ns": 100, "wait_caused_ns": waits[rank],
-                           "wait_suffered_ns": 0} for step, waits in caused.items() for rank in (0, 1)]  # fmt: skip
-    suggestions, _ = advise(case, gains)
-    assert bool(suggestions) is blamed
+def test_who_is_late_no_more_often_than_by_chance_is_not_to_blame() -> None:
+    suggestions, advice = advise(late("data", recurrent=False), gains)
+    assert (suggestions, advice["unpredicted"]) == ([], [])
 
 
-@pytest.mark.parametrize(("device", "codes"), [(0, ["slow_rank"]), (None, [])])
-def test_the_pace_of_a_cpu_in_few_steps_shows_nothing(device: int | None, codes: list[str]) -> None:
-    """The latest in both of two steps at equal work: a GPU that is slower is slow, a CPU may just have been busier."""
-    case = steady(late("device", recurrent=False), 1, 2)
-    case["ranks"] = [{**one, "device": device} for one in case["ranks"]]  # type: ignore[typeddict-item]
-    case["rank_steps"] = [{"rank": rank, "step": step, "step_ns": 100, "wait_caused_ns": 9 * rank,
-                           "wait_suffered_ns": 0} for step in (1, 2) for rank in (0, 1)]  # fmt: skip
-    assert [one["code"] for one in advise(case, gains)[0]] == codes
+def test_a_group_is_mended_as_one() -> None:
+    """Ranks 1 and 3, of which 1 makes others wait and 3 is hidden behind it."""
+    asked: list[Change] = []
+
+    def both(changes: Sequence[Change]) -> Predicted:
+        asked.extend(changes)
+        return Predicted(100, 40, 30, 50, "a test")
+
+    case = late("device", ranks=4)
+    group: LateGroupEntry = {"ranks": [1, 3], "by": "host", "name": "node1"}
+    case["stragglers"][0]["group"] = group
+    case["stragglers"].append({**case["stragglers"][0], "rank": 3, "caused_wait_ns": 0, "root_wait_ns": 0})
+    case["findings"][0]["ranks"] = [1, 3]
+    [one], _ = advise(case, both)
+    assert one["action"] == "Check the device of ranks 1,3 (host node1), and drain or replace the node"
+    assert set(asked) == {ReplacedRank(1), ReplacedRank(3)}
+    assert one["facts"]["ranks"] == (1, 3)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import TypedDict
 
 from gpuscope.analyzers.advice.framework_settings import config, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import Predicted, ReplacedRank, SharedWork
+from gpuscope.catalogue.straggler_sentences import ranks_of, shared_words
 from gpuscope.catalogue.suggestion import OfRank
 from gpuscope.schema.document import FindingEntry, Setting, StragglerEntry
-
-MIN_STEPS = 2
-"""Steps in which a rank must be the latest to be blamed."""
+from gpuscope.words import units
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class SlowDevice(OfRank):
     code = "slow_rank"
     answers = ("straggler", "slow_worker")
     sets = "the node of a slow device checked, drained or replaced"
-    action = "Check the device of rank {rank}, and drain or replace its node"
-    why = "{cost}{shown}; with this rank as fast as its peers the step is shorter"
+    action = "Check the device of {who}, and drain or replace the node"
+    why = "{cost}{shown}; as fast as the others are, the step is shorter"
     risk = (
         "none for training; if another job on the same host takes power or bandwidth, moving the rank to another host "
         "helps as much"
     )
-    verify = "{tool} on its host; swap two hosts and see whether rank {rank} is still the late one"
+    verify = "{tool} on its host; swap two hosts and see whether {subject} still comes late"
 
     reason: str
     """What the trace shows; empty where it shows nothing."""
@@ -51,10 +51,10 @@ class LateForUnknownReason(OfRank):
     code = "slow_rank"
     answers = ("straggler",)
     sets = SlowDevice.sets
-    action = "Find out why rank {rank} is late before replacing anything"
+    action = "Find out why {who} comes late before replacing anything"
     why_not = "{reason}"
     risk = ""
-    verify = "stragglers[].reason of rank {rank} is not null"
+    verify = "stragglers[].reason of {subject} is not null"
 
     reason: str
 
@@ -66,12 +66,16 @@ class EvenData(OfRank):
     code = "even_data"
     answers = ("straggler",)
     sets = "a sampler by length, packed sequences: where the late rank has more data"
-    action = "Give every rank equal work (rank {rank} has more)"
+    action = "Give every rank equal work ({who} {have} more)"
     why = "{cost}; {reason}"
-    risk = "the order of the samples changes; padding to one length would make every rank as slow as this one"
-    verify = "record again: the input shapes of rank {rank} are those of the others"
+    risk = "the order of the samples changes; padding to one length would make every rank as slow as the late one"
+    verify = "record again: the input shapes of {subject} are those of the others"
 
     reason: str
+
+    @property
+    def have(self) -> str:
+        return "have" if self.ranks else "has"
 
 
 @dataclass(frozen=True)
@@ -82,15 +86,19 @@ class OwnWork(OfRank):
     code = "own_work"
     answers = ("straggler",)
     sets = "code that the late rank alone runs: removed, less often, or shared by all"
-    action = "Remove the {operation} that only rank {rank} runs {phase}, or share it"
+    action = "Remove the {operation} that only {who} {run} {phase}, or share it"
     why = "{cost}; {reason}"
     risk = "the result may be needed (metrics, checks): then compute it less often, or give each rank a part of it"
-    verify = "record again with with_stack=True to see what calls it; after the change rank {rank} no longer runs it"
+    verify = "record again with with_stack=True to see what calls it; after the change it no longer runs on {subject}"
 
     reason: str
     operation: str
     phase: str
     """When, such as `before forward`."""
+
+    @property
+    def run(self) -> str:
+        return "run" if self.ranks else "runs"
 
 
 @dataclass(frozen=True)
@@ -100,10 +108,10 @@ class LateHost(OfRank):
     code = "late_host"
     answers = ("straggler",)
     sets = "the late rank's own cpu cause, on that rank"
-    action = "{answer} on rank {rank}"
+    action = "{answer} on {who}"
     why = "{cost}; {reason}"
     risk = "none for the other ranks"
-    verify = "record again: rank {rank} spends no more time in `{cause}` than the others"
+    verify = "record again: `{cause}` takes no longer on {subject} than on the others"
 
     reason: str
     cause: str
@@ -127,9 +135,9 @@ class WorkOutsidePipeline(OfRank):
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """The late ranks one at a time, the one that costs most first, each by the reason that the trace shows.
+    """The late ranks, one or one group at a time, the costliest first, each by the reason that the trace shows.
 
-    A rank that is last no more often than by chance is not to blame, however long the others waited. Where training
+    A rank that is late no more often than by chance is not to blame, however long the others waited. Where training
     threads had no core to run on, the pace of a rank tells nothing: only more data, or a host that is late, does.
     """
     late = {entry["rank"]: entry for entry in case.report["stragglers"]}
@@ -144,60 +152,65 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     else:
         blamed = [late[rank] for rank in finding["ranks"] if rank in late and _to_blame(case, late[rank])]
         excused = ("cores", "device", None) if held else ("cores",)
-        for entry in sorted(blamed, key=lambda entry: -entry["caused_wait_ns"]):
-            if entry["reason"] not in excused:
+        done: set[int] = set()
+        for entry in sorted(blamed, key=lambda one: (one["reason"] is None, -one["caused_wait_ns"])):
+            if entry["rank"] not in done and entry["reason"] not in excused:
+                done |= set(ranks_of(entry))
                 yield _by_reason(case, finding, entry)
 
 
 def _to_blame(case: Case, entry: StragglerEntry) -> bool:
-    """Whether a rank is late more often than by chance; where too few steps are recorded for that, whether it is the
-    latest in every steady one and the trace shows why. The pace of a CPU varies by itself: few steps show nothing."""
-    if entry["recurrent"]:
-        # The first stage ends a pipeline last, and stages differ in their work: neither makes a rank late.
-        staged = "pipeline" in case.report
-        return entry["root_wait_ns"] > 0 or (entry["reason"] is not None and not staged)
-    if entry["reason"] == "device" and all(one["device"] is None for one in case.report["ranks"]):
-        return False
-    steady = {step["step"] for step in case.report["steps"] if step["role"] == "steady"}
-    caused: dict[int, dict[int, int]] = {}
-    for cell in case.report["rank_steps"]:
-        if cell["step"] in steady:
-            caused.setdefault(cell["step"], {})[cell["rank"]] = cell["wait_caused_ns"]
-    always = all(max(own, key=lambda rank: own[rank]) == entry["rank"] for own in caused.values())
-    return entry["reason"] is not None and len(caused) >= MIN_STEPS and always
+    """Whether a rank is late again and again, by itself."""
+    # The first stage ends a pipeline last, and stages differ in their work: neither makes a rank late.
+    staged = "pipeline" in case.report
+    return entry["recurrent"] and (entry["root_wait_ns"] > 0 or (entry["reason"] is not None and not staged))
 
 
 def _by_reason(case: Case, finding: FindingEntry, entry: StragglerEntry) -> Proposal:
-    """What answers the reason for which a rank is late."""
+    """What answers the reason for which a rank is late, or a group of them: they are mended together."""
     rank, reason, shown = entry["rank"], entry["reason"], str(entry["reason_why"])
+    ranks = ranks_of(entry)
+    group: _Group = {"ranks": ranks, "shared": shared_words(entry)} if len(ranks) > 1 else {}
+    replaced = tuple(ReplacedRank(one) for one in ranks)
     if reason == "device":
         return _slow_device(case, finding, rank, entry)
     if reason == "host":
         cause = _host_cause(case, rank)
         setting = _HOST.get(cause, _HOST["host_other"])[1]
-        return Proposal(finding, LateHost(rank, shown, cause), setting, (ReplacedRank(rank),))
+        return Proposal(finding, LateHost(rank, shown, cause, **group), setting, replaced)
     if reason is None:
         setting = (
             python("torch.profiler.profile.record_shapes", "True") if case.program == "pytorch"
             else config("nsys profile", "-t cuda,nvtx,osrt on all ranks")
         )  # fmt: skip
-        return Proposal(finding, LateForUnknownReason(rank, entry["reason_why"] or "no reason is recorded"), setting)
+        why = entry["reason_why"] or "no reason is recorded"
+        return Proposal(finding, LateForUnknownReason(rank, why, **group), setting)
     phase, operation = entry["phase"] or "", entry.get("own_operation")
     if operation is not None and phase.startswith("before "):
         value = "removed, every N steps, or shared by all ranks"
-        setting = python(f"{operation} {phase} on rank {rank}", value)
-        return Proposal(finding, OwnWork(rank, shown, operation, phase), setting, (ReplacedRank(rank),))
+        setting = python(f"{operation} {phase} on {units.rank_words(ranks)}", value)
+        return Proposal(finding, OwnWork(rank, shown, operation, phase, **group), setting, replaced)
     setting = python("the sampler of the data loader", "batches of the same number of tokens on every rank (by length, "
                      "or packed to one length); for experts, a balanced router")  # fmt: skip
-    return Proposal(finding, EvenData(rank, shown), setting, (SharedWork(rank),))
+    return Proposal(finding, EvenData(rank, shown, **group), setting, tuple(SharedWork(one) for one in ranks))
+
+
+class _Group(TypedDict, total=False):
+    """The fields of `OfRank` for a group."""
+
+    ranks: tuple[int, ...]
+    shared: str
 
 
 def _slow_device(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
     reason = (entry["reason_why"] or "") if entry is not None else ""
+    ranks = ranks_of(entry) if entry is not None else (rank,)
+    group: _Group = {"ranks": ranks, "shared": shared_words(entry)} if entry is not None and len(ranks) > 1 else {}
     timed = _from_timers(case, rank)
     return Proposal(
-        finding, SlowDevice(rank, reason, case.rocm), config(f"node of rank {rank}", "drained until it is checked"),
-        () if timed else (ReplacedRank(rank),), timed,
+        finding, SlowDevice(rank, reason, case.rocm, **group),
+        config(f"node of {units.rank_words(ranks)}", "drained until it is checked"),
+        () if timed else tuple(ReplacedRank(one) for one in ranks), timed,
     )  # fmt: skip
 
 
