@@ -160,6 +160,18 @@ def test_no_fit_where_data_do_not_support_one(sizes: list[float], times: list[in
     assert fit(np.array(sizes), np.array(times)) is None
 
 
+def test_how_often_a_size_occurs_is_no_cost_of_its_bytes() -> None:
+    """On a busy machine 50 transfers of each small size and 5 of the largest take 0.5 ms and up to 10 ms longer: the
+    shortest of 50 is shorter than that of 5, and yet all cost the same."""
+    small = np.repeat([12_416.0, 16_384.0, 20_608.0], 50)
+    sizes = np.concatenate((small, np.full(5, 65_536.0)))
+    delays = np.linspace(0, 1, 52)[1:-1] * 10e6
+    times = np.concatenate((np.tile(delays, 3), np.linspace(0, 1, 7)[1:-1] * 10e6)) + 500_000
+    model = fit(sizes, times.astype(np.int64))
+    assert model is not None
+    assert model.latency_bound(65_536.0)
+
+
 def test_assumed_fixed_cost_is_trusted_within_a_factor_of_ten() -> None:
     """1 MB over gloo: 5 ms is a slow start, 100 ms is a slow link; a fit is believed as it is."""
     assumed = assume("gloo", "", 2)
