@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Literal
 
+from gpuscope.catalogue.facts import facts_of
 from gpuscope.plugins import submodules
 from gpuscope.schema.document import Evidence, FindingEntry
 
@@ -56,7 +57,7 @@ def made(
         "code": words.code,
         "severity": severity or words.severity or severity_of(share),
         "message": words.message(),
-        "facts": asdict(words),
+        "facts": facts_of(words),
         "ranks": sorted(ranks),
         "cost_ns_per_step": mean_ns,
         "cost_ns": cost_ns,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from gpuscope.catalogue.facts import facts_of
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
 
@@ -67,7 +68,7 @@ class Suggestion:
 
     def facts(self) -> dict[str, Any]:
         """As they stand in a report."""
-        return asdict(self)
+        return facts_of(self)
 
 
 @dataclass(frozen=True)

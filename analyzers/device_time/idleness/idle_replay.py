@@ -31,32 +31,36 @@ class Work:
     host: Array
     """Place of the launching sequence of threads among the lane's; 0 where unknown."""
     thread: Array
-    """Place of the launching thread in the list of explained spans; 0 where unknown."""
+    """Place of the launching thread in the lists of explained spans and stretches; 0 where unknown."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Idle time (ns) before each operation that nothing but launching or blocking explains, as replayed."""
+    """Idle time (ns) before each operation that no cause of its own explains, as replayed, and the part of it in long
+    stretches."""
 
     recorded: Times
     unblocked: Times
+    stretched: Times
+    stretched_unblocked: Times
 
 
 def replay(
-    work: Work, blocked: Sequence[Spans], explained: Sequence[Spans], host_of_thread: Sequence[int], segment: Times
-) -> Outcome:
+    work: Work, blocked: Sequence[Spans], explained: Sequence[Spans], stretches: Sequence[Spans],
+    host_of_thread: Sequence[int], segment: Times,
+) -> Outcome:  # fmt: skip
     """Replay a lane segment by segment, each from where it was recorded to begin.
 
-    `blocked` is when each launching sequence was blocked, `explained` what each thread's own causes (loader,
-    collector, allocator, long stretches) cover; `segment` numbers, not decreasing, say which operations are
-    replayed together.
+    `blocked` is when each launching sequence was blocked; of each thread, `explained` is what its own causes (loader,
+    collector, allocator) cover, and `stretches` its long ones, apart from these; `segment` numbers, not decreasing, say
+    which operations are replayed together.
     """
     waits = inferred_waits(work)
     lead = [measure_before(spans, work.issue) for spans in blocked]
     removed = np.zeros(len(work.start), np.int64)
     for host, own in enumerate(lead):
         removed = np.where(work.host == host, own, removed)
-    recorded, unblocked = np.zeros(len(work.start), np.int64), np.zeros(len(work.start), np.int64)
+    recorded, unblocked = np.zeros((2, len(work.start)), np.int64), np.zeros((2, len(work.start)), np.int64)
     bounds = np.concatenate(([0], np.flatnonzero(np.diff(segment)) + 1, [len(segment)]))
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         before = np.array([int(measure_before(spans, work.start[low : low + 1])[0]) for spans in blocked], np.int64)
@@ -64,10 +68,13 @@ def replay(
         # Nothing is issued before the segment's first operation, which is where both replays begin.
         sooner = issue - np.maximum(removed[low:high] - before[work.host[low:high]], 0)
         shifts = [(spans, gone) for spans, gone in zip(blocked, before.tolist(), strict=True)]
-        moved = [_moved(spans, *shifts[host]) for spans, host in zip(explained, host_of_thread, strict=True)]
-        recorded[low:high] = _idle(work, waits, low, high, issue, explained)
-        unblocked[low:high] = _idle(work, waits, low, high, sooner, moved)
-    return Outcome(recorded, unblocked)
+        moved, moved_stretches = (
+            [_moved(spans, *shifts[host]) for spans, host in zip(sets, host_of_thread, strict=True)]
+            for sets in (explained, stretches)
+        )
+        recorded[:, low:high] = _idle(work, waits, low, high, issue, explained, stretches)
+        unblocked[:, low:high] = _idle(work, waits, low, high, sooner, moved, moved_stretches)
+    return Outcome(recorded[0], unblocked[0], recorded[1], unblocked[1])
 
 
 def _moved(spans: Spans, blocked: Spans, before: int) -> Spans:
@@ -78,20 +85,28 @@ def _moved(spans: Spans, blocked: Spans, before: int) -> Spans:
     return Spans(start[keep], end[keep])
 
 
-def _idle(work: Work, waits: Times, low: int, high: int, issue: Times, explained: Sequence[Spans]) -> Times:
-    """Idle time before each operation of [low, high), what is explained left out."""
+def _idle(
+    work: Work, waits: Times, low: int, high: int, issue: Times, explained: Sequence[Spans], stretches: Sequence[Spans]
+) -> Times:
+    """Idle time before each operation of [low, high), what is explained left out, and the part of it in long stretches;
+    shape (2, high − low)."""
     start, end, reach = _run(work, waits, low, high, issue)
     order = np.argsort(start, kind="stable")
     busy_until = np.maximum.accumulate(np.concatenate(([reach], end[order][:-1])))
     gap_start, gap_end = np.minimum(busy_until, start[order]), start[order]
-    idle = gap_end - gap_start
+    idle, stretched = gap_end - gap_start, np.zeros(high - low, np.int64)
     thread = work.thread[low:high][order]
-    for place, spans in enumerate(explained):
+    for place, (own_causes, own_stretches) in enumerate(zip(explained, stretches, strict=True)):
         own = (thread == place) & (idle > 0)
-        if own.any() and len(spans.start):
-            idle[own] -= measure_within(spans, gap_start[own], gap_end[own])
-    found = np.empty(high - low, np.int64)
-    found[order] = idle
+        if not own.any():
+            continue
+        gap = gap_start[own], gap_end[own]
+        if len(own_causes.start):
+            idle[own] -= measure_within(own_causes, *gap)
+        if len(own_stretches.start):
+            stretched[own] = measure_within(own_stretches, *gap)
+    found = np.empty((2, high - low), np.int64)
+    found[:, order] = idle, stretched
     return found
 
 

@@ -44,11 +44,21 @@ class Turns:
 
 
 def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Turns]:
-    """The sequences of threads that launch a lane's work, the busiest first; `blocking` are its blocking calls."""
+    """The sequences of threads that launch a lane's work, the busiest first; `blocking` are its blocking calls.
+
+    Where no operation is linked to its launch, there is one: the thread with most events, and its calls that launch.
+    """
     host, device = trace["host_events"], trace["device_events"]
     linked = device.at("launch", view.rows)
     launches = distinct_values(linked if (known := linked != NA).all() else linked[known])
     del linked
+    if not len(launches):
+        main, calls = most_launching(trace, view), trace.names.matching(kinds.is_launch_call)
+        unlinked = rows_where(
+            *rows_of_rank(host, view.lane.rank),
+            lambda part: calls[host["name"][part]] & (host["thread"][part] == main),
+        )
+        return [_turns(host, np.array([main]), unlinked, blocking, (launches, launches))]
     threads, count = counted(host["thread"][launches])
     waits = queue_waits(trace, view, launches)
     groups: list[list[int]] = []

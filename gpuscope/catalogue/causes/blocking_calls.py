@@ -24,7 +24,7 @@ CAUSE = Cause(
     ),
     recognised=(
         "the rank replayed twice, as recorded and with its blocking calls returning at once "
-        "([how](definitions.md#sync-or-launch-two-replays)). What idle time the second one does not have is "
+        "([how](definitions.md#sync-host-work-or-launch-two-replays)). What idle time the second one does not have is "
         "`sync`. Blocking are stream, device, context and event synchronisations, synchronous copies, and "
         "asynchronous copies from or to pageable memory, in CUDA, HIP and CANN. The evidence names the call "
         "and the operator around it."

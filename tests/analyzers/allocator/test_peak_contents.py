@@ -123,7 +123,7 @@ def test_the_headline_is_what_holds_the_peak_and_what_would_shrink_it(tmp_path: 
     assert "runpy" not in first
     assert max(map(len, first.splitlines())) <= 80
     page = html_report.render(report)
-    assert "6,144 MiB (60.0" in page.partition("</h1>")[0].replace("\u00a0", " ")
+    assert "6,144 MiB (60.0" in page.partition("</header>")[0].replace("\u00a0", " ")
     assert "6,144 MiB" in analysis._repr_html_().replace("\u00a0", " ")
 
 

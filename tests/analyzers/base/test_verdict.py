@@ -82,7 +82,7 @@ def test_each_doubt_lowers_confidence(change: dict[str, object]) -> None:
         ({"causes": {"unattributed": 400}}, "no host events"),
         (
             {"thinned": "of the ids of operators 1.4 % are there"},
-            "events are missing from this recording (of the ids of operators 1.4 % are there)",
+            "of the ids of operators 1.4 % are there, as if the recording were sampled",
         ),
         ({"contradiction": "rank 0: 103 %"}, "a bug of gpuscope: rank 0: 103 %"),
     ],
