@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gpuscope.analyzers.base.step_facts import step_facts
 from gpuscope.analyzers.base.step_roles import Role, StepFacts, roles
 from gpuscope.errors import UsageError
 from gpuscope.trace.breakdown import Breakdown, Parts, split
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Times, blocks, rows_of_rank, rows_where
-from gpuscope.trace.intervals import Spans, measure_within, union
-from gpuscope.trace.naming import kinds
+from gpuscope.trace.columns.table import Times, blocks
+from gpuscope.trace.intervals import Spans
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.steps import KERNEL_SEQUENCE, device_steps
 from gpuscope.trace.trace import Lane, Trace
@@ -39,8 +39,8 @@ class LaneView:
     steps: tuple[StepWindow, ...]
     basis: str | None
     """What the steps were found from."""
-    compiling: tuple[float, ...]
-    """Share of each step that the rank's host spent compiling, loading modules or autotuning."""
+    facts: tuple[StepFacts, ...]
+    """Of each of `steps`, what decides its role."""
     roles: tuple[Role, ...]
     """Of each of `steps`, by this rank's own durations; the run's roles come from all ranks."""
     cut: bool = False
@@ -122,30 +122,15 @@ def _view(trace: Trace, lane: Lane, asked: tuple[int, int] | None) -> LaneView |
         window = (steps[0].start, steps[-1].end)
     compute, communication, memory = (trace.spans(lane.rows, kind) for kind in Kind)
     parts = split(compute, communication, memory, window)
-    shares = _compiling(trace, lane.rank, steps)
-    roles = tuple(_own_roles(steps, shares))
+    facts = step_facts(trace, lane, *bounds(steps))
+    roles = tuple(_own_roles(steps, facts))
     breakdown = trace.breakdown(lane.rows, window)
-    return LaneView(lane, window, parts, breakdown, tuple(steps), basis, tuple(shares), roles, cut=asked is not None)
+    return LaneView(lane, window, parts, breakdown, tuple(steps), basis, facts, roles, cut=asked is not None)
 
 
-def _compiling(trace: Trace, rank: int, steps: Sequence[StepWindow]) -> list[float]:
-    """Share of each step that host threads of the rank spent compiling, loading modules or autotuning."""
-    host = trace["host_events"]
-    compiles = trace.names.matching(kinds.is_compilation)
-    rows = rows_where(*rows_of_rank(host, rank), lambda block: compiles[host["name"][block]])
-    start, end = bounds(steps)
-    spent = measure_within(union(host["start"][rows], host["end"][rows]), start, end)
-    return [float(share) for share in spent / np.maximum(end - start, 1)]
-
-
-def _own_roles(steps: Sequence[StepWindow], compiling: Sequence[float]) -> list[Role]:
+def _own_roles(steps: Sequence[StepWindow], facts: Sequence[StepFacts]) -> list[Role]:
     """The role of each step of one rank, what ran before the first included."""
-    proper = [
-        StepFacts(step.end - step.start, cut=False, compiling=share)
-        for step, share in zip(steps, compiling, strict=True)
-        if step.step != NA
-    ]
-    found = iter(roles(proper))
+    found = iter(roles([own for step, own in zip(steps, facts, strict=True) if step.step != NA]))
     return [Role.SETUP if step.step == NA else next(found) for step in steps]
 
 
@@ -196,8 +181,8 @@ class LaneSummary:
     steps: tuple[StepWindow, ...]
     step_breakdowns: tuple[Breakdown, ...]
     basis: str | None
-    compiling: tuple[float, ...]
-    """Share of each step that the rank's host spent compiling, loading modules or autotuning."""
+    facts: tuple[StepFacts, ...]
+    """Of each of `steps`, what decides its role."""
     thinned: str
     """What shows that events were dropped from the recording; empty where nothing does."""
     exposed_communication: Spans
@@ -209,7 +194,7 @@ class LaneSummary:
 
     def check(self) -> None:
         """Raise `ValueError` where what is said of each step is not said of so many steps."""
-        if not len(self.steps) == len(self.step_breakdowns) == len(self.compiling):
+        if not len(self.steps) == len(self.step_breakdowns) == len(self.facts):
             raise ValueError(f"{len(self.steps)} steps with {len(self.step_breakdowns)} breakdowns")
         if len(self.exposed_communication.start) != len(self.exposed_communication.end):
             raise ValueError("spans that begin and do not end")
@@ -232,7 +217,7 @@ def summarise(
         steps=view.steps,
         step_breakdowns=step_breakdowns(trace, view),
         basis=view.basis,
-        compiling=view.compiling,
+        facts=view.facts,
         thinned=thinned,
         exposed_communication=view.parts.exposed_communication,
         events=len(view.rows),

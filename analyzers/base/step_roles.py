@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
-import numpy as np
-
 
 class Role(StrEnum):
     """The role of a step; `setup` is what ran before the first one."""
@@ -28,6 +26,10 @@ MAD_TO_SIGMA = 1.4826
 LONG_SIGMAS = 3.0
 LONG_FRACTION = 0.1
 """A step is long where it exceeds the usual one by three deviations and by a tenth of it."""
+FEW_STEPS = 8
+"""With fewer whole steps their deviation tells nothing of later ones."""
+LONG_OF_FEW = 0.3
+"""By what part of the usual step one of few is longer where it is long after the warm-up."""
 OUTLIERS_AT_MOST = 0.2
 """Share of the whole steps after the warm-up that may be outliers; more often it is how the job runs."""
 COMPILING = 0.05
@@ -39,11 +41,20 @@ MIN_STEADY = 2
 @dataclass(frozen=True)
 class StepFacts:
     """What decides the role of one step: its duration (ns, the largest over ranks), whether the recording cut it
-    off, and the share of it that was spent compiling, loading modules or autotuning (the largest over ranks)."""
+    off, the share of it that was spent compiling, loading modules or autotuning (the largest over ranks), and what
+    training needs that it holds (on any rank)."""
 
     duration: int
     cut: bool = False
     compiling: float = 0.0
+    needed: frozenset[str] = frozenset()
+
+    def joined(self, other: StepFacts) -> StepFacts:
+        """The same step of two ranks."""
+        return StepFacts(
+            max(self.duration, other.duration), self.cut or other.cut, max(self.compiling, other.compiling),
+            self.needed | other.needed,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,8 @@ class Usual:
 
     median: float
     deviation: float
+    steps: int
+    """Whole steps that it is known from, those of the earlier half included."""
 
     @property
     def margin(self) -> float:
@@ -61,6 +74,10 @@ class Usual:
     def long(self, duration: int) -> bool:
         """Whether a step takes longer than usual."""
         return duration > self.median + self.margin
+
+    def outlying(self, duration: int) -> bool:
+        """Whether a step after the warm-up takes longer than usual."""
+        return duration > (1 + LONG_OF_FEW) * self.median if self.steps < FEW_STEPS else self.long(duration)
 
     def fast(self, duration: int) -> bool:
         """Whether a step takes less than usual by as much."""
@@ -72,9 +89,14 @@ def usual(steps: Sequence[StepFacts]) -> Usual | None:
     whole = [step.duration for step in steps[:-1] if not step.cut] or [step.duration for step in steps if not step.cut]
     if not whole:
         return None
-    half = np.array(whole[-ceil(len(whole) / 2) :], np.float64)
-    median = float(np.median(half))
-    return Usual(median, MAD_TO_SIGMA * float(np.median(np.abs(half - median))))
+    half = sorted(whole[-ceil(len(whole) / 2) :])
+    median = _lower_median(half)
+    return Usual(median, MAD_TO_SIGMA * _lower_median(sorted(abs(one - median) for one in half)), len(whole))
+
+
+def _lower_median(ordered: Sequence[float]) -> float:
+    """The median; of an even number the lower of the middle two, for half of the steps may be long."""
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def roles(steps: Sequence[StepFacts]) -> list[Role]:
@@ -100,8 +122,11 @@ def _roles(steps: Sequence[StepFacts], typical: Usual) -> list[Role]:
         found[whole[first]] = Role.WARMUP
         first += 1
     after = whole[first:]
-    late = [index for index in after if typical.long(steps[index].duration)]
-    if len(late) <= OUTLIERS_AT_MOST * len(after):
+    long = {index for index in after if typical.outlying(steps[index].duration)}
+    usually = frozenset[str]().union(*(steps[index].needed for index in after if index not in long))
+    # With gradients accumulated, the step that alone holds the update is long and yet what training needs.
+    late = [index for index in sorted(long) if steps[index].needed <= usually]
+    if len(late) <= OUTLIERS_AT_MOST * len(after) or (len(late) == 1 and len(after) - len(long) >= MIN_STEADY):
         for index in late:
             found[index] = Role.OUTLIER
     return found

@@ -111,12 +111,9 @@ def steady_state(lanes: Sequence[LaneSummary], asked: bool = False) -> SteadySta
     """The roles of a run's steps from all its lanes; `asked` where the user named the steps."""
     found: dict[int, StepFacts] = {}
     for lane in lanes:
-        for step, share in zip(lane.steps, lane.compiling, strict=True):
+        for step, facts in zip(lane.steps, lane.facts, strict=True):
             if step.step != NA:
-                so_far = found.get(step.step, StepFacts(0))
-                found[step.step] = StepFacts(
-                    max(so_far.duration, step.end - step.start), compiling=max(so_far.compiling, share)
-                )
+                found[step.step] = found.get(step.step, StepFacts(0)).joined(facts)
     steps = dict(sorted(found.items()))
     own = roles(list(steps.values()))
     if asked:

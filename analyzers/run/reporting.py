@@ -30,6 +30,7 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, Wh
 from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.verdict import verdict
 from gpuscope.analyzers.verdict.cause_findings import Run, findings
+from gpuscope.analyzers.verdict.unexplained import unexplained
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import BY_CODE, class_of
 from gpuscope.problems import collectives, completeness, job, reading
@@ -268,9 +269,18 @@ def _weigh(
         hung=any(finding["code"] == "hang" for result in results for finding in result.findings),
         slowdown=given.get(sections.SLOWDOWN),
         waits_without_core=_without_core(given),
+        worked=_worked(judged, lanes),
+        unexplained=unexplained(given.get(sections.GAPS) or []),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
         timelines_cut=_timelines_cut(trace, problems),
     )
+
+
+def _worked(judged: Sequence[Breakdown], lanes: Sequence[LaneSummary]) -> int | None:
+    """ns in which devices worked in what is judged; None where a lane has no device (a CPU run)."""
+    if any(lane.device == NA for lane in lanes):
+        return None
+    return sum(breakdown.window - breakdown.idle for breakdown in judged)
 
 
 def _timelines_cut(trace: Trace, problems: Sequence[ProblemEntry]) -> int:

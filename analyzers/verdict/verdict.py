@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import floor, prod
 
 from gpuscope.analyzers.base.analyzer import Attributed
+from gpuscope.analyzers.verdict.unexplained import Unexplained
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import cause_label, class_of
 from gpuscope.problems.problem import ProblemKind
@@ -29,6 +30,10 @@ UNKNOWN_KERNELS = 0.6
 """Confidence that remains where kernels that may communicate are counted as compute."""
 ASSUMED_WORLD = 0.9
 """What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
+
+
+LITTLE_WORK = 10_000
+"""ns of device work in all that is judged under which nothing can be said of it (definitions: «Verdict»)."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,9 @@ class Evidence:
     """Whether it is not recorded which ranks belong to the groups of the collectives."""
     unknown_communication: bool = False
     """Whether kernels that behave like communication are counted as compute."""
+    worked: int | None = None
+    """ns in which a device worked in what is judged; None of runs without a device."""
+    unexplained: Unexplained = field(default_factory=Unexplained)
 
 
 def class_sums(causes: Mapping[str, int]) -> dict[Class, int]:
@@ -105,8 +113,11 @@ def decide(evidence: Evidence) -> Verdict:
         return _by_operations(evidence.slowdown)
     if (found := _why_abstain(evidence)) is not None:
         reason, why, record = found
+        besides = _besides(evidence.slowdown)
         said = f"{why}: {record}" if record else why
-        return _verdict(None, None, 0.0, 0.0, said + _besides(evidence.slowdown), reason=reason, record=record)
+        abstained = _verdict(None, None, 0.0, 0.0, said + besides, reason=reason, record=record)
+        abstained["reason"] = why + besides
+        return abstained
     top, cause, share = bound(evidence.causes, evidence.window)
     if cause == "straggler" and evidence.waits_without_core >= LOST_WORK:
         return _cores_held(evidence, top, share)
@@ -194,6 +205,9 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
     if evidence.window <= 0 or not evidence.events:
         record = "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
         return "no_device_events", "no device events", evidence.why_no_device or record
+    if evidence.worked is not None and evidence.worked < LITTLE_WORK:
+        why = f"{units.plural(evidence.events, 'operation')} of {units.duration(evidence.worked)} is all that is judged"
+        return "little_work", why, "record several whole steps"
     if evidence.thinned:
         why = (
             f"{evidence.thinned}, as if the recording were sampled or filtered; shares are of the events that are left"
@@ -214,12 +228,24 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
         why = f"{cut} cut off, so where the device seems idle, its work may be in the missing part"
         return "cut_off", why, again
     if unattributed >= VERDICT_SHARE * evidence.window and unattributed > max(sums.values()):
-        why = (
-            f"the device is idle {units.share(unattributed / evidence.window)} of the time and no host events are "
-            "recorded that could explain it"
-        )
-        return "no_host_events", why, "record the host too (ProfilerActivity.CPU, `nsys -t cuda,nvtx,osrt`)"
+        return _idle_unexplained(evidence, unattributed)
     return None
+
+
+def _idle_unexplained(evidence: Evidence, unattributed: int) -> tuple[AbstainReason, str, str]:
+    """Why idle time has no cause, by what is recorded in it."""
+    idle = f"the device is idle {units.share(unattributed / evidence.window)} of the time"
+    known = evidence.unexplained
+    if not known.host_recorded:
+        why = f"{idle} and no host events are recorded that could explain it"
+        return "no_host_events", why, "record the host too (ProfilerActivity.CPU, `nsys -t cuda,nvtx,osrt`)"
+    if known.call is not None:
+        covers = f"{known.call} covers {units.duration(known.covered)} of it"
+        why = f"{idle}: {covers}, but what that waits for is not recorded"
+    else:
+        why = f"{idle}, no call is recorded in it, and none launched what ends it"
+    record = "record what the host does there (torch.profiler with_stack=True, `nsys -t cuda,nvtx,osrt -s cpu`)"
+    return "idle_unexplained", why, record
 
 
 def _ranks_missing(evidence: Evidence) -> bool:

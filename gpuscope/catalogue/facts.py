@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from typing import Any
 
 
-def facts_of(record: DataclassInstance) -> dict[str, Any]:
-    """The record's fields by name, and lists in place of tuples: read from JSON again they are equal."""
+def facts_of(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, and lists in place of tuples: read from JSON again they are equal."""
     return {name: _listed(value) for name, value in asdict(record).items()}
 
 

@@ -43,7 +43,15 @@ SCHEMA_VERSION = 3
 
 Class = Literal["cpu", "communication", "memory", "compute"]
 AbstainReason = Literal[
-    "contradiction", "hung", "cut_off", "no_device_events", "thinned", "kernels_lost", "no_host_events"
+    "contradiction",
+    "hung",
+    "cut_off",
+    "no_device_events",
+    "thinned",
+    "kernels_lost",
+    "no_host_events",
+    "idle_unexplained",
+    "little_work",
 ]
 
 
@@ -113,6 +121,8 @@ class Verdict(TypedDict):
     """Why there is no verdict; reports of version 2 lack it."""
     record: NotRequired[str]
     """What to record or add to have the verdict, or its cause; empty where that is no short matter."""
+    reason: NotRequired[str]
+    """Of a verdict that abstains `why` without what to record."""
 
 
 class BreakdownEntry(TypedDict):

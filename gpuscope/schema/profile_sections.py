@@ -6,7 +6,7 @@ stats`, HTA or the TensorBoard plugin, and unlike the verdict, which is of the s
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 
 class KernelRankEntry(TypedDict):
@@ -193,4 +193,6 @@ class GapEntry(TypedDict):
     after: str | None
     """The operation that ends it."""
     host: str | None
-    """What the launching thread does in it: the innermost event over most of the gap."""
+    """What the launching thread does in it: the innermost event over most of the gap, else the one over most of it."""
+    host_ns: NotRequired[int]
+    """How much of the gap that event covers, 0 where there is none; absent where no host events are recorded."""

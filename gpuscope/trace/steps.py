@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks
+from gpuscope.trace.naming.kernel_categories import is_optimizer_step
 from gpuscope.trace.range_families import steps_of_families
 from gpuscope.trace.schema import NA, Category, Kind
 
@@ -47,15 +48,16 @@ def find_steps(host: Table, device: Table, names: NamePool, rows: Mask, device_r
 
     Tried in order: `ProfilerStep#N`; a range named like a step (NVTX or annotation) that repeats on one
     thread without overlap; `Optimizer.step#…`, once per iteration; a family of ranges that differ by their numbers;
-    the period of the kernel sequence.
+    the period of the kernel sequence. Where gradients are accumulated, the ranges up to an optimizer step are one step.
     """
     ranges = np.flatnonzero(rows & (host["category"] == Category.ANNOTATION) & (host["end"] > host["start"]))
     # Traces of 2020 and of Ascend record ProfilerStep as an operator.
     operators = np.flatnonzero(rows & (host["category"] == Category.OP))
+    annotated = _profiler_steps(host, names, np.concatenate((ranges, operators))) or _named_steps(host, names, ranges)
+    if annotated is not None:
+        return _of_updates(annotated, host, names, np.concatenate((ranges, operators)))
     return (
-        _profiler_steps(host, names, np.concatenate((ranges, operators)))
-        or _named_steps(host, names, ranges)
-        or _marked_steps(host, names, np.concatenate((ranges, operators)))
+        _marked_steps(host, names, np.concatenate((ranges, operators)))
         or _numbered_ranges(host, device, names, ranges, device_rows)
         or _repeating_kernels(device, device_rows)
     )
@@ -106,6 +108,21 @@ def _numbers(rows: Times, host: Table, names: NamePool) -> Times:
         if len(set(numbers)) == len(numbers) and max(numbers) < 2**62:
             return numbers.astype(np.int64)
     return np.arange(len(rows), dtype=np.int64)
+
+
+def _of_updates(found: FoundSteps, host: Table, names: NamePool, rows: Times) -> FoundSteps:
+    """The same steps, or one for every `period` of them where the optimizer steps at the end of every so many."""
+    updates = rows[names.matching(is_optimizer_step)[host["name"][rows]]]
+    holds = np.unique(np.searchsorted(found.start, host["start"][updates], "right") - 1)
+    holds = holds[holds >= 0]
+    apart = np.diff(holds)
+    if len(holds) < MIN_PERIODS or apart[0] < 2 or (apart != apart[0]).any():
+        return found
+    period = int(apart[0])
+    first = np.arange((int(holds[0]) + 1) % period, len(found.start), period)  # what is before it began unrecorded
+    last = np.minimum(first + period, len(found.start)) - 1
+    basis = f"{found.basis}, {period} to an optimizer step"
+    return FoundSteps(found.step[first], found.start[first], found.end[last], basis)
 
 
 def _marked_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | None:

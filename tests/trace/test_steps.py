@@ -50,6 +50,25 @@ def test_found_from_annotations(tmp_path: Path, ranges: list[Any], steps: list[i
     assert found(path) == (steps, basis)
 
 
+@pytest.mark.parametrize(
+    ("updates", "steps", "basis"),
+    [
+        # Recording began within a round: what is before the first whole one is no step; the last one is cut.
+        ([1, 4, 7], [2, 5, 8], "ProfilerStep annotations, 3 to an optimizer step"),
+        ([2, 5, 8], [0, 3, 6], "ProfilerStep annotations, 3 to an optimizer step"),
+        (range(9), list(range(9)), "ProfilerStep annotations"),
+        # No period that shows.
+        ([2, 5], list(range(9)), "ProfilerStep annotations"),
+        ([1, 4, 8], list(range(9)), "ProfilerStep annotations"),
+    ],
+)
+def test_accumulated_gradients_make_one_step(tmp_path: Path, updates: list[int], steps: list[int], basis: str) -> None:
+    ranges = [note(100 * k, 90, f"ProfilerStep#{k}") for k in range(9)]
+    ranges += [note(100 * k + 80, 5, "Optimizer.step#AdamW.step") for k in updates]
+    path = write(tmp_path / "r.json", *ranges, *(one for k in range(9) for one in work(100 * k + 5, k + 1)))
+    assert found(path) == (steps, basis)
+
+
 def sequence(tmp_path: Path, names: str) -> Path:
     return write(tmp_path / "r.json", *(kernel(i * 10, 8, name=name) for i, name in enumerate(names)))
 

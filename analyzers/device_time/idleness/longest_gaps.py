@@ -33,18 +33,19 @@ def longest_gaps(
     entries: list[GapEntry] = []
     for place, gap in enumerate(picked.tolist()):
         low, high = int(start[place]), int(end[place])
-        row = NA
-        if gaps is not None:
-            row, _ = host_activity(trace, view.lane.rank, int(gaps.thread[gap]), low, high)
-        entries.append({
+        entry: GapEntry = {
             "rank": view.lane.rank, "device": None if view.lane.device == NA else view.lane.device,
             "start_ns": low, "dur_ns": high - low,
             "step": next((step.step for step in view.steps if step.start <= low < step.end and step.step != NA), None),
             "cause": max(shares, key=lambda cause: int(shares[cause][place])) if shares else None,
             "before": _name(trace, "device_events", int(before[place])),
             "after": _name(trace, "device_events", int(after[place])),
-            "host": _name(trace, "host_events", row),
-        })  # fmt: skip
+            "host": None,
+        }  # fmt: skip
+        if gaps is not None:
+            row, entry["host_ns"] = host_activity(trace, view.lane.rank, int(gaps.thread[gap]), low, high)
+            entry["host"] = _name(trace, "host_events", row)
+        entries.append(entry)
     return entries
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from gpuscope.analyzers.base.analyzer import Attributed, Result
 from gpuscope.analyzers.base.lanes import HostWork, LaneSummary, StepWindow
 from gpuscope.analyzers.base.sections import DECLARED, Sections
+from gpuscope.analyzers.base.step_roles import StepFacts
 from gpuscope.analyzers.replay.from_trace.recording import Recorded
 from gpuscope.analyzers.replay.graph import Call, Gradient, Graph
 from gpuscope.analyzers.run.file_part import Part
@@ -31,8 +32,8 @@ from gpuscope.trace.trace import SourceFile, Trace
 _RECORDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        Part, LaneSummary, StepWindow, HostWork, Breakdown, Result, Attributed, Recorded, Graph, Call, Gradient,
-        SourceFile, Problem,
+        Part, LaneSummary, StepWindow, StepFacts, HostWork, Breakdown, Result, Attributed, Recorded, Graph, Call,
+        Gradient, SourceFile, Problem,
     )
 }  # fmt: skip
 _DTYPES = frozenset(map(np.dtype, ("int64", "int32", "int16", "int8", "uint8", "bool", "float64", "float32")))

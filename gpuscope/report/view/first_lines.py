@@ -33,6 +33,8 @@ _NO_VERDICT: dict[AbstainReason, str] = {
     "thinned": "events are missing from this recording",
     "kernels_lost": "kernels were launched that were not recorded",
     "no_host_events": "the device idles, and no host events are recorded",
+    "idle_unexplained": "the device idles, and what it waits for is not recorded",
+    "little_work": "the device hardly works in this recording",
 }
 _BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
 

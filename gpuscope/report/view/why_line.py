@@ -29,7 +29,9 @@ def why_it_is_so(report: Report) -> str:
     """Without a full stop; empty where nothing is known."""
     verdict, main = report["verdict"], blame.main_finding(report)
     if verdict["abstained"] or verdict["bound_by"] is None:
-        return "" if verdict.get("abstain_reason") == "no_device_events" else lower(verdict["why"]).rstrip(".")
+        if verdict.get("abstain_reason") == "no_device_events":
+            return ""
+        return lower(verdict.get("reason", verdict["why"])).rstrip(".")
     if startup := blame.startup(report):
         return shows(startup)
     if verdict["cause_abstained"] and (main is None or main["code"] == _OPEN):

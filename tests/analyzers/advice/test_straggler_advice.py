@@ -163,4 +163,4 @@ def test_a_group_is_mended_as_one() -> None:
     [one], _ = advise(case, both)
     assert one["action"] == "Check the device of ranks 1,3 (host node1), and drain or replace the node"
     assert set(asked) == {ReplacedRank(1), ReplacedRank(3)}
-    assert one["facts"]["ranks"] == (1, 3)
+    assert one["facts"]["ranks"] == [1, 3]

@@ -18,6 +18,7 @@ from gpuscope.analyzers.base import analyzer
 from gpuscope.analyzers.base.analyzer import Attributed, Result
 from gpuscope.analyzers.base.lanes import LaneSummary, LaneView, StepWindow
 from gpuscope.analyzers.base.self_check import PARTS, breaches, self_check
+from gpuscope.analyzers.base.step_roles import StepFacts
 from gpuscope.analyzers.device_time.idleness import idle
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.trace.breakdown import Breakdown
@@ -38,7 +39,7 @@ LANE = LaneSummary(
     step_breakdowns=(parts(400, 300, 40, 20, 40), parts(600, 400, 60, 30, 110)),
     basis="ProfilerStep",
     exposed_communication=EMPTY,
-    compiling=(0.0, 0.0),
+    facts=(StepFacts(400), StepFacts(600)),
     thinned="",
     events=9,
 )

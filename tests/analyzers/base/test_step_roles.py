@@ -31,8 +31,16 @@ def steps(*durations: int) -> list[StepFacts]:
         # Faster at the beginning is steady; the jump is a finding of its own.
         ([100, 100, 1000, 1000, 1000], "ssssp"),
         # Spread: later half 900 1000 1100, MAD 100, long above 1000 + 3·148.26 = 1444.8.
-        ([1000, 1440, 1000, 900, 1000, 1100, 1000], "ssssssp"),
         ([1450, 1000, 1000, 900, 1000, 1100, 1000], "wsssssp"),
+        # Of fewer than eight the spread tells nothing after the warm-up: long above 1300 …
+        ([1440, 1000, 1000, 900, 1000, 1100, 1000], "osssssp"),
+        ([1000, 1300, 1000, 900, 1000, 1100, 1000], "ssssssp"),
+        ([1000, 1301, 1000, 900, 1000, 1100, 1000], "sossssp"),
+        # … of eight it does: later half 900 1000 1000 1100, the lower median of both 1000 and its deviations: 0.
+        ([1000, 1000, 1000, 1101, 900, 1000, 1000, 1100, 1000], "sssossssp"),
+        # A single long one, while two others remain; later half 219 427: of two the lower.
+        ([212, 219, 427, 209], "ssop"),
+        ([1000, 2000, 1000], "ssp"),
     ],
 )
 def test_roles_by_duration(durations: list[int], expected: str) -> None:
@@ -43,6 +51,14 @@ def test_a_leading_step_that_compiles_is_warm_up() -> None:
     """5 % of a step in compilation is enough, at the beginning; later it is the job."""
     facts = [StepFacts(1000, compiling=share) for share in (0.05, 0.04, 0.5, 0.0, 0.0)]
     assert roles(facts) == [Role.WARMUP, Role.STEADY, Role.STEADY, Role.STEADY, Role.PARTIAL]
+
+
+@pytest.mark.parametrize(("usually", "expected"), [(frozenset(), "sssssssssp"), (frozenset({"update"}), "sssosssssp")])
+def test_a_long_step_that_alone_holds_the_update_is_training(usually: frozenset[str], expected: str) -> None:
+    """The update every so many steps (gradients accumulated), or a checkpoint in one of steps that all update."""
+    facts = [StepFacts(1000, needed=usually) for _ in range(10)]
+    facts[3] = StepFacts(1600, needed=frozenset({"update"}))
+    assert roles(facts) == [LETTER[letter] for letter in expected]
 
 
 def test_a_step_that_the_recording_cut_is_partial() -> None:

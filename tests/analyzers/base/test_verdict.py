@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from gpuscope.analyzers.verdict.unexplained import Unexplained
 from gpuscope.analyzers.verdict.verdict import Evidence, bound, decide
 from gpuscope.schema.document import Slowdown
 
@@ -80,6 +81,12 @@ def test_each_doubt_lowers_confidence(change: dict[str, object]) -> None:
         ({"timelines_cut": 2, "events": 0}, "2 files are cut off, and what is left holds no device events"),
         ({"kernels_lost": 60}, "launches have no kernel"),
         ({"causes": {"unattributed": 400}}, "no host events"),
+        (
+            {"causes": {"unattributed": 400}, "unexplained": Unexplained(True, "hipMemcpyWithStream", 493_000_000)},
+            "hipMemcpyWithStream covers 493.0 ms of it, but what that waits for is not recorded",
+        ),
+        ({"causes": {"unattributed": 400}, "unexplained": Unexplained(True)}, "no call is recorded in it"),
+        ({"worked": 1_500, "events": 1}, "1 operation of 1.500 µs is all that is judged"),
         (
             {"thinned": "of the ids of operators 1.4 % are there"},
             "of the ids of operators 1.4 % are there, as if the recording were sampled",

@@ -181,7 +181,7 @@ def test_a_part_that_contradicts_itself_is_refused(parts: list[Path], tmp_path: 
             analyze(rewritten(parts[0], tmp_path / "a.gsr", TREE, change))
 
     refused("Breakdown", "idle", -1)
-    refused("LaneSummary", "compiling", {TAG: "tuple", "of": [0.5]})
+    refused("LaneSummary", "facts", {TAG: "tuple", "of": []})
     refused("LaneSummary", "rank", 7)
     refused("Recorded", "numbers", {TAG: "tuple", "of": []})
     refused("Graph", "labels", {TAG: "tuple", "of": []})
