@@ -28,6 +28,8 @@ TOTALS_DIFFER = 0.5
 """Confidence that remains where a file's own totals contradict what was read of it."""
 UNKNOWN_KERNELS = 0.6
 """Confidence that remains where kernels that may communicate are counted as compute."""
+CORES_HELD = 0.7
+"""Confidence that remains where most of the waiting may be for cores that other processes held."""
 ASSUMED_WORLD = 0.9
 """What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
 
@@ -83,6 +85,11 @@ class Evidence:
     """ns in which a device worked in what is judged; None of runs without a device."""
     unexplained: Unexplained = field(default_factory=Unexplained)
 
+    @property
+    def cores_held(self) -> bool:
+        """Whether most of the waiting for late ranks may be for cores that others held."""
+        return self.waits_without_core >= LOST_WORK
+
 
 def class_sums(causes: Mapping[str, int]) -> dict[Class, int]:
     """ns by class; unexplained exposed communication counts to its class, unexplained idle to none."""
@@ -119,8 +126,8 @@ def decide(evidence: Evidence) -> Verdict:
         abstained["reason"] = why + besides
         return abstained
     top, cause, share = bound(evidence.causes, evidence.window)
-    if cause == "straggler" and evidence.waits_without_core >= LOST_WORK:
-        return _cores_held(evidence, top, share)
+    if cause == "straggler" and evidence.cores_held:
+        cause = _with_cores(evidence, top)
     cause_abstained = top == "communication" and cause is None
     doubts = _doubts(evidence, top, cause, share)
     confidence = _confidence(doubts)
@@ -132,17 +139,12 @@ def decide(evidence: Evidence) -> Verdict:
     return _verdict(top, cause, share, confidence, why, limits=limits, record=record)
 
 
-def _cores_held(evidence: Evidence, top: Class, share: float) -> Verdict:
-    """The verdict where ranks wait for each other as long as their threads wait for cores: no rank is slow for that."""
-    record = "record where nothing else runs, or with cores of its own for each rank"
-    why = (
-        f"{CLASSES[top]} stalls take {units.share(share)} of the time; the ranks wait for each other, but their "
-        f"training threads had no core for long enough to explain {units.share(evidence.waits_without_core)} of that: "
-        f"{record}"
-    )
-    doubts = _doubts(evidence, top, None, share)
-    confidence = _confidence(doubts)
-    return _verdict(top, None, share, confidence, why, record=record)
+def _with_cores(evidence: Evidence, top: Class) -> str | None:
+    """The cause of the class if its ranks had not waited for each other as long as for cores; None where the class
+    would not bound the run then."""
+    waiting = round(evidence.causes["straggler"] * (1 - evidence.waits_without_core))
+    bound_by, cause, _ = bound({**evidence.causes, "straggler": waiting}, evidence.window)
+    return cause if bound_by == top else None
 
 
 def _verdict(
@@ -287,6 +289,9 @@ def _doubts(evidence: Evidence, top: Class, cause: str | None, share: float) -> 
         doubts.append(Doubt(0.7, f"{cause_label(cause)} is inferred from assumed link speeds"))
     if cause in ("latency", "bandwidth") and evidence.sizes_estimated:
         doubts.append(Doubt(ESTIMATED_SIZES, "the sizes of messages are estimated, not recorded"))
+    if top == "communication" and evidence.cores_held:
+        explained = f"for long enough to explain {units.share(evidence.waits_without_core)} of the waiting"
+        doubts.append(Doubt(CORES_HELD, f"training threads had no core {explained}"))
     world = evidence.world_size
     if world is not None and len(evidence.ranks) < world:
         present = len(evidence.ranks)
@@ -363,6 +368,12 @@ def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str
             f"the device computes {units.share(share)} of the time and no class of stalls reaches "
             f"{units.share(VERDICT_SHARE)} ({worst}: {units.share(sums[worst] / evidence.window)})"
         )
+    if cause is None and evidence.cores_held:
+        return (
+            f"{CLASSES[top]} stalls take {units.share(share)} of the time; the ranks wait for each other, but their "
+            "training threads had no core for long enough to explain "
+            f"{units.share(evidence.waits_without_core)} of that: {_what_to_add(evidence)}"
+        )
     if cause is None:
         return (
             f"{units.share(share)} of the time is exposed communication; whether ranks wait or transfer is unknown: "
@@ -383,6 +394,8 @@ def _world_unknown(evidence: Evidence) -> bool:
 
 def _what_to_add(evidence: Evidence) -> str:
     """What would distinguish a slow rank from a slow link."""
+    if evidence.cores_held:
+        return "record where nothing else runs, or with cores of its own for each rank"
     if not _ranks_missing(evidence):
         return "record the sizes of collectives (NCCL's own arguments in torch.profiler, NVTX payloads in nsys)"
     if evidence.world_size is None:

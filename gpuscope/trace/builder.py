@@ -14,8 +14,9 @@ from gpuscope.recorded_environment import kept_facts
 from gpuscope.trace.columns.distinct import among, distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.row_order import order_rows, select_rows
-from gpuscope.trace.columns.table import Array, Table, Times, concatenated, stored
+from gpuscope.trace.columns.table import Array, Table, Times, concatenated, joined, stored
 from gpuscope.trace.cpu_run import host_device
+from gpuscope.trace.graph_captures import while_capturing, with_captures
 from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
 from gpuscope.trace.launched_communication import with_launched
 from gpuscope.trace.naming import kinds
@@ -95,6 +96,7 @@ class TraceBuilder:
         data = {name: self._table(name) for name in SCHEMAS if name != "threads"}
         data["threads"] = self._thread_table()
         self._drop_impossible(data)
+        data["host_events"] = with_captures(data["host_events"], self.names)
         order_rows(data, "host_events")
         data["device_events"] = self._with_host_devices(data)
         order_rows(data, "device_events")
@@ -167,10 +169,7 @@ class TraceBuilder:
             count = len(work["start"])
             if count:
                 tables.append(Table.build(SCHEMAS["device_events"], count, {"rank": rank, **work}))
-        if len(tables) == 1:
-            return device
-        columns = device.schema.columns
-        return Table(device.schema, {c.name: stored(concatenated([t[c.name] for t in tables]), c) for c in columns})
+        return joined(tables)
 
     def _time_collectives(self, data: dict[str, Table]) -> None:
         """A collective's times are those of the event behind it; one whose event was left out goes too."""
@@ -210,6 +209,7 @@ class TraceBuilder:
         launching = self.names.matching(kinds.is_kernel_launch)
         on_host = among(device["rank"], self._host_is_device)
         kernels, orphans, calls, lost = unmatched(device, host, launching, cut_off)
+        lost &= ~while_capturing(host, self.names)  # a capture launches nothing
         counts = [int(found.sum()) for found in (kernels & ~on_host, orphans & ~on_host, calls, lost)]
         names = ("kernels", "kernels_without_launch", "launches", "launches_without_kernel")
         values = {"source": 0, **dict(zip(names, counts, strict=True)), **self._recording}

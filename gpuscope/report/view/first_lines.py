@@ -13,7 +13,7 @@ from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import headline
 from gpuscope.catalogue.prediction_sentences import setting_words
 from gpuscope.report.view import blame, memory_sentences
-from gpuscope.report.view.headline import whole
+from gpuscope.report.view.headline import on_cpu, whole
 from gpuscope.report.view.why_line import lower, why_it_is_so
 from gpuscope.schema.document import AbstainReason, FindingEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.words import units
@@ -109,7 +109,7 @@ def _what(report: Report) -> str:
         return headline(startup)
     share = f"{units.whole_share(verdict['share_frac'])} of {_of_what(report)}"
     if verdict["bound_by"] == "compute":
-        return f"Compute-bound: {'operators' if on_cpu(report) else 'kernels'} run {share}"
+        return f"Compute-bound{' on the CPU: operators' if on_cpu(report) else ': kernels'} run {share}"
     finding = blame.main_finding(report)
     if finding is None:
         return f"{BOUND[verdict['bound_by']]}: {share}"
@@ -135,11 +135,6 @@ def _late(report: Report, finding: FindingEntry) -> str:
     who = f"{units.rank_words(others)} waits" if len(others) == 1 else "the others wait"
     them = "it" if len(late) == 1 else "them"
     return f"{units.rank_words(late).capitalize()} {units.be(late)} late, {who} for {them}"
-
-
-def on_cpu(report: Report) -> bool:
-    """Whether no rank has a device: then its training thread counts as one."""
-    return bool(report["ranks"]) and all(entry["device"] is None for entry in report["ranks"])
 
 
 def _cost(report: Report, finding: FindingEntry) -> str:

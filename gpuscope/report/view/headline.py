@@ -77,6 +77,11 @@ def whole(report: Report) -> str:
     return "step" if stepped else "window"
 
 
+def on_cpu(report: Report) -> bool:
+    """Whether no rank has a device: then its training thread counts as one."""
+    return bool(report["ranks"]) and all(entry["device"] is None for entry in report["ranks"])
+
+
 def context_line(report: Report) -> str:
     """What was analysed: ranks, device, window, steps and their basis."""
     entries, trace = report["ranks"], report["trace"]
@@ -86,6 +91,7 @@ def context_line(report: Report) -> str:
         pieces.append(f"{present} of {world} ranks" if world and world > present else units.plural(present, "rank"))
     pieces += trace["frameworks"] + [f"{kind} {size}" for kind, size in trace["parallelism"].items()]
     pieces += sorted({crop(entry["device_name"], NAME) for entry in entries if entry["device_name"]})
+    pieces += ["CPU only: no GPU was used or recorded"] if on_cpu(report) else []
     steps = sorted({entry["steps"] for entry in entries})
     if entries and not steps[-1]:
         pieces.append("window " + _range([entry["window_ns"] for entry in entries]))

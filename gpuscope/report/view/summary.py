@@ -12,8 +12,8 @@ from gpuscope.catalogue.cause_table import BY_CODE, cause_label
 from gpuscope.catalogue.prediction_sentences import gain_share, setting_words
 from gpuscope.catalogue.straggler_sentences import late_in
 from gpuscope.report.view import arrangement, blame, memory_sentences
-from gpuscope.report.view.first_lines import FirstLines, first_lines, on_cpu
-from gpuscope.report.view.headline import verdict_words
+from gpuscope.report.view.first_lines import FirstLines, first_lines
+from gpuscope.report.view.headline import on_cpu, verdict_words
 from gpuscope.report.view.why_line import most_beside
 from gpuscope.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.schema.replay_section import Prediction

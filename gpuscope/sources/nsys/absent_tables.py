@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -75,24 +74,3 @@ def _report_no_payloads(builder: TraceBuilder, events: Events, facts: Facts, pay
     else:
         why = collectives.NCCL_PAYLOADS_NOT_EXPORTED
     builder.problem(why, kernels)
-
-
-def uncaptured_launches(events: Events, names: NamePool) -> None:
-    """Take the correlation id from launches into a stream that was being captured: they recorded a node of
-    a graph, so that no kernel of theirs is missing."""
-    calls = events[RUNTIME]
-    begins = kinds_of_calls(events, names, lambda name: re.match(r"cu(da)?StreamBeginCapture", name) is not None)
-    ends = kinds_of_calls(events, names, lambda name: re.match(r"cu(da)?StreamEndCapture", name) is not None)
-    if not begins.any() or not ends.any():
-        return
-    linked = np.zeros(len(calls["start"]), np.bool_)
-    for table in _ON_DEVICE:
-        linked |= np.isin(calls["correlationId"], events[table]["correlationId"])
-    correlation = calls["correlationId"].astype(np.int64)
-    for thread in np.unique(calls["globalTid"][begins]).tolist():
-        own = calls["globalTid"] == thread
-        begin = np.sort(calls["start"][own & begins])
-        end = np.sort(calls["start"][own & ends])
-        open_captures = np.searchsorted(begin, calls["start"], "right") - np.searchsorted(end, calls["start"], "right")
-        correlation[own & (open_captures > 0) & ~linked] = 0
-    calls["correlationId"] = correlation

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
-from gpuscope.sources.nsys.absent_tables import report_missing, uncaptured_launches
+from gpuscope.sources.nsys.absent_tables import report_missing
 from gpuscope.sources.nsys.export_facts import (
     Facts,
     device_ids,
@@ -110,7 +110,6 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
         )
     report_missing_values(builder, events)
     _to_utc(events, facts.epoch_ns)
-    uncaptured_launches(events, builder.names)
     payloads, undecoded = read_payloads(tables, events, builder.names)
     communicators = read_communicators(events, payloads)
     recorded = [process_ranks.mpi_ranks(tables), process_ranks.labelled_ranks(events), communicators.recorded_ranks()]

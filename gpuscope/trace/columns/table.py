@@ -293,3 +293,11 @@ class Table:
             else:
                 frame[column.name] = array.astype(_DTYPES[column.dtype], copy=False)
         return pd.DataFrame(frame)
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """The rows of several tables of one schema, one after another."""
+    if len(tables) == 1:
+        return tables[0]
+    schema = tables[0].schema
+    return Table(schema, {c.name: stored(concatenated([table[c.name] for table in tables]), c) for c in schema.columns})

@@ -61,18 +61,19 @@ _GARBAGE = re.compile(
 _HOST_OTHER = re.compile(
     r"save_checkpoint|checkpoint[._]save|(^|[:./ ])(checkpoint|logging)$|dcp\.save|torch/serialization\.py.*: save"
     r"|logging/__init__\.py|torch/utils/tensorboard/|\bwandb\b"
-    r"|<built-in function print>",
+    r"|<built-in function print>|^CUDA graph capture$",
     re.IGNORECASE,
 )
 _COMPILATION = re.compile(
     r"dynamo_timed|_compile\.compile_inner|backend_compile|inductor_compile|entire_frame_compile"
     r"|CachingAutotuner\.(precompile|benchmark|autotune)|max_autotune|triton.*\bcompile\b|\bautotun(e|ing)\b"
     r"|cudnnFind|miopenFind|^(nvrtc|hiprtc)Compile|\bnvrtc::compile|^cu(Module|Library)(Load|Get)|^cuLink|^cuda(Module|Library)Load"
-    r"|^hipModuleLoad|^(cu|hip)Init$",
+    r"|^hipModuleLoad|^(cu|hip)Init$|^CUDA graph capture$|graph_runner\.py\(\d+\): capture\b|\bcapture_model\b",
     re.IGNORECASE,
 )
-"""torch.compile and Triton (torch/_dynamo/utils.py `dynamo_timed`), cuDNN's and MIOpen's searches, CUDA's lazy loading
-of modules and libraries."""
+"""torch.compile and Triton (torch/_dynamo/utils.py `dynamo_timed`), captures of CUDA graphs (`graph_captures.py`;
+vLLM's `capture_model`, SGLang's `cuda_graph_runner.py: capture`), cuDNN's and MIOpen's searches, CUDA's lazy loading of
+modules and libraries."""
 _PHASE = re.compile(
     r"(?<![a-z])(?:(?P<forward>forward|fwd)|(?P<backward>backward|bwd)|(?P<optimizer>optimi[sz]er|optim))(?![a-z])"
     r"|(?P<engine>^autograd::engine::evaluate_function)",

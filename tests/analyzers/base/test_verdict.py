@@ -182,3 +182,13 @@ def test_operations_alone(total: float, bound_by: str, cause: str | None, share:
 
 def test_one_input_bound_rank_of_eight_does_not_abstain() -> None:
     assert decide(dataclasses.replace(CLEAR, world_size=8))["cause"] == "input"
+
+
+@pytest.mark.parametrize(("waited", "cause"), [(0.4, "straggler"), (0.6, "bandwidth"), (0.95, None)])
+def test_the_cause_is_that_with_cores(waited: float, cause: str | None) -> None:
+    """Of 1000: 120 waiting, 60 transfer. With 60 % of the waiting for cores 48 and 60 are left; with 95 % 6 and 60,
+    which is under a tenth."""
+    causes = {"straggler": 120, "bandwidth": 60}
+    found = decide(dataclasses.replace(CLEAR, causes=causes, idle=0, waits_without_core=waited))
+    assert (found["bound_by"], found["cause"], found["cause_abstained"]) == ("communication", cause, cause is None)
+    assert any("no core" in limit for limit in found["limits"]) == (waited >= 0.5)

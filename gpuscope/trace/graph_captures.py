@@ -1,0 +1,58 @@
+"""When host threads captured CUDA graphs: what they launch then is recorded into the graph and runs later."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.table import Mask, Table, joined
+from gpuscope.trace.schema import SCHEMAS, Category
+
+CAPTURE = "CUDA graph capture"
+"""Name of the range that stands for a capture."""
+_BEGIN = re.compile(r"(cu(da)?|hip)StreamBeginCapture")
+_END = re.compile(r"(cu(da)?|hip)StreamEndCapture")
+
+
+def _is_capture(name: str) -> bool:
+    return name == CAPTURE
+
+
+def _begins(name: str) -> bool:
+    return _BEGIN.match(name) is not None
+
+
+def _ends(name: str) -> bool:
+    return _END.match(name) is not None
+
+
+def with_captures(host: Table, names: NamePool) -> Table:
+    """The host events and a range from each call that begins a capture to the one of its thread that ends it."""
+    begins, ends = (np.flatnonzero(names.matching(call)[host["name"]]) for call in (_begins, _ends))
+    if not len(begins):
+        return host
+    tables = [host]
+    for thread in distinct_values(host["thread"][begins]).tolist():
+        begin = begins[host["thread"][begins] == thread]
+        end = np.sort(host["end"][ends[host["thread"][ends] == thread]])
+        begin = begin[np.argsort(host["start"][begin], kind="stable")]
+        place = np.searchsorted(end, host["start"][begin])
+        kept = place < len(end)
+        values = {
+            "rank": host["rank"][begin[kept]], "start": host["start"][begin[kept]], "end": end[place[kept]],
+            "thread": thread, "name": names.code(CAPTURE), "category": int(Category.ANNOTATION),
+        }  # fmt: skip
+        tables.append(Table.build(SCHEMAS["host_events"], int(kept.sum()), values))
+    return joined(tables)
+
+
+def while_capturing(host: Table, names: NamePool) -> Mask:
+    """Which host events began while their thread captured, shape (host events,)."""
+    found = np.zeros(len(host), np.bool_)
+    for row in np.flatnonzero(names.matching(_is_capture)[host["name"]]).tolist():
+        inside = (host["start"] >= host["start"][row]) & (host["start"] < host["end"][row])
+        found |= inside & (host["thread"] == host["thread"][row])
+    return found
