@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuscope.analyzers.base.lanes import RECORDING, HostWork, LaneView
 from gpuscope.analyzers.base.step_roles import Role
-from gpuscope.analyzers.device_time.idleness.gap_evidence import host_activity
+from gpuscope.analyzers.device_time.idleness.host_activity import host_activity
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls, most_launching
 from gpuscope.analyzers.host_time.blocking_sites import plain
 from gpuscope.analyzers.host_time.judged_windows import judged
@@ -98,7 +98,5 @@ def _covering(trace: Trace, view: LaneView, thread: int, idle: Spans) -> tuple[H
     behind = view.rows[int(np.searchsorted(device["start"][view.rows], end)) :][:1]
     launch = device.at("launch", behind)
     ending = int(trace["host_events"]["thread"][launch[0]]) if len(launch) and launch[0] != NA else thread
-    row, covered = host_activity(trace, view.lane.rank, ending, start, end)
-    if row == NA:
-        return ()
-    return (HostWork(plain(trace.names[int(trace["host_events"]["name"][row])]), covered, first_use=False),)
+    found = host_activity(trace, view, ending, start, end)
+    return (HostWork(plain(found.name), found.covered or end - start, first_use=False),) if found.name else ()

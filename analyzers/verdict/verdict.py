@@ -208,7 +208,8 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
         record = "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
         return "no_device_events", "no device events", evidence.why_no_device or record
     if evidence.worked is not None and evidence.worked < LITTLE_WORK:
-        why = f"{units.plural(evidence.events, 'operation')} of {units.duration(evidence.worked)} is all that is judged"
+        done = f"{units.plural(evidence.events, 'operation')}, {units.duration(evidence.worked)} together"
+        why = f"the device's work in all that is judged is {done}"
         return "little_work", why, "record several whole steps"
     if evidence.thinned:
         why = (

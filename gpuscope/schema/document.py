@@ -309,6 +309,8 @@ class Evidence(TypedDict):
     """Why it is evidence."""
     covered_frac: NotRequired[float]
     """Share of an idle span that the named host event covers; absent where there is none."""
+    between: NotRequired[bool]
+    """Whether the name is of what lies on both sides of an idle span, in which nothing is recorded; else absent."""
 
 
 class FindingEntry(TypedDict):

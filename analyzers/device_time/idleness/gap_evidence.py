@@ -8,6 +8,7 @@ import numpy as np
 
 from gpuscope.analyzers.base.analyzer import longest
 from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.device_time.idleness.host_activity import host_activity
 from gpuscope.schema.document import Evidence
 from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.table import Array, Mask, Times, rows_of_rank, rows_where
@@ -16,9 +17,6 @@ from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 from gpuscope.words import units
 from gpuscope.words.short_kernels import short_kernel
-
-MOST = 0.5
-"""Share of a gap that a host event must cover to be what the gap is about."""
 
 
 class EndedGaps(Protocol):
@@ -46,54 +44,34 @@ def evidence(
     found: list[Evidence] = []
     for gap, event, start, end in zip(*(column.tolist() for column in (own, gaps.event(own), *shown)), strict=True):
         ended_by = names[int(device["name"][event])] if event != NA else "the end of the trace"
-        name, what, covered = _host_side(trace, view.lane.rank, int(gaps.thread[gap]), start, end, blocking)
         one: Evidence = {
-            "rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": name or ended_by,
-            "note": f"{what}; device idle until {short_kernel(ended_by)}",
+            "rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": ended_by, "note": "",
         }  # fmt: skip
-        if covered is not None:
-            one["covered_frac"] = covered
+        what = _host_side(trace, view, int(gaps.thread[gap]), one, blocking)
+        one["note"] = f"{what}; device idle until {short_kernel(ended_by)}"
         found.append(one)
     return found
 
 
-def _host_side(
-    trace: Trace, rank: int, thread: int, start: int, end: int, blocking: Times | None
-) -> tuple[str, str, float | None]:
-    """Name of the host event behind [start, end) of a gap, what it did, and the share of the gap that it covers."""
+def _host_side(trace: Trace, view: LaneView, thread: int, shown: Evidence, blocking: Times | None) -> str:
+    """Name in `shown` the host event behind it, where there is one; what that did."""
     host, names = trace["host_events"], trace.names
+    start, end = shown["start_ns"], shown["start_ns"] + shown["dur_ns"]
     if blocking is not None and len(own := blocking[host["start"][blocking] < end]):
         call = int(own[-1])
-        around = _around(trace, rank, thread, call)
-        within = f" in {names[int(host['name'][around])]}" if around != NA else ""
-        return names[int(host["name"][call])], f"the queue was empty when it returned{within}", None
-    row, covered = host_activity(trace, rank, thread, start, end)
-    if row == NA:
-        return "", "nothing recorded on the launching thread (Python between operators)", None
-    share = covered / (end - start)
-    return names[int(host["name"][row])], f"covers {units.share(share)} of the gap", share
-
-
-def host_activity(trace: Trace, rank: int, thread: int, start: int, end: int) -> tuple[int, int]:
-    """The innermost host event that covers most of [start, end) on a thread, else the one that covers most there
-    is, and the ns that it covers; (NA, 0) if none."""
-    host = trace["host_events"]
-    low, high = rows_of_rank(host, rank)
-    high = low + int(np.searchsorted(host["start"][low:high], end, "left"))
-    steps = trace.names.matching(lambda name: name.startswith("ProfilerStep"))
-    rows = rows_where(
-        low, high,
-        lambda part: (host["thread"][part] == thread) & (host["end"][part] > start) & ~steps[host["name"][part]],
-    )  # fmt: skip
-    cover = np.minimum(host["end"][rows], end) - np.maximum(host["start"][rows], start)
-    if not len(rows) or int(cover.max()) <= 0:
-        return NA, 0
-    best = np.flatnonzero(cover >= MOST * (end - start))
-    if len(best):
-        place = int(best[np.argmin(host["end"][rows[best]] - host["start"][rows[best]])])
-    else:
-        place = int(np.argmax(cover))
-    return int(rows[place]), int(cover[place])
+        around = _around(trace, view.lane.rank, thread, call)
+        shown["name"] = names[int(host["name"][call])]
+        return "the queue was empty when it returned" + (
+            f" in {names[int(host['name'][around])]}" if around != NA else ""
+        )
+    found = host_activity(trace, view, thread, start, end)
+    shown["name"] = found.name or shown["name"]
+    if found.between:
+        shown["between"] = True
+    if not found.covered:
+        return "nothing recorded on the launching thread (Python between operators)"
+    shown["covered_frac"] = found.covered / (end - start)
+    return f"covers {units.share(shown['covered_frac'])} of the gap"
 
 
 def _around(trace: Trace, rank: int, thread: int, call: int) -> int:

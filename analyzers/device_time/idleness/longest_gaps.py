@@ -8,7 +8,8 @@ import numpy as np
 
 from gpuscope.analyzers.base.analyzer import longest
 from gpuscope.analyzers.base.lanes import LaneView
-from gpuscope.analyzers.device_time.idleness.gap_evidence import EndedGaps, host_activity
+from gpuscope.analyzers.device_time.idleness.gap_evidence import EndedGaps
+from gpuscope.analyzers.device_time.idleness.host_activity import host_activity
 from gpuscope.schema.profile_sections import GapEntry
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times
@@ -43,8 +44,8 @@ def longest_gaps(
             "host": None,
         }  # fmt: skip
         if gaps is not None:
-            row, entry["host_ns"] = host_activity(trace, view.lane.rank, int(gaps.thread[gap]), low, high)
-            entry["host"] = _name(trace, "host_events", row)
+            found = host_activity(trace, view, int(gaps.thread[gap]), low, high)
+            entry["host"], entry["host_ns"] = found.name or None, found.covered
         entries.append(entry)
     return entries
 

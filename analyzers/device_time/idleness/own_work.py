@@ -18,6 +18,7 @@ import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.device_time.idleness.gaps import Gaps, named_events
+from gpuscope.analyzers.device_time.idleness.host_activity import LONG_STRETCH
 from gpuscope.analyzers.device_time.idleness.idle_replay import Work, replay
 from gpuscope.analyzers.device_time.idleness.launching_threads import Turns, launching_threads
 from gpuscope.catalogue.cause_table import COVERING
@@ -28,8 +29,6 @@ from gpuscope.trace.intervals import EMPTY, Spans, complement, intersect, join, 
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
-LONG_STRETCH = 1_000_000
-"""ns from which host work without a launch can be a stretch of its own, not the way to the next one (definitions)."""
 LONG_STRETCHES_OF_INTERVALS = 20
 """Usual launch intervals that such a stretch must last (definitions)."""
 USUAL_INTERVAL_AT_MOST = 100_000

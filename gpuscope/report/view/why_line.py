@@ -99,6 +99,8 @@ def _beside(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of
     if cause is None or not cause.located:
         return ""
     where = most_beside(main, TELLING)
+    if any(plain_kernel(one["name"]) == where for one in main["evidence"] if one.get("between")):
+        return f"most of it {where}"
     return f"most of it {'in' if cause.idle else 'is'} {where}" if where else ""
 
 

@@ -86,7 +86,7 @@ def test_each_doubt_lowers_confidence(change: dict[str, object]) -> None:
             "hipMemcpyWithStream covers 493.0 ms of it, but what that waits for is not recorded",
         ),
         ({"causes": {"unattributed": 400}, "unexplained": Unexplained(True)}, "no call is recorded in it"),
-        ({"worked": 1_500, "events": 1}, "1 operation of 1.500 µs is all that is judged"),
+        ({"worked": 1_500, "events": 1}, "the device's work in all that is judged is 1 operation, 1.500 µs together"),
         (
             {"thinned": "of the ids of operators 1.4 % are there"},
             "of the ids of operators 1.4 % are there, as if the recording were sampled",

@@ -1,0 +1,115 @@
+"""What a host thread did during a gap: the event that covers it, else what it did before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank, rows_where
+from gpuscope.trace.intervals import complement, union
+from gpuscope.trace.naming import kinds
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+LONG_STRETCH = 1_000_000
+"""ns from which host work without a launch can be a stretch of its own, not the way to the next one (definitions)."""
+MOST = 0.5
+"""Share of a gap that a host event must cover to be what the gap is about."""
+EVERYTHING = 0.9
+"""A range that covers this share of the rest of its step too, or of a neighbour, is no place within it."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a thread did during a gap: its name, and how much of the gap it covers, ns; of what lies between two events
+    nothing is recorded, so 0. The name is empty where there is nothing at all."""
+
+    name: str = ""
+    covered: int = 0
+    between: bool = False
+
+
+def host_activity(trace: Trace, view: LaneView, thread: int, start: int, end: int) -> Activity:
+    """The innermost host event that covers most of [start, end) on a thread and not all around it too; where none does
+    and a long stretch of it has no event, the events before and after; else the one that covers most there is."""
+    host, names = trace["host_events"], trace.names
+    rows = _overlapping(trace, view, thread, start, end)
+    cover = _overlap(host, rows, start, end)
+    best = np.flatnonzero(cover >= MOST * (end - start))
+    if len(best):
+        place = int(best[np.argmin(host["end"][rows[best]] - host["start"][rows[best]])])
+    elif (found := _between(trace, view, thread, rows, start, end)) is not None:
+        return Activity(found, between=True)
+    elif len(rows):
+        place = int(np.argmax(cover))
+    else:
+        return Activity()
+    return Activity(names[int(host["name"][rows[place]])], int(cover[place]))
+
+
+def _overlapping(trace: Trace, view: LaneView, thread: int, start: int, end: int) -> Times:
+    """Rows of the thread's events in [start, end), without those that go on all around it."""
+    host = trace["host_events"]
+    steps = trace.names.matching(kinds.is_step_range)
+    low, high = rows_of_rank(host, view.lane.rank)
+    high = low + int(np.searchsorted(host["start"][low:high], end, "left"))
+    rows = rows_where(
+        low, high,
+        lambda part: (host["thread"][part] == thread) & (host["end"][part] > start) & ~steps[host["name"][part]],
+    )  # fmt: skip
+    everywhere = np.zeros(len(rows), np.bool_)
+    for begin, until in _around(view, start):
+        within = max(0, min(until, end) - max(begin, start))
+        rest = until - begin - within
+        if rest > 0:
+            outside = _overlap(host, rows, begin, until) - _overlap(host, rows, max(begin, start), min(until, end))
+            everywhere |= outside >= EVERYTHING * rest
+    return rows[~everywhere]
+
+
+def _around(view: LaneView, at: int) -> list[tuple[int, int]]:
+    """The step that an instant lies in and its neighbours; the window where there are no steps."""
+    place = next((k for k, step in enumerate(view.steps) if step.start <= at < step.end), None)
+    if place is None:
+        return [view.window]
+    return [(step.start, step.end) for step in view.steps[max(place - 1, 0) : place + 2]]
+
+
+def _overlap(host: Table, rows: Times, start: int, end: int) -> Times:
+    """ns of each event in [start, end)."""
+    inside = np.minimum(host["end"][rows], end) - np.maximum(host["start"][rows], start)
+    return np.asarray(np.maximum(inside, 0))
+
+
+def _between(trace: Trace, view: LaneView, thread: int, rows: Times, start: int, end: int) -> str | None:
+    """Where most of the gap is one long stretch without an event, the names of what ends before and begins after it."""
+    host, names = trace["host_events"], trace.names
+    bare = complement(union(host["start"][rows], host["end"][rows]), start, end)
+    length = bare.end - bare.start
+    if not len(length) or length.max() < max(MOST * (end - start), LONG_STRETCH):
+        return None
+    place = int(np.argmax(length))
+    low, high = rows_of_rank(host, view.lane.rank)
+
+    def on_thread(part: slice) -> Mask:
+        return np.asarray(host["thread"][part] == thread)
+
+    own = rows_where(low, high, on_thread)
+    before = own[host["end"][own] <= bare.start[place]]
+    after = own[host["start"][own] >= bare.end[place]]
+    ended = _outermost(host, before, host["end"][before]) if len(before) else NA
+    begun = _outermost(host, after, -host["start"][after]) if len(after) else NA
+    said = [names[int(host["name"][row])] for row in (ended, begun) if row != NA]
+    if len(said) == 2:
+        return f"between {said[0]} and {said[1]}"
+    if said:
+        return f"{'after' if ended != NA else 'before'} {said[0]}"
+    return None
+
+
+def _outermost(host: Table, rows: Times, nearest: Times) -> int:
+    """Of the rows with the greatest `nearest` the longest."""
+    own = rows[nearest == nearest.max()]
+    return int(own[np.argmax(host["end"][own] - host["start"][own])])
