@@ -16,32 +16,53 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from simulator.catalogue import CASES
 from simulator.counterfactuals import COUNTERFACTUALS, varied
+from simulator.judged import Case
+from simulator.kineto_rows import Profiler
+from simulator.variation import varied_case
 
 from benchmarks.verdicts.calibration import calibration_table
-from benchmarks.verdicts.labelled import judge, verdict_summary, verdict_table
+from benchmarks.verdicts.labelled import Rates, judge, verdict_summary, verdict_table
 from benchmarks.verdicts.predicted import predict, prediction_summary, prediction_table
 
 console = Console(width=None if sys.stdout.isatty() else 200)
 
 
 @click.command()
-@click.option("--only", type=click.Choice(["verdicts", "predictions"]), help="One of the two tables.")
+@click.option("--only", type=click.Choice(["verdicts", "predictions", "varied"]), help="One of the tables.")
 @click.option("--case", "pattern", default="", help="Only jobs whose names hold this.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the recordings in this folder.")
-@click.option("--seed", type=int, multiple=True, help="Predictions on jobs varied by this seed (again and again).")
+@click.option("--seed", type=int, multiple=True, help="Jobs varied by this seed (again and again).")
 def main(only: str | None, pattern: str, keep: Path | None, seed: tuple[int, ...]) -> None:
     """Analyse every simulated job and set what gpuscope says beside what is so."""
     with TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
-        if only != "predictions":
+        if only in (None, "varied") and seed:
+            _varied([varied_case(case, number) for number in seed for case in CASES if pattern in case.name], folder)
+        if only in (None, "verdicts"):
             judged = [judge(case, folder) for case in CASES if pattern in case.name]
             console.print(verdict_table(judged), verdict_summary(judged))
-        if only != "verdicts":
+        if only in (None, "predictions"):
             chosen = [one for one in COUNTERFACTUALS if pattern in one.name]
             chosen = [varied(one, number) for number in seed for one in chosen] if seed else chosen
             predicted = [predict(one, folder) for one in chosen]
             console.print(prediction_table(predicted), prediction_summary(predicted))
             console.print("Truths held by ranges that are to hold so many:", calibration_table(predicted))
+
+
+def _varied(cases: list[Case], folder: Path) -> None:
+    """What is told of varied jobs, as torch.profiler and as nsys record them: the wrong ones, and rates."""
+    rates = {"torch.profiler": Rates(), "nsys": Rates()}
+    wrong = []
+    for case in cases:
+        for name, rate in rates.items():
+            if name == "nsys" and case.profiler != Profiler():
+                continue
+            one = judge(case, folder, nsys=name == "nsys")
+            rate.count(one)
+            wrong += [] if one.right else [one]
+    console.print("Told wrong:", verdict_table(wrong))
+    for name, rate in rates.items():
+        console.print(f"{name}: {rate}")
 
 
 if __name__ == "__main__":

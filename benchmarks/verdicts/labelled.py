@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 from simulator.judged import Case
+from simulator.nsys_rows import Payloads, write_nsys
 
 from gpuscope.analyzers.run.runner import analyze
 
@@ -38,9 +39,10 @@ class Judged:
         return {name: pair for name, pair in sorted(both.items()) if abs(pair[0] - pair[1]) > SHARE_TOLERANCE}
 
 
-def judge(case: Case, folder: Path) -> Judged:
-    """Write the recording, analyse it, read the verdict."""
-    report = analyze(case.write(folder)).report
+def judge(case: Case, folder: Path, nsys: bool = False) -> Judged:
+    """Write the recording, as torch.profiler or as nsys does, analyse it, read the verdict."""
+    path = write_nsys(folder / f"{case.name}_nsys", case.run, Payloads()) if nsys else case.write(folder)
+    report = analyze(path, advice=False).report
     verdict = report["verdict"]
     told = ("abstained", None) if verdict["abstained"] else (str(verdict["bound_by"]), verdict["cause"])
     windows = sum(entry["window_ns"] for entry in report["ranks"]) or 1
@@ -78,6 +80,24 @@ def verdict_summary(judged: Sequence[Judged]) -> str:
         f"{right} of {len(judged)} verdicts right, {classes} classes; all shares within {SHARE_TOLERANCE:.0%} in "
         f"{close}; the late rank alone named in {named} of {len(late)}"
     )
+
+
+@dataclass
+class Rates:
+    """How many of several kinds of jobs are told right."""
+
+    jobs: int = 0
+    classes: int = 0
+    causes: int = 0
+
+    def count(self, one: Judged) -> None:
+        """Count one more job."""
+        self.jobs += 1
+        self.classes += one.told[0] == one.case.expected[0]
+        self.causes += one.right
+
+    def __str__(self) -> str:
+        return f"{self.jobs} jobs: class {self.classes / self.jobs:.1%}, class and cause {self.causes / self.jobs:.1%}"
 
 
 def _words(told: tuple[str, str | None]) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
-from zlib import crc32
 
 from simulator.catalogue import COMPUTE, MS, NARROW, READ_LOSS, SMALL, TALKATIVE, TINY
 from simulator.job import MIB, Job
 from simulator.judged import Case
+from simulator.variation import varied_job, varied_values
 
 FULL = Job(layers=6, gemms=6, smalls=9, gemm_ns=80_000, small_ns=15_000, steps=8)
 """About 220 operations of 15 to 80 us a step: the queue is full from the fifth step on."""
@@ -52,21 +52,12 @@ def varied(one: Counterfactual, seed: int) -> Counterfactual:
 
     The changed job is another run: its kernels and its host vary by chance anew.
     """
-    job = one.job
-    factors = {
-        name: 1 + (crc32(f"{seed}.{one.name}.{name}".encode()) / 2**32 - 0.5) * 2 / 3
-        for name in ("gemm_ns", "small_ns", "op_ns", "call_ns", "rate", "alpha_ns", "layer_bytes", "loader_ns", "gc_ns")
-    }
-
-    def scaled(values: dict[str, Any]) -> dict[str, Any]:
-        return {name: type(old)(old * factors[name]) if name in factors else old for name, old in values.items()}
-
-    own = scaled({name: getattr(job, name) for name in factors})
+    key = f"{seed}.{one.name}"
     return replace(
         one,
         name=f"{one.name}_{seed}",
-        job=replace(job, seed=seed, **own),
-        changed={"seed": seed + ANEW, **scaled(one.changed)},
+        job=varied_job(one.job, seed, key),
+        changed={"seed": seed + ANEW, **varied_values(one.changed, key)},
     )
 
 

@@ -13,9 +13,11 @@ from typing import Any
 
 
 class Reason(StrEnum):
-    """Why a thread is busy or waits; but for OWN these are causes that cover the instant wherever it lies."""
+    """Why a thread is busy or waits; but for OWN and LONG these are causes that cover the instant wherever it lies."""
 
     OWN = "own"
+    LONG = "long"
+    """Its own work, without a launch for far longer than usual."""
     INPUT = "input"
     GC = "gc"
     ALLOCATOR = "allocator"

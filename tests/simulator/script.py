@@ -27,6 +27,8 @@ from simulator.job import Job
 
 MAIN_THREAD, AUTOGRAD_THREAD = 0, 1
 COMPUTE_STREAM, COMMUNICATION_STREAM, COPY_STREAM = 7, 20, 24
+LONG_NS = 1_000_000
+"""From here on the host's own work without a launch is long: far more than 20 of its launch intervals."""
 HIDDEN = 4_096
 FLOPS_PER_NS = 500_000
 """What a matrix product reaches."""
@@ -161,7 +163,8 @@ class Script:
         work = Work("Memcpy DtoH (Device -> Pinned)", 1_500, COMPUTE_STREAM, Kind.MEMORY, "gpu_memcpy", {"bytes": 4})
         with self.range("aten::item"), self.range("aten::_local_scalar_dense"):
             self.add(Host(3_000), Launch(work, "cudaMemcpyAsync", 5_000), *self._wait(COMPUTE_STREAM))
-        self.add(Host(self.job.item_own_ns))
+        own = self.job.item_own_ns
+        self.add(Host(own, Reason.LONG if own >= LONG_NS else Reason.OWN))
 
     def synchronize(self) -> None:
         """torch.cuda.synchronize()."""

@@ -140,10 +140,11 @@ def _rank(
     total: Counter[str] = Counter()
     free_bounds = device_steps(free)
     for k in steady:
-        found, rest = _idle(recorded, bounds[k])
-        _, free_rest = _idle(free, free_bounds[k])
-        found["launch"] += min(rest, free_rest)
-        found["sync"] += rest - min(rest, free_rest)
+        found, rest, long = _idle(recorded, bounds[k])
+        _, free_rest, free_long = _idle(free, free_bounds[k])
+        stays = min(rest, free_rest)
+        other = min(long, free_long, stays)
+        found += Counter({"host_other": other, "launch": stays - other, "sync": rest - stays})
         total += found + _exposed(recorded, bounds[k], hardware)
     return total
 
@@ -153,8 +154,9 @@ def _busy(recorded: Recorded, window: tuple[int, int], *kinds: Kind) -> Spans:
     return spans.clip(spans.union(rows), *window)
 
 
-def _idle(recorded: Recorded, window: tuple[int, int]) -> tuple[Counter[str], int]:
-    """Idle ns of a step by the causes that cover them, and what is left."""
+def _idle(recorded: Recorded, window: tuple[int, int]) -> tuple[Counter[str], int, int]:
+    """Idle ns of a step by the causes that cover them, what is left, and how much of that is long work of the host's
+    own."""
     idle = spans.minus([window], _busy(recorded, window, *Kind))
     found: Counter[str] = Counter()
     # They never overlap in these programs: a thread is held up for one reason at a time.
@@ -165,7 +167,8 @@ def _idle(recorded: Recorded, window: tuple[int, int]) -> tuple[Counter[str], in
     starts: dict[int, list[Operation]] = defaultdict(list)
     for operation in recorded.operations:
         starts[operation.start].append(operation)
-    rest = 0
+    rest, own = 0, spans.union((h.start, h.end) for h in recorded.held if h.reason is Reason.LONG)
+    long = 0
     for start, end in idle:
         ending = starts.get(end, [])
         if any(o.visible <= o.ready for o in ending):
@@ -173,7 +176,8 @@ def _idle(recorded: Recorded, window: tuple[int, int]) -> tuple[Counter[str], in
             found["unattributed"] += max(0, end - start - QUEUED_LAUNCH_NS)
         else:
             rest += end - start
-    return found, rest
+            long += spans.length(spans.both([(start, end)], own))
+    return found, rest, long
 
 
 def _exposed(recorded: Recorded, window: tuple[int, int], hardware: Hardware) -> Counter[str]:
