@@ -30,13 +30,13 @@ def save_all(folder: Path, only: tuple[str, ...] = ()) -> int:
     os.environ.update(COLUMNS=WIDTH, NO_COLOR="1", TERM="dumb", GPUSCOPE_NO_STORE="1", GPUSCOPE_NO_CACHE="1")
     total = 0
     with TemporaryDirectory() as made:
-        for name, path in _traces(Path(made), only):
+        for name, path in traces(Path(made), only):
             _save(folder / name.replace("/", "_"), path)
             total += 1
     return total
 
 
-def _traces(made: Path, only: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+def traces(made: Path, only: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]]:
     """A name and a path, relative to the working folder, so that no output depends on where a checkout lies."""
     for kind, root in (("samples", ROOT / "sample_traces"), ("shared", SHARED)):
         if root.is_dir():
