@@ -531,8 +531,12 @@ class EfficiencyEntry(TypedDict):
     device_name: str | None
     """Model, whose peak is taken."""
     mfu: float | None
-    """Over its steps, or over the window where no steps were found; null where shapes, model or precision are missing.
-    """
+    """Over its steps, or over the window where no steps were found; null where shapes, model or precision are missing,
+    or where it can't be told what activation checkpointing computes again."""
+    hfu: NotRequired[float | None]
+    """The same with what was computed again."""
+    checkpointed: NotRequired[bool]
+    """Whether operators of the forward pass were seen to run again in the backward pass."""
     flops_per_step: float | None
     """Mean of the operators whose shapes were recorded; null without steps."""
     flops_per_s: float | None

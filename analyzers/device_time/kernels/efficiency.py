@@ -2,8 +2,8 @@
 
 MFU of a step = Σ FLOPs at a precision / peak at that precision, over precisions, / step time: with one precision the
 usual FLOPs / step time / peak. The FLOPs are those of matrix products, convolutions and attention whose shapes were
-recorded, outside the optimizer, as PyTorch's FLOP counter counts them; what activation checkpointing computes again
-counts again. `coverage_frac` says how much of the time of such kernels that is, so that gaps show.
+recorded, outside the optimizer (`flops.py`). HFU counts all of them, MFU not what was computed again
+(`recomputation.py`). `coverage_frac` says how much of the time of such kernels that is, so that gaps show.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import EFFICIENCY
 from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
 from gpuscope.analyzers.device_time.kernels.operator_work import SINGLE_UNKNOWN, device_models, is_multiplying
+from gpuscope.analyzers.device_time.kernels.recomputation import is_checkpointed
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.schema.document import EfficiencyEntry, StepEfficiency
 from gpuscope.trace.columns.table import Array, Mask, Times
@@ -31,6 +32,8 @@ HOW_SHAPES = (
     "torch.autograd.profiler.emit_nvtx(record_shapes=True)"
 )
 
+UNTOLD = "activations are computed again, and the trace does not show which products that repeats"
+
 
 @dataclass(frozen=True)
 class _Products:
@@ -40,10 +43,17 @@ class _Products:
     duration: Times
     known: Mask
     flops: Array
+    again: Array
+    """Of `flops` those that were computed before."""
     counted: Times
     """Places of those that have FLOPs."""
     precision: list[str | None]
     """Of these."""
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether operators of the forward pass run in the backward pass too (activation checkpointing)."""
+        return bool(((self.again > 0) & (self.again == self.flops)).any())
 
     @cached_property
     def sums(self) -> dict[str | None, float]:
@@ -53,11 +63,12 @@ class _Products:
             sums[precision] = sums.get(precision, 0.0) + flops
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
-    def ideal(self, peaks: dict[str, float]) -> Array:
-        """Seconds that each kernel's work would take at the peak of its precision; 0 where that is not known."""
+    def ideal(self, peaks: dict[str, float]) -> tuple[Array, Array]:
+        """Seconds that each kernel's work would take at the peak of its precision, 0 where that is not known; and
+        those without what was computed before."""
         rates = np.full(len(self.flops), np.inf)
         rates[self.counted] = [peaks.get(precision or "", np.inf) for precision in self.precision]
-        return np.asarray(self.flops / rates)
+        return self.flops / rates, (self.flops - self.again) / rates
 
 
 def _of_lane(trace: Trace, view: LaneView) -> Iterator[EfficiencyEntry]:
@@ -71,30 +82,37 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[EfficiencyEntry]:
     model = device_models(trace).get(view.key, "")
     peaks = peaks_of(model)
     sums = found.sums
-    ideal = found.ideal(peaks)
+    needed, of_the_model = found.ideal(peaks)
+    told = found.runs_again or not is_checkpointed(trace)
     spent = sum(step.end - step.start for step in steps)
-    flops, needed = float(found.flops.sum()), float(ideal.sum())
+    flops = float(found.flops.sum())
     coverage = _coverage(found, peaks)
     yield {
         "rank": view.lane.rank, "device": view.lane.device, "device_name": model or None,
-        "mfu": needed * 1e9 / spent if needed and spent else None,
+        "mfu": _used(float(of_the_model.sum()), spent) if told else None, "hfu": _used(float(needed.sum()), spent),
+        "checkpointed": found.runs_again,
         "flops_per_step": flops / len(steps) if flops and steps[0].step != NA else None,
         "flops_per_s": flops / spent * 1e9 if flops and spent else None,
         "precisions": [
             {"precision": precision, "flops": round(one), "peak_flops_per_s": peaks.get(precision or "")}
             for precision, one in sums.items()
         ],
-        "coverage_frac": coverage, "why": _why(found, model, peaks, coverage),
-        "steps": _steps(steps, found, ideal),
+        "coverage_frac": coverage, "why": _why(found, model, peaks, coverage) or ("" if told else UNTOLD),
+        "steps": _steps(steps, found, of_the_model, told),
     }  # fmt: skip
 
 
-def _steps(steps: Sequence[StepWindow], found: _Products, ideal: Array) -> list[StepEfficiency]:
+def _used(seconds: float, spent: int) -> float | None:
+    """The share of the peak that work takes which needs so many seconds at the peak, in `spent` ns."""
+    return seconds * 1e9 / spent if seconds and spent > 0 else None
+
+
+def _steps(steps: Sequence[StepWindow], found: _Products, ideal: Array, told: bool) -> list[StepEfficiency]:
     flops, needed = (np.bincount(found.step, weights, len(steps)) for weights in (found.flops, ideal))
     return [
         {
             "step": None if step.step == NA else step.step, "dur_ns": step.end - step.start, "flops": round(one),
-            "mfu": seconds * 1e9 / (step.end - step.start) if seconds and step.end > step.start else None,
+            "mfu": _used(seconds, step.end - step.start) if told else None,
         }
         for step, one, seconds in zip(steps, flops.tolist(), needed.tolist(), strict=True)
     ]  # fmt: skip
@@ -112,7 +130,7 @@ def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Produc
     counted = np.flatnonzero(work.flops[picked])
     return _Products(
         step[chosen], (device["end"][rows] - start)[chosen], work.known[picked], work.flops[picked],
-        counted, [work.precision.get(row) for row in picked[counted].tolist()],
+        work.again[picked], counted, [work.precision.get(row) for row in picked[counted].tolist()],
     )  # fmt: skip
 
 

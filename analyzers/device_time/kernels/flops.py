@@ -1,8 +1,9 @@
 """Floating-point operations of an operator from its recorded input shapes.
 
 Counted as PyTorch's own FLOP counter does (torch/utils/flop_counter.py): a multiply-add is two; bias, softmax and
-masking are left out; causal attention counts as full, its backward pass as five products. Shapes are read in each
-operator's own layout, which that file does not do for `_flash_attention_forward` and `_efficient_attention_forward`.
+masking are left out; an attention's backward pass counts as five products. Unlike there, causal attention counts as
+the half that it computes, and shapes are read in each operator's own layout, which that file does not do for
+`_flash_attention_forward` and `_efficient_attention_forward`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gpuscope.analyzers.device_time.kernels.attention_flops import ATTENTION
+from gpuscope.analyzers.device_time.kernels.attention_flops import ATTENTION, is_attention_backward
 
 Shape = Sequence[int]
 Formula = Callable[[Sequence[Any], Sequence[str]], int]
@@ -35,6 +36,11 @@ def operator_flops(name: str, dims: str, concrete: str) -> int | None:
         return int(formula(shapes, scalars if isinstance(scalars, list) else []))
     except (msgspec.DecodeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
+
+
+def recomputes_scores(name: str) -> bool:
+    """Whether an operator computes again, as one of its products, what the forward pass did."""
+    return is_attention_backward(_plain(name))
 
 
 def _plain(name: str) -> str:

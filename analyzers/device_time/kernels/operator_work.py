@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.kernels.flops import operator_flops
+from gpuscope.analyzers.device_time.kernels.attention_flops import RECOMPUTED_SCORES
+from gpuscope.analyzers.device_time.kernels.flops import operator_flops, recomputes_scores
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, codes
+from gpuscope.analyzers.device_time.kernels.recomputation import recomputed
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.trace.columns.distinct import among, distinct_pairs, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME, PerName
@@ -30,6 +32,8 @@ class Work:
     """
 
     flops: Array
+    again: Array
+    """Of `flops` those that the forward pass computed already."""
     known: Mask
     precision: dict[int, str | None]
 
@@ -43,8 +47,10 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     """
     device, host = trace["device_events"], trace["host_events"]
     if not len(trace["shapes"]):
-        return Work(constant(0, len(rows), np.float64), constant(False, len(rows), np.bool_), {})
-    work = Work(np.zeros(len(rows), np.float64), np.zeros(len(rows), np.bool_), {})
+        none = constant(0, len(rows), np.float64)
+        return Work(none, none, constant(False, len(rows), np.bool_), {})
+    flops, again = np.zeros((2, len(rows)), np.float64)
+    work = Work(flops, again, np.zeros(len(rows), np.bool_), {})
     linked = np.flatnonzero((device.at("launch", rows) != NA) & (device["kind"][rows] == Kind.COMPUTE))
     counted, types = _counted(trace)
     counts = ~np.isnan(counted)
@@ -63,6 +69,9 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     chosen, share = _shares(trace, rows, linked, operator, category, duration)
     linked, operator = linked[chosen], operator[chosen]
     work.flops[linked] = counted[operator] * share
+    scores = trace.names.matching(recomputes_scores)[host["name"][operator]]
+    again = np.where(recomputed(trace, operator), 1.0, np.where(scores, RECOMPUTED_SCORES, 0.0))
+    work.again[linked] = work.flops[linked] * again
     for index, precision in zip(linked.tolist(), _precisions(trace, rows[linked], types[operator]), strict=True):
         work.precision[index] = precision
     return work

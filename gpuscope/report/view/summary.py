@@ -264,10 +264,18 @@ def mfu_words(report: Report) -> str:
     counted = [entry for entry in report.get("efficiency", []) if entry["flops_per_s"] is not None]
     if not counted:
         return ""
-    known = sorted(entry["mfu"] for entry in counted if entry["mfu"] is not None)
-    figures = " to ".join(dict.fromkeys(units.share(mfu) for mfu in (known[:1] + known[-1:])))
+    model, all_of_it = (_figures([one["mfu"] for one in counted]), _figures([one.get("hfu") for one in counted]))
     why = next((entry["why"] for entry in counted if entry["why"]), "")
-    return f"MFU {figures}" + (f" ({why})" if why else "") if known else f"no MFU: {why}"
+    because = f" ({why})" if why else ""
+    if not model:
+        return f"HFU {all_of_it}{because}" if all_of_it else f"no MFU: {why}"
+    again = any(entry.get("checkpointed") for entry in counted)
+    return f"MFU {model}" + (f", HFU {all_of_it} with what is computed again" if again else "") + because
+
+
+def _figures(shares: list[float | None]) -> str:
+    known = sorted(share for share in shares if share is not None)
+    return " to ".join(dict.fromkeys(units.share(share) for share in known[:1] + known[-1:]))
 
 
 def _limits(lines: FirstLines) -> str:

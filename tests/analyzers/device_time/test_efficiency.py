@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import needs
 from helpers.kineto import Event, call, kernel, note, op, write
@@ -12,6 +13,7 @@ from helpers.kineto import Event, call, kernel, note, op, write
 from gpuscope.analyzers.base.lanes import views
 from gpuscope.analyzers.base.sections import EFFICIENCY, KERNELS
 from gpuscope.analyzers.device_time.kernels import efficiency, kernel_times
+from gpuscope.analyzers.device_time.kernels.recomputation import recomputed
 from gpuscope.schema.document import EfficiencyEntry, KernelEntry
 from gpuscope.sources.opening import open_trace
 
@@ -172,7 +174,8 @@ def test_shapes_of_an_nsys_report() -> None:
 
 
 def test_qwen_on_h100() -> None:
-    """34 flash kernels of 113.396 µs in the mean, 20.479 GFLOP each; 47.5 % was called «optimizer» for its lambdas."""
+    """34 flash kernels of 113.396 µs in the mean, causal, so half of 20.479 GFLOP each; 47.5 % was called «optimizer» for
+    its lambdas."""
     path = SHARED / "kineto/tracelens_qwen/h100.json.gz"
     if not path.exists():
         pytest.skip(needs.PUBLIC_TRACES)
@@ -180,11 +183,76 @@ def test_qwen_on_h100() -> None:
     kernels: list[KernelEntry] = kernel_times.run(trace, views(trace)).sections[KERNELS]
     flash = next(entry for entry in kernels if "flash_fwd_kernel" in entry["name"])
     assert flash["category"] == "attention"
-    assert flash["flops_per_s"] == pytest.approx(20_478_754_816 / 113.396e-6, rel=0.01)
-    assert flash["peak_frac"] == pytest.approx(0.182, abs=0.002)
+    assert flash["flops_per_s"] == pytest.approx(20_478_754_816 / 2 / 113.396e-6, rel=0.01)
+    assert flash["peak_frac"] == pytest.approx(0.091, abs=0.001)
     shares: dict[str, float] = {}
     for entry in kernels:
         shares[entry["category"]] = shares.get(entry["category"], 0) + entry["share_frac"]
     assert "optimizer" not in shares
     assert shares["gemm"] == pytest.approx(0.28, abs=0.01)
     assert shares["attention"] == pytest.approx(0.084, abs=0.002)
+
+
+def again(at: float, correlation: int, node: str) -> list[Event]:
+    """A product of the forward pass within a node of the backward pass."""
+    return [op(at - 0.5, 12, f"autograd::engine::evaluate_function: {node}"), *product(at, correlation)]
+
+
+@pytest.mark.parametrize(
+    ("node", "runs_again"),
+    [
+        ("AddmmBackward0", True),  # unpacking a saved tensor runs the forward pass of its part
+        ("CheckpointFunctionBackward", True),
+        # An autograd.Function of the program's own may multiply as it likes.
+        ("LinearWithGradAccumulationBackward", False),
+    ],
+)
+def test_what_is_computed_again_is_no_model_work(tmp_path: Path, node: str, runs_again: bool) -> None:
+    """A product in the forward pass, the same again in the backward pass, and one of the backward pass itself."""
+    own = [
+        op(161, 12, "autograd::engine::evaluate_function: MmBackward0"),
+        op(162, 6, "aten::mm", **{"Input Dims": [[1000, 2000], [2000, 3000]], "Input type": BF16}),
+        call(163, 2, 3), kernel(172, 20, 3, GEMM),
+    ]  # fmt: skip
+    steps = [note(100, 98, "ProfilerStep#1"), note(200, 98, "ProfilerStep#2")]
+    events = [*steps, *product(101, 1), *again(131, 2, node), *own, *product(201, 4)]
+    _, (found,) = look(tmp_path, *events)
+    whole = sum(one["dur_ns"] for one in found["steps"])
+    peak = 989.4e12 * whole * 1e-9
+    assert found["hfu"] == pytest.approx(4 * PRODUCT / peak)
+    assert found["mfu"] == pytest.approx((3 if runs_again else 4) * PRODUCT / peak)
+    assert found.get("checkpointed") is runs_again
+
+
+def test_without_the_repeated_products_there_is_only_hfu(tmp_path: Path) -> None:
+    """The program checkpoints, and a compiled backward pass does not show what it runs again."""
+    events = [op(99, 0.5, "CheckpointFunction"), *product(101, 1)]
+    _, (found,) = look(tmp_path, *events)
+    assert found["mfu"] is None
+    assert found["hfu"] is not None
+    assert "computed again" in found["why"]
+
+
+def test_real_checkpointing_is_recognised(tmp_path: Path) -> None:
+    """Which operators run again is told right of a real recording, with and without reentry: each linear of the
+    checkpointed block twice, its backward products once."""
+    torch = pytest.importorskip("torch")
+    from torch.profiler import ProfilerActivity, profile
+    from torch.utils.checkpoint import checkpoint
+
+    block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    for reentrant in (False, True):
+        path = tmp_path / f"{reentrant}.json"
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
+            checkpoint(block, torch.ones(4, 8, requires_grad=True), use_reentrant=reentrant).sum().backward()
+        recorded.export_chrome_trace(str(path))
+        trace = open_trace(path)
+        host = trace["host_events"]
+        products = np.flatnonzero(trace.names.matching(_multiplies)[host["name"]])
+        products = products[np.argsort(host["start"][products])]
+        # Two forward, two again, then the two of each linear's backward pass.
+        assert recomputed(trace, products).tolist() == [False] * 2 + [True] * 2 + [False] * 4
+
+
+def _multiplies(name: str) -> bool:
+    return name in ("aten::addmm", "aten::mm")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpuscope.analyzers.device_time.kernels.attention_flops import ATTENTION
 from gpuscope.analyzers.device_time.kernels.flops import operator_flops
 
 torch = pytest.importorskip("torch")
@@ -139,3 +140,35 @@ def test_packed_sequences_of_unequal_length_are_never_overstated() -> None:
     assert told is not None
     assert told <= theirs("_flash_attention_forward", *packed, offsets, offsets, 32, 32)
     assert told == 2 * 2 * H * (48 * 48 // 3) * D
+
+
+def _names_causal() -> list[tuple[str, int]]:
+    """aten's attention operators of this torch, with the place of the argument that makes them causal."""
+    found = []
+    for name in ATTENTION:
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None and "::" not in name:
+            arguments = [argument.name for argument in packet.default._schema.arguments]
+            found.append((name, arguments.index("is_causal" if "is_causal" in arguments else "custom_mask_type")))
+    return found
+
+
+@pytest.mark.parametrize(("name", "place"), _names_causal())
+def test_causal_attention_computes_half(name: str, place: int) -> None:
+    """By the schemas of torch's own operators; only where there are as many keys as queries."""
+    sizes = [[B, S, H, D]] * 3 if name.startswith(("_flash", "_efficient")) else [[B, H, S, D]] * 3
+    dims = json.dumps([*([sizes[0]] if name.endswith("_backward") else []), *sizes, *[[]] * 16])
+
+    def told(value: str) -> int:
+        count = operator_flops(f"aten::{name}", dims, json.dumps([""] * place + [value]))
+        assert count is not None
+        return count
+
+    no, yes = ("0", "1") if "efficient_attention" in name and "scaled" not in name else ("False", "True")
+    assert told(yes) == told(no) // 2 > 0
+    crossed = json.loads(dims)
+    keys = 2 if name.endswith("_backward") else 1
+    for key in (keys, keys + 1):
+        crossed[key] = [B, T, H, D] if name.startswith(("_flash", "_efficient")) else [B, H, T, D]
+    whole = operator_flops(f"aten::{name}", json.dumps(crossed), json.dumps([""] * place + [yes]))
+    assert whole == operator_flops(f"aten::{name}", json.dumps(crossed), json.dumps([""] * place + [no]))
