@@ -107,7 +107,7 @@ def _stragglers() -> list[Case]:
              "four of sixteen ranks have slower clocks"),
         Case(_job(COMPUTE, "two_slow_of_four", ranks=4, layers=3, device_slow={1: 1.3, 3: 1.3}), "slower clocks"),
         Case(_job(READ_LOSS, "late_every_fourth_step", host_work_ns=9 * MS, host_work_every=4, host_work_ranks=(1,),
-                  parallel="fsdp", steps=17), "one rank writes logs in every fourth step"),
+                  parallel="fsdp", steps=16), "one rank writes logs in every fourth step"),
         Case(_job(COMPUTE, "loader_of_one_rank", loader_ns=40 * MS, workers=2, loader_ranks=(0,)), "one slow loader",
              straggler=(0, "host")),
         Case(_job(COMPUTE, "slow_rank_of_two_steps", steps=3, device_slow={1: 1.4}), "two steps are judged",

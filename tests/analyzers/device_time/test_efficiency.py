@@ -174,8 +174,8 @@ def test_shapes_of_an_nsys_report() -> None:
 
 
 def test_qwen_on_h100() -> None:
-    """34 flash kernels of 113.396 µs in the mean, causal, so half of 20.479 GFLOP each; 47.5 % was called «optimizer» for
-    its lambdas."""
+    """34 flash kernels of 113.396 µs in the mean, causal, so half of 20.479 GFLOP each; 47.5 % was called «optimizer»
+    for its lambdas."""
     path = SHARED / "kineto/tracelens_qwen/h100.json.gz"
     if not path.exists():
         pytest.skip(needs.PUBLIC_TRACES)
