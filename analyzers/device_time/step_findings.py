@@ -8,6 +8,7 @@ from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
 from gpuscope.analyzers.base.lanes import RECORDING, HostWork, LaneSummary
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.step_roles import Role
+from gpuscope.analyzers.device_time.outlier_shape import longest_outlier
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings.steps import OutlierSteps, Startup, StepTimeShift, Warmup
@@ -83,10 +84,13 @@ def _once(facts: RunFacts, role: Role) -> Iterator[FindingEntry]:
     if not steps or step is None:
         return
     cost = sum(max(duration - step, 0) for duration in steps.values())
-    kind = Warmup if role is Role.WARMUP else OutlierSteps
+    words = (
+        Warmup(len(steps), step, cost) if role is Role.WARMUP
+        else OutlierSteps(len(steps), step, cost, *longest_outlier(facts, steps))
+    )  # fmt: skip
     places = [(lane, place) for lane in facts.lanes for place, one in enumerate(lane.steps) if one.step in steps]
     places.sort(key=lambda both: both[0].steps[both[1]].start - both[0].steps[both[1]].end)
-    yield _finding(kind(len(steps), step, cost), {lane.rank for lane, _ in places}, cost, [
+    yield _finding(words, {lane.rank for lane, _ in places}, cost, [
         _evidence(lane.rank, lane.steps[place].start, lane.steps[place].end - lane.steps[place].start,
                   *_named(lane, place))
         for lane, place in places

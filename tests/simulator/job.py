@@ -149,6 +149,7 @@ class Job:
     outlier_step: int = -1
     outlier_ns: int = 0
     outlier_work: str = "save_checkpoint"
+    outlier_ranks: tuple[int, ...] | None = None
 
     def bytes_of(self, layer: int) -> int:
         """Parameters of a layer."""

@@ -94,7 +94,7 @@ def _between(script: Script) -> None:
     named = named and script.step % job.host_work_every == 0
     if job.host_work_ns and named and not job.host_work.startswith("Optimizer"):
         script.held(job.host_work, job.host_work_ns, Reason.HOST_OTHER)
-    if script.step == job.outlier_step:
+    if script.step == job.outlier_step and job.outlier_ranks in (None, (script.rank,)):
         script.held(job.outlier_work, job.outlier_ns, Reason.HOST_OTHER)
 
 

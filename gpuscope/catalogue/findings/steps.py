@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from gpuscope.catalogue.finding import Finding
 from gpuscope.words import units
@@ -86,7 +87,8 @@ class OutlierSteps(Finding):
     code = "outlier_steps"
     severity = "low"
     recognised = """d > m + max(3 s, 0.1 m) over the [later half of the steps](definitions.md#what-is-judged). The
-    evidence names the longest ones."""
+    evidence names the longest ones. The longest is a *pause* where all devices idle for most of what it takes beyond
+    the usual; ranks work *alone* in it where they compute or idle longer while the others wait in communication."""
     helps = """see what stands in them: a checkpoint off the critical path (asynchronous), evaluation less often or
     elsewhere, garbage collection at set steps, recompilation of a rare shape."""
     misleads = """a short recording: with few steps the spread is wide, and a slow step counts as usual. More than one
@@ -95,10 +97,24 @@ class OutlierSteps(Finding):
     steps: int
     usual_ns: int
     more_ns: int
+    shape: Literal["pause", "alone", ""] = ""
+    """Of the longest one."""
+    ranks: list[int] = field(default_factory=list)
+    """Those that work alone in it."""
+    place: str = ""
+    """What the host did longest in it while the device was idle."""
 
     def message(self) -> str:
-        why = "a checkpoint or an evaluation, say"
-        return _longer(self.steps, "step", "much longer", self.usual_ns, why, self.more_ns)
+        return _longer(self.steps, "step", "much longer", self.usual_ns, self._why(), self.more_ns)
+
+    def _why(self) -> str:
+        where = f": {self.place}" if self.place else ""
+        if self.shape == "pause":
+            return f"in the longest all devices pause{where}"
+        if self.shape == "alone":
+            works = "works" if len(self.ranks) == 1 else "work"
+            return f"in the longest {units.rank_words(self.ranks)} {works} alone while the others wait{where}"
+        return "a checkpoint or an evaluation, say"
 
 
 @dataclass(frozen=True)

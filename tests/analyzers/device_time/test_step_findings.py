@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from helpers.kineto import Event, call, kernel, note, write
+from simulator.catalogue import COMPUTE, MS
+from simulator.judged import Case
 
 import gpuscope
 from gpuscope.schema.document import FindingEntry, Report
@@ -47,6 +51,28 @@ def test_what_is_paid_once(tmp_path: Path) -> None:
     assert report["step_time"] == {
         "median_ns": 1_000_000, "p90_ns": 1_000_000, "min_ns": 1_000_000, "max_ns": 1_000_000, "steps": 5,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shape", "words"),
+    [
+        (None, ("pause", []), "in the longest all devices pause: evaluate"),
+        ((0,), ("alone", [0]), "in the longest rank 0 works alone while the others wait: evaluate"),
+    ],
+)
+def test_the_longest_outlier_is_told_with_its_place(
+    tmp_path: Path, ranks: tuple[int, ...] | None, shape: tuple[str, list[int]], words: str
+) -> None:
+    """3 s on all ranks, or on rank 0 while the others wait for it in their first all-reduce."""
+    job = replace(
+        COMPUTE, name="paused", ranks=4, layers=2, steps=14, items=1, outlier_step=4, outlier_ns=3_000 * MS,
+        outlier_work="evaluate", outlier_ranks=ranks,
+    )  # fmt: skip
+    report = gpuscope.analyze(Case(job, "").write(tmp_path)).report
+    outlier = found(report, "outlier_steps")
+    assert (outlier["facts"]["shape"], outlier["facts"]["ranks"]) == shape
+    assert words in outlier["message"]
+    assert report["verdict"]["bound_by"] == "compute"
 
 
 def test_a_step_time_that_shifts(tmp_path: Path) -> None:

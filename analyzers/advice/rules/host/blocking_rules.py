@@ -126,8 +126,9 @@ class NoBlocking(Suggestion):
     why = "{cost}; {seen}"
     grounds = "{shown}"
     risk = (
-        "the host reads values that are a step old, so that a check (for NaN, say) reacts a step later; a buffer must "
-        "not be changed before its asynchronous copy has finished"
+        "the gain assumes that what the host does next need not wait for the value; where it must (a branch, a size), "
+        "the call stays and the step gets no shorter. Values are read a step later, so that a check (for NaN, say) "
+        "reacts a step later; a buffer must not be changed before its asynchronous copy has finished"
     )
     verify = "record again: the cause `sync` is gone{left}"
 
