@@ -43,14 +43,11 @@ def own_work(trace: Trace, view: LaneView, gaps: Gaps, blocking: Times, left: Sp
         return {"host_other": left}
     turns = launching_threads(trace, view, blocking)
     threads = _threads(trace, view, gaps, turns)
-    stretches = [
-        _long_stretches(trace, view, own, join(*(one.covered for one in threads if one.turns == place)))
-        for place, own in enumerate(turns)
-    ]
+    stretches = [_long_stretches(trace, view, turns[one.turns], one.covered) for one in threads]
     long = join(EMPTY, *(
-        intersect(intersect(left, gaps.where(gaps.thread == one.number)), stretches[one.turns])
-        for one in threads
-        if len(stretches[one.turns].start)
+        intersect(intersect(left, gaps.where(gaps.thread == one.number)), own)
+        for one, own in zip(threads, stretches, strict=True)
+        if len(own.start)
     ))  # fmt: skip
     blocked = [own.blocked(trace["host_events"]) for own in turns]
     if not any(len(spans.start) for spans in blocked):
@@ -117,7 +114,7 @@ def _without_blocking(
         work,
         blocked,
         [one.covered for one in threads],
-        [stretches[one.turns] for one in threads],
+        stretches,
         [one.turns for one in threads],
         _segments(view)[replayed_with],
     )
