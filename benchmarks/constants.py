@@ -24,6 +24,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from benchmarks.judged import SHARED, readings
 from benchmarks.outputs.rendered import traces
 
 Said = tuple[Any, ...]
@@ -125,6 +126,12 @@ def changed(base: dict[str, Said], found: dict[str, Said]) -> list[str]:
     return [name for name in base if found.get(name) != base[name]]
 
 
+def _paths(made: Path) -> Iterator[tuple[str, Path]]:
+    """The public traces that were read by hand, the samples, and simulated jobs, written into `made`."""
+    yield from ((one["trace"], SHARED / one["trace"]) for one in readings() if (SHARED / one["trace"]).exists())
+    yield from ((name, path.absolute()) for name, path in traces(made, ("samples/", "simulated/")))
+
+
 @click.command()
 @click.option("--workers", default=2, show_default=True)
 @click.option("--save", type=click.Path(path_type=Path), help="A TOML file for docs/trust.md.")
@@ -135,7 +142,7 @@ def main(workers: int, save: Path | None) -> None:
         TemporaryDirectory() as made,
         ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=1) as pool,
     ):
-        paths = {name: path.absolute() for name, path in traces(Path(made))}
+        paths = dict(_paths(Path(made)))
         base = pool.submit(verdicts, paths)
         tried = [[pool.submit(verdicts, paths, one, factor) for factor in (0.5, 2.0)] for one in constants]
         table = Table("constant", "value", "×½", "×2", "what changes")

@@ -21,8 +21,8 @@ from gpuscope.words import units
 
 OUTCOMES = Path(__file__).parent / "outcomes"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "traces"
-HEAD = """# python -m benchmarks.judged --save: what gpuscope says of each public trace, without options, beside read_by_hand.toml.
-# Paths are those of the folder of public traces. docs/generate.py makes a table of docs/trust.md from it.
+HEAD = """# python -m benchmarks.judged --save: what gpuscope says of each public trace, without options, beside
+# read_by_hand.toml. Paths are those of the folder of public traces. docs/generate.py makes a table of it.
 """
 COLUMNS = ["trace", "gpuscope", "step", "first suggestion", "by hand", "agree"]
 
@@ -45,14 +45,8 @@ def row(reading: dict[str, str]) -> list[str] | None:
     try:
         report = analyze(path).report
     except GpuscopeError as error:
-        return [
-            reading["trace"],
-            f"error: {error.message.rpartition(': ')[2]}",
-            "–",
-            "–",
-            by_hand,
-            _agree(read, ("none", "")),
-        ]
+        why = f"error: {error.message.rpartition(': ')[2]}"
+        return [reading["trace"], why, "–", "–", by_hand, _agree(read, ("none", ""))]
     verdict, step = report["verdict"], report["step_time"]
     found = told(report)
     said = _words(*found, f"{100 * verdict['share_frac']:.1f}")
@@ -76,9 +70,15 @@ def _agree(read: tuple[str, str], found: tuple[str, str]) -> str:
 def _first(report: Report) -> str:
     for one in report["suggestions"]:
         after = one["predicted"]["step_ns_after"] if one["predicted"] else None
-        return f"`{one['code']}`" + (f" → {units.duration(after)}" if after is not None else "")
+        return f"`{one['code']}`" + (f" → {units.duration(after)}" if after else "")
     untried = [f"`{one['code']}`" for one in report["advice"]["unpredicted"][:2]]
     return f"gain unknown: {', '.join(untried)}" if untried else "none"
+
+
+def readings() -> list[dict[str, str]]:
+    """What was read by hand, a record each."""
+    found: dict[str, Any] = tomllib.loads((OUTCOMES / "read_by_hand.toml").read_text(encoding="utf-8"))
+    return [dict(zip(found["columns"], one, strict=True)) for one in found["rows"]]
 
 
 @click.command()
@@ -86,9 +86,7 @@ def _first(report: Report) -> str:
 def main(save: bool) -> None:
     """Analyse every public trace that was read by hand, and set both readings side by side."""
     os.environ.update(GPUSCOPE_NO_STORE="1", GPUSCOPE_NO_CACHE="1")
-    readings: dict[str, Any] = tomllib.loads((OUTCOMES / "read_by_hand.toml").read_text(encoding="utf-8"))
-    names = ["trace", "step", "class", "cause", "share", "owner", "sure"]
-    rows = [made for one in readings["rows"] if (made := row(dict(zip(names, one, strict=True)))) is not None]
+    rows = [made for one in readings() if (made := row(one)) is not None]
     table = Table(*COLUMNS)
     for one in rows:
         table.add_row(*one)
