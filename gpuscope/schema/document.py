@@ -311,6 +311,8 @@ class Evidence(TypedDict):
     """Share of an idle span that the named host event covers; absent where there is none."""
     between: NotRequired[bool]
     """Whether the name is of what lies on both sides of an idle span, in which nothing is recorded; else absent."""
+    sampled: NotRequired[bool]
+    """Whether the name is a function in which samples of the CPU found the thread; else absent."""
 
 
 class FindingEntry(TypedDict):

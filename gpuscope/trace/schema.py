@@ -49,6 +49,8 @@ class Category(IntEnum):
     """The profiler's own work."""
     COMMUNICATION = 6
     """A communication call as the host saw it (gloo, MPI)."""
+    SAMPLE = 7
+    """A function in which consecutive samples of the CPU found the thread."""
 
 
 class AllocatorAction(IntEnum):

@@ -203,7 +203,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
     assert missing == {
         "ranks[].stall_ns.memory.{cause}",  # CPU training copies nothing
         "stragglers[].period",
-        "findings[].evidence[].between",
+        *(f"findings[].evidence[].{key}" for key in ("between", "sampled")),
         "verdict.reason",  # none of the samples is without a verdict
         *(f"stragglers[].group{key}" for key in ("", ".ranks", ".by", ".name")),
     }

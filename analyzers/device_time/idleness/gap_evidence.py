@@ -68,10 +68,13 @@ def _host_side(trace: Trace, view: LaneView, thread: int, shown: Evidence, block
     shown["name"] = found.name or shown["name"]
     if found.between:
         shown["between"] = True
+    if found.sampled:
+        shown["sampled"] = True
     if not found.covered:
         return "nothing recorded on the launching thread (Python between operators)"
     shown["covered_frac"] = found.covered / (end - start)
-    return f"covers {units.share(shown['covered_frac'])} of the gap"
+    share = units.share(shown["covered_frac"])
+    return f"samples find the thread in it for {share} of the gap" if found.sampled else f"covers {share} of the gap"
 
 
 def _around(trace: Trace, rank: int, thread: int, call: int) -> int:

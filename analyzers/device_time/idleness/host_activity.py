@@ -10,7 +10,7 @@ from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import complement, union
 from gpuscope.trace.naming import kinds
-from gpuscope.trace.schema import NA
+from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 
 LONG_STRETCH = 1_000_000
@@ -29,6 +29,8 @@ class Activity:
     name: str = ""
     covered: int = 0
     between: bool = False
+    sampled: bool = False
+    """Whether samples of the CPU show it."""
 
 
 def host_activity(trace: Trace, view: LaneView, thread: int, start: int, end: int) -> Activity:
@@ -39,14 +41,17 @@ def host_activity(trace: Trace, view: LaneView, thread: int, start: int, end: in
     cover = _overlap(host, rows, start, end)
     best = np.flatnonzero(cover >= MOST * (end - start))
     if len(best):
-        place = int(best[np.argmin(host["end"][rows[best]] - host["start"][rows[best]])])
+        lasts = host["end"][rows[best]] - host["start"][rows[best]]
+        place = int(best[np.flatnonzero(lasts == lasts.min())[-1]])  # of equals the one begun within the other
     elif (found := _between(trace, view, thread, rows, start, end)) is not None:
         return Activity(found, between=True)
     elif len(rows):
         place = int(np.argmax(cover))
     else:
         return Activity()
-    return Activity(names[int(host["name"][rows[place]])], int(cover[place]))
+    row = rows[place]
+    sampled = int(host["category"][row]) == Category.SAMPLE
+    return Activity(names[int(host["name"][row])], int(cover[place]), sampled=sampled)
 
 
 def _overlapping(trace: Trace, view: LaneView, thread: int, start: int, end: int) -> Times:

@@ -35,7 +35,7 @@ from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 
-EXPLAINING = (Category.OP, Category.RUNTIME, Category.PYTHON, Category.OS)
+EXPLAINING = (Category.OP, Category.RUNTIME, Category.PYTHON, Category.OS, Category.SAMPLE)
 """Host events dense enough that time without any of them is Python between calls."""
 
 NO_CAUSE = -1

@@ -27,6 +27,7 @@ from gpuscope.sources.nsys.formats.arrow_directories import ArrowTables, is_tabl
 from gpuscope.sources.nsys.formats.export_tables import SQLITE_MAGIC, SqliteTables, Tables, looks_like_nsys
 from gpuscope.sources.nsys.missing_values import report_missing_values
 from gpuscope.sources.nsys.rows import process_ranks
+from gpuscope.sources.nsys.rows.cpu_samples import read_samples
 from gpuscope.sources.nsys.rows.device_work import add_device_events, add_syncs
 from gpuscope.sources.nsys.rows.event_tables import KERNEL, MPI, NVTX, Events, absences, read_events
 from gpuscope.sources.nsys.rows.host_events import add_host_events, ids
@@ -108,6 +109,7 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
             f"{path}: an empty capture: it contains no CUDA call, range or system call of any process",
             hint="did the capture range ever open? record with: nsys profile -t cuda,nvtx,osrt -o OUT COMMAND",
         )
+    read_samples(tables, events, builder.names)
     report_missing_values(builder, events)
     _to_utc(events, facts.epoch_ns)
     payloads, undecoded = read_payloads(tables, events, builder.names)

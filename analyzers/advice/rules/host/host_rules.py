@@ -161,7 +161,9 @@ def _host_other(case: Case, finding: FindingEntry, names: list[str]) -> Proposal
         return Proposal(finding, NoBroadcastBuffers(names), setting, without)
     if names and _movable(names[0]):
         return Proposal(finding, MovedAside(names), _aside(case, names[0]), without)
-    if on_cpu(case) or not _repeats(case):  # on a CPU the training thread's own code is all that is left
+    sampled = any(one.get("sampled") for one in finding["evidence"])
+    # On a CPU the training thread's own code is all that is left; what samples show needs no finding out.
+    if on_cpu(case) or sampled or not _repeats(case):
         return None
     torch = case.program == "pytorch"
     by_nsys = config("nsys profile", "-t cuda,nvtx,osrt --sample=process-tree")
@@ -214,7 +216,7 @@ def saved_beside(case: Case) -> Setting:
 
 def _recorded(finding: FindingEntry) -> list[str]:
     """Names of host work that covers at least half of a gap, the longest first."""
-    shown = [one for one in finding["evidence"] if one.get("covered_frac", 0.0) >= HALF]
+    shown = [one for one in finding["evidence"] if one.get("covered_frac", 0.0) >= HALF and not one.get("sampled")]
     return list(dict.fromkeys(one["name"] for one in sorted(shown, key=lambda one: -one["dur_ns"])))
 
 

@@ -94,9 +94,9 @@ def read_events(tables: Tables, names: NamePool, status: Callable[[str], None]) 
         thread = "globalPid" if "globalPid" in rows else "globalTid"
         rows[thread] = compact(rows[thread])
         if is_constant(rows[thread]):
-            rows["process"] = constant(_process(rows[thread][:1])[0], len(rows[thread]), np.int64)
+            rows["process"] = constant(process_of(rows[thread][:1])[0], len(rows[thread]), np.int64)
         else:
-            rows["process"] = compact(_process(rows[thread].astype(np.int64, copy=False)))
+            rows["process"] = compact(process_of(rows[thread].astype(np.int64, copy=False)))
         events.tables[table] = rows
     needed = (rows[column] for rows in events.tables.values() for column in _STRINGS if column in rows)
     strings = events.strings = StringTable(tables, names, needed)
@@ -117,7 +117,7 @@ def absences(column: Array) -> int:
     return 0 if column.dtype != np.int64 or int(column.min(initial=0)) != NA else int(np.count_nonzero(column == NA))
 
 
-def _process(thread: Times) -> Times:
+def process_of(thread: Times) -> Times:
     """The globalPid of each globalTid or globalPid; NA where it is absent."""
     return np.where(thread == NA, NA, thread & ~0xFFFFFF)
 

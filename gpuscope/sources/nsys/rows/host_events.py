@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuscope.problems import completeness
 from gpuscope.sources.nsys.formats.export_tables import Tables
+from gpuscope.sources.nsys.rows.cpu_samples import SAMPLED
 from gpuscope.sources.nsys.rows.event_tables import (
     GRAPH,
     KERNEL,
@@ -54,6 +55,7 @@ def add_host_events(builder: TraceBuilder, tables: Tables, events: Events, ranks
         PROFILER: Category.OVERHEAD,
         NVTX: _range_categories(events),
         **dict.fromkeys(MPI, Category.COMMUNICATION),
+        SAMPLED: Category.SAMPLE,
     }
     events[RUNTIME]["correlation"] = _correlation(builder, events[RUNTIME])
     threads = _Threads(builder, tables)
