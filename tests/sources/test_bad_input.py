@@ -14,7 +14,7 @@ from helpers.kineto import call, kernel, write
 
 import gpuscope
 from gpuscope.errors import InputError, UsageError
-from gpuscope.report.view.summary import sentence
+from gpuscope.report.view.first_lines import first_lines
 from gpuscope.sources import stream
 from gpuscope.trace.trace import Trace
 
@@ -251,7 +251,7 @@ def test_a_cut_file_without_device_events_is_not_told_to_have_recorded_none(
     report = gpuscope.analyze(path, partial=True).report
     assert report["verdict"]["abstained"]
     assert any(problem["code"] == "truncated" for problem in report["problems"])
-    for said in (report["verdict"]["why"], sentence(report)):
+    for said in (report["verdict"]["why"], first_lines(report).one_line()):
         assert "cut off" in said
         assert "ProfilerActivity" not in said
     whole_report = gpuscope.analyze(write(tmp_path / "host.json", *calls)).report
