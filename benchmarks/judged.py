@@ -46,7 +46,8 @@ def row(reading: dict[str, str]) -> list[str] | None:
         report = analyze(path).report
     except GpuscopeError as error:
         why = f"error: {error.message.rpartition(': ')[2]}"
-        return [reading["trace"], why, "–", "–", by_hand, _agree(read, ("none", ""))]
+        agree = "yes" if read[0] == "none" else "not read"
+        return [reading["trace"], why, "–", "–", by_hand, agree]
     verdict, step = report["verdict"], report["step_time"]
     found = told(report)
     said = _words(*found, f"{100 * verdict['share_frac']:.1f}")
@@ -90,7 +91,7 @@ def main(save: bool) -> None:
     table = Table(*COLUMNS)
     for one in rows:
         table.add_row(*one)
-    counts = {word: sum(one[-1] == word for one in rows) for word in ("yes", "class", "no")}
+    counts = {word: sum(one[-1] == word for one in rows) for word in ("yes", "class", "no", "not read")}
     Console(width=200).print(table, f"{len(rows)} traces:", counts)
     if save and rows:
         lines = [f"  {one!r}," for one in rows]

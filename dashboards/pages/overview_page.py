@@ -71,7 +71,7 @@ def _largest(shown: Shown) -> Component | None:
         lines.append(html.Div(["Meanwhile: ", found]))
     tipping = why_verdict.tipping(report)
     if tipping:
-        lines.append(dmc.Text(f"Else {tipping}", size="sm", c="dimmed"))
+        lines.append(dmc.Text(f"It would be {tipping}", size="sm", c="dimmed"))
     return html.Details([html.Summary("Why this verdict"), *lines], className="why-verdict", open=True)
 
 

@@ -42,6 +42,7 @@ from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import with_world_size
+from gpuscope.words import units
 
 PathLike = str | os.PathLike[str]
 
@@ -112,16 +113,18 @@ def inputs(
     paths = [archives.folder_of(Path(named)) or named for named in paths]
     files, left_out = _of_one_job(paths, files, window, role)
     found += [Input(others[0], Unrecognised(others), None, beside=True) for others in _unrecognised(paths, files)]
+    held: set[int] = set()
     for path in files:
         source, head = source_for(path)
         rank = source.peek_rank(path, head)
+        held |= set() if rank is None else {rank}
         # One file alone may be a merged one, whose head is that of its first rank: reading it tells.
         if ranks is None or rank is None or rank in ranks or len(files) == 1:
             beside = source.files.role is Role.RECORD and path not in outright and len(files) > 1
             found.append(Input(path, source, rank, beside=beside, left_out=left_out, in_archive=archives.shown(path)))
     if not found:
         named = ", ".join(os.fspath(path) for path in paths) or "the URLs"
-        raise _none_of_the_ranks(named) if ranks else InputError(f"{named}: no traces")
+        raise _none_of_the_ranks(named, held) if ranks else InputError(f"{named}: no traces")
     if len(files) > 1:
         found = [item for item in _named(found) if ranks is None or item.rank is None or item.rank in ranks]
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
@@ -435,11 +438,12 @@ def open_inputs(
 def check_ranks_present(items: Iterable[Input], asked: Collection[int] | None, present: Collection[int]) -> None:
     """Raise `InputError` where ranks were asked for and what was read of these files holds none of them."""
     if asked is not None and not set(asked) & set(present):
-        raise _none_of_the_ranks(", ".join(item.shown for item in items))
+        raise _none_of_the_ranks(", ".join(item.shown for item in items), present)
 
 
-def _none_of_the_ranks(named: str) -> InputError:
-    return InputError(f"{named}: contains none of the requested ranks")
+def _none_of_the_ranks(named: str, present: Collection[int]) -> InputError:
+    holds = f"it holds {units.rank_words(present)}" if present else None
+    return InputError(f"{named}: contains none of the requested ranks", hint=holds)
 
 
 RanksByFile = list[tuple[Path, str, list[int], int | None]]
@@ -483,6 +487,8 @@ def _two_runs(one: Path, other: Path) -> tuple[str, str]:
     paths = [one, other]
     if one.parent != other.parent and not any(remote.is_url(remote.shown(path)) for path in paths):
         depth = len(Path(os.path.commonpath(paths)).parts)
-        paths = [Path(*path.parts[: depth + 1]) for path in paths]
+        folders = [Path(*path.parts[: depth + 1]) for path in paths]
+        if all(folder == path.parent for folder, path in zip(folders, paths, strict=True)):
+            paths = folders
     first, second = (shlex.quote(remote.shown(path)) for path in paths)
     return first, second

@@ -38,6 +38,6 @@ def test_what_the_page_shows_was_printed(walkthrough: ModuleType) -> None:
     (analyzed, compared) = (printed for _, _, printed in blocks)
     [advised] = set(re.findall(r"num_workers=(?:\d+ → )?(\d+)", analyzed))
     assert commands[2].endswith(f"train.py {advised}")
-    [(before, after)] = re.findall(r"predicted ([\d.]+)(?: \w+)? → (\S+ \w+)", " ".join(analyzed.split()))
+    [(before, after)] = re.findall(r": ([\d.]+)(?: \w+)? → (\S+ \w+)", " ".join(analyzed.split()))
     assert f"predicted {after} (" in compared
     assert before in compared.partition("→")[0]

@@ -38,7 +38,7 @@ CAUSE = Cause(
         "by name, ranges or frames of checkpoints (`save_checkpoint`, `dcp.save`, `torch.save`), logging, "
         "TensorBoard, wandb and `print`, and calls into the operating system on files and sockets, locks and "
         "sleeps (nsys with `-t osrt`), except inside a CUDA call, whose own waiting they are. By length, a "
-        "stretch of the thread's own code of at least 1 ms and 50 usual launch intervals, or a launch call of "
+        "stretch of the thread's own code of at least 1 ms and 20 usual launch intervals, or a launch call of "
         "1 ms and more whose queue was not full. The evidence names the innermost range that covers most of "
         "it. On a CPU, whatever no other cause covers."
     ),

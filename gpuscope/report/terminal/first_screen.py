@@ -60,7 +60,7 @@ def why(report: Report, writer: Writer, shown: int | None) -> None:
     places(report, writer, shown or why_verdict.SHOWN)
     if tipping := why_verdict.tipping(report):
         writer.line("")
-        writer.line(writer.text("Else  ", "bold"), tipping, hang=LABEL)
+        writer.line(writer.text("Else  ", "bold"), f"it would be {tipping}", hang=LABEL)
     if found.limits:
         writer.line("")
         writer.line(writer.text("Caveats  ", "bold"), found.limits, hang=9)

@@ -164,7 +164,11 @@ def _fix(report: Report) -> tuple[Label, str, SuggestionEntry | UnpredictedEntry
         return "try", f"{_named(one)} (gain unknown)", one
     if suggestions:
         return _elsewhere(suggestions[0])
-    return "fix", "no change tried is predicted to help" if advice.get("asked", True) else "", None
+    if not advice.get("asked", True):
+        return "fix", "", None
+    if report["step_time"] is not None and report["step_time"]["steps"] == 1:
+        return "next", "judge two steps or more: of one nobody can tell what returns", None
+    return "fix", "no change tried is predicted to help", None
 
 
 def _elsewhere(one: SuggestionEntry) -> tuple[Label, str, SuggestionEntry]:
@@ -215,7 +219,8 @@ def _speaking_for(report: Report) -> list[str]:
     if spread is not None and spread["steps"] >= FEWEST_STEPS and spread["p90_ns"] <= AGREE * spread["median_ns"]:
         found.append(f"the {spread['steps']} steps agree")
     present = len(trace["ranks_present"])
-    if present > 1 and trace["world_size"] == present:
+    across = report["verdict"]["bound_by"] == "communication"  # of others each rank's own trace is enough
+    if across and present > 1 and trace["world_size"] == present:
         found.append(f"{'both' if present == 2 else f'all {present}'} ranks are here")
     return found
 

@@ -203,9 +203,12 @@ def _order(report: Report, shown: Sequence[ChangeLine], lines: FirstLines) -> st
     return f"Row {row} may gain more, but less of it is certain."
 
 
+ABOVE = "the change above"
+
+
 def _together(report: Report, shown: Sequence[ChangeLine], lines: FirstLines) -> str:
-    """`1 + 3 + NCCL_ALGO=Ring: 119.6 → 80.10 ms (-33.0 %)`; 1 is the change of the first lines, the other numbers are
-    those of the rows."""
+    """`the change above + 3 + NCCL_ALGO=Ring: 119.6 → 80.10 ms (-33.0 %)`; that of the first lines, and the numbers of
+    the rows."""
     plan = report["advice"].get("plan")
     if plan is None:
         return ""
@@ -213,9 +216,9 @@ def _together(report: Report, shown: Sequence[ChangeLine], lines: FirstLines) ->
     first = 1 if lines.told is None else 2
     number = {line.typed: str(i) for i, line in enumerate(shown, first)}
     if lines.told is not None:
-        number[setting_words(lines.told)] = "1"
+        number[setting_words(lines.told)] = ABOVE
     words = [setting_words(one) for one in plan["steps"]]
-    shown_above = sorted(number[one] for one in words if one in number)
+    shown_above = sorted((number[one] for one in words if one in number), key=lambda one: (one != ABOVE, one))
     settings = " + ".join([*shown_above, *(one for one in words if one not in number)])
     change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], " → ")
     return f"{settings}: {change} ({gain_share(predicted)})"

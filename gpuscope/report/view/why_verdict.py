@@ -68,8 +68,9 @@ def tipping(report: Report) -> str:
     following = max(others, key=lambda name: taken[name])
     share = taken[following] / window
     if verdict["bound_by"] == "compute":
-        return f"{BOUND[following]} from {line} on: {_CALLED[following]} take {units.share(share)}"
-    own = f"{_CALLED[verdict['bound_by']]} take {units.share(verdict['share_frac'])}"
+        return f"{BOUND[following]} if {_CALLED[following]} took {line} (now {units.share(share)})"
+    own = f"if {_CALLED[verdict['bound_by']]} took less than"
+    now = f"(now {units.share(verdict['share_frac'])})"
     if share < VERDICT_SHARE:
-        return f"compute-bound below {line}: {own}"
-    return f"{BOUND[following]} below {units.share(share)}: {own}"
+        return f"compute-bound {own} {line} {now}"
+    return f"{BOUND[following]} {own} {units.share(share)} {now}"

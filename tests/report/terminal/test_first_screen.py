@@ -110,11 +110,11 @@ def test_what_lowers_the_confidence_is_told_and_no_more_than_three_things(input_
 def test_what_speaks_for_it_where_nothing_limits_it(input_bound: Report) -> None:
     input_bound["verdict"]["limits"] = []
     input_bound["problems"] = []
-    assert first_lines(input_bound).sure == "0.8; the 10 steps agree, both ranks are here"
+    assert first_lines(input_bound).sure == "0.8; the 10 steps agree"
     assert input_bound["step_time"] is not None
     input_bound["step_time"]["p90_ns"] = 2 * input_bound["step_time"]["median_ns"]
     input_bound["verdict"]["confidence"] = 0.4
-    assert first_lines(input_bound).sure == "0.4 (low); both ranks are here"
+    assert first_lines(input_bound).sure == "0.4 (low)"
 
 
 def test_without_a_verdict_it_says_what_to_record(abstained: Report) -> None:
@@ -154,7 +154,8 @@ def test_why(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line for line in shown.splitlines() if " ms  gloo:all_reduce: waits" in line]
     assert len(rows) == 3
     assert all(row.startswith("0  ") for row in rows)  # rank 0 waits
-    assert "Else  compute-bound below 10 %: communication stalls take 28.6 %" in shown
+    tipping = "Else it would be compute-bound if communication stalls took less than 10 % (now 28.6 %)"
+    assert tipping in " ".join(shown.split())
     more = run(capsys, "analyze", SAMPLES / "ddp_slow_rank", "--no-store", "--why", "--top", "5").stdout
     assert more.count("gloo:all_reduce: waits") == 5
 
