@@ -134,10 +134,11 @@ def _paths(made: Path) -> Iterator[tuple[str, Path]]:
 
 @click.command()
 @click.option("--workers", default=2, show_default=True)
+@click.option("--only", multiple=True, help="Only constants of these names.")
 @click.option("--save", type=click.Path(path_type=Path), help="A TOML file for docs/trust.md.")
-def main(workers: int, save: Path | None) -> None:
+def main(workers: int, only: tuple[str, ...], save: Path | None) -> None:
     """Judge every trace with each constant halved and doubled."""
-    constants = list(_constants())
+    constants = [one for one in _constants() if not only or one.name in only]
     with (
         TemporaryDirectory() as made,
         ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=1) as pool,
