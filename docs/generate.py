@@ -242,6 +242,7 @@ def _gpu_paths() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "causes": _causes,
+    "constants": lambda: _outcome("constants.toml"),
     "findings": _findings,
     "cause sections": _cause_sections,
     "comparison keys": lambda: keys.flat("diff"),
