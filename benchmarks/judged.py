@@ -46,8 +46,7 @@ def row(reading: dict[str, str]) -> list[str] | None:
         report = analyze(path).report
     except GpuscopeError as error:
         why = f"error: {error.message.rpartition(': ')[2]}"
-        agree = "yes" if read[0] == "none" else "not read"
-        return [reading["trace"], why, "–", "–", by_hand, agree]
+        return [reading["trace"], why, "–", "–", by_hand, "not read"]
     verdict, step = report["verdict"], report["step_time"]
     found = told(report)
     said = _words(*found, f"{100 * verdict['share_frac']:.1f}")

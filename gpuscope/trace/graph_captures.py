@@ -9,6 +9,7 @@ import numpy as np
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask, Table, joined
+from gpuscope.trace.intervals import union
 from gpuscope.trace.schema import SCHEMAS, Category
 
 CAPTURE = "CUDA graph capture"
@@ -17,23 +18,15 @@ _BEGIN = re.compile(r"(cu(da)?|hip)StreamBeginCapture")
 _END = re.compile(r"(cu(da)?|hip)StreamEndCapture")
 
 
-def _is_capture(name: str) -> bool:
-    return name == CAPTURE
-
-
-def _begins(name: str) -> bool:
-    return _BEGIN.match(name) is not None
-
-
-def _ends(name: str) -> bool:
-    return _END.match(name) is not None
-
-
 def with_captures(host: Table, names: NamePool) -> Table:
     """The host events and a range from each call that begins a capture to the one of its thread that ends it."""
-    begins, ends = (np.flatnonzero(names.matching(call)[host["name"]]) for call in (_begins, _ends))
-    if not len(begins):
+    beginning, ending = (
+        names.matching(lambda name: _BEGIN.match(name) is not None),
+        names.matching(lambda name: _END.match(name) is not None),
+    )
+    if not beginning.any():  # as in most recordings
         return host
+    begins, ends = np.flatnonzero(beginning[host["name"]]), np.flatnonzero(ending[host["name"]])
     tables = [host]
     for thread in distinct_values(host["thread"][begins]).tolist():
         begin = begins[host["thread"][begins] == thread]
@@ -52,7 +45,14 @@ def with_captures(host: Table, names: NamePool) -> Table:
 def while_capturing(host: Table, names: NamePool) -> Mask:
     """Which host events began while their thread captured, shape (host events,)."""
     found = np.zeros(len(host), np.bool_)
-    for row in np.flatnonzero(names.matching(_is_capture)[host["name"]]).tolist():
-        inside = (host["start"] >= host["start"][row]) & (host["start"] < host["end"][row])
-        found |= inside & (host["thread"] == host["thread"][row])
+    captures = names.matching(lambda name: name == CAPTURE)
+    if not captures.any():
+        return found
+    rows = np.flatnonzero(captures[host["name"]])
+    for thread in distinct_values(host["thread"][rows]).tolist():
+        own = rows[host["thread"][rows] == thread]
+        spans = union(host["start"][own], host["end"][own])
+        on_thread = np.flatnonzero(host["thread"] == thread)
+        start = host["start"][on_thread]
+        found[on_thread] = np.searchsorted(spans.start, start, "right") > np.searchsorted(spans.end, start, "right")
     return found

@@ -26,16 +26,18 @@ def recomputed(trace: Trace, operators: Times) -> Mask:
     """Which of these host events run again what the forward pass ran, shape as `operators`."""
     host, names = trace["host_events"], trace.names
     found = np.zeros(len(operators), np.bool_)
-    nodes = names.matching(_is_node)[host["name"]]
+    nodes = names.matching(lambda name: _NODE.match(name) is not None)[host["name"]]
     if not len(operators) or not nodes.any():
         return found
     thread, start = host["thread"][operators], host["start"][operators]
     node = innermost(host, nodes, thread, start)
     inside = np.flatnonzero(node >= 0)
     name_of_node = host["name"][node[inside]]
-    found[inside] = names.matching(_runs_again)[name_of_node]
-    own = inside[names.matching(_is_own)[name_of_node]]
-    composite = innermost(host, names.matching(_is_composite)[host["name"]], thread[own], start[own])
+    found[inside] = names.matching(lambda name: _AGAIN.match(name) is not None)[name_of_node]
+    own = inside[names.matching(lambda name: _OWN.match(name) is not None)[name_of_node]]
+    composite = innermost(
+        host, names.matching(lambda name: _COMPOSITE.match(name) is not None)[host["name"]], thread[own], start[own]
+    )
     within = composite >= 0
     found[own] = within & (host["start"][np.where(within, composite, 0)] >= host["start"][node[own]])
     return found
@@ -43,24 +45,4 @@ def recomputed(trace: Trace, operators: Times) -> Mask:
 
 def is_checkpointed(trace: Trace) -> bool:
     """Whether a name tells that activations are computed again."""
-    return bool(trace.names.matching(_is_mark).any())
-
-
-def _is_node(name: str) -> bool:
-    return _NODE.match(name) is not None
-
-
-def _runs_again(name: str) -> bool:
-    return _AGAIN.match(name) is not None
-
-
-def _is_own(name: str) -> bool:
-    return _OWN.match(name) is not None
-
-
-def _is_composite(name: str) -> bool:
-    return _COMPOSITE.match(name) is not None
-
-
-def _is_mark(name: str) -> bool:
-    return _MARKS.search(name) is not None
+    return bool(trace.names.matching(lambda name: _MARKS.search(name) is not None).any())

@@ -13,6 +13,7 @@ import numpy as np
 from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.sources.nsys.formats.string_ids import StringTable
 from gpuscope.sources.nsys.rows.event_tables import OSRT, RUNTIME, Events, Rows, process_of
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Times
@@ -30,8 +31,15 @@ APART = 3
 
 def read_samples(tables: Tables, events: Events, names: NamePool) -> None:
     """Add what the threads that call CUDA, HIP or the driver were sampled in, and when they were off their core."""
-    threads = np.unique(events[RUNTIME]["globalTid"]).astype(np.int64)
-    found = [_sampled(tables, names, threads), *(_off_core(tables, events, names, one) for one in threads.tolist())]
+    present = set(tables.names())
+    found = [_NONE]
+    if present & {_SAMPLES, _SWITCHES}:
+        threads = distinct_values(events[RUNTIME]["globalTid"]).astype(np.int64)
+        if {_SAMPLES, _FRAMES} <= present:
+            found.append(_sampled(tables, names, threads))
+        if _SWITCHES in present:
+            switches = tables.integers(_SWITCHES, ("start", "isSchedIn", "globalTid"))
+            found += [_off_core(switches, events, names, thread) for thread in threads.tolist()]
     rows = {column: np.concatenate([one[column] for one in found]) for column in _COLUMNS}
     events.tables[SAMPLED] = {**rows, "process": process_of(rows["globalTid"])}
 
@@ -40,11 +48,8 @@ _COLUMNS = ("start", "end", "globalTid", "name")
 _NONE: Rows = {column: np.empty(0, np.int64) for column in _COLUMNS}
 
 
-def _off_core(tables: Tables, events: Events, names: NamePool, thread: int) -> Rows:
+def _off_core(switches: Rows, events: Events, names: NamePool, thread: int) -> Rows:
     """When a thread was off its core outside of its calls."""
-    if _SWITCHES not in tables.names():
-        return _NONE
-    switches = tables.integers(_SWITCHES, ("start", "isSchedIn", "globalTid"))
     own = np.flatnonzero((switches["globalTid"] == thread) & (switches["start"] != NA))
     own = own[np.argsort(switches["start"][own], kind="stable")]
     time, comes = switches["start"][own], switches["isSchedIn"][own] == 1
@@ -60,8 +65,6 @@ def _off_core(tables: Tables, events: Events, names: NamePool, thread: int) -> R
 
 def _sampled(tables: Tables, names: NamePool, threads: Times) -> Rows:
     """The functions that samples found the threads in."""
-    if not {_SAMPLES, _FRAMES} <= set(tables.names()):
-        return _NONE
     samples = tables.integers(_SAMPLES, ("id", "start", "globalTid"))
     kept = np.isin(samples["globalTid"], threads) & (samples["start"] != NA)
     if not kept.any():
