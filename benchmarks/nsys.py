@@ -20,7 +20,7 @@ import click
 TASKS = ("columns", "open", "analyze")
 
 KERNELS_PER_STEP = 2_000
-_NAMES = 400
+_NAMES, _RANGE_NAMES = 400, 2_000
 _SCHEMA = """
 CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT);
 INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_SCHEMA_VERSION', '3.17.2');
@@ -41,11 +41,13 @@ CREATE TABLE NVTX_EVENTS (
 _PID = 1 << 48 | 10 << 24
 
 
-def synthetic_export(path: Path, kernels: int) -> Path:
-    """An export with that many kernels, three runtime calls for each, and a range per step of 2,000 kernels."""
+def synthetic_export(path: Path, kernels: int, ranges: int = 0) -> Path:
+    """An export with that many kernels, three runtime calls for each, a range per step of 2,000 kernels, and within the
+    steps `ranges` of 2,000 names, one behind the other."""
     with sqlite3.connect(path) as database:
         database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;" + _SCHEMA)
         names = [(number, f"void kernel_{number}<float, {number % 7}>(float*, int)") for number in range(_NAMES)]
+        names += [(1_000 + number, f"aten::operator_{number}") for number in range(_RANGE_NAMES)]
         names += [(900, "cudaLaunchKernel_v7000"), (901, "cudaEventRecord_v3020"), (902, "cudaGetLastError_v3020")]
         database.executemany("INSERT INTO StringIds VALUES (?, ?)", [*names, (903, "step")])
         database.execute(f"""
@@ -63,22 +65,33 @@ def synthetic_export(path: Path, kernels: int) -> Path:
             INSERT INTO NVTX_EVENTS
             WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {steps})
             SELECT i * {step}, (i + 1) * {step} - 1, 59, NULL, NULL, NULL, {_PID + 10}, 0, 903 FROM n""")
+        if ranges:
+            each = kernels * 10_000 // ranges
+            database.execute(f"""
+                INSERT INTO NVTX_EVENTS
+                WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < {ranges})
+                SELECT i * {each} + 1, (i + 1) * {each} - 2, 59, NULL, NULL, NULL, {_PID + 10}, 0,
+                    1000 + i * 7 % {_RANGE_NAMES} FROM n""")
     return path
 
 
 @click.command()
 @click.option("--kernels", default=1_000_000, show_default=True, help="Kernels; three runtime calls for each.")
+@click.option("--ranges", default=0, show_default=True, help="NVTX ranges within the steps.")
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--one", hidden=True, type=click.Choice(TASKS))
 @click.option("--file", "path", hidden=True, type=click.Path(path_type=Path))
-def main(kernels: int, rounds: int, one: str | None, path: Path | None) -> None:
+def main(kernels: int, ranges: int, rounds: int, one: str | None, path: Path | None) -> None:
     """Make an export, then run each task in a fresh process, in turn."""
     if one is not None and path is not None:
         click.echo(json.dumps(_cost(one, path)))
         return
     with tempfile.TemporaryDirectory(prefix="gpuscope-nsys-") as folder:
-        path = synthetic_export(Path(folder) / "synthetic.sqlite", kernels)
-        click.echo(f"{kernels:,} kernels, {3 * kernels:,} runtime calls, {path.stat().st_size / 1e6:,.0f} MB")
+        path = synthetic_export(Path(folder) / "synthetic.sqlite", kernels, ranges)
+        click.echo(
+            f"{kernels:,} kernels, {3 * kernels:,} runtime calls, {ranges:,} ranges, "
+            f"{path.stat().st_size / 1e6:,.0f} MB"
+        )
         for _ in range(rounds):
             for task in TASKS:
                 command = [sys.executable, "-m", "benchmarks.nsys", "--one", task, "--file", str(path)]

@@ -5,13 +5,14 @@ room for. What the standard library can't unpack is recognised, so that the erro
 from __future__ import annotations
 
 import atexit
+import io
 import shlex
 import shutil
 import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from lzma import LZMAError
@@ -19,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from gpuscope.errors import InputError
+from gpuscope.progress import reading
 
 _TAR_AT, _TAR = 257, b"ustar"
 _ZIP, _SEVEN = b"PK\x03\x04", b"7z\xbc\xaf\x27\x1c"
@@ -56,7 +58,7 @@ def unpacked(path: Path) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     room = shutil.disk_usage(folder).free - SPARED
     try:
-        with _opened(path) as members:
+        with reading(path.stat().st_size, f"unpacking {path.name}") as advance, _opened(path, advance) as members:
             for count, (name, size, content) in enumerate(members, 1):
                 room -= size
                 if room < 0 or count > MOST_FILES:
@@ -93,13 +95,27 @@ def _copied(content: IO[bytes], file: IO[bytes], most: int) -> int:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Iterator[Member]]:
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as packed:
-            yield _of_zip(packed)
-    else:
-        with tarfile.open(path) as packed_tar:
-            yield _of_tar(packed_tar)
+def _opened(path: Path, advance: Callable[[int], None]) -> Iterator[Iterator[Member]]:
+    with _Counted(path, advance) as file:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(file) as packed:
+                yield _of_zip(packed)
+        else:
+            with tarfile.open(fileobj=file) as packed_tar:
+                yield _of_tar(packed_tar)
+
+
+class _Counted(io.FileIO):
+    """A file that says how many of its bytes were read."""
+
+    def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self._advance = advance
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        found = super().read(-1 if size is None else size) or b""
+        self._advance(len(found))
+        return found
 
 
 def _of_zip(packed: zipfile.ZipFile) -> Iterator[Member]:

@@ -90,6 +90,11 @@ class Case:
         return any(entry["runtime"] == "hip" for entry in self.host_calls)
 
     @property
+    def by_nsys(self) -> bool:
+        """Whether nsys recorded any of it."""
+        return any(source["format"].startswith("nsys") for source in self.report["trace"]["sources"])
+
+    @property
     def steady_steps(self) -> int:
         """How many step numbers are steady on some rank."""
         return len({step["step"] for step in self.report["steps"] if step["role"] == "steady"})

@@ -114,7 +114,7 @@ def _attribute(trace: Trace, lane: LaneSummary, attribution: Attribution, row_of
     shares[BUBBLE] = join(shares[BUBBLE], left)
     return only_present(
         {
-            cause: attribute(covered, lane, _evidence(trace, lane.key, events, covered, cause))
+            cause: attribute(covered, lane, _evidence(trace, lane.key, events, row, covered, cause))
             for cause, covered in shares.items()
         }
     )
@@ -141,15 +141,26 @@ _NOTES = {
 }
 
 
-def _evidence(trace: Trace, key: LaneKey, events: Times, spans: Spans, cause: str) -> list[Evidence]:
+def _evidence(trace: Trace, key: LaneKey, events: Times, row: Times, spans: Spans, cause: str) -> list[Evidence]:
+    """`row` is each event's row in `collectives`."""
     device = trace["device_events"]
     found: list[Evidence] = []
     for index in longest(spans).tolist():
         start, end = int(spans.start[index]), int(spans.end[index])
-        at = events[(device["start"][events] < end) & (device["end"][events] > start)]
-        name = trace.names[int(device["name"][at[0]])] if len(at) else ""
-        found.append({"rank": key[0], "start_ns": start, "dur_ns": end - start, "name": name, "note": _NOTES[cause]})
+        at = np.flatnonzero((device["start"][events] < end) & (device["end"][events] > start))
+        name = trace.names[int(device["name"][events[at[0]]])] if len(at) else ""
+        note = _NOTES[cause] + (_first_use(trace, int(row[at[0]])) if len(at) else "")
+        found.append({"rank": key[0], "start_ns": start, "dur_ns": end - start, "name": name, "note": note})
     return found
+
+
+def _first_use(trace: Trace, row: int) -> str:
+    """When the result of a collective is used, where an execution trace tells: until then it could be hidden."""
+    table = trace["collectives"]
+    if row == NA or (code := int(table["first_use"][row])) == NO_NAME:
+        return ""
+    after = units.duration(int(table["first_use_after"][row]))
+    return f"; its result is first used by {trace.names[code]}, {after} after it was called"
 
 
 def _table(trace: Trace, matched: Matched, measured: Waits) -> list[CollectiveEntry]:

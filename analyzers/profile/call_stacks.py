@@ -1,7 +1,8 @@
 """Device time, exposed communication and idle time by the place of the program that they go back to.
 
 A place is a path of ranges, lines of the user's own code, modules, operators and kernels; other Python frames (torch's,
-the standard library's) are left out of it. What autograd's threads launch belongs to the place from which the backward
+the standard library's) are left out of it. What autograd launches belongs to the lines and modules from which its
+operators were called in the forward pass, where sequence numbers tell that; else to the place from which the backward
 pass was called.
 """
 
@@ -19,11 +20,14 @@ from gpuscope.analyzers.base.sections import CALL_TREE
 from gpuscope.analyzers.profile.call_tree import parents
 from gpuscope.analyzers.profile.recorded_ranks import of_lane
 from gpuscope.report.view.places import Step, Tree
-from gpuscope.trace.columns.table import Mask, Times, rows_of_rank
+from gpuscope.trace.columns.distinct import among, distinct, distinct_values
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.sorted_search import places
+from gpuscope.trace.columns.table import Mask, Times, blocks, rows_of_rank
 from gpuscope.trace.intervals import Spans, measure_before
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kinds import is_step_range
-from gpuscope.trace.naming.stack_frames import is_own_frame
+from gpuscope.trace.naming.stack_frames import is_own_frame, is_own_function
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
@@ -56,9 +60,10 @@ class _Lane:
         """Which host events are places: not steps, nor frames of libraries."""
         host, names = self.host, self.trace.names
         own = names.matching(is_own_frame) | names.matching(lambda name: name.startswith(_MODULE))
+        functions = names.matching(is_own_function)
         steps = names.matching(is_step_range)
         category, name = host["category"], host["name"]
-        frame = (category == Category.PYTHON) & own[name]
+        frame = ((category == Category.PYTHON) & own[name]) | ((category == Category.SAMPLE) & functions[name])
         other = ((category == Category.OP) | (category == Category.ANNOTATION)) & ~steps[name]
         kept = np.asarray(frame | other, np.bool_)
         kept[: self.low] = kept[self.high :] = False
@@ -66,7 +71,7 @@ class _Lane:
 
     def _home(self) -> int:
         """The thread with most of the user's lines and modules, else with most ranges, else that launches most."""
-        for category in (Category.PYTHON, Category.ANNOTATION):
+        for category in (Category.PYTHON, Category.SAMPLE, Category.ANNOTATION):
             rows = np.flatnonzero(self.kept & (self.host["category"] == category))
             if len(rows):
                 return int(np.bincount(self.host["thread"][rows]).argmax())
@@ -80,15 +85,17 @@ class _Lane:
         spent = np.minimum(end, self.view.window[1]) - np.maximum(start, self.view.window[0])
         within = np.asarray(self._around(self._thread(), self._at(start)))
         idle_at, idle = self._idle(start)
-        place_of, places = self._places(np.unique(np.concatenate((within, idle_at))), tree)
-        names = self.device["name"][self.rows].astype(np.int64)
-        count = len(self.trace.names)
-        kernels = place_of[np.maximum(within, -1)] * count + names
-        for key, device_ns, exposed_ns in _summed(kernels, np.maximum(spent, 0), self._exposed(start, end)):
-            place, name = divmod(key, count)
-            places[place].at([("kernel", self.trace.names[name])]).add((device_ns, exposed_ns, 0))
+        place_of, at_place = self._places(distinct_values(np.concatenate((within, idle_at))), tree)
+        names, count = self.device["name"][self.rows].astype(np.int64), len(self.trace.names)
+        parts = place_of[np.maximum(within, -1)] * (count + 1) + self._part_of_graph() + 1
+        for key, device_ns, exposed_ns in _summed(
+            parts * count + names, np.maximum(spent, 0), self._exposed(start, end)
+        ):
+            (place, part), name = divmod(key // count, count + 1), key % count
+            path: list[Step] = [("module", self.trace.names[part - 1])] if part else []
+            at_place[place].at([*path, ("kernel", self.trace.names[name])]).add((device_ns, exposed_ns, 0))
         for place, idle_ns in _summed(place_of[np.maximum(idle_at, -1)], idle):
-            places[place].add((0, 0, idle_ns))
+            at_place[place].add((0, 0, idle_ns))
 
     def _places(self, rows: Times, tree: Tree) -> tuple[Times, list[Tree]]:
         """For each host event (the last element stands for none, NA) the number of its place, of those that are asked
@@ -97,10 +104,10 @@ class _Lane:
         wanted = np.zeros(len(self.host), np.bool_)
         while len(asked):
             wanted[asked] = True
-            asked = np.unique(above[asked])
+            asked = distinct_values(above[asked])
             asked = asked[asked != NA]
             asked = asked[~wanted[asked]]
-        place_of, places = np.full(len(self.host) + 1, -1, np.int64), [tree]
+        place_of, found = np.full(len(self.host) + 1, -1, np.int64), [tree]
         place_of[-1] = 0
         left = np.flatnonzero(wanted)
         step = self.host["name"][left].astype(np.int64) * len(Category) + self.host["category"][left]
@@ -108,17 +115,18 @@ class _Lane:
         while len(left):  # a level at a time, the outermost first
             parent = place_of[np.maximum(above[left], -1)]
             ready = parent >= 0
-            keys, which = np.unique(parent[ready] * steps + step[ready], return_inverse=True)
-            place_of[left[ready]] = which + len(places)
+            keys, which = distinct(parent[ready] * steps + step[ready])
+            place_of[left[ready]] = which + len(found)
             for one, code in (divmod(key, steps) for key in keys.tolist()):
-                places.append(places[one].at([self._step(*divmod(code, len(Category)))]))
+                found.append(found[one].at([self._step(*divmod(code, len(Category)))]))
             left, step = left[~ready], step[~ready]
-        return place_of, places
+        return place_of, found
 
     def _above(self) -> Times:
         """For each host event the place around it; outside all of its own thread that of the home thread then."""
         host = self.host
         above = parents(host["start"], host["end"], host["thread"], self.kept)
+        self._lead_back(above)
         outer = np.flatnonzero(self.kept & (above == NA) & (host["thread"] != self.home))
         if len(outer) and self.home != NA:
             home = np.full(len(outer), self.home, np.int64)
@@ -126,9 +134,27 @@ class _Lane:
             above[outer] = innermost(host, on_home, home, host["start"][outer])
         return above
 
+    def _lead_back(self, above: Times) -> None:
+        """Put autograd's nodes into the lines and modules that their operators of the forward pass were called from."""
+        node, forward = self.trace["backward"]["event"], self.trace["backward"]["forward"]
+        own = (node >= self.low) & (node < self.high) & self.kept[node]
+        node, forward = node[own], forward[own]
+        if len(node):
+            host = self.host
+            stacks = self.kept & ((host["category"] == Category.PYTHON) | (host["category"] == Category.SAMPLE))
+            around = innermost(host, stacks, host["thread"][forward], host["start"][forward])
+            above[node[around != NA]] = around[around != NA]
+
+    def _part_of_graph(self) -> Times:
+        """The name code of what the program called each device event's part of its CUDA graph, or NO_NAME."""
+        nodes = self.trace["graph_nodes"]
+        part = np.full(len(self.device), NO_NAME, np.int64)
+        part[nodes["event"]] = nodes["annotation"]
+        return part[self.rows]
+
     def _step(self, name: int, category: int) -> Step:
         text = self.trace.names[name]
-        if category == Category.PYTHON:
+        if category in (Category.PYTHON, Category.SAMPLE):
             return ("module", text.removeprefix(_MODULE)) if text.startswith(_MODULE) else ("line", text)
         return ("operator" if category == Category.OP else "range", text)
 
@@ -179,8 +205,14 @@ class _Lane:
 
     def _pieces(self, gaps: Spans, thread: int) -> Spans:
         """Gaps cut where a place of the thread, or of the home thread, begins or ends."""
-        rows = np.flatnonzero(self.kept & np.isin(self.host["thread"], (thread, self.home)))
-        cuts = np.unique(np.concatenate((self.host["start"][rows], self.host["end"][rows])))
+        rows = np.flatnonzero(self.kept & among(self.host["thread"], (thread, self.home)))
+        found = [np.empty(0, np.int64)]
+        for column in (self.host["start"], self.host["end"]):
+            for block in blocks(0, len(rows)):
+                time = column[rows[block]]
+                gap = places(gaps.start, time) - 1
+                found.append(time[(gap >= 0) & (time < gaps.end[np.maximum(gap, 0)])])
+        cuts = distinct_values(np.concatenate(found))
         low, high = np.searchsorted(cuts, gaps.start, "right"), np.searchsorted(cuts, gaps.end)
         count = np.maximum(high - low, 0)
         gap = np.repeat(np.arange(len(count)), count)
@@ -190,7 +222,7 @@ class _Lane:
 
 def _summed(keys: Times, *values: Times) -> Iterator[tuple[int, ...]]:
     """Each key with the sums of its values."""
-    found, which = np.unique(keys, return_inverse=True)
+    found, which = distinct(keys)
     sums = np.zeros((len(values), len(found)), np.int64)
     for own, added in zip(sums, values, strict=True):
         np.add.at(own, which, added)

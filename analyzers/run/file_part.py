@@ -102,7 +102,7 @@ def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = 
     if isinstance(item.source, HoldsPart):
         return item.source.part(item.path, options)
     ranks = None if options.ranks is None else sorted(options.ranks)
-    asked = (item.first_rank, "part", ranks, options.steps, options.files, options.replay, world_size(item.path))
+    asked = (item.read_so, "part", ranks, options.steps, options.files, options.replay, world_size(item.path))
     key = file_cache.key_of(item.path, item.source, options.read, *asked)
     part = file_cache.kept(key, Part)
     if part is not None and keep is let_go:

@@ -68,7 +68,7 @@ void gs_block_free(gs_block *block)
 {
     rows_free(&block->host), rows_free(&block->device), rows_free(&block->sync);
     distinct_free(&block->names), distinct_free(&block->host_threads), distinct_free(&block->device_rows);
-    free(block->external_ids), free(block->metadata.items), free(block->memory.items), free(block->counters.items);
+    free(block->external_ids.items), free(block->sequences.items), free(block->records.items), free(block->metadata.items), free(block->memory.items), free(block->counters.items);
     memset(block, 0, sizeof *block);
 }
 
@@ -477,7 +477,7 @@ unusual:
 /* ---- events ---- */
 
 typedef struct {
-    int64_t correlation, stream, device, bytes, graph, now, before;
+    int64_t correlation, stream, device, bytes, graph, now, before, sequence, record;
     int shaped;
 } arguments;
 
@@ -488,7 +488,7 @@ typedef struct {
     int64_t start, duration;
 } event;
 
-static const arguments NO_ARGUMENTS = {GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, 0};
+static const arguments NO_ARGUMENTS = {GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, 0};
 
 #define IS(word) (found.length == sizeof(word) - 1 && memcmp(letters, word, sizeof(word) - 1) == 0)
 
@@ -507,7 +507,9 @@ static place arguments_of(place at, place end, place text, int8_t route, argumen
         place letters = text + found.at;
         int64_t *target = NULL;
         if (route == GS_OP) {
-            target = IS("External id") ? &into->now : IS("external id") ? &into->before : NULL;
+            target = IS("External id") ? &into->now : IS("external id") ? &into->before
+                     : IS("Sequence number") ? &into->sequence
+                     : IS("Record function id") ? &into->record : NULL;
             into->shaped |= IS("Input Dims");
         }
         else if (IS("correlation"))
@@ -635,16 +637,25 @@ static place field(const scan *in, place at, gs_span found, event *one)
     return value(at, end, 0);
 }
 
-static int external_add(gs_block *block, int64_t id)
+static int number_add(gs_numbers *numbers, int64_t number)
 {
-    if (block->external_count == block->external_room) {
-        size_t room = block->external_room ? block->external_room * 2 : 1024;
-        if (!GROW(block->external_ids, room))
+    if (numbers->count == numbers->room) {
+        size_t room = numbers->room ? numbers->room * 2 : 1024;
+        if (!GROW(numbers->items, room))
             return 0;
-        block->external_room = room;
+        numbers->room = room;
     }
-    block->external_ids[block->external_count++] = id;
+    numbers->items[numbers->count++] = number;
     return 1;
+}
+
+static int operator_add(gs_block *block, size_t row, const arguments *own)
+{
+    int64_t id = own->now != GS_NA ? own->now : own->before;
+    gs_numbers *sequences = &block->sequences, *records = &block->records;
+    return (id == GS_NA || number_add(&block->external_ids, id))
+        && (own->sequence < 0 || (number_add(sequences, (int64_t)row) && number_add(sequences, own->sequence)))
+        && (own->record <= 0 || (number_add(records, (int64_t)row) && number_add(records, own->record)));
 }
 
 /* A complete event into its table. */
@@ -677,8 +688,7 @@ static enum gs_status keep(const scan *in, const event *one, const arguments *ow
         rows->bytes[row] = own->bytes, rows->graph[row] = own->graph;
     }
     block->shaped += route == GS_OP && own->shaped;
-    int64_t id = own->now != GS_NA ? own->now : own->before;
-    return route != GS_OP || id == GS_NA || external_add(block, id) ? GS_OK : GS_NO_MEMORY;
+    return route != GS_OP || operator_add(block, row, own) ? GS_OK : GS_NO_MEMORY;
 }
 
 static enum gs_status place_event(const scan *in, const event *one, const arguments *own, gs_span whole)

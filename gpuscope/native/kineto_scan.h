@@ -18,6 +18,11 @@ enum gs_route { GS_OP = 0, GS_RUNTIME = 1, GS_KERNEL = 16, GS_SET = 18, GS_SYNC 
 
 /* A piece of the text. */
 typedef struct {
+    int64_t *items;
+    size_t count, room;
+} gs_numbers;
+
+typedef struct {
     uint32_t at, length;
 } gs_span;
 
@@ -59,8 +64,9 @@ typedef struct {
     uint64_t shaped;         /* operators with recorded inputs */
     gs_rows host, device, sync;
     gs_distinct names, host_threads, device_rows;
-    int64_t *external_ids;   /* of operators that have one */
-    size_t external_count, external_room;
+    gs_numbers external_ids; /* of operators that have one */
+    gs_numbers sequences;    /* row in host and autograd's sequence number, of operators that have one, in turn */
+    gs_numbers records;      /* row in host and id of the record function, of operators that have one, in turn */
     gs_spans metadata, memory, counters; /* whole events */
     gs_category categories[GS_CATEGORIES];
     size_t category_count;

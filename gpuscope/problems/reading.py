@@ -27,6 +27,9 @@ RECORD_UNREADABLE = ProblemKind(
     "folder that are no plain files, lead out of it or have no end. They were left out.",
 )  # fmt: skip
 FILE_BESIDE_UNREADABLE = RECORD_UNREADABLE.saying("not read: {why}")
+OTHER_EXECUTION_TRACE = RECORD_UNREADABLE.saying(
+    "{file}: an execution trace of a process with the same number, but of other calls: no sizes were taken from it"
+)
 RUN_FILE_REFUSED = RECORD_UNREADABLE.saying("{run}: {why}")
 
 BAD_TIME = ProblemKind(

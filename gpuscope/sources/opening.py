@@ -24,6 +24,7 @@ from gpuscope.sources.companion_files import (
     records_below,
     records_beside,
 )
+from gpuscope.sources.pytorch import execution_trace
 from gpuscope.sources.restarts import last_attempt
 from gpuscope.sources.run_manifest import ended
 from gpuscope.sources.source import (
@@ -74,8 +75,16 @@ class Input:
     """What its storage says of its content; empty where nothing."""
     left_out: tuple[Problem, ...] = ()
     """What of its folder is not read: jobs of other roles, other windows of its run."""
+    linked: tuple[Path, ...] = ()
+    """Execution traces beside it, one of which may be of its process."""
     in_archive: Path | None = None
     """Its archive's path and its own in there, where `path` is the unpacked file."""
+
+    @property
+    def read_so(self) -> tuple[object, ...]:
+        """What decides what is read of it, besides its own content."""
+        others = ((path, (status := path.stat()).st_size, status.st_mtime_ns) for path in self.linked)
+        return self.first_rank, *others
 
     @property
     def shown(self) -> str:
@@ -127,6 +136,8 @@ def inputs(
         raise _none_of_the_ranks(named, held) if ranks else InputError(f"{named}: no traces")
     if len(files) > 1:
         found = [item for item in _named(found) if ranks is None or item.rank is None or item.rank in ranks]
+    linked = tuple(item.path for item in found if item.source.name == execution_trace.SOURCE.name)
+    found = [replace(item, linked=linked) if linked and is_timeline(item.source.name) else item for item in found]
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
 
 
@@ -353,7 +364,7 @@ def numbered(items: Sequence[Input], options: ReadOptions) -> list[Input]:
 
 def read_file(item: Input, options: ReadOptions) -> Trace:
     """Read one input. Raises `InputError` where it can't be used, unless it only lay beside the traces."""
-    key = file_cache.key_of(item.path, item.source, options, item.first_rank)
+    key = file_cache.key_of(item.path, item.source, options, item.read_so)
     if (kept := file_cache.kept(key, Trace)) is not None:
         if options.advance:
             options.advance(item.path.stat().st_size)
@@ -375,7 +386,7 @@ def as_shown(trace: Trace, item: Input) -> Trace:
 def _read(item: Input, options: ReadOptions) -> Trace:
     builder = TraceBuilder()
     try:
-        item.source.read(item.path, builder, replace(options, first_rank=item.first_rank))
+        item.source.read(item.path, builder, replace(options, first_rank=item.first_rank, linked=item.linked))
     except SeveralRanks as apart:
         return merge([one.finish() for one in apart.builders])
     except InputError as error:

@@ -31,6 +31,8 @@ class ReadOptions:
     """Called with the number of bytes read, for a progress bar."""
     first_rank: int | None = None
     """The rank of the file's first process where the file records no ranks; None where it is the only such file."""
+    linked: tuple[Path, ...] = ()
+    """Execution traces of the run, one of which may be of the file's process."""
     cache: bool = False
     """Look for what was read of a large file before, and keep what is read (`gpuscope.cache`)."""
     status: Callable[[str], None] | None = None

@@ -210,6 +210,16 @@ GRAPH_NODES = TableSchema(
     (
         Column("event", "int", "the device event", refs="device_events"),
         Column("node", "int", "the node's number in its graph: the low 32 bits of CUPTI's id"),
+        Column("annotation", "name", "what the program called the part of the graph that it belongs to", True),
+    ),
+)
+
+BACKWARD = TableSchema(
+    "backward",
+    "autograd's nodes by the operators that made them, where lines or modules were recorded with sequence numbers",
+    (
+        Column("event", "int", "the node, an operator of the backward pass", refs="host_events"),
+        Column("forward", "int", "the operator of the forward pass", refs="host_events"),
     ),
 )
 
@@ -305,6 +315,8 @@ COLLECTIVES = TableSchema(
         Column("received", "int", "bytes that this rank receives in an all-to-all", True),
         Column("dtype", "name", "element type", True),
         Column("peer", "int", "the other rank of a point-to-point operation", True),
+        Column("first_use", "name", "the operator that first uses the result, of an execution trace", True),
+        Column("first_use_after", "int", "time from the call to the start of that operator, ns", True),
         Column("peer_place", "int", "the other rank's index within the group, where only that is recorded", True),
     ),
     sort=("rank", "start"),
@@ -612,6 +624,7 @@ SCHEMAS: dict[str, TableSchema] = {
         DEVICE_EVENTS,
         GRAPH_NODES,
         GRAPH_DEPENDENCIES,
+        BACKWARD,
         HOST_EVENTS,
         THREADS,
         SYNCS,

@@ -62,6 +62,32 @@ class WaitsForCore(Finding):
 
 
 @dataclass(frozen=True)
+class WaitsForGil(Finding):
+    """The launching thread waited for Python's GIL, which another thread of its process held, while the device was
+    idle. Its cost lies within the causes of idle time: it is not added to them.
+    """
+
+    code = "waits_for_gil"
+    recognised = """waits for a lock whose call chain leads into CPython's functions that take the GIL (nsys with
+    `-t osrt`, which records call chains of waits from 80 µs on), or ranges that say so. torch.profiler leaves nothing
+    like it."""
+    helps = """work of other Python threads in processes of their own (loader workers, not loader threads), or in
+    functions that give the GIL up; `sys.setswitchinterval` below its 5 ms."""
+    misleads = "waits shorter than nsys's threshold, which are not recorded."
+
+    share: float
+    others: list[str]
+    """Names of the other threads that waited for it too: they share it."""
+
+    def message(self) -> str:
+        who = f": it is shared with {', '.join(self.others)}" if self.others else ""
+        return (
+            "The launching thread waited for Python's GIL while the device was idle, for "
+            f"{units.share(self.share)} of the time{who}"
+        )
+
+
+@dataclass(frozen=True)
 class ClocksHeld(Finding):
     """A GPU's clock is held down by its power cap, its temperature or the power supply in a tenth of the samples or
     more. It has no cost of its own: what it costs is in every kernel. Where the rank is late for it, the finding

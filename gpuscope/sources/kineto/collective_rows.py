@@ -37,7 +37,12 @@ def _columns(arguments: CommunicationArguments, name: str) -> dict[str, Any]:
         "received": _received(op, arguments, item),
         "dtype": arguments.dtype,
         "peer": arguments.destination if op == "send" else arguments.source if op == "recv" else None,
+        **_use(arguments),
     }
+
+
+def _use(arguments: CommunicationArguments) -> dict[str, Any]:
+    return {"first_use": arguments.first_use, "first_use_after": arguments.first_use_after}
 
 
 def _received(op: str, arguments: CommunicationArguments, item: int) -> int:
@@ -76,11 +81,12 @@ def add_gloo_collectives(
             "group_ranks": _ranks(only.get("ranks")),
             "bytes": size,
             "dtype": arguments.types[0] if isinstance(arguments.types, list) and arguments.types else None,
+            **_use(arguments),
         })  # fmt: skip
     _add(builder, rank, rows)
 
 
-_NAMES = ("op", "group", "group_description", "group_ranks", "dtype")
+_NAMES = ("op", "group", "group_description", "group_ranks", "dtype", "first_use")
 
 
 def _add(builder: TraceBuilder, rank: int, rows: Sequence[dict[str, Any]]) -> None:

@@ -10,11 +10,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.schema import NA
 
 Loose = int | float | str | None
 """`bytes`, `stream` and `device` are sometimes strings."""
 _Plain = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
+RECORD = "Record function id"
+"""By which PyTorch's execution traces name the same call."""
 NULL = msgspec.Raw(b"null")
 """What an argument that is not there reads as, where it is left as text."""
 
@@ -58,10 +61,12 @@ class _Correlated(msgspec.Struct, gc=False):
     correlation: _Plain = NA
 
 
-class _External(msgspec.Struct, gc=False):
+class _Operator(msgspec.Struct, gc=False):
     now: Loose = msgspec.field(default=None, name="External id")
     before: Loose = msgspec.field(default=None, name="external id")
     """As files of 2020 and 2021 write it."""
+    sequence: Loose = msgspec.field(default=None, name="Sequence number")
+    record: Loose = msgspec.field(default=None, name=RECORD)
 
 
 class ShapeArguments(msgspec.Struct, gc=False):
@@ -88,6 +93,10 @@ class CommunicationArguments(msgspec.Struct, gc=False):
     destination: Loose = msgspec.field(default=None, name="Dst Rank")
     count: Loose = None
     """Elements, as HCCL names it."""
+    record: Loose = msgspec.field(default=None, name=RECORD)
+    first_use: str | None = None
+    first_use_after: int | None = None
+    """Of an execution trace: the operator that first uses the result, and ns from the call to it."""
 
 
 class GlooArguments(CommunicationArguments, gc=False):
@@ -141,11 +150,19 @@ def correlations(texts: Sequence[msgspec.Raw]) -> Column:
     return np.array([a.correlation for a in plain], np.int64)
 
 
-def external_ids(texts: Sequence[msgspec.Raw]) -> Column:
-    """The External id of each operator that has one; shape (m,), m <= n."""
-    decoded = decode_arguments(texts, _External)
+def operator_numbers(texts: Sequence[msgspec.Raw]) -> tuple[Column, Column, Column]:
+    """Of operators the External ids, shape (m,), and places with autograd's sequence numbers and with ids of the record
+    function, shape (k, 2) each; those that have none are left out."""
+    decoded = decode_arguments(texts, _Operator)
     found = np.array([integer(one.before if one.now is None else one.now) for one in decoded], np.int64)
-    return np.asarray(found[found != NA], np.int64)
+    sequences = np.array([integer(one.sequence) for one in decoded], np.int64)
+    records = np.array([integer(one.record) for one in decoded], np.int64)
+    return found[found != NA], _placed(sequences, sequences >= 0), _placed(records, records > 0)
+
+
+def _placed(numbers: Column, there: Mask) -> Column:
+    own = np.flatnonzero(there)
+    return np.stack((own, numbers[own]), axis=1)
 
 
 def _loose_columns(texts: Sequence[msgspec.Raw]) -> dict[str, Column]:

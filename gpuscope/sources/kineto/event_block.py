@@ -18,8 +18,8 @@ from gpuscope.sources.kineto.event_arguments import (
     correlations,
     decode_arguments,
     device_columns,
-    external_ids,
     integer,
+    operator_numbers,
 )
 from gpuscope.sources.kineto.text.chrome_json import Complete, Counted, Event, Instant, Metadata
 from gpuscope.sources.kineto.text.decimal_time import to_ns
@@ -120,6 +120,10 @@ class Block:
     shaped: bool = True
     """Whether operators may have recorded inputs."""
     operator_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    sequences: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    """Rows of `host` and autograd's sequence numbers, of operators that have one."""
+    records: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    """Rows of `host` and ids of the record function, of operators that have one."""
     metadata: Sequence[Metadata] = ()
     instants: Sequence[Instant] = ()
     counters: Sequence[Counted] = ()
@@ -179,18 +183,22 @@ class Decoded:
             _fill(block.device.columns["stream"], [event.tid for event in own])
         if host.any():
             own, block.host = picked(host)
-            block.operator_ids = self._host(own, block.host)
+            block.operator_ids, block.sequences, block.records = self._host(own, block.host)
         if sync.any():
             _, block.sync = picked(sync)
 
-    def _host(self, events: list[Complete], rows: Rows) -> npt.NDArray[np.int64]:
+    def _host(self, events: list[Complete], rows: Rows) -> tuple[npt.NDArray[np.int64], ...]:
         correlation = np.full(len(events), NA, np.int64)
         calls = np.flatnonzero(rows.route == Category.RUNTIME)
         correlation[calls] = correlations([events[i].args for i in calls.tolist()])
         threads = map(self._threads.__getitem__, zip([e.pid for e in events], [e.tid for e in events], strict=True))
         rows.columns["correlation"] = correlation
         rows.columns["thread"] = np.fromiter(threads, np.int64, len(events))
-        return external_ids([events[i].args for i in np.flatnonzero(rows.route == Category.OP).tolist()])
+        operators = np.flatnonzero(rows.route == Category.OP)
+        ids, *numbered = operator_numbers([events[i].args for i in operators.tolist()])
+        for numbers in numbered:
+            numbers[:, 0] = operators[numbers[:, 0]]
+        return ids, *numbered
 
     def _shapes(self, texts: Sequence[Any]) -> Callable[[Sequence[int]], Shapes]:
         def shapes(rows: Sequence[int]) -> Shapes:

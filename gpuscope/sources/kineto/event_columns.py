@@ -28,7 +28,7 @@ from gpuscope.sources.kineto.event_arguments import (
 )
 from gpuscope.sources.kineto.event_block import Block, Decoded, Numbered, Rows, Work
 from gpuscope.sources.kineto.gpu_counters import GpuCounters
-from gpuscope.sources.kineto.graph_nodes import NODE_BITS, Dependency, Flows, joined, low_half, node_ids
+from gpuscope.sources.kineto.graph_nodes import NODE_BITS, Dependency, Flows, joined, low_half, nodes_of
 from gpuscope.sources.kineto.launched_collectives import RANGE
 from gpuscope.sources.kineto.native_block import Native
 from gpuscope.sources.kineto.text.chrome_json import Event, Metadata
@@ -85,6 +85,10 @@ class EventColumns:
         self.counters = GpuCounters()
         self.operator_ids: list[npt.NDArray[np.int64]] = []
         """External ids of operators, block by block."""
+        self.sequences: list[npt.NDArray[np.int64]] = []
+        """Rows in host_events and autograd's sequence numbers of operators, block by block; shape (n, 2) each."""
+        self.records: list[npt.NDArray[np.int64]] = []
+        """The same with the ids of their record function."""
         self.bad_times = 0
         self.other: Counter[str] = Counter()
         """Events of categories that are no work, by category."""
@@ -92,6 +96,8 @@ class EventColumns:
         """Between nodes of graphs, by rows in device_events."""
         self.has_short_nodes = False
         """Whether nodes are numbered as the back end does that records dependencies, too, if it was asked to."""
+        self.shaped = False
+        """Whether the inputs of any operator were recorded."""
         self.threads = Numbered()
         """(pid, tid) as written, to the number that stands in the column `thread`."""
         self.texts = _Texts(builder)
@@ -124,7 +130,7 @@ class EventColumns:
         if block.device is not None:
             self._device(block.device)
         if block.host is not None:
-            self._host(block.host, block.operator_ids, block.shaped)
+            self._host(block.host, block)
         if block.sync is not None:
             self._sync(block.sync)
 
@@ -169,10 +175,11 @@ class EventColumns:
         own = np.flatnonzero(rows.columns["graph"] != NA)
         if not len(own):
             return
-        ids = node_ids(rows.texts(own.tolist()))
+        ids, parts = nodes_of(rows.texts(own.tolist()))
         known = ids != NA
         self.has_short_nodes |= bool((ids[known] <= NODE_BITS).any())
-        columns = {"event": own[known] + first, "node": low_half(ids[known])}
+        annotation = np.array([self._builder.names.code(part) if part else NO_NAME for part in parts], np.int32)
+        columns = {"event": own[known] + first, "node": low_half(ids[known]), "annotation": annotation[known]}
         self._builder.add("graph_nodes", int(known.sum()), columns)
 
     def join(self, flows: Flows) -> None:
@@ -184,22 +191,25 @@ class EventColumns:
         whole = {name: np.concatenate([columns[name] for columns in device]) for name in names}
         self.dependencies += joined(flows, whole, np.flatnonzero(whole["graph"] != NA))
 
-    def _host(self, rows: Rows, operator_ids: npt.NDArray[np.int64], shaped: bool) -> None:
+    def _host(self, rows: Rows, block: Block) -> None:
         columns, name = rows.columns, rows.columns["name"]
         annotations = np.flatnonzero(rows.route == Category.ANNOTATION)
         gloo = annotations[self._is_gloo(name[annotations]) != 0]
         columns["category"] = rows.route.copy()
         columns["category"][gloo] = Category.COMMUNICATION
-        self.operator_ids.append(operator_ids)
         first = self._append("host_events", len(rows), columns)
+        self.operator_ids.append(block.operator_ids)
+        self.sequences.append(block.sequences + np.array([first, 0]))
+        self.records.append(block.records + np.array([first, 0]))
         own = gloo.tolist()
         inputs = decode_arguments(rows.texts(own), GlooArguments)
         names = self._builder.names
         self.host_collectives += [(first + i, a, names[name[i]]) for i, a in zip(own, inputs, strict=True)]
         self._communication(rows, first)
-        asked = np.flatnonzero(rows.route != Category.OP) if not shaped else np.arange(len(rows))
+        asked = np.flatnonzero(rows.route != Category.OP) if not block.shaped else np.arange(len(rows))
         shapes = rows.shapes(asked[self._is_shaped(name[asked]) != 0].tolist())
         inputs_of = {"dims": shapes.dims, "types": shapes.types, "concrete": shapes.concrete}
+        self.shaped |= bool(shapes.rows)
         self._builder.add("shapes", len(shapes.rows), {"event": np.array(shapes.rows, np.int64) + first, **inputs_of})
 
     def _communication(self, rows: Rows, first: int) -> None:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -42,12 +43,26 @@ Dependency = tuple[int, int, int]
 
 
 class _Node(msgspec.Struct, gc=False):
+    """Arguments of a node; besides CUPTI's what `torch.cuda._graph_annotations.mark_kernels` was given: torch 2.13 and
+    later write among them: a dictionary's own keys, a text as `str`, anything else as `annotation`."""
+
     node: Loose = msgspec.field(default=None, name="graph node id")
+    module_fqn: Any = None
+    """The module, as torchtitan gives it."""
+    name: Any = None
+    str: Any = None
+    annotation: Any = None
 
 
-def node_ids(texts: Sequence[msgspec.Raw]) -> Ids:
-    """CUPTI's id of each event's node as written, from the JSON of its arguments, shape (n,); `NA` where absent."""
-    return np.array([integer(one.node) for one in decode_arguments(texts, _Node)], np.int64)
+def nodes_of(texts: Sequence[msgspec.Raw]) -> tuple[Ids, list[str]]:
+    """CUPTI's id of each event's node as written, from the JSON of its arguments, shape (n,), `NA` where absent; and
+    what the program called the part of the graph that it is in, empty where it said nothing."""
+    nodes = decode_arguments(texts, _Node)
+    return np.array([integer(one.node) for one in nodes], np.int64), [_part(one) for one in nodes]
+
+
+def _part(node: _Node) -> str:
+    return next((str(said) for said in (node.module_fqn, node.name, node.str, node.annotation) if said), "")
 
 
 def low_half(ids: Ids) -> Ids:

@@ -15,6 +15,7 @@ from gpuscope.errors import InputError
 from gpuscope.problems import reading
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.event_columns import EventColumns
+from gpuscope.sources.kineto.execution_links import link
 from gpuscope.sources.kineto.graph_nodes import flows_of
 from gpuscope.sources.kineto.merged_file import Apart, processes
 from gpuscope.sources.kineto.recorded_run import RecordedRun
@@ -65,6 +66,7 @@ class KinetoSource:
         if len(working := processes(columns)) > 1:
             raise SeveralRanks(_apart(path, working))
         report_losses(builder, losses, path)
+        link(columns, builder, options.linked)
         if columns.has_short_nodes:
             columns.join(flows_of(path))
         run = RecordedRun(builder, columns, path, document.header, named_rank=options.first_rank)

@@ -70,6 +70,8 @@ class Native:
         if block.host is not None:
             block.host.columns["thread"] = places[_numbers(found["host"]["thread"], np.uint32)]
             block.operator_ids = _numbers(found["external_ids"], np.int64)
+            block.sequences = _numbers(found["sequences"], np.int64).reshape(-1, 2)
+            block.records = _numbers(found["records"], np.int64).reshape(-1, 2)
         if block.device is not None:
             row = _numbers(found["device"]["thread"], np.uint32)
             for column, texts in zip(("device", "stream"), drawn, strict=True):

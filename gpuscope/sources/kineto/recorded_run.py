@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuscope.problems import completeness, reading
+from gpuscope.sources.kineto.backward_links import backward_links
 from gpuscope.sources.kineto.collective_rows import add_collectives, add_gloo_collectives
 from gpuscope.sources.kineto.event_arguments import as_list, integer
 from gpuscope.sources.kineto.event_columns import UNDIRECTED, EventColumns
@@ -86,6 +87,8 @@ class RecordedRun:
         found = np.array(self.columns.dependencies, np.int64).reshape(-1, 3)
         dependencies = dict(zip(("event", "after", "host_ns"), found.T, strict=True))
         self.builder.add("graph_dependencies", len(found), dependencies)
+        nodes, forward = backward_links(self.columns.chunks, self.builder.names, self.columns.sequences)
+        self.builder.add("backward", len(nodes), {"event": nodes, "forward": forward})
 
     def _ranks(self, source: int) -> None:
         builder, header, info, chunks = self.builder, self.header, self.info, self.columns.chunks

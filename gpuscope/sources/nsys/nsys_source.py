@@ -30,6 +30,7 @@ from gpuscope.sources.nsys.rows import process_ranks
 from gpuscope.sources.nsys.rows.cpu_samples import read_samples
 from gpuscope.sources.nsys.rows.device_work import add_device_events, add_syncs
 from gpuscope.sources.nsys.rows.event_tables import KERNEL, MPI, NVTX, Events, absences, read_events
+from gpuscope.sources.nsys.rows.gil_waits import name_gil_waits
 from gpuscope.sources.nsys.rows.host_events import add_host_events, ids
 from gpuscope.sources.nsys.rows.link_counters import add_link_counters
 from gpuscope.sources.nsys.rows.mpi_calls import add_mpi
@@ -109,6 +110,7 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
             f"{path}: an empty capture: it contains no CUDA call, range or system call of any process",
             hint="did the capture range ever open? record with: nsys profile -t cuda,nvtx,osrt -o OUT COMMAND",
         )
+    name_gil_waits(tables, events, builder.names)
     read_samples(tables, events, builder.names)
     report_missing_values(builder, events)
     _to_utc(events, facts.epoch_ns)

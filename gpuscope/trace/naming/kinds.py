@@ -173,6 +173,10 @@ def is_file_or_network_call(name: str) -> bool:
     return _OS_FILE_OR_NETWORK.match(name) is not None
 
 
+WAITS_FOR_GIL = "waiting for Python's GIL"
+"""Name of the times in which a thread waited for the interpreter's lock, however they were recorded."""
+
+
 def is_lock_or_sleep_call(name: str) -> bool:
     """An operating-system call that waits for another thread or for time to pass."""
-    return _OS_LOCK_OR_SLEEP.match(name) is not None
+    return name == WAITS_FOR_GIL or _OS_LOCK_OR_SLEEP.match(name) is not None

@@ -149,3 +149,29 @@ def is_own_frame(name: str) -> bool:
     file = found["file"]
     first = re.split(r"[/\\]", file)[0].removesuffix(".py")
     return first not in sys.stdlib_module_names and first != "torch" and not _LIBRARY.search(file)
+
+
+OFF_CORE = "not on a core"
+"""Name of the time that a thread was off its core within no call: another one ran there, or it waited unrecorded."""
+
+_LIBRARY_FILE = re.compile(
+    # What the system, a package or a module of a cluster installs; the interpreter, the kernel, the profiler.
+    r"^/(usr|lib\w*|opt|proc|snap|nix|gnu)/|[/\\](site|dist)-packages[/\\]|(^|/)(python\d*(\.\d+)?|ld-linux[-.\w]*)$|^\["
+    r"|nsight|(^|/)lib(python|cuda|cudart|cupti|nccl|mpi|stdc\+\+|gcc_s|c|m|pthread|dl|rt|gomp)[-.\d]\S*$",
+    re.IGNORECASE,
+)
+
+
+def function_text(name: str, file: str) -> str:
+    """A native function that a sampled stack names: with its file in brackets (`memcpy [libc.so.6]`) where that is a
+    library, not the program itself."""
+    library = bool(file) and _LIBRARY_FILE.search(file)
+    return f"{name} [{file.rpartition('/')[2].strip('[]')}]" if library else name
+
+
+def is_own_function(name: str) -> bool:
+    """Whether a function that a sampled stack names (`function_text`) is the user's own: a Python frame of theirs, or a
+    function of the program itself."""
+    if _PYTHON_FRAME.match(name):
+        return is_own_frame(name)
+    return " [" not in name and name not in ("_start", OFF_CORE)

@@ -37,6 +37,44 @@ def trace(path: Path, rank: int = 0) -> Path:
     )  # fmt: skip
 
 
+def test_backward_work_belongs_to_the_module_of_its_forward_operator(tmp_path: Path) -> None:
+    """Of three operators with one number the last to begin made the node; without numbers backward stays with main."""
+    path = write(
+        tmp_path / "rank0.json",
+        python(0, 1000, TRAIN),
+        python(5, 20, "nn.Module: Dropout_0"), op(8, 5, "aten::empty", **{"Sequence number": 7}),
+        python(30, 30, "nn.Module: Linear_0"), python(31, 25, MODEL),
+        op(32, 20, "aten::linear", **{"Sequence number": 7}), op(33, 10, "aten::addmm", **{"Sequence number": 7}),
+        call(34, 5, 1), kernel(100, 100, 1, "gemm"),
+        op(570, 100, "autograd::engine::evaluate_function: AddmmBackward0", tid=2, **{"Sequence number": 7}),
+        op(571, 90, "AddmmBackward0", tid=2, **{"Sequence number": 7}), call(580, 5, 2, tid=2),
+        kernel(600, 200, 2, "gemm_backward"),
+        op(680, 10, "autograd::engine::evaluate_function: Other", tid=2), call(682, 5, 3, tid=2), kernel(800, 50, 3),
+    )  # fmt: skip
+    entries = report_on(path)["call_tree"]
+    modules = {row.name: row.device_ns for row in places.rows(entries, "module")}
+    assert modules == {"Linear_0": 300 * US, "": 50 * US}
+    assert places.covered(entries, "module") == pytest.approx(300 / 350)
+    lines = {row.name: row.device_ns for row in places.rows(entries, "line")}
+    assert lines == {MODEL: 300 * US, TRAIN: 50 * US}
+
+
+@pytest.mark.parametrize(
+    "said", [{"module_fqn": "layers.0.attention", "str": "qkv"}, {"str": "layers.0.attention"},
+             {"annotation": "layers.0.attention"}]
+)  # fmt: skip
+def test_kernels_of_a_graph_belong_to_what_the_program_called_their_part(tmp_path: Path, said: dict[str, str]) -> None:
+    """As `mark_kernels` and torch's annotating of traces leave it; the second kernel was not marked."""
+    graph = {"graph id": 3}
+    path = write(
+        tmp_path / "rank0.json", python(0, 100, TRAIN), op(1, 50, "graph_replay"),
+        call(2, 1, 1, name="cudaGraphLaunch"), kernel(30, 40, 1, "gemm", **graph, **{"graph node id": 11}, **said),
+        kernel(70, 60, 1, "add", **graph, **{"graph node id": 12}),
+    )  # fmt: skip
+    modules = {row.name: row.device_ns for row in places.rows(report_on(path)["call_tree"], "module")}
+    assert modules == {"layers.0.attention": 40 * US, "": 60 * US}
+
+
 def report_on(*paths: Path) -> Report:
     """The report, without advice."""
     return gpuscope.analyze(*paths, advice=False).report

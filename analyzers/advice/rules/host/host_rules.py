@@ -69,6 +69,19 @@ class MovedAside(_HostWork):
     verify = "record again: the cause `host_other` is gone"
 
 
+class GilGivenUp(_HostWork):
+    """The launching thread waits for other Python threads of its process."""
+
+    code = "gil"
+    sets = "other Python threads' work in processes, where the launching thread waits for the GIL"
+    action = "Move the work of other Python threads into processes of their own"
+    risk = (
+        "what they hand over must be pickled; `sys.setswitchinterval(0.0005)` (default 5 ms) only makes threads that "
+        "run Python code give the GIL up sooner"
+    )
+    verify = "record again with nsys -t osrt: the finding `waits_for_gil` is gone"
+
+
 class NoBroadcastBuffers(_HostWork):
     """Buffers that every rank keeps itself."""
 
@@ -159,16 +172,25 @@ def _host_other(case: Case, finding: FindingEntry, names: list[str]) -> Proposal
     if names and "flatten_dense_tensors" in names[0] and "ddp" in case.frameworks:
         setting = python("DistributedDataParallel.broadcast_buffers", "False")
         return Proposal(finding, NoBroadcastBuffers(names), setting, without)
+    if names and names[0] == kinds.WAITS_FOR_GIL:
+        return Proposal(finding, GilGivenUp(names), python("other Python threads", "in processes"), without)
     if names and _movable(names[0]):
         return Proposal(finding, MovedAside(names), _aside(case, names[0]), without)
     sampled = any(one.get("sampled") for one in finding["evidence"])
     # On a CPU the training thread's own code is all that is left; what samples show needs no finding out.
     if on_cpu(case) or sampled or not _repeats(case):
         return None
-    torch = case.program == "pytorch"
-    by_nsys = config("nsys profile", "-t cuda,nvtx,osrt --sample=process-tree")
-    setting = python("torch.profiler.profile.with_stack", "True") if torch else by_nsys
-    return Proposal(finding, HostWorkNamed(names), setting)
+    return Proposal(finding, HostWorkNamed(names), _recorded_with(case))
+
+
+def _recorded_with(case: Case) -> Setting:
+    """What shows the host's own work: of PyTorch stacks, unless the recording is nsys's, which samples them too."""
+    if case.program == "pytorch" and not case.by_nsys:
+        return python("torch.profiler.profile.with_stack", "True")
+    # Of CPython nsys samples the stacks since 2023.4, and traces the GIL.
+    interpreted = case.program in ("pytorch", "jax")
+    more = ",python-gil --python-sampling=true" if interpreted else ""
+    return config("nsys profile", f"-t cuda,nvtx,osrt{more} --sample=process-tree --cpuctxsw=process-tree")
 
 
 def _repeats(case: Case) -> bool:
@@ -226,8 +248,8 @@ HALF = 0.5
 
 RULE = Rule(
     "host",
-    (CollectedTogether, MovedAside, HostWorkNamed, NoBroadcastBuffers, NoRecompilation, NoRecompilationInJax,
-     EagerLoading),
+    (CollectedTogether, MovedAside, HostWorkNamed, GilGivenUp, NoBroadcastBuffers, NoRecompilation,
+     NoRecompilationInJax, EagerLoading),
     propose,
     programs=("pytorch", "jax", "native"),
     place=110,

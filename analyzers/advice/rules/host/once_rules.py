@@ -124,10 +124,9 @@ def _answers(case: Case, code: str, shown: str) -> Iterator[tuple[type[PaidOnce]
             yield SavedBeside, in_jax if case.program == "jax" else saved_beside(case)
         return
     if is_startup(case.report):
-        by_nsys = any(source["format"].startswith("nsys") for source in case.report["trace"]["sources"])
         nsys = config("nsys profile --capture-range", "cudaProfilerApi, with cudaProfilerStart after the first steps")
         torch = python("torch.profiler.schedule", "wait=2, warmup=2, active=5")
-        yield SteadySteps, nsys if case.program != "pytorch" or by_nsys else torch
+        yield SteadySteps, nsys if case.program != "pytorch" or case.by_nsys else torch
     if _compiles(shown):
         yield _compile_cache(case, shown.lower())
     if not case.rocm:

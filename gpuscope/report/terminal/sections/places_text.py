@@ -26,6 +26,13 @@ _RECORD = {
     "line": "Record Python stacks to see lines: torch.profiler.profile(with_stack=True).",
     "module": "Record modules to see them: torch.profiler.profile(with_stack=True, with_modules=True).",
 }
+_RECORD_BY_NSYS = {
+    "line": "Record call stacks to see lines: nsys profile --sample=process-tree --cudabacktrace=all "
+    "--python-sampling=true --python-backtrace=cuda.",
+    "module": "Record modules to see them: ranges of your own, or nsys profile --pytorch=functions-trace.",
+    "operator": "Record operators to see them: nsys profile --pytorch=autograd-nvtx.",
+}
+"""The same for reports of nsys, which has the flags on Python since 2023.4 and those on PyTorch since 2024.5."""
 
 
 def render(report: Report, writer: Writer, by: Shown, shown: int | None) -> None:
@@ -37,10 +44,10 @@ def render(report: Report, writer: Writer, by: Shown, shown: int | None) -> None
     if by == "tree":
         _tree(entries, writer, shown)
         return
-    _table(entries, writer, by, shown or ROWS)
+    _table(report, entries, writer, by, shown or ROWS)
 
 
-def _table(entries: Sequence[PlaceEntry], writer: Writer, by: By, shown: int) -> None:
+def _table(report: Report, entries: Sequence[PlaceEntry], writer: Writer, by: By, shown: int) -> None:
     rows = places.rows(entries, by)
     everything = sum(row.device_ns for row in rows)
     writer.heading(f"By {by} (sums over ranks)")
@@ -57,8 +64,10 @@ def _table(entries: Sequence[PlaceEntry], writer: Writer, by: By, shown: int) ->
     known = places.covered(entries, by)
     if known is not None and known < 1:
         writer.line(f"{units.share(known)} of the device time has a {by} around its launch.")
-    if not known and by in _RECORD:
-        writer.line(_RECORD[by])
+    by_nsys = all(source["format"].startswith("nsys") for source in report["trace"]["sources"])
+    record = (_RECORD_BY_NSYS if by_nsys else _RECORD).get(by)
+    if not known and record:
+        writer.line(record)
 
 
 def _tree(entries: Sequence[PlaceEntry], writer: Writer, shown: int | None) -> None:

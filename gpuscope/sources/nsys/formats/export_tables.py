@@ -62,7 +62,7 @@ class Tables(Protocol):
         ...
 
     def range_texts(self, table: str, column: str) -> RangeTexts:
-        """The texts of NVTX ranges, each distinct one once; of no rows where the column is missing."""
+        """The texts of NVTX ranges, each distinct one once; of no rows where there are none."""
         ...
 
     def blobs(self, table: str, column: str, rows: Mask) -> list[bytes | None]:
@@ -134,6 +134,9 @@ class SqliteTables:
         return values if rows is None else compress(values, rows.tolist())
 
     def range_texts(self, table: str, column: str) -> RangeTexts:
+        there = f"SELECT 1 FROM {_quoted(table)} WHERE {_quoted(column)} IS NOT NULL LIMIT 1"
+        if column not in self.columns(table) or next(self._rows(there), None) is None:
+            return range_texts(())
         return range_texts(self.texts(table, column))
 
     def blobs(self, table: str, column: str, rows: Mask) -> list[bytes | None]:

@@ -30,7 +30,7 @@ class RangeTexts:
     cut: list[bool]
     """Whether something was cut off; one name may stand here both ways."""
     place: Codes
-    """The place in `names` of each row's text, −1 where it has none; shape (n,), empty where the column is missing."""
+    """The place in `names` of each row's text, −1 where it has none; shape (n,), empty where none has."""
 
 
 def cut(text: str) -> str:

@@ -2,8 +2,9 @@
 samples that find it at its place of the stack to the last.
 
 nsys samples a thread while it runs (`--sample=process-tree`): COMPOSITE_EVENTS holds the samples, SAMPLING_CALLCHAINS
-their frames, depth 0 the innermost. SCHED_EVENTS (`--cpuctxsw=process-tree`) says when a thread left its core and came
-back.
+their frames, depth 0 the innermost. Where there are none, the call chains of CUDA calls (`--cudabacktrace`,
+`--python-backtrace=cuda`) say as much of the instants of these calls. SCHED_EVENTS (`--cpuctxsw=process-tree`) says
+when a thread left its core and came back.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import Spans, subtract, union
+from gpuscope.trace.naming.stack_frames import OFF_CORE, function_text
 from gpuscope.trace.schema import NA
 
 SAMPLED = "sampled functions"
 """Name of the rows in `Events`: of no table of the export."""
-OFF_CORE = "not on a core"
-"""Name of the time that a thread was off its core within no call: another one ran there, or it waited unrecorded."""
 _SAMPLES, _FRAMES, _SWITCHES = "COMPOSITE_EVENTS", "SAMPLING_CALLCHAINS", "SCHED_EVENTS"
+_CALLS = "CUDA_CALLCHAINS"
 APART = 3
 """Usual periods between two samples of a thread from which it did something else in between: it did not run."""
 
@@ -36,7 +37,9 @@ def read_samples(tables: Tables, events: Events, names: NamePool) -> None:
     if present & {_SAMPLES, _SWITCHES}:
         threads = distinct_values(events[RUNTIME]["globalTid"]).astype(np.int64)
         if {_SAMPLES, _FRAMES} <= present:
-            found.append(_sampled(tables, names, threads))
+            found.append(_sampled(tables, names, threads, _SAMPLES, "id", _FRAMES))
+        if _CALLS in present and not len(found[-1]["start"]):
+            found.append(_sampled(tables, names, threads, RUNTIME, "callchainId", _CALLS))
         if _SWITCHES in present:
             switches = tables.integers(_SWITCHES, ("start", "isSchedIn", "globalTid"))
             found += [_off_core(switches, events, names, thread) for thread in threads.tolist()]
@@ -63,33 +66,39 @@ def _off_core(switches: Rows, events: Events, names: NamePool, thread: int) -> R
     return {"start": away.start, "end": away.end, "globalTid": np.full(count, thread), "name": np.full(count, code)}
 
 
-def _sampled(tables: Tables, names: NamePool, threads: Times) -> Rows:
-    """The functions that samples found the threads in."""
-    samples = tables.integers(_SAMPLES, ("id", "start", "globalTid"))
-    kept = np.isin(samples["globalTid"], threads) & (samples["start"] != NA)
+def _sampled(tables: Tables, names: NamePool, threads: Times, table: str, key: str, chains: str) -> Rows:
+    """The functions that the rows of a table found the threads in, whose frames stand in `chains` by `key`."""
+    samples = tables.integers(table, (key, "start", "globalTid"))
+    kept = np.isin(samples["globalTid"], threads) & (samples["start"] != NA) & (samples[key] != NA)
     if not kept.any():
         return _NONE
     order = np.flatnonzero(kept)
     order = order[np.lexsort((samples["start"][order], samples["globalTid"][order]))]
     thread, time = samples["globalTid"][order], samples["start"][order]
-    sample, level, name = _stacks(tables, names, samples["id"][order])
+    sample, level, name = _stacks(tables, names, samples[key][order], chains)
     return _spans(thread, time, sample, level, name)
 
 
-def _stacks(tables: Tables, names: NamePool, ids: Times) -> tuple[Times, Times, Times]:
+def _stacks(tables: Tables, names: NamePool, ids: Times, chains: str) -> tuple[Times, Times, Times]:
     """The frames with a name of some samples: place of the sample, level from the outermost (0), name code."""
-    frames = tables.integers(_FRAMES, ("id", "symbol", "stackDepth"))
-    order = np.argsort(ids, kind="stable")
-    at = np.minimum(places(ids[order], frames["id"]), len(ids) - 1)
-    own = np.flatnonzero(ids[order][at] == frames["id"])
-    codes = StringTable(tables, names, [frames["symbol"][own]]).codes(frames["symbol"][own])
-    told = (codes != NO_NAME) & names.matching(_is_function)[np.maximum(codes, 0)]
-    own, codes = own[told], codes[told].astype(np.int64)
-    sample = order[at[own]]
-    outermost_first = np.lexsort((-frames["stackDepth"][own], sample))
-    sample, codes = sample[outermost_first], codes[outermost_first]
-    level = np.arange(len(sample)) - places(sample, sample)
-    return sample, level, codes
+    frames = tables.integers(chains, ("id", "symbol", "module", "stackDepth"))
+    outermost_first = np.lexsort((-frames["stackDepth"], frames["id"]))
+    of = frames["id"][outermost_first]
+    first, count = places(of, ids), places(of, ids, "right") - places(of, ids)
+    sample = np.repeat(np.arange(len(ids)), count)
+    rows = outermost_first[np.arange(len(sample)) - np.repeat(np.cumsum(count) - count - first, count)]
+    codes = _functions(tables, names, frames["symbol"][rows], frames["module"][rows])
+    sample, codes = sample[codes != NO_NAME], codes[codes != NO_NAME]
+    return sample, np.arange(len(sample)) - places(sample, sample), codes
+
+
+def _functions(tables: Tables, names: NamePool, symbol: Times, file: Times) -> Times:
+    """Name codes of the functions of frames; `NO_NAME` for those without a name."""
+    strings = StringTable(tables, names, [symbol, file])
+    pairs, which = np.unique(np.stack((symbol, file)), axis=1, return_inverse=True)
+    texts = [(strings.text(one), strings.text(its_file)) for one, its_file in pairs.T.tolist()]
+    codes = [names.code(function_text(*text)) if _is_function(text[0]) else NO_NAME for text in texts]
+    return np.array(codes, np.int64)[which.ravel()]
 
 
 def _is_function(name: str) -> bool:

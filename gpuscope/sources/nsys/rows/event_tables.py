@@ -38,7 +38,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     RUNTIME: ("start", "end", "globalTid", "correlationId", "nameId", "eventClass", "returnValue"),
     OVERHEAD: ("start", "end", "globalTid", "nameId"),
     PROFILER: ("start", "end", "globalTid", "nameId"),
-    OSRT: ("start", "end", "globalTid", "nameId"),
+    OSRT: ("start", "end", "globalTid", "nameId", "callchainId"),
     NVTX: ("start", "end", "eventType", "globalTid", "textId", "domainId", "jsonTextId"),
     **dict.fromkeys(MPI, ("start", "end", "globalTid", "textId", "commHandle", "size", "recvSize", "remoteRank")),
 }
