@@ -281,7 +281,8 @@ def _why(report: Diagnosis, suggestions: Sequence[SuggestionEntry], unpredicted:
     if suggestions or any("memory_bound" in one for one in unpredicted):
         return ""
     if verdict["abstained"]:
-        return "no advice without a verdict; the verdict says what to record"
+        told = "no figure" if unpredicted else "no advice"
+        return f"{told} without a verdict; the verdict says what to record"
     if is_startup(report):
         return "the recording is start-up, not steady state: record steps after the first ones"
     if verdict["bound_by"] == "compute":

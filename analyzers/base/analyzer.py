@@ -136,6 +136,7 @@ ROOMS = (
     "profile",
     "topology",
     "collectives",
+    "compilation",
     "nccl",
     "pipelines",
     "slowdown",

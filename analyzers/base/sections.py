@@ -11,6 +11,7 @@ from gpuscope.errors import AnalysisError
 from gpuscope.report.view import places
 from gpuscope.schema import compute_section, document, memory_section, nccl_sections, profile_sections
 from gpuscope.schema.call_tree_section import PlaceEntry
+from gpuscope.schema.compilation_section import CompilationSection
 from gpuscope.schema.document import Diagnosis, KernelEntry
 from gpuscope.schema.hang_section import Hang
 from gpuscope.schema.host_calls_section import HostCallsEntry
@@ -134,6 +135,7 @@ SLOWDOWN = Section[document.Slowdown]("slowdown")
 REPLAY = Section[Replay]("replay")
 PIPELINE = Section[Pipeline]("pipeline")
 HANG = Section[Hang]("hang")
+COMPILATION = Section[CompilationSection]("compilation")
 NCCL = Section[nccl_sections.Nccl]("nccl")
 TOPOLOGY = Section[list[nccl_sections.TopologyEntry]]("topology")
 BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
@@ -162,9 +164,9 @@ GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, WAITS_WITHOUT_CORE, SLOWDOWN, REPLAY,
-    PIPELINE, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS, DEVICE_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY,
-    HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, POWER, KERNEL_RANKS, OPERATORS, RANGES, PHASES, API_CALLS, COPIES,
-    LAUNCHES, QUEUES, STREAMS, CALL_TREE, GAPS,
+    PIPELINE, COMPILATION, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS, DEVICE_COUNTERS, CROSSOVERS,
+    TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, POWER, KERNEL_RANKS, OPERATORS, RANGES, PHASES,
+    API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, CALL_TREE, GAPS,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 

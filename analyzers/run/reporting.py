@@ -35,7 +35,7 @@ from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import BY_CODE, class_of
 from gpuscope.problems import collectives, completeness, job, reading
 from gpuscope.problems.problem import ProblemKind
-from gpuscope.report.view import memory_sentences
+from gpuscope.report.view import memory_sentences, places
 from gpuscope.report.view.per_step import with_per_step
 from gpuscope.schema.document import (
     SCHEMA_VERSION,
@@ -134,6 +134,8 @@ def _diagnosis(
     }
     # What no analysis gave is empty, or left out where the schema says so.
     diagnosis = cast(Diagnosis, {**found, **given.printed()})
+    lines = {row["kernel"]: row["place"] for row in facts.trace.rows("compiled_kernels")}
+    diagnosis["call_tree"] = places.led_to_lines(diagnosis["call_tree"], lines)
     if ideal := ideal_steps(diagnosis):
         diagnosis["ideal"] = ideal
     return diagnosis

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 from gpuscope.schema.call_tree_section import PlaceEntry
+from gpuscope.schema.compilation_section import CompilationSection
 from gpuscope.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, PowerEntry
 from gpuscope.schema.hang_section import Hang
 from gpuscope.schema.host_calls_section import HostCallsEntry
@@ -657,6 +658,8 @@ class Diagnosis(TypedDict):
     """The baseline replay, without changes; what predictions rest on."""
     pipeline: NotRequired[Pipeline]
     """Stages, schedule and bubbles; **absent** where ranks are no stages."""
+    compilation: NotRequired[CompilationSection]
+    """What torch.compile did and cost; **absent** without its logs."""
     hang: NotRequired[Hang]
     """Where a job hung; **absent** without Flight Recorder dumps."""
     nccl: NotRequired[Nccl]

@@ -66,6 +66,9 @@ class RecordOptions:
         flag="nvml-interval", unit="MS", least=0,
     )  # fmt: skip
     nccl_log: bool = _option(True, "Have NCCL write its INFO log into the run folder; `gpuscope record` alone can.")
+    compile_logs: bool = _option(
+        False, "Have torch.compile write its log (`TORCH_TRACE`) into the run folder; `gpuscope record` alone can."
+    )  # fmt: skip
     gc: bool = _option(True, "Record Python's garbage collections as ranges.")
     environment: bool = _option(True, "Record versions, variables, processors, GPUs and topology.")
 

@@ -21,7 +21,10 @@ from gpuscope.instrumented_runtime.record.gloo.last_calls import mismatch
 from gpuscope.instrumented_runtime.record.launched_rank import is_launcher, launched_rank
 from gpuscope.instrumented_runtime.record.reduced_parts import check_apart, reduce_run
 from gpuscope.instrumented_runtime.record.run_folder import PARTS, RunFolder, read_manifest
+from gpuscope.sources.source import rank_in_name
 
+COMPILE_LOGS = "compile"
+"""Folder of torch.compile's logs in a run's."""
 SHIM = Path(__file__).with_name("shim")
 # How long ranks may take to write their traces after Ctrl-C before they are killed.
 GRACE_S = 60.0
@@ -53,6 +56,8 @@ def record(command: Sequence[str], out: Path, options: RecordOptions, parts: Pat
         raise InputError(f"can't run {command[0]}: {error.strerror}", hint="is it on PATH?") from None
     for path, kind in nccl_files.written_files(folder.path):
         folder.add_file(path, kind)
+    for log in sorted((folder.path / COMPILE_LOGS).glob("*.log")):
+        folder.add_file(log, "compile_log", rank=rank_in_name(log))
     for path, rank in nsys_capture.reports(folder.path):
         folder.add_file(path, "nsys", rank=rank)
     note_mismatch(folder, failed=exit_code != 0 and not interrupted)
@@ -96,6 +101,8 @@ def rank_environment(folder: RunFolder, options: RecordOptions, given: Mapping[s
     if options.nccl_log:
         (path / nccl_files.FOLDER).mkdir(exist_ok=True)
         environment |= nccl_files.nccl_variables(path, given)
+    if options.compile_logs:
+        environment.setdefault("TORCH_TRACE", str(path / COMPILE_LOGS))
     return environment
 
 

@@ -14,6 +14,7 @@ from gpuscope.report.terminal import first_screen
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.terminal.sections import (
     advice_text,
+    compile_text,
     hang_text,
     memory_text,
     nccl_text,
@@ -63,6 +64,7 @@ def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
     _slowdown(report, writer)
     _replay(report, writer)
     pipeline_text.section(report, writer)
+    compile_text.section(report, writer)
     _kernels(report, writer, rows)
     if mfu := mfu_words(report):
         writer.line(mfu[:1].upper() + mfu[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -76,6 +76,21 @@ def merge(values: Sequence[list[PlaceEntry]]) -> list[PlaceEntry]:
         for entry in entries:
             place = places[entry["id"]] = places[entry["parent"]].at([(entry["kind"], entry["name"])])
             place.add((entry["device_ns"], entry["exposed_communication_ns"], entry["idle_ns"]))
+    return tree.entries()
+
+
+def led_to_lines(entries: list[PlaceEntry], lines: Mapping[str, str]) -> list[PlaceEntry]:
+    """The tree with the kernels that Inductor generated below the user's `lines` which they were made of."""
+    if not any(entry["kind"] == "kernel" and entry["name"] in lines for entry in entries):
+        return entries
+    tree = Tree()
+    paths: dict[int | None, list[Step]] = {None: []}
+    for entry in entries:
+        line: list[Step] = (
+            [("line", lines[entry["name"]])] if entry["kind"] == "kernel" and entry["name"] in lines else []
+        )
+        path = paths[entry["id"]] = [*paths[entry["parent"]], *line, (entry["kind"], entry["name"])]
+        tree.at(path).add(figures(entry))
     return tree.entries()
 
 

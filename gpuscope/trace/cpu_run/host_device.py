@@ -43,13 +43,15 @@ def work(host: Table, names: NamePool, rows: Times) -> dict[str, Times]:
     threads = training_threads(host, names, rows)
     category, name = host["category"][rows], host["name"][rows]
     on_thread = np.isin(host["thread"][rows], threads)
-    ops: Mask = on_thread & (category == Category.OP)
+    wrapper = names.matching(kinds.is_compile_wrapper) | names.matching(kinds.is_frame_compilation)
+    ops: Mask = on_thread & (category == Category.OP) & ~wrapper[name]
     waits = rows[ops & names.matching(is_waiting_op)[name]]
     calls = rows[category == Category.COMMUNICATION]
     message = names.matching(lambda name: kinds.collective_op(name) in kinds.POINT_TO_POINT)[host["name"][calls]]
     loading = _spans(host, rows[on_thread & names.matching(kinds.is_loader)[name]])
     blocked = intersect(_blocked(host, names, rows, calls, message, np.array(threads, np.int64)), _spans(host, calls))
-    not_compute = join(loading, _spans(host, waits), blocked)
+    compiling = _spans(host, rows[on_thread & names.matching(kinds.is_frame_compilation)[name]])
+    not_compute = join(loading, _spans(host, waits), blocked, compiling)
     parts = [(waits, _spans_of(host, waits), Kind.COMMUNICATION)]
     for thread in threads:
         top = outermost(host, rows[ops & (host["thread"][rows] == thread)])

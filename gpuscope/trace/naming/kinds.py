@@ -74,6 +74,11 @@ _COMPILATION = re.compile(
 """torch.compile and Triton (torch/_dynamo/utils.py `dynamo_timed`), captures of CUDA graphs (`graph_captures.py`;
 vLLM's `capture_model`, SGLang's `cuda_graph_runner.py: capture`), cuDNN's and MIOpen's searches, CUDA's lazy loading of
 modules and libraries."""
+_COMPILED_REGION = re.compile(r"^Torch-Compiled Region: \[?(\d+/\d+)")
+_COMPILE_WRAPPER = re.compile(
+    # torch/csrc/dynamo/eval_frame.c, torch/_dynamo/utils.py, torch/_functorch/_aot_autograd/runtime_wrappers.py.
+    r"^(Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime Wrapper)\b"
+)
 _PHASE = re.compile(
     r"(?<![a-z])(?:(?P<forward>forward|fwd)|(?P<backward>backward|bwd)|(?P<optimizer>optimi[sz]er|optim))(?![a-z])"
     r"|(?P<engine>^autograd::engine::evaluate_function)",
@@ -148,6 +153,27 @@ def is_host_other(name: str) -> bool:
 def is_compilation(name: str) -> bool:
     """Compiling, loading modules or autotuning: what a job does once, in its first steps."""
     return _COMPILATION.search(name) is not None
+
+
+def is_frame_compilation(name: str) -> bool:
+    """An operator that stands for torch.compile at work on a frame, with all that it runs meanwhile."""
+    return name == "dynamo" or name.startswith("entire_frame_compile") or "(dynamo_timed)" in name
+
+
+def compiled_region(name: str) -> str:
+    """The compile id (`0/1`) of an operator around a frame that torch.compile compiled; "" for any other name."""
+    found = _COMPILED_REGION.match(name)
+    return found[1] if found else ""
+
+
+def is_compiled_graph(name: str) -> bool:
+    """An operator that runs a graph which Inductor compiled."""
+    return name.startswith("## Call CompiledFxGraph")
+
+
+def is_compile_wrapper(name: str) -> bool:
+    """An operator of torch.compile that computes nothing: around a compiled frame, or on the way to its graph."""
+    return _COMPILE_WRAPPER.match(name) is not None
 
 
 def is_step_range(name: str) -> bool:

@@ -24,6 +24,7 @@ KINDS = {
     "topology": "nvidia-smi topo -m",
     "nccl_log": "NCCL's log",
     "nccl_inspector": "NCCL Inspector's records",
+    "compile_log": "torch.compile's log, as `TORCH_TRACE` writes it",
     "measures": "the measures of `gpuscope train` per step, JSON lines",
 }
 

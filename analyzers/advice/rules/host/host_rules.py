@@ -159,6 +159,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 def _host_other(case: Case, finding: FindingEntry, names: list[str]) -> Proposal | None:
     without = (NoHostWork(),)
     if names and kinds.is_compilation(names[0]):
+        if "compilation" in case.report:  # the logs tell which guard failed
+            return None
         if case.program == "jax":
             setting = python("shapes of jitted functions", "padded to a few sizes")
             return Proposal(finding, NoRecompilationInJax(names), setting, without)

@@ -1,0 +1,249 @@
+"""What the logs of torch.compile say of a run, beside its steps: the section `compilation`, and what it finds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
+from gpuscope.analyzers.base.lanes import StepWindow
+from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.sections import COMPILATION
+from gpuscope.analyzers.compilation.compiled_gaps import INSIDE
+from gpuscope.analyzers.compilation.divergence import divergences
+from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.findings.compilation import CompileDivergence, GraphBreak, Recompiling
+from gpuscope.schema.compilation_section import CompilationSection, CompiledRankEntry, CompileEntry, GraphBreakEntry
+from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.trace.intervals import EMPTY, Spans, intersect, union
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Row, Trace
+from gpuscope.words.compiled_frames import frame_place
+
+_Line = tuple[str, int | None, str]
+"""File, line and reason of a graph break."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The recorded steps of a run, rank by rank: compiling makes a step no steady one, so all of them count."""
+
+    steps: Mapping[int, Sequence[StepWindow]]
+    judged: Mapping[int, Sequence[StepWindow]]
+    """Those of them that are judged."""
+
+    @property
+    def window(self) -> int:
+        """ns of the judged steps."""
+        return sum(step.end - step.start for steps in self.judged.values() for step in steps)
+
+    @property
+    def count(self) -> int:
+        """Judged steps over all ranks."""
+        return sum(map(len, self.judged.values()))
+
+    def within(self, rank: int, spans: Spans, *, judged: bool) -> Spans:
+        """What of some spans falls into the rank's steps."""
+        steps = (self.judged if judged else self.steps).get(rank, ())
+        start, end = (np.array([getattr(one, side) for one in steps], np.int64) for side in ("start", "end"))
+        return intersect(spans, union(start, end))
+
+    def step_at(self, rank: int, at: int) -> int | None:
+        """The step of a rank that an instant lies in."""
+        return next(
+            (one.step for one in self.steps.get(rank, ()) if one.start <= at < one.end and one.step != NA), None
+        )
+
+
+def run(facts: RunFacts) -> Result:
+    """The section `compilation`; findings `recompiling`, `graph_break` and `compile_divergence`."""
+    result = Result(ANALYZER.name)
+    trace, recorded = facts.trace, _recorded(facts)
+    compiles = _compiles(trace, recorded)
+    breaks = _breaks(trace, recorded)
+    spans = {rank: _spans(one for one in compiles if one["rank"] == rank) for rank in _ranks(compiles)}
+    places = {} if facts.stages is None else facts.stages.places
+    unlike = divergences(trace, compiles, {rank: stage for rank, (_, stage) in places.items()})
+    section: CompilationSection = {
+        "compiles": compiles, "graph_breaks": breaks, "divergence": unlike,
+        "ranks": [_of_rank(rank, compiles, spans[rank], recorded) for rank in spans],
+    }  # fmt: skip
+    result.sections[COMPILATION] = section
+    again = [one for one in compiles if one["recompiled"]]
+    if again:
+        result.findings.append(_recompiling(again, recorded))
+    if breaks:
+        result.findings.append(_graph_break(breaks, recorded))
+    if unlike:
+        first = unlike[0]
+        alone = _alone(spans, recorded)
+        place = frame_place(first["function"], first["file"], first["line"])
+        result.findings.append(made(
+            CompileDivergence(first["kind"], place, first["groups"]),
+            ranks=sorted(rank for group in first["groups"][1:] for rank in group),
+            share=alone / recorded.window if recorded.window else 0.0,
+            cost_ns=alone, mean_ns=round(alone / max(recorded.count, 1)),
+            severity="high" if first["kind"] == "schedule" else None,
+        ))  # fmt: skip
+    return result
+
+
+def _recorded(facts: RunFacts) -> Recorded:
+    steps = {lane.rank: [step for step in lane.steps if step.step != NA] for lane in facts.lanes}
+    judged = {rank: [step for step in own if facts.steady.judged(step.step)] for rank, own in steps.items()}
+    return Recorded(steps, judged)
+
+
+def _ranks(compiles: Sequence[CompileEntry]) -> list[int]:
+    return sorted({one["rank"] for one in compiles})
+
+
+def _compiles(trace: Trace, recorded: Recorded) -> list[CompileEntry]:
+    rows = sorted(
+        trace.rows("compilations"), key=lambda row: (row["rank"], row["start"] or 0, row["frame"], row["nth"])
+    )
+    return [
+        {
+            "rank": row["rank"], "compile_id": row["compile_id"], "function": row["function"], "file": row["file"],
+            "line": row["line"], "called_at": row["called_at"], "start_ns": row["start"],
+            "dur_ns": None if None in (row["start"], row["end"]) else row["end"] - row["start"],
+            "step": None if row["start"] is None else recorded.step_at(row["rank"], row["start"]),
+            "recompiled": row["nth"] > 0, "reason": row["reason"], "failed": row["failed"], "cache": row["cache"],
+        }
+        for row in rows
+    ]  # fmt: skip
+
+
+def _spans(compiles: Iterable[CompileEntry]) -> Spans:
+    timed = [(one["start_ns"], one["start_ns"] + one["dur_ns"]) for one in compiles
+             if one["start_ns"] is not None and one["dur_ns"] is not None]  # fmt: skip
+    if not timed:
+        return EMPTY
+    start, end = np.array(timed, np.int64).T
+    return union(start, end)
+
+
+def _of_rank(rank: int, compiles: Sequence[CompileEntry], spans: Spans, recorded: Recorded) -> CompiledRankEntry:
+    own = [one for one in compiles if one["rank"] == rank]
+    return {
+        "rank": rank, "compiles": len(own), "recompiles": sum(one["recompiled"] for one in own),
+        "failed": sum(one["failed"] is not None for one in own),
+        "cache_misses": sum(one["cache"] == "miss" for one in own),
+        "compile_ns": spans.total,
+        "in_steps_ns": recorded.within(rank, spans, judged=False).total
+        if _on_its_clock(rank, spans, recorded) else None,
+    }  # fmt: skip
+
+
+def _on_its_clock(rank: int, spans: Spans, recorded: Recorded) -> bool:
+    """Whether a rank was recorded, within a day of its compilations: else the two clocks are not the same."""
+    steps = recorded.steps.get(rank)
+    if not steps or not len(spans.start):
+        return False
+    return int(spans.start[0]) < steps[-1].end + DAY_NS and int(spans.end[-1]) > steps[0].start - DAY_NS
+
+
+DAY_NS = 86_400 * 10**9
+
+
+def _recompiling(again: Sequence[CompileEntry], recorded: Recorded) -> FindingEntry:
+    by_rank = {rank: _spans(one for one in again if one["rank"] == rank) for rank in _ranks(again)}
+    cost = sum(recorded.within(rank, spans, judged=True).total for rank, spans in by_rank.items())
+    inside = any(recorded.within(rank, spans, judged=False).total for rank, spans in by_rank.items())
+    places: dict[str, list[CompileEntry]] = defaultdict(list)
+    for one in again:
+        places[frame_place(one["function"], one["file"], one["line"])].append(one)
+    most, own = max(places.items(), key=lambda item: (sum(one["dur_ns"] or 0 for one in item[1]), len(item[1])))
+    reason = own[-1]["reason"] or "torch gives no reason"
+    return made(
+        Recompiling(len(again), most, reason, inside),
+        ranks=_ranks(again),
+        share=cost / recorded.window if recorded.window else 0.0,
+        cost_ns=cost,
+        mean_ns=round(cost / max(recorded.count, 1)),
+        severity="medium" if inside and not cost else None,
+        evidence=[_evidence(one) for one in sorted(again, key=lambda one: -(one["dur_ns"] or 0))[:EVIDENCE]],
+    )
+
+
+def _evidence(one: CompileEntry) -> Evidence:
+    return {
+        "rank": one["rank"], "start_ns": one["start_ns"] or 0, "dur_ns": one["dur_ns"] or 0,
+        "name": frame_place(one["function"], one["file"], one["line"]),
+        "note": f"{one['compile_id']}: {one['reason'] or 'no reason given'}",
+    }  # fmt: skip
+
+
+def _breaks(trace: Trace, recorded: Recorded) -> list[GraphBreakEntry]:
+    """Lines at which graphs break, with the time between graphs that each of them leaves."""
+    at: dict[_Line, list[Row]] = defaultdict(list)
+    for row in trace.rows("graph_breaks"):
+        at[row["file"], row["line"], row["reason"]].append(row)
+    gaps = trace.rows("compiled_gaps")
+    times = _between(gaps, {line: {row["compile_id"] for row in rows} for line, rows in at.items()})
+    steps = max(recorded.count, 1)
+    found: list[GraphBreakEntry] = []
+    for line, rows in at.items():
+        own = times.get(line, [])
+        count, host, idle = (sum(gap[name] for gap in own) for name in ("count", "host_ns", "idle_ns"))
+        found.append({
+            "file": line[0], "line": line[1], "reason": line[2],
+            "explanation": rows[0]["explanation"], "hint": rows[0]["hint"],
+            "ranks": sorted({row["rank"] for row in rows}), "compile_ids": sorted({row["compile_id"] for row in rows}),
+            "per_step": count / steps if gaps else None,
+            "host_ns_per_step": round(host / steps) if gaps else None,
+            "idle_ns_per_step": round(idle / steps) if gaps else None,
+        })  # fmt: skip
+    return sorted(found, key=lambda one: (-(one["idle_ns_per_step"] or 0), one["file"], one["line"] or 0))
+
+
+def _between(gaps: Iterable[Row], ids: Mapping[_Line, set[str]]) -> dict[_Line, list[Row]]:
+    """The gaps that each line leaves: those after a graph of a frame that breaks there, or within a frame that does
+    where none further in breaks."""
+    found: dict[_Line, list[Row]] = defaultdict(list)
+    for gap in gaps:
+        for region in gap["regions"].split(INSIDE):
+            lines = [line for line, own in ids.items() if _breaks_in(region, own)]
+            if lines:
+                found[lines[-1]].append(gap)
+                break
+    return found
+
+
+def _breaks_in(region: str, ids: set[str]) -> bool:
+    """Whether a compiled frame is of one of these compilations, or of another compilation of their frames."""
+    return region.partition("/")[0] in {one.partition("/")[0] for one in ids}
+
+
+def _graph_break(breaks: Sequence[GraphBreakEntry], recorded: Recorded) -> FindingEntry:
+    cost = sum((one["idle_ns_per_step"] or 0) for one in breaks) * max(recorded.count, 1)
+    first = breaks[0]
+    return made(
+        GraphBreak(first["file"], first["line"], first["reason"], len(breaks)),
+        ranks=sorted({rank for one in breaks for rank in one["ranks"]}),
+        share=cost / recorded.window if recorded.window else 0.0,
+        cost_ns=cost,
+        mean_ns=round(cost / max(recorded.count, 1)),
+    )
+
+
+def _alone(spans: Mapping[int, Spans], recorded: Recorded) -> int:
+    """ns that ranks compile in judged steps beyond the one that compiles least."""
+    inside = [recorded.within(rank, own, judged=True).total for rank, own in spans.items() if rank in recorded.steps]
+    return sum(inside) - len(inside) * min(inside, default=0)
+
+
+def _logged(trace: Trace) -> bool:
+    return bool(len(trace["compilations"]))
+
+
+ANALYZER = RunAnalyzer(
+    "compilation",
+    run,
+    (Need("logs of torch.compile", "TORCH_TRACE=DIR, or gpuscope record --compile-logs", _logged, optional=True),),
+    (COMPILATION,),
+)

@@ -1,0 +1,52 @@
+"""torch.compile: when each rank compiled what, and where graphs break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dash.development.base_component import Component
+
+from gpuscope.dashboards import ui
+from gpuscope.dashboards.figures import compile_figure
+from gpuscope.dashboards.page import Page, Shown
+from gpuscope.report.terminal.sections.compile_text import lines, sentences
+from gpuscope.schema.compilation_section import CompilationSection
+from gpuscope.words import units
+
+
+def layout(shown: Shown) -> Component:
+    """The page."""
+    if "compilation" not in shown.run.report:
+        return ui.empty(
+            "No logs of torch.compile",
+            "Record them with gpuscope record --compile-logs, or set TORCH_TRACE=DIR, and open the folder with the "
+            "traces of the same run.",
+        )
+    compilation = shown.run.report["compilation"]
+    return ui.page(ui.sentences(sentences(compilation)), *_drawn(compilation, shown), _table(compilation, shown))
+
+
+def _drawn(compilation: CompilationSection, shown: Shown) -> Iterator[Component]:
+    if any(one["start_ns"] is not None for one in compilation["compiles"]):
+        fig = compile_figure.compilations(compilation["compiles"], shown.dark)
+        ranks = len(compilation["ranks"])
+        yield ui.card("When ranks compiled", ui.figure(fig, "compilations", min(140 + 30 * ranks, 900)))
+
+
+def _table(compilation: CompilationSection, shown: Shown) -> Component:
+    rows = [
+        {"what": one.kind, "where": one.place, "ranks": units.ranks(one.ranks), "times": one.times,
+         "shown_times": str(one.times), "cost": one.cost, "why": one.why}
+        for one in lines(compilation)
+    ]  # fmt: skip
+    columns = [
+        ui.column("what", "what", maxWidth=130), ui.column("where", "where", minWidth=220),
+        ui.column("ranks", "ranks", maxWidth=110), ui.number("times", "times", "shown_times", maxWidth=100),
+        ui.column("cost", "cost", maxWidth=150), ui.column("why", "why", minWidth=320, wrapText=True, autoHeight=True),
+    ]  # fmt: skip
+    return ui.card(
+        "Graph breaks, recompilations, first compilations", ui.grid(rows, columns, "compilations", shown.dark)
+    )
+
+
+PAGE = Page("/compile", "Compile", 10, layout)

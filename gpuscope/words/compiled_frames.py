@@ -1,0 +1,16 @@
+"""How compiled functions are called: those that go on behind a graph break by the function that was broken."""
+
+from __future__ import annotations
+
+import re
+
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)$")
+
+
+def frame_place(function: str | None, file: str | None, line: int | None) -> str:
+    """`f (train.py:6)`; `f (train.py, from line 9)` of one that goes on behind a graph break."""
+    name = (file or "?").replace("\\", "/").rpartition("/")[2]
+    if found := _RESUMED.match(function or ""):
+        return f"{found['name']} ({name}, from line {found['line']})"
+    at = f"{name}:{line if line is not None else '?'}"
+    return f"{function} ({at})" if function else at
