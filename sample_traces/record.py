@@ -24,7 +24,17 @@ WITHOUT_CORE = 0.1  # share of the recorded steps that a training thread may spe
 # Whether a rank comes last more often than by chance takes a number of steps to tell; the others are kept small.
 LONG, LONG_ACTIVE = ("ddp_healthy", "ddp_slow_loader", "ddp_slow_rank", "ddp_rotating_rank", "ddp_uneven_sequences"), 8
 CORES = os.cpu_count() or 1
-KEPT = ("rank*.json.gz", "manifest.json", "collectives/*", "measures/*")
+KEPT = ("rank*.json.gz", "manifest.json", "collectives/*", "measures/*", "compile/*.log")
+GPUSCOPE = [sys.executable, "-c", "from gpuscope.cli import main; main()"]
+JOB = Path(__file__).with_name("compile_job.py")
+COMPILED = [
+    "record", "--compile-logs", "--wait", "4", "--warmup", "1", "--active", "18", "--out", "ddp_recompiling", "--",
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB),
+]  # fmt: skip
+LOGGED = re.compile(
+    r'\{"(?:str|chromium_event|compilation_metrics|dynamo_start)"|graph_break_reason|recompile_reasons|_cache_|_schedule'
+)
+"""Entries of torch.compile's log that are kept: others hold the environment, and what Inductor wrote."""
 DDP = ["--parallel", "ddp", "--nproc", "2"]
 PP = ["--parallel", "pp", "--nproc", "2", "--set", "data.batch=16"]
 SMALL_BATCH = ["--set", "data.batch=1", "--set", "data.sequence=32"]
@@ -46,23 +56,21 @@ SAMPLES: dict[str, list[str]] = {
     "pp_1f1b": PP,
     "pp_few_micro_batches": [*PP, "--fault", "few_micro_batches"],
     "pp_unbalanced_stage": [*PP, "--fault", "unbalanced_stage:times=3"],
+    "ddp_recompiling": COMPILED,
     "3d_healthy": ["--parallel", "pp=2+tp=2+fsdp", "--nproc", "4", "--set", "pipeline.micro_batches=2"],
 }
 
 
 def record(name: str, folder: Path) -> bool:
     """Record one sample into `folder`; whether its steps were steady."""
+    if name == "ddp_recompiling":  # steps that compile are never alike
+        run(SAMPLES[name], folder)
+        return True
     active = LONG_ACTIVE if name in LONG else 3 if name.startswith("ddp") else 2  # the others have more events per step
     steps = WAIT + WARMUP + active
     settings = [f"capture.wait={WAIT}", f"capture.warmup={WARMUP}", f"capture.active={active}"]
     words = [*SAMPLES[name], "--steps", str(steps), *(w for s in settings for w in ("--set", s))]
-    subprocess.run(
-        [sys.executable, "-c", "from gpuscope.cli import main; main()", "train", *words, "--out", name],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-        capture_output=True,
-    )
+    run(["train", *words, "--out", name], folder)
     measures = list((folder / name / "measures").iterdir())
     # Ranks that share cores are never steady, and no repetition makes them so.
     if len(measures) > CORES:
@@ -70,6 +78,20 @@ def record(name: str, folder: Path) -> bool:
     return all(is_steady(path) for path in measures) and all(
         without_core(path) < WITHOUT_CORE for path in (folder / name).glob("rank*.json.gz")
     )
+
+
+def run(words: list[str], folder: Path) -> None:
+    """Run gpuscope in a folder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    subprocess.run([*GPUSCOPE, *words], cwd=folder, env=environment, check=True, capture_output=True)
+
+
+def shortened(entry: str) -> str:
+    """What is kept of an entry of torch.compile's log."""
+    head = entry.partition("\n")[0]
+    if not LOGGED.search(head) or ('{"chromium_event"' in head and '"name": "dynamo"' not in entry):
+        return ""
+    return head + "\n" if "_cache_" in head else entry
 
 
 def is_steady(measures: Path) -> bool:
@@ -105,12 +127,23 @@ def keep(run: Path, out: Path) -> None:
             text = re.sub(r'("host_name"|"host"): "[^"]*"', r'\1: "node0"', text)
             text = re.sub(r'("traceName": )"[^"]*/([^"/]+/[^"/]+)"', r'\1"\2"', text)
             target.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+        elif path.suffix == ".log":
+            entries = re.split(r"^(?=V\d{4} )", path.read_text(), flags=re.MULTILINE)
+            text = "".join(map(shortened, entries))
+            text = re.sub(r"[^\s\"'\\]*/(?=site-packages/)", "/lib/", text).replace(str(JOB.parent), "/job")
+            text = text.replace(str(run.parent.resolve()), "/job")
+            target.with_suffix(".log.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
         else:
             shutil.copy(path, target)
     manifest = json.loads((run / "manifest.json").read_text())
+    for entry in manifest["files"]:
+        entry["path"] = re.sub(r"\.log$", ".log.gz", entry["path"])
     manifest["files"] = [entry for entry in manifest["files"] if (out / entry["path"]).exists()]
     for entry in manifest["files"]:
         entry["bytes"] = (out / entry["path"]).stat().st_size
+    manifest["command"] = [
+        word.replace(f"{JOB.parent}/", "").replace(sys.executable, "python") for word in manifest["command"]
+    ]
     for rank in manifest["ranks"]:
         rank["host"] = "node0"
     (out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")

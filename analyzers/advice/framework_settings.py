@@ -66,8 +66,8 @@ def device_floor(case: Case, *parts: PartName) -> float:
 
 def needed(case: Case, rank: RankEntry, *parts: PartName) -> int:
     """ns per step that these parts of a rank's breakdown take; without steps in its window."""
-    spent, step = sum(rank["breakdown_ns"][part] for part in parts), case.report["step_time"]
-    of_step = per_step_ns(spent / max(rank["window_ns"], 1), step["median_ns"] if step else None)
+    spent = sum(rank["breakdown_ns"][part] for part in parts)
+    of_step = per_step_ns(spent / max(rank["window_ns"], 1), case.step_ns)
     return spent if of_step is None else of_step
 
 

@@ -70,6 +70,12 @@ class Case:
     predict: Predict
 
     @property
+    def step_ns(self) -> int | None:
+        """«The step»; None without steps."""
+        step = self.report["step_time"]
+        return step["median_ns"] if step else None
+
+    @property
     def program(self) -> Program | None:
         """The kind of program; None where the files hold no events that could tell."""
         return self.report["trace"]["program"]

@@ -13,7 +13,7 @@ from gpuscope.errors import UsageError
 from gpuscope.trace.breakdown import Breakdown, Parts, split
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times, blocks
-from gpuscope.trace.intervals import Spans
+from gpuscope.trace.intervals import Spans, union
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.steps import KERNEL_SEQUENCE, device_steps
 from gpuscope.trace.trace import Lane, Trace
@@ -63,6 +63,11 @@ class LaneView:
         """From the first steady step's begin to the last one's end; the window where there is none."""
         steady = [step for step, role in zip(self.steps, self.roles, strict=True) if role == Role.STEADY]
         return (steady[0].start, steady[-1].end) if steady else self.window
+
+    @property
+    def judged_spans(self) -> Spans:
+        """The same without the long steps between them."""
+        return union(*bounds(self.judged_steps))
 
     @property
     def rows(self) -> Times:

@@ -17,12 +17,13 @@ from gpuscope.analyzers.compilation.divergence import divergences
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.compilation import CompileDivergence, GraphBreak, Recompiling
+from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.compilation_section import CompilationSection, CompiledRankEntry, CompileEntry, GraphBreakEntry
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.intervals import EMPTY, Spans, intersect, union
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Row, Trace
-from gpuscope.words.compiled_frames import frame_place
+from gpuscope.words.compiled_frames import frame_place, in_library
 
 _Line = tuple[str, int | None, str]
 """File, line and reason of a graph break."""
@@ -40,6 +41,11 @@ class Recorded:
     def window(self) -> int:
         """ns of the judged steps."""
         return sum(step.end - step.start for steps in self.judged.values() for step in steps)
+
+    @property
+    def numbers(self) -> set[int]:
+        """Of the judged steps."""
+        return {step.step for steps in self.judged.values() for step in steps}
 
     @property
     def count(self) -> int:
@@ -64,7 +70,7 @@ def run(facts: RunFacts) -> Result:
     result = Result(ANALYZER.name)
     trace, recorded = facts.trace, _recorded(facts)
     compiles = _compiles(trace, recorded)
-    breaks = _breaks(trace, recorded)
+    breaks, idle = _breaks(trace, recorded, facts.step_ns)
     spans = {rank: _spans(one for one in compiles if one["rank"] == rank) for rank in _ranks(compiles)}
     places = {} if facts.stages is None else facts.stages.places
     unlike = divergences(trace, compiles, {rank: stage for rank, (_, stage) in places.items()})
@@ -77,7 +83,7 @@ def run(facts: RunFacts) -> Result:
     if again:
         result.findings.append(_recompiling(again, recorded))
     if breaks:
-        result.findings.append(_graph_break(breaks, recorded))
+        result.findings.append(_graph_break(breaks, idle, recorded))
     if unlike:
         first = unlike[0]
         alone = _alone(spans, recorded)
@@ -178,14 +184,14 @@ def _evidence(one: CompileEntry) -> Evidence:
     }  # fmt: skip
 
 
-def _breaks(trace: Trace, recorded: Recorded) -> list[GraphBreakEntry]:
-    """Lines at which graphs break, with the time between graphs that each of them leaves."""
+def _breaks(trace: Trace, recorded: Recorded, step_ns: int | None) -> tuple[list[GraphBreakEntry], int]:
+    """Lines at which graphs break, with the time between graphs that each of them leaves; the idle time of all, ns."""
     at: dict[_Line, list[Row]] = defaultdict(list)
     for row in trace.rows("graph_breaks"):
         at[row["file"], row["line"], row["reason"]].append(row)
-    gaps = trace.rows("compiled_gaps")
+    gaps = [gap for gap in trace.rows("compiled_gaps") if gap["step"] in recorded.numbers]
     times = _between(gaps, {line: {row["compile_id"] for row in rows} for line, rows in at.items()})
-    steps = max(recorded.count, 1)
+    known = bool(gaps) and recorded.window > 0
     found: list[GraphBreakEntry] = []
     for line, rows in at.items():
         own = times.get(line, [])
@@ -194,11 +200,14 @@ def _breaks(trace: Trace, recorded: Recorded) -> list[GraphBreakEntry]:
             "file": line[0], "line": line[1], "reason": line[2],
             "explanation": rows[0]["explanation"], "hint": rows[0]["hint"],
             "ranks": sorted({row["rank"] for row in rows}), "compile_ids": sorted({row["compile_id"] for row in rows}),
-            "per_step": count / steps if gaps else None,
-            "host_ns_per_step": round(host / steps) if gaps else None,
-            "idle_ns_per_step": round(idle / steps) if gaps else None,
+            "per_step": count / recorded.count if known else None,
+            "host_ns_per_step": per_step_ns(host / recorded.window, step_ns) if known else None,
+            "idle_ns_per_step": per_step_ns(idle / recorded.window, step_ns) if known else None,
         })  # fmt: skip
-    return sorted(found, key=lambda one: (-(one["idle_ns_per_step"] or 0), one["file"], one["line"] or 0))
+    found.sort(
+        key=lambda one: (-(one["idle_ns_per_step"] or 0), in_library(one["file"]), one["file"], one["line"] or 0)
+    )
+    return found, sum(gap["idle_ns"] for own in times.values() for gap in own)
 
 
 def _between(gaps: Iterable[Row], ids: Mapping[_Line, set[str]]) -> dict[_Line, list[Row]]:
@@ -219,8 +228,7 @@ def _breaks_in(region: str, ids: set[str]) -> bool:
     return region.partition("/")[0] in {one.partition("/")[0] for one in ids}
 
 
-def _graph_break(breaks: Sequence[GraphBreakEntry], recorded: Recorded) -> FindingEntry:
-    cost = sum((one["idle_ns_per_step"] or 0) for one in breaks) * max(recorded.count, 1)
+def _graph_break(breaks: Sequence[GraphBreakEntry], cost: int, recorded: Recorded) -> FindingEntry:
     first = breaks[0]
     return made(
         GraphBreak(first["file"], first["line"], first["reason"], len(breaks)),

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.lanes import LaneView, bounds, step_at
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, measure_within, subtract, union
 from gpuscope.trace.naming import kinds
-from gpuscope.trace.schema import SCHEMAS
+from gpuscope.trace.schema import NA, SCHEMAS
 from gpuscope.trace.trace import Trace
 
 INSIDE = "<"
@@ -22,17 +22,20 @@ _Gap = tuple[str, int, int]
 
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
-    """The table `compiled_gaps` of a file's lanes, over their judged steps."""
+    """The table `compiled_gaps` of a file's lanes, by step."""
     result = Result(ANALYZER.name)
-    rows: dict[str, list[int]] = {"rank": [], "regions": [], "count": [], "host_ns": [], "idle_ns": []}
+    rows: dict[str, list[int]] = {"rank": [], "regions": [], "step": [], "count": [], "host_ns": [], "idle_ns": []}
     for view in lanes:
-        gaps = [gap for gap in _gaps(trace, view.lane.rank) if gap[1] >= view.judged[0] and gap[2] <= view.judged[1]]
+        gaps = list(_gaps(trace, view.lane.rank))
         start, end = (np.array([gap[side] for gap in gaps], np.int64) for side in (1, 2))
+        steps = np.array([NA, *(one.step for one in view.steps)], np.int64)[step_at(*bounds(view.steps), start) + 1]
         idle = measure_within(subtract(view.parts.idle, _compiling(trace, view.lane.rank)), start, end)
-        for regions in sorted({gap[0] for gap in gaps}):
-            own = np.array([gap[0] == regions for gap in gaps])
+        regions = np.array([trace.names.code(gap[0]) for gap in gaps], np.int64)
+        for name, step in sorted(set(zip(regions.tolist(), steps.tolist(), strict=True))):
+            own = (regions == name) & (steps == step)
             rows["rank"].append(view.lane.rank)
-            rows["regions"].append(trace.names.code(regions))
+            rows["regions"].append(name)
+            rows["step"].append(step)
             rows["count"].append(int(own.sum()))
             rows["host_ns"].append(int((end - start)[own].sum()))
             rows["idle_ns"].append(int(idle[own].sum()))

@@ -16,7 +16,7 @@ from gpuscope.catalogue.findings.device import WaitsForGil
 from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import rows_of_rank
-from gpuscope.trace.intervals import Spans, clip, intersect, union
+from gpuscope.trace.intervals import Spans, intersect, union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.trace import Trace
 
@@ -37,7 +37,7 @@ def _waits(trace: Trace, view: LaneView, name: int, thread: int) -> Spans:
     """When a thread waited for the GIL while the device was idle, in what is judged."""
     host, own = trace["host_events"], slice(*rows_of_rank(trace["host_events"], view.lane.rank))
     rows = own.start + np.flatnonzero((host["name"][own] == name) & (host["thread"][own] == thread))
-    return clip(intersect(view.parts.idle, union(host["start"][rows], host["end"][rows])), *view.judged)
+    return intersect(intersect(view.parts.idle, union(host["start"][rows], host["end"][rows])), view.judged_spans)
 
 
 def _others(trace: Trace, view: LaneView, name: int, thread: int) -> list[str]:

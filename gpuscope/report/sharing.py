@@ -11,10 +11,9 @@ from hashlib import sha256
 from typing import Any, cast
 
 from gpuscope.schema.document import Report, SharedEntry
+from gpuscope.words.compiled_frames import LIBRARY
 
 _PATH = re.compile(r"(?<![\w./…-])(?:[A-Za-z]:[\\/]|~?/|[A-Za-z][A-Za-z0-9+]*://)[^\s'\"«»,;:|<>()\[\]]+")
-_LIBRARY = re.compile(r"(?:.*/)?(?:site-packages|dist-packages|python3\.\d+)/")
-"""What stands behind this is a library's own path, the same on every machine."""
 _HOME = re.compile(r"(?:/home|/Users|[A-Za-z]:[\\/]Users)[\\/]([^\s/\\'\"«»,;:]+)")
 _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 _SHORTEST = 3
@@ -90,7 +89,7 @@ class Replacing:
 
 def _last(path: str) -> str:
     """A path's own name; of a library's file the path in that library."""
-    if (library := _LIBRARY.match(path)) is not None:
+    if (library := LIBRARY.match(path)) is not None:
         return path[library.end() :]
     return re.split(r"[\\/]", path.rstrip("\\/"))[-1]
 

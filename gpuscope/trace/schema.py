@@ -486,7 +486,8 @@ COMPILED_GAPS = TableSchema(
     (
         _RANK,
         Column("regions", "name", "compile ids of the compiled frames around the graph before it, the innermost first"),
-        Column("count", "int", "how often, in the judged steps"),
+        Column("step", "int", "number of the step that they are in"),
+        Column("count", "int", "how often in that step"),
         Column("host_ns", "int", "time between the graphs, ns"),
         Column("idle_ns", "int", "of it time in which the device was idle, ns"),
     ),

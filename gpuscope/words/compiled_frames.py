@@ -1,10 +1,18 @@
-"""How compiled functions are called: those that go on behind a graph break by the function that was broken."""
+"""How compiled functions are called (those that go on behind a graph break by the function that was broken), and whose
+code they are."""
 
 from __future__ import annotations
 
 import re
 
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)$")
+LIBRARY = re.compile(r"(?:.*/)?(?:site-packages|dist-packages|python3\.\d+)/")
+"""What stands behind this is a library's own path, the same on every machine."""
+
+
+def in_library(file: str | None) -> bool:
+    """Whether a file belongs to an installed library or to Python, which nobody changes for a job."""
+    return LIBRARY.match((file or "").replace("\\", "/")) is not None
 
 
 def frame_place(function: str | None, file: str | None, line: int | None) -> str:

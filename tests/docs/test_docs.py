@@ -27,7 +27,8 @@ from gpuscope.schema.document import Report
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-SAMPLES = [ROOT / "sample_traces" / name for name in ("ddp_healthy", "ddp_slow_loader", "ddp_slow_rank")]
+SAMPLED = ("ddp_healthy", "ddp_slow_loader", "ddp_slow_rank", "ddp_recompiling")
+SAMPLES = [ROOT / "sample_traces" / name for name in SAMPLED]
 
 
 def text_of(page: Path) -> str:

@@ -12,7 +12,7 @@ from gpuscope.analyzers.device_time.idleness.host_activity import host_activity
 from gpuscope.schema.document import Evidence
 from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.table import Array, Mask, Times, rows_of_rank, rows_where
-from gpuscope.trace.intervals import Spans, clip
+from gpuscope.trace.intervals import Spans, intersect
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 from gpuscope.words import units
@@ -36,7 +36,7 @@ def evidence(
     Where the cause is blocking, the call that returned last before is named: `blocking` are these calls, by end.
     """
     device, names = trace["device_events"], trace.names
-    judged = clip(spans, *view.judged)
+    judged = intersect(spans, view.judged_spans)
     spans = judged if len(judged.start) else spans
     picked = longest(spans)
     shown = Spans(spans.start[picked], spans.end[picked])

@@ -15,6 +15,8 @@ EXPLAINED_BY = {
     "straggler": ("slow_worker", "slow_stage", "slow_operations"),
 }
 """Findings that say what makes a cause, where an analysis found it."""
+LIE_WITHIN = {"host_other": ("graph_break", "waits_for_gil", "recompiling"), "launch": ("graph_break",)}
+"""The same of findings that are a part of a cause's time: they make it where they are half of it."""
 
 
 def startup(report: Diagnosis) -> FindingEntry | None:
@@ -52,7 +54,10 @@ def late_ranks(report: Diagnosis, finding: FindingEntry) -> list[int]:
 
 def reason(report: Diagnosis) -> FindingEntry | None:
     """The costliest finding that says what makes the verdict's cause; None where none does."""
-    codes = EXPLAINED_BY.get(report["verdict"]["cause"] or "", ())
+    cause = report["verdict"]["cause"] or ""
+    shares = {one["code"]: one["share_frac"] for one in report["findings"]}
+    within = [code for code in LIE_WITHIN.get(cause, ()) if shares.get(code, 0) > shares.get(cause, 0) / 2]
+    codes = (*EXPLAINED_BY.get(cause, ()), *within)
     reasons = [one for one in report["findings"] if one["code"] in codes]
     return max(reasons, key=lambda one: one["share_frac"], default=None)
 
@@ -77,8 +82,9 @@ def first_answer(report: Report) -> SuggestionEntry | None:
 
 
 def answering_first(report: Diagnosis, unpredicted: Sequence[UnpredictedEntry]) -> list[UnpredictedEntry]:
-    """Changes whose gain is not estimated, those first that answer what is wrong."""
-    return sorted(unpredicted, key=lambda one: not answers(report, one))
+    """Changes whose gain is not estimated: first what answers the trouble most closely, of it what costs most."""
+    costs = {one["code"]: one["share_frac"] for one in report["findings"]}
+    return sorted(unpredicted, key=lambda one: (-answers(report, one), -costs.get(one["finding"], 0.0)))
 
 
 def answers(report: Diagnosis, one: SuggestionEntry | UnpredictedEntry) -> int:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpuscope.instrumented_runtime.record.compiler import leave_uncompiled
 from gpuscope.instrumented_runtime.record.gloo import gloo_threads
 from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective, Group
 
@@ -142,6 +143,8 @@ def _group_class() -> Any:
     body |= {name: _logging(name, *METHODS[name]) for name in METHODS if hasattr(ProcessGroup, name)}
     body |= {name: _forwarding(name) for name in FORWARDED if hasattr(ProcessGroup, name)}
     body["shutdown"] = _shutdown
+    for method in body.values():
+        leave_uncompiled(method)
     _class = type("LoggedProcessGroup", (ProcessGroup,), body)
     return _class
 
@@ -224,10 +227,13 @@ def _work_class() -> Any:
     def forwarding(name: str) -> Callable[..., Any]:
         return lambda self, *args, **kwargs: getattr(self.inner, name)(*args, **kwargs)
 
+    leave_uncompiled(LoggedWork.wait)
     for name in ("is_completed", "is_success", "exception", "result", "synchronize", "get_future",
                  "source_rank", "_source_rank", "block_current_stream", "boxed"):  # fmt: skip
         if hasattr(Work, name):
-            setattr(LoggedWork, name, forwarding(name))
+            method = forwarding(name)
+            leave_uncompiled(method)
+            setattr(LoggedWork, name, method)
     _Work = LoggedWork
     return _Work
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from gpuscope.analyzers.advice.framework_settings import config, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.catalogue.suggestion import Suggestion
+from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.compilation_section import CompileEntry, GraphBreakEntry
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words import units
-from gpuscope.words.compiled_frames import frame_place
+from gpuscope.words.compiled_frames import frame_place, in_library
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class WholeGraph(Suggestion):
     def bound(self) -> str:
         if self.idle_ns is None:
             return "without ranges of compiled regions in a trace its cost is not known"
+        if not self.idle_ns:
+            return "the device does not idle there: fusion alone can gain"
         return f"no more than the {units.duration(self.idle_ns)} per step that the device idles there can be saved"
 
 
@@ -101,24 +104,30 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     elif finding["code"] == "recompiling":
         again = [one for one in section["compiles"] if one["recompiled"] and one["reason"]]
         if again:
-            yield _stable(finding, again)
+            yield _stable(case, finding, again)
     else:
-        for one in section["graph_breaks"][:MOST]:
+        for one in _worth(section["graph_breaks"])[:MOST]:
             place = frame_place(None, one["file"], one["line"])
             told = WholeGraph(place, one["reason"], one["explanation"] or "", one["idle_ns_per_step"])
             yield Proposal(finding, told, _for_break(one, place))
+
+
+def _worth(breaks: list[GraphBreakEntry]) -> list[GraphBreakEntry]:
+    """Those that somebody can mend: not those of libraries at which nothing idles."""
+    return [one for one in breaks if one["idle_ns_per_step"] or not in_library(one["file"])]
 
 
 MOST = 3
 """Lines at which graphs break that have a suggestion of their own."""
 
 
-def _stable(finding: FindingEntry, again: list[CompileEntry]) -> Proposal:
+def _stable(case: Case, finding: FindingEntry, again: list[CompileEntry]) -> Proposal:
     # Inner frames fail on what outer ones computed: the first guard in time is about the user's own input.
-    first = min(again, key=lambda one: one["start_ns"] or 0)
+    first = min(again, key=lambda one: (in_library(one["file"]), one["start_ns"] or 0))
     place, guard = frame_place(first["function"], first["file"], first["line"]), first["reason"] or ""
     took = sum(one["dur_ns"] or 0 for one in again)
-    return Proposal(finding, StableGuard(place, guard, took, finding["cost_ns_per_step"] or 0), _for_guard(guard))
+    saved = per_step_ns(finding["share_frac"], case.step_ns) or 0
+    return Proposal(finding, StableGuard(place, guard, took, saved), _for_guard(guard))
 
 
 _SIZE = re.compile(r"tensor '(?P<name>\w+)' size mismatch at index (?P<axis>\d+)")
