@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+
 from gpuscope.analyzers.base.analyzer import Analyzer, Attributed, LaneKey, Result
 from gpuscope.analyzers.base.lanes import LaneSummary
 from gpuscope.analyzers.changes import Change, EvenStages, Predicted, Refused
@@ -20,7 +22,7 @@ from gpuscope.analyzers.facts.pipeline_facts.assembled import assembled
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, flushes
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap, is_timed, stage_map
 from gpuscope.analyzers.facts.placement import Placement
-from gpuscope.analyzers.facts.steady_state import SteadyState, spread, steady_state, timed_steps
+from gpuscope.analyzers.facts.steady_state import SteadyState, steady_state, timed_state
 from gpuscope.analyzers.facts.waits import Waits, waits
 from gpuscope.schema.document import StepTime
 from gpuscope.trace.columns.table import Table
@@ -46,14 +48,14 @@ class RunFacts:
     @cached_property
     def steady(self) -> SteadyState:
         """The role of each step, and what is judged."""
+        if not self.lanes and is_timed(self.trace):
+            return timed_state(self.trace["operations"])
         return steady_state(self.lanes, self.steps_asked)
 
-    @cached_property
+    @property
     def step_time(self) -> StepTime | None:
         """«The step» and its spread; None where no steps were found."""
-        if self.lanes or not is_timed(self.trace):
-            return self.steady.step_time
-        return spread(timed_steps(self.trace["operations"]))
+        return self.steady.step_time
 
     @property
     def step_ns(self) -> int | None:
@@ -105,8 +107,13 @@ class RunFacts:
 
     @cached_property
     def operations(self) -> Table:
-        """The table `operations` on the run's clock, each row with its stage where ranks are stages."""
-        return self.trace["operations"] if self.stages is None else assembled(self.trace, self.stages, self.clocks)
+        """The table `operations` on the run's clock, each row with its stage where ranks are stages; of a job's own
+        timers the judged steps."""
+        table = self.trace["operations"] if self.stages is None else assembled(self.trace, self.stages, self.clocks)
+        if self.lanes or not is_timed(self.trace):
+            return table
+        judged = [step for step in self.steady.steps if self.steady.judged(step)]
+        return table.take(np.flatnonzero(np.isin(table["step"], judged)))
 
     @cached_property
     def flushes(self) -> tuple[tuple[Flush, ...], int]:

@@ -131,17 +131,17 @@ def spread(durations: Sequence[int]) -> StepTime | None:
     }  # fmt: skip
 
 
-def timed_steps(operations: Table) -> list[int]:
-    """Durations (ns) of the steps of which only operations are known: from the first operation of one, on any rank, to
-    the next one's; of a single step to its last operation's end."""
-    if not len(operations):
-        return []
+def timed_state(operations: Table) -> SteadyState:
+    """The roles of steps of which only operations are known. A step lasts from its first operation, on any rank, to the
+    next one's; the last one to the end of its last operation, and is whole."""
     steps, place = np.unique(operations["step"], return_inverse=True)
     begin = np.full(len(steps), np.iinfo(np.int64).max)
     np.minimum.at(begin, place, operations["start"])
-    if len(steps) == 1:
-        return [int(operations["end"].max() - begin[0])]
-    return [int(ns) for ns in np.diff(begin)]
+    ends = [*begin[1:].tolist(), int(operations["end"].max(initial=0))]
+    facts = [StepFacts(end - start) for start, end in zip(begin.tolist(), ends, strict=False)]
+    own = roles([*facts, StepFacts(0, cut=True)])[:-1]
+    found = dict(zip(steps.tolist(), facts, strict=True))
+    return SteadyState(found, dict(zip(found, own, strict=True)), asked=False)
 
 
 def total(breakdowns: Iterable[Breakdown]) -> Breakdown:

@@ -26,6 +26,7 @@ from gpuscope.analyzers.base.self_check import NAME as CHECK
 from gpuscope.analyzers.base.self_check import self_check
 from gpuscope.analyzers.device_time.ideal_step import ideal_steps
 from gpuscope.analyzers.device_time.kernels.compute_findings import compute_findings
+from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.verdict import verdict
@@ -270,12 +271,19 @@ def _weigh(
         why_no_device="; ".join(reasons) or _no_timeline(trace, given.get(sections.MEMORY)),
         hung=any(finding["code"] == "hang" for result in results for finding in result.findings),
         slowdown=given.get(sections.SLOWDOWN),
+        bubble=_bubble(facts, given),
         waits_without_core=_without_core(given),
         worked=_worked(judged, lanes),
         unexplained=unexplained(given.get(sections.GAPS) or []),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
         timelines_cut=_timelines_cut(trace, problems),
     )
+
+
+def _bubble(facts: RunFacts, given: Sections) -> float | None:
+    """The share of a pipeline's time without computations, of a job whose timers hold these alone."""
+    pipeline = given.get(sections.PIPELINE)
+    return pipeline.get("bubble_frac") if pipeline and computations_alone(facts.trace, facts.operations) else None
 
 
 def _worked(judged: Sequence[Breakdown], lanes: Sequence[LaneSummary]) -> int | None:

@@ -10,7 +10,7 @@ import numpy as np
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.sections import SLOWDOWN
-from gpuscope.analyzers.facts.pipeline_facts.assembled import from_ranges
+from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone, from_ranges
 from gpuscope.analyzers.facts.pipeline_facts.stages import is_timed
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds
@@ -45,7 +45,8 @@ def run(facts: RunFacts) -> Result:
         return Result(ANALYZER.name)
     try:
         _check_whole(trace)
-        job, graph = _from_pipeline(facts) if from_ranges(trace) else _from_operations(trace, timed)
+        alone = from_ranges(trace) or computations_alone(trace, facts.operations)
+        job, graph = _from_pipeline(facts) if alone else _from_operations(facts, timed)
         found = slowdowns(job, graph)
     except UnmodelledError as error:
         return Result(ANALYZER.name, "skipped", str(error))
@@ -62,8 +63,9 @@ def run(facts: RunFacts) -> Result:
     return result
 
 
-def _from_operations(trace: Trace, timed: bool) -> tuple[Grid, Graph]:
-    job = grid(trace["operations"] if timed else tied(trace["operations"], trace.names), trace.names)
+def _from_operations(facts: RunFacts, timed: bool) -> tuple[Grid, Graph]:
+    table, names = facts.operations, facts.trace.names
+    job = grid(table if timed else tied(table, names), names)
     return job, dependencies(job)
 
 

@@ -65,6 +65,8 @@ class Evidence:
     """Whether a hang was found: then the window holds the wait for it, not the steps of a run."""
     slowdown: Slowdown | None = None
     """What a what-if on the job's operations found; it makes the verdict where nothing but operations is known."""
+    bubble: float | None = None
+    """Share of the stages' time in which they compute nothing, where timers hold computations alone."""
     world_assumed: bool = False
     """Whether the ranks in the files are only assumed to be the whole job."""
     sizes_estimated: bool = False
@@ -117,7 +119,7 @@ def bound(causes: Mapping[str, int], window: int) -> tuple[Class, str | None, fl
 def decide(evidence: Evidence) -> Verdict:
     """The verdict, or an abstention that says what to record."""
     if not evidence.events and evidence.slowdown is not None and not evidence.contradiction:
-        return _by_operations(evidence.slowdown)
+        return _by_operations(evidence.slowdown, evidence.bubble)
     if (found := _why_abstain(evidence)) is not None:
         reason, why, record = found
         besides = _besides(evidence.slowdown)
@@ -163,13 +165,19 @@ SLOWED = 1.1
 """A job known by its operations alone is bound by its stragglers from this slowdown on."""
 
 
-def _by_operations(slowdown: Slowdown) -> Verdict:
-    """The verdict on a job known by its operations alone: its slowdown against a run without stragglers."""
+def _by_operations(slowdown: Slowdown, bubble: float | None) -> Verdict:
+    """The verdict on a job known by its operations alone: its slowdown against a run without stragglers, else the
+    pipeline's bubble where what is no computation is one."""
     total = slowdown["total"]
     share = 1 - 1 / total if total > 1 else 0.0
     if total >= SLOWED:
         why = f"by its operations the step takes {total:.3f} times as long as without stragglers"
         return _verdict("communication", "straggler", share, OPERATIONS_CONFIDENCE, why)
+    if bubble is not None and bubble >= VERDICT_SHARE:
+        why = (
+            f"stages compute in {units.share(1 - bubble)} of the pipeline's time; stragglers make it {total:.3f} times"
+        )
+        return _verdict("communication", "pipeline_bubble", bubble, OPERATIONS_CONFIDENCE, f"{why} as long")
     why = f"by its operations the step takes no more than {total:.3f} times as long as without stragglers"
     return _verdict("compute", None, 1 - share, OPERATIONS_CONFIDENCE, why)
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from gpuscope.analyzers.facts.clocks import Clocks
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap, is_timed
+from gpuscope.analyzers.step_graph.dependencies import BACKWARD, FORWARD, WEIGHT
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -14,6 +15,12 @@ from gpuscope.trace.trace import Trace
 def from_ranges(trace: Trace) -> bool:
     """Whether the operations are a pipeline's, known from its ranges and not from timers of the job."""
     return not is_timed(trace) and bool((trace["operations"]["global_chunk"] != NA).any())
+
+
+def computations_alone(trace: Trace, operations: Table) -> bool:
+    """Whether a job's timers know where each computation belongs, and nothing of messages between the stages."""
+    computes = np.isin(operations["op"], [trace.names.find(op) for op in (FORWARD, BACKWARD, WEIGHT)])
+    return is_timed(trace) and bool((computes & (operations["global_chunk"] != NA)).all())
 
 
 def assembled(trace: Trace, stages: StageMap, clock: Clocks) -> Table:

@@ -42,7 +42,9 @@ def verdict_words(report: Report) -> str:
         return "No verdict"
     share = units.share(verdict["share_frac"])
     takes = f"{share} of the time{_sum(report)}"
-    if not report["ranks"] and "slowdown" in report:
+    if not report["ranks"] and verdict["cause"] == "pipeline_bubble":
+        takes = f"pipeline bubble {share} of the stages' time"
+    elif not report["ranks"] and "slowdown" in report:
         takes = f"stragglers make the step {report['slowdown']['total']:.3f} times as long ({share} of it)"
     return f"{BOUND[bound_by]}: {takes}"
 
