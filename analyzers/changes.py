@@ -208,6 +208,16 @@ class FusedKernels:
 
 
 @dataclass(frozen=True)
+class ExpertLoads:
+    """Experts with other numbers of tokens: by rank, begin and end (ns on its clock) what they compute takes `factor`
+    times as long, in `windows` and in `transfers`; the latter are calls of collectives as recorded."""
+
+    windows: tuple[tuple[int, int, int, float], ...]
+    transfers: tuple[tuple[int, int, int, float], ...]
+    what: str
+
+
+@dataclass(frozen=True)
 class NoLayoutConversion:
     """Convolutions on tensors in the layout they want (`channels_last`): nothing converted around them."""
 
@@ -266,6 +276,7 @@ Change = (
     | HopperAttention
     | FusedOptimizer
     | GradientViews
+    | ExpertLoads
 )
 
 RegroupedCommunication = BucketSize | AccumulatedGradients | Overlap | Prefetch | KeepParameters | GroupModules

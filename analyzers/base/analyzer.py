@@ -137,6 +137,7 @@ ROOMS = (
     "topology",
     "collectives",
     "compilation",
+    "experts",
     "nccl",
     "pipelines",
     "slowdown",

@@ -13,6 +13,7 @@ from gpuscope.schema import compute_section, document, memory_section, nccl_sect
 from gpuscope.schema.call_tree_section import PlaceEntry
 from gpuscope.schema.compilation_section import CompilationSection
 from gpuscope.schema.document import Diagnosis, KernelEntry
+from gpuscope.schema.experts_section import ExpertsSection
 from gpuscope.schema.hang_section import Hang
 from gpuscope.schema.host_calls_section import HostCallsEntry
 from gpuscope.schema.pipeline_section import Pipeline
@@ -136,6 +137,7 @@ REPLAY = Section[Replay]("replay")
 PIPELINE = Section[Pipeline]("pipeline")
 HANG = Section[Hang]("hang")
 COMPILATION = Section[CompilationSection]("compilation")
+EXPERTS = Section[ExpertsSection]("experts")
 NCCL = Section[nccl_sections.Nccl]("nccl")
 TOPOLOGY = Section[list[nccl_sections.TopologyEntry]]("topology")
 BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
@@ -164,7 +166,7 @@ GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, WAITS_WITHOUT_CORE, SLOWDOWN, REPLAY,
-    PIPELINE, COMPILATION, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS, DEVICE_COUNTERS, CROSSOVERS,
+    PIPELINE, COMPILATION, EXPERTS, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS, DEVICE_COUNTERS, CROSSOVERS,
     TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, POWER, KERNEL_RANKS, OPERATORS, RANGES, PHASES,
     API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, CALL_TREE, GAPS,
 )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from gpuscope.schema.call_tree_section import PlaceEntry
 from gpuscope.schema.compilation_section import CompilationSection
 from gpuscope.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, PowerEntry
+from gpuscope.schema.experts_section import ExpertsSection
 from gpuscope.schema.hang_section import Hang
 from gpuscope.schema.host_calls_section import HostCallsEntry
 from gpuscope.schema.memory_section import MemoryEntry
@@ -659,6 +660,7 @@ class Diagnosis(TypedDict):
     pipeline: NotRequired[Pipeline]
     """Stages, schedule and bubbles; **absent** where ranks are no stages."""
     compilation: NotRequired[CompilationSection]
+    experts: NotRequired[ExpertsSection]
     """What torch.compile did and cost; **absent** without its logs."""
     hang: NotRequired[Hang]
     """Where a job hung; **absent** without Flight Recorder dumps."""

@@ -6,6 +6,7 @@ from gpuscope.analyzers import changes
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewrite, Rewritten, Setting
 from gpuscope.analyzers.replay.rewrites import (
+    expert_loads,
     faster_kernels,
     gradient_buckets,
     host_work,
@@ -47,6 +48,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.FusedOptimizer: faster_kernels.fused_optimizer,
     changes.GradientViews: faster_kernels.gradient_views,
     changes.SharedWork: slow_ranks.shared_work,
+    changes.ExpertLoads: expert_loads.expert_loads,
 }
 
 

@@ -12,18 +12,19 @@ HOSTS_NAMED = 4
 
 @dataclass(frozen=True)
 class ExpertImbalance(Finding):
-    """All-to-alls of one group bring some ranks more than others: experts with more tokens. Its cost is within the
-    waiting of other ranks and is not stated here.
+    """All-to-alls of one group bring some ranks more than others: experts with more tokens. Its cost is what even
+    routing would save of the busiest rank's experts and of the transfers; it lies within the waiting of other ranks and
+    is not added to it.
     """
 
     code = "expert_imbalance"
-    severity = "medium"
-    recognised = """the sizes that each rank receives over the judged steps, where they are recorded (the splits of
-    uneven all-to-alls): a rank that receives at least 1.2 times the mean of its group. Routers balance to within
-    10–20 %. Severity is medium."""
+    recognised = """the sizes that each rank receives, where they are recorded (the splits of uneven all-to-alls), pass
+    by pass: a rank that receives at least 1.2 times the mean of its group, mean over the judged passes. Routers balance
+    to within 10–20 %. What a token costs is a line through time over load of all ranks and steps of a layer."""
     helps = """the router's balance (auxiliary loss, bias, capacity factor), other placement or replication of the
     experts with most tokens. A faster network does not."""
-    misleads = "a short recording of a router that is even over more steps; ranks whose experts differ by design."
+    misleads = """a short recording of a router that is even over more steps; a slow rank that also receives most in
+    every step: then its pace counts as tokens."""
 
     group: str
     busiest: list[int]
@@ -31,13 +32,16 @@ class ExpertImbalance(Finding):
     """What the busiest rank receives, times the mean."""
     mean_bytes: int
     """Per step."""
+    cost_ns: int
+    """Per step."""
 
     def message(self) -> str:
         one = len(self.busiest) == 1
         return (
             f"All-to-alls of group {units.clean(self.group)} are uneven: {units.rank_words(self.busiest)} "
             f"{'receives' if one else 'receive'} up to {self.most:.1f} times the mean of "
-            f"{units.memory(self.mean_bytes)} per step: more tokens for their experts, not a slower link"
+            f"{units.memory(self.mean_bytes)} per step: more tokens for their experts, not a slower link; even "
+            f"routing would save up to {units.duration(self.cost_ns)} of it"
         )
 
 

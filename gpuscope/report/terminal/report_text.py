@@ -15,6 +15,7 @@ from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.terminal.sections import (
     advice_text,
     compile_text,
+    experts_text,
     hang_text,
     memory_text,
     nccl_text,
@@ -65,6 +66,7 @@ def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
     _replay(report, writer)
     pipeline_text.section(report, writer)
     compile_text.section(report, writer)
+    experts_text.section(report, writer)
     _kernels(report, writer, rows)
     if mfu := mfu_words(report):
         writer.line(mfu[:1].upper() + mfu[1:])

@@ -1,0 +1,53 @@
+"""Experts: what each rank receives pass by pass, what that costs, and what another routing gives."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from dash.development.base_component import Component
+
+from gpuscope.dashboards import ui
+from gpuscope.dashboards.figures import experts_figure
+from gpuscope.dashboards.page import Page, Shown
+from gpuscope.report.terminal.sections.experts_text import sentences
+from gpuscope.schema.experts_section import ExpertsSection
+from gpuscope.words import units
+
+
+def layout(shown: Shown) -> Component:
+    """The page."""
+    if "experts" not in shown.run.report:
+        return ui.empty(
+            "No all-to-alls with sizes",
+            "A mixture of experts shows here where the trace holds what each rank receives: torch.profiler with NCCL, "
+            "or gpuscope record.",
+        )
+    experts = shown.run.report["experts"]
+    fig = experts_figure.loads(experts["passes"], shown.dark)
+    height = min(160 + 24 * len(experts["ranks"]), 900)
+    return ui.page(
+        ui.sentences(sentences(experts)),
+        ui.card("Load of each rank, pass by pass", ui.figure(fig, "expert-loads", height)),
+        _table(experts, shown),
+    )
+
+
+def _table(experts: ExpertsSection, shown: Shown) -> Component:
+    rows = [
+        {"number": one["number"], "shown_number": str(one["number"]), "bytes": one["bytes"],
+         "shown_bytes": units.memory(one["bytes"]), "busiest": f"rank {one['busiest']}, {one['imbalance']:.2f}×",
+         **{name: one[name] for name in TIMES}, **{f"shown_{name}": units.duration(one[name]) for name in TIMES}}
+        for one in experts["passes"]
+    ]  # fmt: skip
+    columns = [
+        ui.number("number", "pass", "shown_number", maxWidth=100),
+        ui.number("bytes", "bytes", "shown_bytes"), ui.column("busiest", "busiest"),
+        *(ui.number(name, name.removesuffix("_ns"), f"shown_{name}") for name in TIMES),
+    ]  # fmt: skip
+    return ui.card("Passes", ui.grid(rows, columns, "expert-passes", shown.dark))
+
+
+_Time = Literal["experts_ns", "imbalance_ns", "straggler_ns", "dispatch_ns", "combine_ns"]
+TIMES: tuple[_Time, ...] = get_args(_Time)
+
+PAGE = Page("/experts", "Experts", 11, layout)
