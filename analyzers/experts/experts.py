@@ -176,7 +176,8 @@ def rerouted(facts: RunFacts, found: Sequence[Exchange], pace: _Paces, capacity:
         after: Array = (
             np.full(len(one.load), one.mean) if capacity is None else np.minimum(one.load, capacity * one.mean)
         )
-        factors = line.time(after) / np.maximum(line.time(one.load), 1.0)
+        # What is slow for another reason stays as slow.
+        factors = np.maximum(1 + (line.time(after) - line.time(one.load)) / np.maximum(one.experts, 1), 0.0)
         shorter = float(after.max()) / float(one.load.max())
         for place, rank in enumerate(one.ranks.tolist()):
             sent, back = int(one.dispatch[place]), int(one.combine[place])
@@ -214,7 +215,7 @@ def _finding(facts: RunFacts, found: Sequence[Exchange], passes: Sequence[Expert
 
 ANALYZER = WhatIfAnalyzer(
     "experts", run,
-    (Need("all-to-alls with sizes", "record collective arguments (torch.profiler on NCCL, or `gpuscope record`)",
-          lambda trace: bool((trace["collectives"]["received"] != NA).any()), optional=True),),
+    (Need("all-to-alls", "mixtures of experts exchange tokens by them",
+          lambda trace: bool((trace["collectives"]["op"] == trace.names.find("all_to_all")).any()), optional=True),),
     (EXPERTS,),
 )  # fmt: skip

@@ -27,7 +27,7 @@ from gpuscope.schema.document import Report
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-SAMPLED = ("ddp_healthy", "ddp_slow_loader", "ddp_slow_rank", "ddp_recompiling")
+SAMPLED = ("ddp_healthy", "ddp_slow_loader", "ddp_slow_rank", "ddp_recompiling", "ep_healthy")
 SAMPLES = [ROOT / "sample_traces" / name for name in SAMPLED]
 
 
@@ -205,6 +205,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "ranks[].stall_ns.memory.{cause}",  # CPU training copies nothing
         "stragglers[].period",
         *(f"findings[].evidence[].{key}" for key in ("between", "sampled")),
+        "experts.not_separable",
         "verdict.reason",  # none of the samples is without a verdict
         *(f"stragglers[].group{key}" for key in ("", ".ranks", ".by", ".name")),
     }
