@@ -6,6 +6,7 @@ Every step leaves the graph for a call that sleeps; one step has other sizes on 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 STEPS, EVERYWHERE, ALONE = 24, 16, 20
+SLEEP_S = float(sys.argv[1]) if len(sys.argv) > 1 else 0.02
 dist.init_process_group("gloo")
 RANK = dist.get_rank()
 
@@ -20,7 +22,7 @@ RANK = dist.get_rank()
 @torch.compiler.disable
 def outside(x: torch.Tensor) -> torch.Tensor:
     began = time.perf_counter_ns()
-    time.sleep(0.02)
+    time.sleep(SLEEP_S)
     SLEPT.append(time.perf_counter_ns() - began)
     return x
 

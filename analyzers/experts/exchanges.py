@@ -36,6 +36,8 @@ class Exchange:
     dispatch_ns: int
     combine_ns: int
     """Transfers: the shortest over the ranks."""
+    overlaps: bool
+    """Whether another pass of the group begins before this one's combine, or this one before another's."""
 
     @property
     def mean(self) -> float:
@@ -51,7 +53,8 @@ class Exchange:
 def exchanges(facts: RunFacts) -> tuple[list[Exchange], int]:
     """(passes of judged steps, how many all-to-alls could not be paired).
 
-    In a group's step, all-to-alls of tokens are dispatch and combine in turn; as many bytes come back as were sent.
+    In a group's step, the combine is the first all-to-all after a dispatch that brings as many bytes back as were sent;
+    with micro-batches that overlap (DualPipe, two-batch overlap) another dispatch lies between.
     """
     table, names = facts.trace["collectives"], facts.trace.names
     steps, judged = judged_rows(facts)
@@ -63,8 +66,7 @@ def exchanges(facts: RunFacts) -> tuple[list[Exchange], int]:
     for rows in _by_group_and_step(table, steps, np.flatnonzero(tokens)):
         whole = len({len(own) for own in rows.values()}) == 1
         count = min(map(len, rows.values())) if whole and len(rows) > 1 else 0
-        paired = [_exchange(table, steps, list(rows.values()), at) for at in range(0, count - 1, 2)]
-        kept = [one for one in paired if one is not None]
+        kept = _paired(table, steps, np.stack(list(rows.values()))) if count else []
         found += kept
         left_out += sum(map(len, rows.values())) - 2 * len(kept) * len(rows)
     return found, left_out
@@ -80,19 +82,46 @@ def _by_group_and_step(table: Table, steps: Times, rows: Times) -> Iterator[dict
         yield {rank: np.array(of_rank, np.int64) for rank, of_rank in sorted(own.items())}
 
 
-def _exchange(table: Table, steps: Times, rows: Sequence[Times], at: int) -> Exchange | None:
-    dispatch, combine = (np.array([own[at + after] for own in rows], np.int64) for after in (0, 1))
-    load = table["received"][dispatch]
-    experts = table["start"][combine] - table["end"][dispatch]
-    # Micro-batches that overlap have two dispatches in a row. What a rank sends and receives changes places.
-    back = load.sum() == table["received"][combine].sum()
+def _paired(table: Table, steps: Times, rows: Times) -> list[Exchange]:
+    """The passes of one group's step; `rows` of its all-to-alls have shape (ranks, calls)."""
+    sent: list[int] = []
+    pairs: list[tuple[int, int]] = []
+    size = table["received"][rows].sum(axis=0)
+    for at in np.flatnonzero(size > BESIDE_TOKENS * size.max(initial=0)).tolist():
+        back = next((one for one in sent if _returns(table, rows[:, one], rows[:, at])), None)
+        if back is None:
+            sent.append(at)
+        else:
+            sent.remove(back)
+            pairs.append((back, at))
+    pairs.sort()
+    return [
+        _exchange(table, steps, rows[:, out], rows[:, back], number,
+                  overlaps=any(out < other < back or other < out < end for other, end in pairs))
+        for number, (out, back) in enumerate(pairs)
+    ]  # fmt: skip
+
+
+def _returns(table: Table, dispatch: Times, combine: Times) -> bool:
+    """Whether one brings back what the other sent: what a rank sends and receives changes places."""
+    back = table["received"][dispatch].sum() == table["received"][combine].sum()
     same = (table["bytes"][dispatch] == table["bytes"][combine]).all()
-    if not (back and same and load.sum()) or (experts < 0).any():
-        return None
+    after = (table["start"][combine] >= table["end"][dispatch]).all()
+    return bool(back and same and after and table["received"][dispatch].sum())
+
+
+def _exchange(table: Table, steps: Times, dispatch: Times, combine: Times, number: int, *, overlaps: bool) -> Exchange:
+    there, back = (int((table["end"][own] - table["start"][own]).min()) for own in (dispatch, combine))
     first = int(dispatch[0])
-    transfers = (int((table["end"][own] - table["start"][own]).min()) for own in (dispatch, combine))
-    group, step, ranks = int(table["group"][first]), int(steps[first]), table["rank"][dispatch]
-    return Exchange(group, step, at // 2, ranks, load, dispatch, combine, experts, *transfers)
+    return Exchange(
+        int(table["group"][first]), int(steps[first]), number, table["rank"][dispatch], table["received"][dispatch],
+        dispatch, combine, table["start"][combine] - table["end"][dispatch], there, back, overlaps,
+    )  # fmt: skip
+
+
+BESIDE_TOKENS = 0.1
+"""All-to-alls of at most this part of a step's largest carry what belongs to tokens: routing weights (4 bytes for each
+choice of an expert beside a hidden state of thousands), scales of FP8 (4 bytes for 128)."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -13,13 +14,24 @@ from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.sections import EXPERTS
 from gpuscope.analyzers.changes import ExpertLoads, Predicted
 from gpuscope.analyzers.experts.exchanges import Exchange, Pace, exchanges, paces
+from gpuscope.analyzers.experts.expert_tokens import Counts, counts_of
+from gpuscope.analyzers.experts.placement import loads, placed
 from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
+from gpuscope.analyzers.facts.waits import rows_by_lane
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.network import ExpertImbalance
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import Evidence, FindingEntry
-from gpuscope.schema.experts_section import ExpertCost, ExpertGain, ExpertPassEntry, ExpertRankEntry, ExpertsSection
-from gpuscope.trace.columns.table import Array
+from gpuscope.schema.experts_section import (
+    ExpertCost,
+    ExpertGain,
+    ExpertPassEntry,
+    ExpertRankEntry,
+    ExpertsSection,
+    GainKind,
+)
+from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.intervals import measure_within
 from gpuscope.trace.schema import NA
 from gpuscope.words import units
 
@@ -34,6 +46,16 @@ LEAST_DROPPED = 0.001
 _Paces = Mapping[tuple[int, int], Pace]
 
 
+@dataclass(frozen=True)
+class _Routed:
+    """The passes of judged steps and what is known of them."""
+
+    facts: RunFacts
+    passes: Sequence[Exchange]
+    pace: _Paces
+    tokens: Counts
+
+
 def run(facts: RunFacts, what_if: WhatIf) -> Result:
     """The section `experts`; findings `expert_imbalance`, by group."""
     result = Result(ANALYZER.name)
@@ -42,11 +64,11 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
     if not found:
         result.status, result.why = "skipped", unsized or "no dispatch with its combine in a judged step"
         return result
-    pace = paces(found)
-    passes = _passes(facts, found, pace)
+    routed = _Routed(facts, found, paces(found), counts_of(facts.trace, found))
+    passes = _passes(routed)
     section: ExpertsSection = {
-        "passes": passes, "ranks": _ranks(found), "cost": _cost(passes), "gains": _gains(facts, what_if, found, pace),
-        "left_out": left_out,
+        "passes": passes, "ranks": _ranks(found), "cost": _cost(passes), "gains": _gains(routed, what_if),
+        "overlapping": sum(one.overlaps for one in found), "left_out": left_out,
     }  # fmt: skip
     result.sections[EXPERTS] = section
     if unsized:
@@ -89,13 +111,14 @@ def _saved(one: Exchange, pace: Pace) -> tuple[float, float]:
     return max(busiest - mean, 0.0), transfers
 
 
-def _passes(facts: RunFacts, found: Sequence[Exchange], pace: _Paces) -> list[ExpertPassEntry]:
-    own: dict[tuple[int, int], list[Exchange]] = defaultdict(list)
-    for one in found:
-        own[one.group, one.number].append(one)
+def _passes(routed: _Routed) -> list[ExpertPassEntry]:
+    facts, exposed = routed.facts, _exposed(routed.facts)
+    own: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for place, one in enumerate(routed.passes):
+        own[one.group, one.number].append(place)
     entries: list[ExpertPassEntry] = []
-    for (group, number), each in sorted(own.items()):
-        line = pace[group, number]
+    for (group, number), places in sorted(own.items()):
+        line, each = routed.pace[group, number], [routed.passes[place] for place in places]
         saved = [_saved(one, line) for one in each]
         slowest = [float(one.experts.max()) for one in each]
         expected = [float(line.time(float(one.load.max()))) for one in each]
@@ -108,8 +131,20 @@ def _passes(facts: RunFacts, found: Sequence[Exchange], pace: _Paces) -> list[Ex
             "straggler_ns": round(fmean(max(t - e, 0.0) for t, e in zip(slowest, expected, strict=True))),
             "dispatch_ns": round(fmean(one.dispatch_ns for one in each)),
             "combine_ns": round(fmean(one.combine_ns for one in each)),
+            "exposed_ns": round(fmean(float((exposed[one.dispatch] + exposed[one.combine]).mean()) for one in each)),
         })  # fmt: skip
+        if all(place in routed.tokens for place in places):
+            entries[-1]["tokens"] = np.mean([routed.tokens[place] for place in places], axis=0).tolist()
     return entries
+
+
+def _exposed(facts: RunFacts) -> Times:
+    """Per row of `collectives`, what no other work of its lane covers of it, ns."""
+    table = facts.trace["collectives"]
+    found = np.zeros(len(table), np.int64)
+    for lane, rows in rows_by_lane(facts.trace, facts.lanes):
+        found[rows] = measure_within(lane.exposed_communication, table["start"][rows], table["end"][rows])
+    return found
 
 
 def _ranks(found: Sequence[Exchange]) -> list[ExpertRankEntry]:
@@ -138,53 +173,86 @@ def _cost(passes: Sequence[ExpertPassEntry]) -> ExpertCost:
     }
 
 
-def _gains(facts: RunFacts, what_if: WhatIf, found: Sequence[Exchange], pace: _Paces) -> list[ExpertGain]:
-    """Even routing, and capacity factors that drop something; none where routing is even."""
+_After = Callable[[int], Array]
+"""Bytes that each rank receives after a change, by the pass's place."""
+
+
+def _gains(routed: _Routed, what_if: WhatIf) -> list[ExpertGain]:
+    """Even routing, placements that even loads out, capacity factors that drop something; none where routing is
+    even."""
+    found = routed.passes
     if max(one.imbalance for one in found) < 1 + LEAST_DROPPED:
         return []
+    told = "every rank's experts with the mean of the tokens"
+    gains = [_gain(routed, what_if, "even", lambda place: np.full(len(found[place].load), found[place].mean), told)]
+    placements: tuple[tuple[GainKind, int, str], ...] = (
+        ("placement", 0, "experts placed anew by their tokens"),
+        ("redundant", 1, "experts placed anew by their tokens, those with most on one more rank each"),
+    )
+    for kind, copies, what in placements:
+        after = _placed(routed, copies)
+        if after and sum(own.max() for own in after) < sum(float(one.load.max()) for one in found):
+            gains.append(_gain(routed, what_if, kind, after.__getitem__, what))
     sent = sum(float(one.load.sum()) for one in found)
-    gains = [_gain(facts, what_if, found, pace, None, 0.0)]
     for factor in CAPACITIES:
-        kept = sum(float(np.minimum(one.load, factor * one.mean).sum()) for one in found)
-        if 1 - kept / sent >= LEAST_DROPPED:
-            gains.append(_gain(facts, what_if, found, pace, factor, 1 - kept / sent))
+        limited = [np.minimum(one.load, factor * one.mean) for one in found]
+        dropped = 1 - sum(float(own.sum()) for own in limited) / sent
+        if dropped >= LEAST_DROPPED:
+            told = f"no rank's experts with more than {factor:g} times the mean of the tokens"
+            gains.append(_gain(routed, what_if, "capacity", limited.__getitem__, told, factor, dropped))
     return gains
 
 
+def _placed(routed: _Routed, copies: int) -> list[Array]:
+    """Loads of the passes with the experts of each layer placed by their mean tokens, `copies` more on each rank;
+    empty where tokens per expert are not known."""
+    if len(routed.tokens) < len(routed.passes):
+        return []
+    own: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for place, one in enumerate(routed.passes):
+        own[one.group, one.number].append(place)
+    after: dict[int, Array] = {}
+    for places in own.values():
+        mean = np.mean([routed.tokens[place] for place in places], axis=0)
+        held = placed(mean.ravel(), len(mean), copies * len(mean))
+        for place in places:
+            after[place] = loads(routed.tokens[place], held) * routed.passes[place].load.sum()
+    return [after[place] for place in range(len(routed.passes))]
+
+
 def _gain(
-    facts: RunFacts, what_if: WhatIf, found: Sequence[Exchange], pace: _Paces, capacity: float | None, dropped: float
-) -> ExpertGain:
-    outcome = what_if.predict(rerouted(facts, found, pace, capacity))
-    if not isinstance(outcome, Predicted):
-        return {"capacity_factor": capacity, "dropped_frac": dropped, "predicted": None, "why_not": outcome.why}
-    return {
-        "capacity_factor": capacity, "dropped_frac": dropped, "why_not": "",
-        "predicted": {
-            "step_ns_before": outcome.before, "step_ns_after": outcome.after, "low_ns": outcome.low,
-            "high_ns": outcome.high, "basis": outcome.basis, "provenance": outcome.provenance,
-        },
+    routed: _Routed, what_if: WhatIf, kind: GainKind, after: _After, what: str, capacity: float | None = None,
+    dropped: float = 0.0,
+) -> ExpertGain:  # fmt: skip
+    gain: ExpertGain = {
+        "kind": kind, "capacity_factor": capacity, "dropped_frac": dropped, "predicted": None, "why_not": "",
     }  # fmt: skip
+    if any(one.overlaps for one in routed.passes):
+        return {**gain, "why_not": "micro-batches overlap: which of them an instant's computing belongs to is unknown"}
+    outcome = what_if.predict(rerouted(routed, after, what))
+    if not isinstance(outcome, Predicted):
+        return {**gain, "why_not": outcome.why}
+    gain["predicted"] = {
+        "step_ns_before": outcome.before, "step_ns_after": outcome.after, "low_ns": outcome.low,
+        "high_ns": outcome.high, "basis": outcome.basis, "provenance": outcome.provenance,
+    }  # fmt: skip
+    return gain
 
 
-def rerouted(facts: RunFacts, found: Sequence[Exchange], pace: _Paces, capacity: float | None) -> ExpertLoads:
-    """The change to a routing in which each rank receives the mean, or no more than `capacity` times it."""
-    table = facts.trace["collectives"]
+def rerouted(routed: _Routed, after: _After, what: str) -> ExpertLoads:
+    """The change to loads `after`: experts take what their pace says, what is slow for another reason stays as slow,
+    and transfers shrink with the largest load."""
+    table = routed.facts.trace["collectives"]
     windows: list[tuple[int, int, int, float]] = []
     transfers: list[tuple[int, int, int, float]] = []
-    for one in found:
-        line = pace[one.group, one.number]
-        after: Array = (
-            np.full(len(one.load), one.mean) if capacity is None else np.minimum(one.load, capacity * one.mean)
-        )
-        # What is slow for another reason stays as slow.
-        factors = np.maximum(1 + (line.time(after) - line.time(one.load)) / np.maximum(one.experts, 1), 0.0)
-        shorter = float(after.max()) / float(one.load.max())
+    for number, one in enumerate(routed.passes):
+        line, then = routed.pace[one.group, one.number], after(number)
+        factors = np.maximum(1 + (line.time(then) - line.time(one.load)) / np.maximum(one.experts, 1), 0.0)
+        shorter = float(then.max()) / float(one.load.max())
         for place, rank in enumerate(one.ranks.tolist()):
             sent, back = int(one.dispatch[place]), int(one.combine[place])
             windows.append((rank, int(table["end"][sent]), int(table["start"][back]), float(factors[place])))
             transfers += [(rank, int(table["start"][row]), int(table["end"][row]), shorter) for row in (sent, back)]
-    what = "every rank's experts with the mean of the tokens" if capacity is None else (
-        f"no rank's experts with more than {capacity:g} times the mean of the tokens")  # fmt: skip
     return ExpertLoads(tuple(windows), tuple(transfers), f"{what}; time by tokens from the recorded passes")
 
 

@@ -660,8 +660,9 @@ class Diagnosis(TypedDict):
     pipeline: NotRequired[Pipeline]
     """Stages, schedule and bubbles; **absent** where ranks are no stages."""
     compilation: NotRequired[CompilationSection]
-    experts: NotRequired[ExpertsSection]
     """What torch.compile did and cost; **absent** without its logs."""
+    experts: NotRequired[ExpertsSection]
+    """What uneven routing costs a mixture of experts; **absent** without sizes of its all-to-alls."""
     hang: NotRequired[Hang]
     """Where a job hung; **absent** without Flight Recorder dumps."""
     nccl: NotRequired[Nccl]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from gpuscope.schema.replay_section import Prediction
 
@@ -31,6 +31,10 @@ class ExpertPassEntry(TypedDict):
     dispatch_ns: int
     combine_ns: int
     """Transfers, after the last rank has arrived."""
+    exposed_ns: int
+    """Of dispatch and combine, waiting included, what no other work of the rank covers: mean over the ranks."""
+    tokens: NotRequired[list[list[float]]]
+    """Of each of `ranks`, tokens of each of its experts; absent where no shapes tell them."""
 
 
 class ExpertRankEntry(TypedDict):
@@ -52,11 +56,16 @@ class ExpertCost(TypedDict):
     """Both transfers, without what uneven loads add."""
 
 
-class ExpertGain(TypedDict):
-    """What the replay predicts for another routing, or why it does not."""
+GainKind = Literal["even", "placement", "redundant", "capacity"]
 
+
+class ExpertGain(TypedDict):
+    """What the replay predicts for another routing or placement, or why it does not."""
+
+    kind: GainKind
+    """Every rank receives the mean; experts placed anew by their tokens; so and one more per rank, copies of those
+    with most tokens; tokens beyond `capacity_factor` times the mean dropped."""
     capacity_factor: float | None
-    """Tokens beyond so many times the mean are dropped; None for even routing, which drops none."""
     dropped_frac: float
     predicted: Prediction | None
     why_not: str
@@ -69,8 +78,10 @@ class ExpertsSection(TypedDict):
     ranks: list[ExpertRankEntry]
     cost: ExpertCost
     gains: list[ExpertGain]
-    """Even routing first, then capacity factors."""
+    """Even routing first, then placements, then capacity factors."""
+    overlapping: int
+    """Passes that begin before the combine of another: micro-batches that overlap."""
     left_out: int
-    """All-to-alls of tokens that are no dispatch with its combine: overlapping micro-batches, cut steps."""
+    """All-to-alls of tokens that are no dispatch with its combine: scales and weights of tokens, cut steps."""
     not_separable: NotRequired[str]
     """Kernels that wait, transfer and hold no sizes: what they take can't be divided."""

@@ -349,6 +349,18 @@ WORK = TableSchema(
     ),
 )
 
+EXPERT_TOKENS = TableSchema(
+    "expert_tokens",
+    "tokens of each of a rank's experts after an all-to-all, from the shapes of their matrix products",
+    (
+        _RANK,
+        Column("arrival", "time", "end of the all-to-all that brought them, ns on the run's clock"),
+        Column("expert", "int", "place among the rank's experts, from 0"),
+        Column("tokens", "int", "rows that it multiplies"),
+    ),
+    sort=("rank", "arrival"),
+)
+
 SHAPES = TableSchema(
     "shapes",
     "input shapes of operators whose floating-point operations or bytes can be counted from them, and of gradients",
@@ -689,6 +701,7 @@ SCHEMAS: dict[str, TableSchema] = {
         COLLECTIVES,
         ACTIVITY,
         WORK,
+        EXPERT_TOKENS,
         SHAPES,
         STEPS,
         GROUPS,

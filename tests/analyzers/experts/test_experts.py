@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.collectives import collective, run_of
-from helpers.kineto import Event, call, kernel, note
+from helpers.kineto import Event, call, kernel, note, op
 from rich.console import Console
 
 import gpuscope
+from gpuscope.analyzers.experts.expert_tokens import first_layer
+from gpuscope.analyzers.experts.placement import loads, placed
 from gpuscope.report.terminal import report_text
 
 RANKS, LAYERS, STEPS = 4, 2, 8
@@ -23,6 +26,8 @@ TOKENS = 4096
 FIXED, EACH, SENDING = 20.0, 0.25, 0.05
 """µs: of a pass through the experts, of a token in it, of a token on its way."""
 DENSE = 400.0
+WIDTH = 16
+"""Elements of a token where shapes tell its experts."""
 
 Loads = list[list[list[int]]]
 """By step, layer and rank."""
@@ -39,18 +44,21 @@ def routed(seed: int) -> Loads:
     return [[draw.sample(own, RANKS) for own in layers] for _ in range(STEPS)]
 
 
-def job(loads: Loads, slow: dict[int, float] | None = None) -> tuple[list[list[Event]], list[float]]:
+def job(
+    loads: Loads, slow: dict[int, float] | None = None, experts: Sequence[Sequence[int]] = ()
+) -> tuple[list[list[Event]], list[float]]:
     """Events of each rank, and µs of each step. Every rank waits for the others in each all-to-all; `slow` ranks
-    take so many µs more in each pass."""
+    take so many µs more in each pass; shapes tell the tokens of each rank's `experts`."""
     events: list[list[Event]] = [[] for _ in range(RANKS)]
     at = [0.0] * RANKS
-    seq, launched = 0, [0] * RANKS
+    seq, launched, host = 0, [0] * RANKS, [0] * RANKS
     begun, lengths = 0.0, []
 
     def launch(rank: int) -> int:
         """A call that launches what comes next, long before it runs."""
         launched[rank] += 1
-        events[rank].append(call(round(begun) + 2 * (launched[rank] % 20), 1, launched[rank]))
+        events[rank].append(call(host[rank], 1, launched[rank]))
+        host[rank] += 2
         return launched[rank]
 
     def exchange(elements: list[tuple[int, int]], most: int) -> None:
@@ -70,18 +78,21 @@ def job(loads: Loads, slow: dict[int, float] | None = None) -> tuple[list[list[E
     for step, layers in enumerate(loads):
         begun = max(at)
         for rank in range(RANKS):
-            at[rank] = begun
+            at[rank], host[rank] = begun, round(begun) + 2
         for load in layers:
             for rank in range(RANKS):
                 compute(rank, DENSE)
             exchange([(TOKENS, own) for own in load], max(*load, TOKENS))
             for rank, own in enumerate(load):
+                for tokens in experts[rank] if experts else ():
+                    events[rank].append(op(host[rank], 1, **{"Input Dims": [[tokens, WIDTH], [WIDTH, WIDTH]]}))
+                    host[rank] += 2
                 compute(rank, FIXED + EACH * own + (slow or {}).get(rank, 0.0))
             exchange([(own, TOKENS) for own in load], max(*load, TOKENS))
         end = max(at)
         for rank in range(RANKS):
             launched[rank] += 1
-            events[rank].append(call(round(begun) + 60, round(end - begun) - 60, launched[rank],
+            events[rank].append(call(host[rank], round(end) - host[rank], launched[rank],
                                      "cudaDeviceSynchronize"))  # fmt: skip
             events[rank].append(note(round(begun), round(end - begun), f"ProfilerStep#{step}"))
         lengths.append(end - begun)
@@ -151,20 +162,72 @@ def test_even_routing_costs_nothing(tmp_path: Path) -> None:
     assert section["gains"] == []
 
 
-def test_overlapping_micro_batches_are_left_out(tmp_path: Path) -> None:
-    """Two dispatches in a row are no dispatch with its combine."""
-    ranks = [
+def test_other_placements_are_predicted(tmp_path: Path) -> None:
+    """Three experts on each of four ranks, in the order of their tokens: by hand they would stand apart."""
+    experts = [[200, 180, 160], [120, 100, 84], [60, 40, 30], [20, 16, 14]]
+    apart = [[200, 40, 20], [180, 60, 16], [160, 84, 14], [120, 100, 30]]
+
+    def routed_to(held: Sequence[Sequence[int]]) -> Loads:
+        return [[[WIDTH * sum(own) for own in held]] * LAYERS] * STEPS
+
+    (tmp_path / "run").mkdir()
+    events, lengths = job(routed_to(experts), experts=experts)
+    section = gpuscope.analyze(run_of(tmp_path / "run", *events, compute=False)).report["experts"]
+    assert [one["tokens"] for one in section["passes"]] == [experts] * LAYERS
+    gains = {one["kind"]: one["predicted"] for one in section["gains"]}
+    placement = gains["placement"]["step_ns_after"] / gains["placement"]["step_ns_before"]
+    assert placement == pytest.approx(fmean(job(routed_to(apart))[1]) / fmean(lengths), rel=0.02)
+    assert gains["even"]["step_ns_after"] <= gains["redundant"]["step_ns_after"] <= gains["placement"]["step_ns_after"]
+
+
+def test_copies_of_busy_experts_even_loads_out() -> None:
+    """One expert with half of all tokens can't stand anywhere; with a copy on each rank it can."""
+    tokens = np.array([700, 100, 100, 100, 100, 100, 100, 100])
+    alone, copied = (loads(tokens.reshape(4, 2), placed(tokens, 4, copies)) for copies in (0, 4))
+    assert alone.max() == pytest.approx(800 / 1400)
+    assert copied.max() < 0.3
+    assert copied.sum() == pytest.approx(1.0)
+
+
+def test_two_weights_of_one_shape_count_once() -> None:
+    """Gate and up projections are alike: expert by expert, or all gates first."""
+    for rows in ([5, 5, 7, 7], [5, 7, 5, 7]):
+        products = np.array([[tokens, 16, 32] for tokens in rows] + [[5, 32, 16], [7, 32, 16]])
+        assert first_layer(products, 12 * 16 * 4, 4).tolist() == [5, 7]
+    assert first_layer(np.array([[5, 16, 32]]), 12 * 16 * 4, 4) is None
+
+
+def exchanged(*own: list[tuple[int, int]]) -> list[list[Event]]:
+    """All-to-alls of each rank, one after the other: elements sent and received."""
+    return [
         [
-            collective(100 * seq, 50, 0, seq, op="alltoall", **{"In msg nelems": sent, "Out msg nelems": received})
-            for seq, (sent, received) in enumerate(own)
+            note(0, 100 * len(of_rank), "ProfilerStep#0"),
+            *(collective(100 * seq, 50, 0, seq, op="alltoall", **{"In msg nelems": sent, "Out msg nelems": received})
+              for seq, (sent, received) in enumerate(of_rank)),
         ]
-        for own in (
-            [(1000, 500), (1000, 1500), (500, 1000), (1500, 1000)],
-            [(1000, 1500), (1000, 500), (1500, 1000), (500, 1000)],
-        )
-    ]
-    report = gpuscope.analyze(run_of(tmp_path, *ranks)).report
-    assert "experts" not in report or report["experts"]["left_out"] == 8
+        for of_rank in own
+    ]  # fmt: skip
+
+
+def test_overlapping_micro_batches_are_told(tmp_path: Path) -> None:
+    """Two dispatches, then their combines: by what each brings back; another routing is not replayed."""
+    ranks = exchanged(
+        [(1000, 500), (1000, 1700), (500, 1000), (1700, 1000)], [(1000, 1500), (1000, 300), (1500, 1000), (300, 1000)]
+    )
+    section = gpuscope.analyze(run_of(tmp_path, *ranks)).report["experts"]
+    assert (section["overlapping"], section["left_out"]) == (2, 0)
+    assert [one["loads"] for one in section["passes"]] == [[0.5, 1.5], [1.7, 0.3]]
+    assert [one["predicted"] for one in section["gains"]] == [None] * len(section["gains"])
+
+
+def test_routing_weights_beside_tokens_are_left_out(tmp_path: Path) -> None:
+    """Megatron sends the weights of tokens in an all-to-all of their own, forward, and their gradients back."""
+    ranks = exchanged(
+        [(1000, 500), (10, 5), (500, 1000), (1000, 500), (500, 1000), (5, 10)],
+        [(1000, 1500), (10, 15), (1500, 1000), (1000, 1500), (1500, 1000), (15, 10)],
+    )
+    section = gpuscope.analyze(run_of(tmp_path, *ranks)).report["experts"]
+    assert (len(section["passes"]), section["overlapping"], section["left_out"]) == (2, 0, 4)
 
 
 def test_a_balanced_router_is_suggested_with_its_gain(tmp_path: Path) -> None:

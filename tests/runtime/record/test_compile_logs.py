@@ -26,7 +26,7 @@ def line_of(text: str) -> int:
 def test_every_injected_event_is_named_with_line_rank_and_cost(
     record: Callable[..., SimpleNamespace], tmp_path: Path
 ) -> None:
-    done = record("--compile-logs", "--wait", "4", "--active", "18", "--", *TORCHRUN, JOB, timeout=300)
+    done = record("--compile-logs", "--wait", "4", "--active", "18", "--", *TORCHRUN, JOB, "0.1", timeout=300)
     assert done.code == 0, done.err
     report = gpuscope.analyze(done.folder).report
     told = [json.loads((tmp_path / f"told_{rank}.json").read_text()) for rank in (0, 1)]

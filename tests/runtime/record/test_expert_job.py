@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 
 import pytest
@@ -26,3 +27,15 @@ def test_uneven_routing_costs_what_its_tokens_take(
     assert section["cost"]["imbalance_ns"] == pytest.approx(EXTRA_NS, rel=0.2)
     assert [one["number"] for one in section["passes"]] == [0, 1, 2]
     assert all(one["imbalance"] == pytest.approx(1.6, rel=0.01) for one in section["passes"])
+
+
+def test_another_placement_is_predicted(record: Callable[..., SimpleNamespace], torchrun: tuple[str, ...]) -> None:
+    """The second half of the steps holds the experts as they belong by their tokens: it takes what the first half's
+    replay says."""
+    held = [[[0.9, 0.6], [0.3, 0.2]], [[0.9, 0.2], [0.6, 0.3]]]
+    done = record("--wait", "1", "--active", "13", "--", *torchrun, JOB, EXPERTS=json.dumps(held), STEPS="16")
+    assert done.code == 0, done.err
+    section = gpuscope.analyze(done.folder, steps=(2, 7)).report["experts"]
+    (placement,) = (one["predicted"] for one in section["gains"] if one["kind"] == "placement")
+    told = json.loads((done.folder.parent / "told.json").read_text())
+    assert placement["step_ns_after"] == pytest.approx(median(told[9:14]), rel=0.1)

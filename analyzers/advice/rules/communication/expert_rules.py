@@ -52,7 +52,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if section is None or not section["gains"]:
         return
     most = max(section["ranks"], key=lambda one: one["load"])
-    even, *limits = section["gains"]
+    even = section["gains"][0]
+    limits = [one for one in section["gains"] if one["kind"] == "capacity"]
     told = EvenRouting(f"rank {most['rank']} receives", most["load"])
     yield Proposal(finding, told, config(_BALANCE, "higher, or an expert bias"), outcome=_outcome(even))
     for one in sorted(limits, key=lambda one: one["dropped_frac"]):

@@ -46,11 +46,11 @@ def train(text: str) -> list[dict[str, object]]:
     return trainer.context.ledger.rows()
 
 
-def test_the_fifteen_are_found_in_files_of_their_names() -> None:
+def test_all_are_found_in_files_of_their_names() -> None:
     assert sorted(available()) == [
         "allocator_churn", "few_micro_batches", "hang", "host_stall", "launch_bound", "mismatched",
         "never_joins", "pageable_copies", "slow_link", "slow_loader", "slow_rank", "sync_in_loop",
-        "tiny_buckets", "unbalanced_stage", "uneven_sequences",
+        "tiny_buckets", "unbalanced_stage", "uneven_experts", "uneven_sequences",
     ]  # fmt: skip
     files = {module.name.rpartition(".")[2] for module in pkgutil.walk_packages(faults.__path__, f"{faults.__name__}.")}
     assert set(available()) - files == {"hang"}  # in deadlock.py: `hang` is a package of the recorder
